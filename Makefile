@@ -1,0 +1,84 @@
+# Every target does its own set-up: all it needs is Python 3.10 or later with its venv module, and pip's indexes.
+
+PYTHON ?= python3
+# More arguments for the tool behind a target: make test ARGS="-k porter"
+ARGS ?=
+# Families of benchmarks: make bench ONLY="emission counters"
+ONLY ?=
+
+ENVIRONMENT := $(PYTHON) tools/environment.py
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo:  ## train a small model on two ranks and see what trackside saw
+	@$(ENVIRONMENT) .venv --extra torch
+	@$(BIN)/python examples/train_charlm.py $(ARGS)
+
+.PHONY: test
+test:  ## run the tests on every Python here, the long recipes at a tenth
+	@$(ENVIRONMENT) .venv --extra torch --group test
+	@$(BIN)/python tools/every_python.py $(ARGS)
+
+.PHONY: test-long
+test-long:  ## run the tests with the long recipes in full
+	@$(ENVIRONMENT) .venv --extra torch --group test
+	@$(BIN)/python -m pytest --full --numprocesses 2 $(ARGS)
+
+.PHONY: test-integrations
+test-integrations:  ## run the tests that need heavy third-party systems
+	@$(ENVIRONMENT) .venv-integrations --extra torch --group integrations
+	@.venv-integrations/bin/python -m pytest -m integration $(ARGS) || [ $$? -eq 5 ]  # 5: there are none
+
+.PHONY: bench
+bench:  ## measure speed against the peers; ONLY=emission runs one family
+	@$(ENVIRONMENT) .venv-bench --extra torch --group bench
+	@.venv-bench/bin/python -m benchmarks $(ONLY) $(ARGS)
+
+.PHONY: profile
+profile:  ## count the instructions of the hottest operations and show where their time goes
+	@$(ENVIRONMENT) .venv --extra torch
+	@$(BIN)/python -m benchmarks.instructions $(ARGS)
+
+.PHONY: lint
+lint:  ## check style (ruff)
+	@$(ENVIRONMENT) .venv --group lint
+	@$(BIN)/ruff check $(ARGS)
+	@$(BIN)/ruff format --check
+
+.PHONY: format
+format:  ## bring the code into shape (ruff)
+	@$(ENVIRONMENT) .venv --group lint
+	@$(BIN)/ruff check --fix $(ARGS)
+	@$(BIN)/ruff format
+
+.PHONY: types
+types:  ## check types (mypy, strict)
+	@$(ENVIRONMENT) .venv --extra torch --group types
+	@$(BIN)/mypy $(ARGS)
+
+.PHONY: docs
+docs:  ## build the documentation into docs/_build
+	@$(ENVIRONMENT) .venv --group docs
+	@$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build $(ARGS)
+	@echo "docs/_build/index.html"
+
+.PHONY: lock
+lock:  ## bring requirements.lock up to date with pyproject.toml; ARGS=--upgrade for newer versions
+	@$(ENVIRONMENT) .venv --group lock
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --custom-compile-command "make lock" \
+		--all-extras --group pyproject.toml:test --group pyproject.toml:integrations --group pyproject.toml:bench \
+		--group pyproject.toml:lint \
+		--group pyproject.toml:types --group pyproject.toml:docs --group pyproject.toml:build \
+		--group pyproject.toml:lock --output-file requirements.lock $(ARGS) pyproject.toml
+
+.PHONY: clean
+clean:  ## remove every environment and everything built; keeps runs/
+	@rm -rf .venv .venvs .venv-* build dist docs/_build docs/vocabulary.md
+	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find src tests examples tools docs benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
