@@ -1,0 +1,65 @@
+"""
+The errors trackside raises at configuration and on reading.
+
+::
+
+    TracksideError
+    ├── ConfigError            a setting is wrong: field, what was given, what is right
+    ├── DuplicateEventError    two classes claim one wire name
+    ├── DecodeError            bytes that are not what they should be
+    └── UnreadableError        a file or endpoint that cannot be read at all
+
+Nothing here is raised into a training loop unless its bus is strict.
+"""
+
+from __future__ import annotations
+
+
+class TracksideError(Exception):
+    """The root of every error of this library."""
+
+
+class ConfigError(TracksideError):
+    """A setting is wrong."""
+
+    def __init__(self, field: str, given: object, remedy: str) -> None:
+        super().__init__(field, given, remedy)
+        self.field = field
+        self.given = given
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.field}: got {self.given!r}; {self.remedy}"
+
+
+class DuplicateEventError(TracksideError):
+    """Two event classes claim the same wire name."""
+
+    def __init__(self, name: str, first: type, second: type) -> None:
+        super().__init__(name, first, second)
+        self.name = name
+        self.first = first
+        self.second = second
+
+    def __str__(self) -> str:
+        return (
+            f"{self.second.__module__}.{self.second.__qualname__} wants the wire name {self.name!r}, "
+            f"which {self.first.__module__}.{self.first.__qualname__} has; choose another name"
+        )
+
+
+class DecodeError(TracksideError):
+    """Bytes do not hold what they should; they are counted and dropped."""
+
+
+class UnreadableError(TracksideError):
+    """A file or an endpoint cannot be read at all."""
+
+    def __init__(self, where: str, what: str, remedy: str) -> None:
+        super().__init__(where, what, remedy)
+        self.where = where
+        self.what = what
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}; {self.remedy}"

@@ -1,0 +1,170 @@
+"""The event: a fact in the past tense, typed, declared once."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+
+import attrs
+
+from trackside.events import clock
+from trackside.events._ambient import ambient
+from trackside.events._detail import ITERATION, Detail
+from trackside.events._errors import ConfigError
+from trackside.events._registry import check_names, register
+from trackside.events._source import Source, process_source
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:
+
+    def dataclass_transform(**_: object) -> Callable[[Any], Any]:
+        """Do nothing: the marker matters to type checkers alone."""
+        return lambda declare: declare
+
+
+C = TypeVar("C", bound=type)
+
+FROM_AMBIENT: Final = -sys.maxsize - 1
+"""The default of an envelope field: take it from the clock or the surroundings."""
+
+_surroundings = ambient.get
+
+
+class _Stamped:
+    """
+    Where an event came from and which one it is.
+
+    These two slots are not fields: emission never touches them. The porter writes them when it numbers
+    the event, the decoder when it reads one.
+    """
+
+    __slots__ = ("_seq", "_source")
+
+    _seq: int
+    _source: Source
+
+    @property
+    def source(self) -> Source:
+        """The process the event comes from; this one, until it was numbered elsewhere."""
+        try:
+            return self._source
+        except AttributeError:
+            return process_source()
+
+    @property
+    def seq(self) -> int | None:
+        """The event's number in its source's stream; None until the porter numbered it."""
+        try:
+            return self._seq
+        except AttributeError:
+            return None
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(attrs.field,))
+def _define(cls: C, *, kw_only: bool = True) -> C:
+    # "Frozen" is for the type checker alone: attrs.frozen would make building an event three times as dear.
+    # Copies carry all slots, those of `_Stamped` too: attrs would copy the fields alone.
+    return attrs.define(kw_only=kw_only, weakref_slot=False, getstate_setstate=False)(cls)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(attrs.field,))
+def _define_envelope(cls: C) -> C:
+    # To Python the envelope is positional: defaults of keyword-only arguments are looked up one by one, and cost
+    # a tenth of building an event. Type checkers are told keyword-only, as for every field.
+    return _define(cls, kw_only=False)
+
+
+_monotonic_ns = clock.monotonic_ns
+_offset_ns = clock.offset_ns
+
+
+@clock.follow
+def _set_clock(monotonic_ns: Callable[[], int], offset_ns: int) -> None:
+    global _monotonic_ns, _offset_ns
+    _monotonic_ns, _offset_ns = monotonic_ns, offset_ns
+
+
+@_define_envelope
+class Event(_Stamped):
+    """
+    The envelope of every event.
+
+    Type checkers see events as frozen. At run time nothing stops a mutation, and since encoding happens
+    later, on another thread, a mutable value changed after `log()` may be recorded changed.
+    """
+
+    wire_name: ClassVar[str] = ""
+    version: ClassVar[int] = 1
+    detail: ClassVar[Detail] = ITERATION
+    derived: ClassVar[bool] = False
+
+    at_ns: int = FROM_AMBIENT
+    """When it happened, in ns since the epoch; read from the process's clock unless given."""
+    span_id: int = FROM_AMBIENT
+    """The open span around it, by its id in this process; 0 for none."""
+    step: int = FROM_AMBIENT
+    """The training step around it; -1 for none."""
+
+    def __attrs_post_init__(self) -> None:
+        this: Any = self
+        if this.at_ns is FROM_AMBIENT:
+            this.at_ns = _offset_ns + _monotonic_ns()
+        if this.span_id is FROM_AMBIENT:
+            this.span_id, step = _surroundings()
+            if this.step is FROM_AMBIENT:
+                this.step = step
+        elif this.step is FROM_AMBIENT:
+            this.step = _surroundings().step
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(attrs.field,))
+def event(name: str, *, detail: Detail = ITERATION, version: int = 1, derived: bool = False) -> Callable[[C], C]:
+    """
+    Declare an event class under its wire name.
+
+    Args:
+        name: Dotted and lower-case, the first part naming whoever owns it: ``"acme.batch.skipped"``.
+            It identifies the type in files and on the wire and must not change.
+        detail: How much it matters when there is not room for all.
+        version: Of the fields, 1 to 65,535. Adding a field with a default or removing one needs no new version;
+            giving one another meaning does: readers of an older version keep such events as `UnknownEvent`.
+        derived: Whether a model computes it from other events. Models never read such an event,
+            and replay computes it again.
+
+    Raises:
+        ConfigError: if the name, the version, the level of detail or a field's name is malformed, or the class
+            is not an `Event`.
+        DuplicateEventError: if another class has the name.
+    """
+    check_names(name, version)
+    if detail not in tuple(Detail):
+        raise ConfigError("event detail", detail, "give LIFECYCLE, ITERATION or PROFILE")
+
+    def declare(cls: C) -> C:
+        if not (isinstance(cls, type) and issubclass(cls, Event)):
+            raise ConfigError("@event", cls, "decorate a class that derives from trackside.Event")
+        declared: Any = _define(cls)
+        declared.wire_name = name
+        declared.version = version
+        declared.detail = Detail(detail)
+        declared.derived = derived
+        if "__attrs_post_init__" in vars(declared):
+            declared.__attrs_post_init__ = _stamping(declared.__attrs_post_init__)
+        register(declared)
+        return declared  # type: ignore[no-any-return]
+
+    return declare
+
+
+def _stamping(own: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return a class's *own* ``__attrs_post_init__``, called after the envelope was filled."""
+
+    @functools.wraps(own)
+    def fill_and_finish(self: Event) -> None:
+        Event.__attrs_post_init__(self)
+        own(self)
+
+    return fill_and_finish

@@ -1,0 +1,280 @@
+"""Where events come from: one process of one attempt of one run."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import platform
+import re
+import secrets
+import socket
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import attrs
+
+from trackside.events import clock
+from trackside.events._ambient import ambient
+from trackside.events._errors import ConfigError
+
+MAIN, WORKER, COLLECTOR = "main", "worker", "collector"
+ROLES = (MAIN, WORKER, COLLECTOR)
+_MAX_COUNT: Final = 1 << 31
+_WHOLE: Final = re.compile(r"[0-9]{1,9}")
+
+
+@attrs.frozen
+class Parent:
+    """The span, in another process, under which this one was started."""
+
+    source_id: str
+    span_id: int
+
+
+def _check_role(_source: object, _field: object, role: str) -> None:
+    if role not in ROLES:
+        raise ConfigError("role", role, f"give one of {', '.join(ROLES)}")
+
+
+def _tags(given: str | Iterable[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(str(tag) for tag in given)
+
+
+def _texts(given: Mapping[Any, Any]) -> dict[str, str]:
+    for value in given.values():
+        if not isinstance(value, (str, int, float)):
+            raise ConfigError("metadata", value, "say of a source texts and numbers only")
+    return {str(key): str(value) for key, value in given.items()}
+
+
+@attrs.frozen(kw_only=True)
+class Source:
+    """
+    One process's identity; constant for its life and carried by every file and stream.
+
+    ``(id, seq)`` names one event for ever and costs nothing per event.
+    """
+
+    id: str = attrs.field(factory=lambda: secrets.token_hex(8))
+    """16 random hexadecimal digits: new for each process, so for each attempt and each forked child."""
+    run_id: str = ""
+    """The same on all ranks and attempts that the launcher calls one run."""
+    session_tag: str = ""
+    """Groups the runs that are one logical task."""
+    perf_tags: tuple[str, ...] = attrs.field(default=(), converter=_tags)
+    """Runs with equal tags are expected to perform alike."""
+    baseline: bool = False
+    """Whether this run is a reference for others."""
+    attempt: int = 0
+    """How often the launcher has restarted the run before this process."""
+    role: str = attrs.field(default=MAIN, validator=_check_role)
+    """``main``, ``worker`` (a DataLoader's or other child process) or ``collector``. Only main ones count as ranks."""
+    host: str = ""
+    pid: int = 0
+    rank: int = 0
+    """The global rank; a worker has its main process's."""
+    local_rank: int = 0
+    world_size: int = 1
+    application: str = ""
+    versions: dict[str, str] = attrs.field(factory=dict, converter=_texts, hash=False)
+    """Versions of what may matter later: ``trackside``, ``python``."""
+    metadata: dict[str, str] = attrs.field(factory=dict, converter=_texts, hash=False)
+    """What the user wants kept with the run."""
+    parent: Parent | None = None
+    anchor: clock.Anchor = attrs.field(factory=lambda: clock.process_anchor)
+    """The clock reading on which this process's ``at_ns`` stands."""
+
+    @classmethod
+    def detect(cls, environ: Mapping[str, str] | None = None, **given: Any) -> Source:
+        """
+        Describe this process: what is *given*, else what its launcher said, else a random run id.
+
+        Read are torchrun's variables, then SLURM's; nothing else of the environment, and no argument vector.
+
+        Raises:
+            ConfigError: if a launcher's variable that should be a whole number is not.
+        """
+        env = os.environ if environ is None else environ
+        found = _torchrun(env) or _slurm(env)
+        found.setdefault("run_id", f"run-{secrets.token_hex(6)}")
+        found.update(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            versions={"python": platform.python_version()},
+        )
+        found.update(given)
+        return cls(**found)
+
+    def child(self) -> Source:
+        """Describe a process just forked from this one: itself, but a worker of its own."""
+        return attrs.evolve(
+            self,
+            id=secrets.token_hex(8),
+            role=WORKER,
+            pid=os.getpid(),
+            parent=Parent(self.id, ambient.get().span_id),
+        )
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the identity as plain data."""
+        return attrs.asdict(self)
+
+    @classmethod
+    def from_wire(cls, data: object) -> Source:
+        """
+        Read an identity back, from whatever version wrote it.
+
+        Never raises: unknown keys are ignored; what is missing, of a wrong type or impossible gets its default.
+        """
+        given: dict[str, Any] = data if isinstance(data, dict) else {}
+        kept: dict[str, Any] = {"id": ""}
+        for name, kind in _PLAIN.items():
+            value = given.get(name)
+            if type(value) is kind and _is_possible(value):
+                kept[name] = value
+        tags = given.get("perf_tags")
+        if isinstance(tags, (list, tuple)):
+            kept["perf_tags"] = tuple(tag for tag in tags if isinstance(tag, str))
+        for name in ("versions", "metadata"):
+            table = given.get(name)
+            if isinstance(table, dict):
+                kept[name] = {
+                    key: text for key, text in table.items() if isinstance(key, str) and isinstance(text, str)
+                }
+        if kept.get("role") not in ROLES:
+            kept.pop("role", None)
+        if kept.get("world_size") == 0:
+            del kept["world_size"]
+        kept["parent"] = _rebuilt(Parent, given.get("parent"), source_id=str, span_id=int)
+        numbers = {"mono_ns": int, "wall_ns": int, "uncertainty_ns": int}
+        kept["anchor"] = _rebuilt(clock.Anchor, given.get("anchor"), **numbers) or clock.Anchor(0, 0, 0)
+        return cls(**kept)
+
+    @classmethod
+    def unknown(cls, source_id: str) -> Source:
+        """Return a stand-in for a source of which only the id is known."""
+        return cls.from_wire({"id": source_id})
+
+
+_PLAIN: dict[str, type] = {
+    "id": str,
+    "run_id": str,
+    "session_tag": str,
+    "baseline": bool,
+    "attempt": int,
+    "role": str,
+    "host": str,
+    "pid": int,
+    "rank": int,
+    "local_rank": int,
+    "world_size": int,
+    "application": str,
+}
+
+
+def _is_possible(value: Any) -> bool:
+    return type(value) is not int or 0 <= value < _MAX_COUNT
+
+
+def _rebuilt(cls: type[Any], data: object, **kinds: type) -> Any:
+    """Return the small class that *data* describes, or None if it describes none."""
+    if isinstance(data, dict) and all(type(data.get(name)) is kind for name, kind in kinds.items()):
+        return cls(**{name: data[name] for name in kinds})
+    return None
+
+
+def _torchrun(env: Mapping[str, str]) -> dict[str, Any]:
+    if not env.get("RANK"):
+        return {}
+    found: dict[str, Any] = _ranks(
+        env, rank="RANK", local_rank="LOCAL_RANK", world_size="WORLD_SIZE", attempt="TORCHELASTIC_RESTART_COUNT"
+    )
+    run_id = env.get("TORCHELASTIC_RUN_ID", "none")
+    if run_id not in {"", "none"}:
+        found["run_id"] = run_id
+    else:
+        found.update(_anonymous_run(env))
+    return found
+
+
+def _anonymous_run(env: Mapping[str, str]) -> dict[str, str]:
+    """
+    Tell apart the runs that torchrun calls by its default id, the word "none", the same for every job.
+
+    On one node the agent's log directory is new for each job and the same for its ranks and attempts. Over several
+    nodes there are as many agents, but the rendezvous has a real address.
+    """
+    if env.get("GROUP_WORLD_SIZE") == "1":
+        for part in pathlib.PurePath(env.get("TORCHELASTIC_ERROR_FILE", "")).parts:
+            if part.startswith("none_"):
+                return {"run_id": part}
+    if env.get("MASTER_PORT"):
+        return {"run_id": f"{env.get('MASTER_ADDR', 'local')}-{env['MASTER_PORT']}"}
+    return {}
+
+
+def _slurm(env: Mapping[str, str]) -> dict[str, Any]:
+    if not env.get("SLURM_JOB_ID"):
+        return {}
+    found = _ranks(
+        env,
+        rank="SLURM_PROCID",
+        local_rank="SLURM_LOCALID",
+        world_size="SLURM_NTASKS",
+        attempt="SLURM_RESTART_COUNT",
+    )
+    return {"run_id": f"slurm-{env['SLURM_JOB_ID']}", **found}
+
+
+def _ranks(env: Mapping[str, str], **variables: str) -> dict[str, Any]:
+    found = {}
+    for field, variable in variables.items():
+        text = env.get(variable)
+        if text:
+            number = int(text) if _WHOLE.fullmatch(text) else -1
+            if number < (field == "world_size"):
+                raise ConfigError(variable, text, "the launcher should set a whole number")
+            found[field] = number
+    return found
+
+
+_identity: dict[str, Source] = {}
+
+
+def process_source() -> Source:
+    """
+    Return this process's identity, finding it out at the first call.
+
+    Never raises, because events are looked at inside the training loop: where the launcher's variables make no sense
+    the process stands for itself, and its metadata says why.
+    """
+    try:
+        return _identity["source"]
+    except KeyError:
+        # Of threads that find it out at the same time one wins, and all return what it found.
+        return _identity.setdefault("source", _detected())
+
+
+def _detected() -> Source:
+    try:
+        return Source.detect()
+    except ConfigError as error:
+        return Source.detect({}, metadata={"launcher": str(error)})
+
+
+def set_process_source(source: Source | None) -> None:
+    """Let *source* be this process's identity from now on; None finds it out anew at the next call."""
+    if source is None:
+        _identity.pop("source", None)
+    else:
+        _identity["source"] = source
+
+
+def _become_child() -> None:
+    # A parent that never asked who it is may be a launcher: its children find out for themselves.
+    if "source" in _identity:
+        _identity["source"] = _identity["source"].child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_become_child)

@@ -1,0 +1,104 @@
+"""What collectors say about the ranks they hear, and what was asked of a job from outside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from trackside.events._detail import LIFECYCLE
+from trackside.events._event import Event, event
+
+
+@event("trackside.rank.silent", detail=LIFECYCLE)
+class RankFellSilent(Event):
+    """Nothing was heard of a rank for three heartbeats. Published by the collector, once for each silence."""
+
+    source_id: str
+    run_id: str
+    rank: int
+    attempt: int = 0
+    host: str = ""
+    pid: int = 0
+    last_seq: int = -1
+    """The number of its last event that arrived; -1 if none did."""
+    last_heard_ns: int
+    """When it was last heard of, by the collector's clock, in ns since the epoch."""
+    silent_s: float
+    """How long ago that was, in seconds."""
+    span: str = ""
+    """The innermost span open at its last heartbeat, of the main thread if it had one; empty if none is known."""
+    open_spans: dict[str, list[Any]] = attrs.field(factory=dict)
+    """By thread name, as in its last `Heartbeat`: id, name and start of the innermost open span."""
+
+
+@event("trackside.rank.spoke", detail=LIFECYCLE)
+class RankSpokeAgain(Event):
+    """A rank that had fallen silent was heard of again. Published by the collector."""
+
+    source_id: str
+    run_id: str
+    rank: int
+    attempt: int = 0
+    silent_s: float
+    """How long the silence was, in seconds."""
+
+
+@event("trackside.events.lost", detail=LIFECYCLE)
+class EventsLost(Event):
+    """
+    Events did not arrive and can no longer be had. Published by the collector.
+
+    How many: ``last_seq − first_seq + 1``.
+    """
+
+    source_id: str
+    first_seq: int
+    last_seq: int
+    """The numbers that are missing, both ends included."""
+    reason: str = ""
+
+
+@event("trackside.peer.cut", detail=LIFECYCLE)
+class PeerCut(Event):
+    """A peer sent more than its share, and what was beyond it was not read. Published by the collector."""
+
+    peer: str
+    """Who it is: role and fingerprint of its key, or its address in the collector; and who it says it is."""
+    reason: str
+    messages: int
+    """How many were passed over, since it was cut."""
+    size_bytes: int
+    since_ns: int
+
+
+@event("trackside.control.used", detail=LIFECYCLE)
+class ControlUsed(Event):
+    """Something was asked of the job from outside. Published by whom it was asked of, whether it was done or not."""
+
+    verb: str
+    arguments: dict[str, Any] = attrs.field(factory=dict)
+    targets: list[str] = attrs.field(factory=list)
+    """Ids of sources, or ``rank:N``; empty for all."""
+    by: str = ""
+    """Who asked: role and fingerprint of the key, or ``this machine`` where the file system lets only this user in."""
+    done: bool = True
+    outcome: str = ""
+
+
+@event("trackside.clock.compared", detail=LIFECYCLE)
+class ClockCompared(Event):
+    """
+    A source's clock was compared with the collector's. Published by the collector, when it is known better than before.
+
+    What the source stamped ``at_ns`` happened at ``at_ns − offset_ns`` by the collector's clock. Nothing applies this;
+    readers may, to put several ranks on one line.
+    """
+
+    source_id: str
+    offset_ns: int
+    """How far the source's ``at_ns`` is ahead of the collector's."""
+    uncertainty_ns: int
+    """The true offset lies within this of *offset_ns*: half the shortest round trip (D. L. Mills, RFC 5905, 8)."""
+    exchanges: int
+    """Round trips looked at."""

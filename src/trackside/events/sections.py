@@ -1,0 +1,132 @@
+"""
+What ranks measure of their own sections and kernels, and what is made of it.
+
+All per name and all per rank is columnar: parallel lists and packed arrays, so that neither many kernels nor many
+ranks meet the limits on maps.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from trackside.events._detail import ITERATION, LIFECYCLE
+from trackside.events._event import Event, event
+
+
+@event("trackside.section.window", detail=ITERATION)
+class SectionWindow(Event):
+    """
+    How long one rank's sections took during one window. Published by the sections, when the window is over.
+
+    The lists are parallel: one entry for each section that was timed in the window.
+    """
+
+    window: int
+    """Which window it is; the same number on all ranks for the same stretch of training."""
+    first_step: int
+    last_step: int
+    """The steps that it covers on this rank, both included; -1 where steps are not known."""
+    start_ns: int
+    """When it began, in ns since the epoch; it ended at ``at_ns``."""
+    names: list[str]
+    counts: list[int]
+    """Entries that were timed, those that a profiling interval skips left out."""
+    entries: list[int]
+    """All entries."""
+    min_ns: list[float]
+    max_ns: list[float]
+    median_ns: list[float]
+    """The mean of the two middle values where their number is even."""
+    mean_ns: list[float]
+    std_ns: list[float]
+    """Of the population; 0 of a single value."""
+    dropped: int = 0
+    """Sections left out because there were too many names."""
+    waits: list[str] = attrs.field(factory=list)
+    """Those of `names` in which the rank waits for others: who is long in them is not slow."""
+    groups: dict[str, str] = attrs.field(factory=dict)
+    """The rank's place in the job, by key: ``{"pipeline_stage": "3"}``. Ranks that share a value are peers."""
+
+
+@event("trackside.kernel.window", detail=ITERATION)
+class KernelWindow(Event):
+    """
+    How long the kernels of one rank's GPU took during one window. Published by the GPU timer, when the window is over.
+
+    The lists are parallel: one entry for each kernel and launch shape seen in the window.
+    """
+
+    window: int
+    """Which window it is; the same number on all ranks, and as in `SectionWindow`."""
+    first_step: int
+    last_step: int
+    start_ns: int
+    names: list[str]
+    """The kernel's name and launch shape."""
+    counts: list[int]
+    """Launches that were timed."""
+    min_ns: list[float]
+    max_ns: list[float]
+    median_ns: list[float]
+    mean_ns: list[float]
+    std_ns: list[float]
+    dropped: int = 0
+    """Launches that were lost or left out for lack of room."""
+    groups: dict[str, str] = attrs.field(factory=dict)
+
+
+@event("trackside.gpu_timing.unavailable", detail=LIFECYCLE)
+class GpuTimingUnavailable(Event):
+    """
+    GPU times were asked for and cannot be had, or not those of single kernels.
+
+    Published once, by whoever was asked first.
+    """
+
+    reason: str
+    instead: str = ""
+    """What is timed in their place; empty if nothing is."""
+
+
+@event("trackside.straggler.report", detail=LIFECYCLE, derived=True)
+class StragglerReport(Event):
+    """
+    The scores of all ranks for one window. Published by `ScoreAggregator`, when the window closed or was amended.
+
+    A report of many ranks comes in several parts, each with its share of the ranks.
+    """
+
+    attempt: int
+    """Which attempt of the run the window belongs to."""
+    window: int
+    first_step: int
+    last_step: int
+    revision: int
+    """Windows of ranks it was made from; a later one with more replaces it."""
+    part: int = 0
+    parts: int = 1
+    group: str = ""
+    """The key by whose value ranks are peers; empty where all are."""
+    ranks: bytes
+    """Packed unsigned 32-bit integers, little-endian."""
+    nodes: list[str]
+    """The hosts, each once."""
+    node_of: bytes
+    """For each rank an index into `nodes`, packed as `ranks`."""
+    columns: list[str]
+    """``relative gpu``, ``individual gpu``, ``relative section NAME`` and ``individual section NAME``."""
+    scores: bytes
+    """Ranks × columns, packed 64-bit floats, little-endian; NaN where one is missing."""
+    reasons: bytes
+    """Ranks × columns, a byte each: 0 for a score, else 1 + the index into `reason_names`."""
+    reason_names: list[str]
+    coverage: bytes
+    """For each rank the share of its kernel time that its relative GPU score speaks for, packed as `scores`."""
+    columns_left_out: int = 0
+    """How many more there are."""
+    stragglers: list[list[Any]] = attrs.field(factory=list)
+    """Rank, node, column, score, seconds lost per step, and the window and the step since which; the worst first."""
+    stragglers_left_out: int = 0
+    """How many more there are."""

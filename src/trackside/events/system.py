@@ -1,0 +1,22 @@
+"""What is known of the machine."""
+
+from __future__ import annotations
+
+import attrs
+
+from trackside.events._detail import LIFECYCLE
+from trackside.events._event import Event, event
+
+
+@event("trackside.system.sampling_started", detail=LIFECYCLE)
+class SystemSamplingStarted(Event):
+    """
+    CPU, memory and GPU are read from now on. Published once, by the system's sampling.
+
+    What is read comes in `CounterWindow` events.
+    """
+
+    sampled: list[str]
+    """The counters that the readings go into."""
+    absent: dict[str, str] = attrs.field(factory=dict)
+    """Of what cannot be read (``cpu``, ``gpu``) why not."""

@@ -1,0 +1,170 @@
+"""The core vocabulary: events that trackside itself publishes and its models read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from trackside.events._detail import ITERATION, LIFECYCLE, PROFILE
+from trackside.events._event import Event, event
+
+
+@event("trackside.source.started", detail=LIFECYCLE)
+class SourceStarted(Event):
+    """A process began to publish. Published by the bus, first in every stream."""
+
+    identity: dict[str, Any]
+    """The `Source` as plain data."""
+
+
+@event("trackside.source.ended", detail=LIFECYCLE)
+class SourceEnded(Event):
+    """A process stopped publishing in good order. Published by the bus, last in its stream."""
+
+    reason: str = ""
+    """``closed``, ``exit``, or the name of the exception that ended the job."""
+
+
+@event("trackside.clock.anchored", detail=LIFECYCLE)
+class ClockAnchored(Event):
+    """The monotonic and the wall clock were read together. Published by the job, once a minute."""
+
+    mono_ns: int
+    wall_ns: int
+    offset_ns: int
+    """How far the wall clock has run ahead of this process's ``at_ns`` since the process was anchored."""
+    uncertainty_ns: int
+    suspended_ns: int = 0
+    """How long the machine slept since the previous reading; the monotonic clock stood still meanwhile."""
+
+
+@event("trackside.span.started", detail=LIFECYCLE)
+class SpanStarted(Event):
+    """A long span was opened, so that a crash cannot lose it. Published by the span, at its start."""
+
+    id: int
+    """The span's id within its process, from 1."""
+    parent_id: int
+    """The enclosing span's id; 0 for none."""
+    name: str
+    attributes: dict[str, Any] = attrs.field(factory=dict)
+
+
+@event("trackside.span.ended", detail=LIFECYCLE)
+class SpanEnded(Event):
+    """A span was closed. Published by the span, at its end; the level of detail is the subclass's."""
+
+    id: int
+    parent_id: int
+    name: str
+    duration_ns: int
+    attributes: dict[str, Any] = attrs.field(factory=dict)
+    error: dict[str, str] | None = None
+    """``type``, ``message`` and ``traceback`` of the exception that left the span; None if none did."""
+
+
+@event("trackside.span.ended.iteration", detail=ITERATION)
+class IterationSpanEnded(SpanEnded):
+    """A span that comes about once a step was closed. It had no `SpanStarted`."""
+
+
+@event("trackside.span.ended.profile", detail=PROFILE)
+class ProfileSpanEnded(SpanEnded):
+    """A span that comes several times a step was closed. It had no `SpanStarted`."""
+
+
+@event("trackside.span.event", detail=ITERATION)
+class SpanEventAdded(Event):
+    """Something happened within the ambient span. Published by the span's owner, at once."""
+
+    name: str
+    attributes: dict[str, Any] = attrs.field(factory=dict)
+
+
+@event("trackside.iteration.ended", detail=ITERATION)
+class IterationEnded(Event):
+    """One iteration of a loop ended. Published by the training loop, at the iteration's end."""
+
+    id: int = 0
+    """The iteration's span id; 0 if it is not read as a span."""
+    kind: str = "training"
+    """``training``, ``validation`` or ``testing``."""
+    duration_ns: int
+    samples: int | None = None
+    tokens: int | None = None
+    flops: float | None = None
+    """Floating-point operations done by this rank in the iteration."""
+    loss: float | None = None
+    failed: bool = False
+    """Whether an exception ended it; a failed iteration is not productive."""
+
+
+@event("trackside.counter.window", detail=ITERATION)
+class CounterWindow(Event):
+    """A counter's window closed. Published by a collector, at the end of each window, also of an empty one."""
+
+    name: str
+    unit: str = ""
+    start_ns: int
+    end_ns: int
+    """The window's bounds, in ns since the epoch."""
+    count: int
+    """Values added in the window; 0 says that there were none."""
+    values: dict[str, float] = attrs.field(factory=dict)
+    """The aggregations asked for, by name: ``mean``, ``max``, ``p99``, … in the counter's unit."""
+    sketch: bytes = b""
+    """The window's mergeable sketch; empty if no percentile was asked for."""
+    total_count: int
+    total_sum: float
+    """Since the counter was made, so that a lost window costs resolution and never the total."""
+
+
+@event("trackside.heartbeat", detail=LIFECYCLE)
+class Heartbeat(Event):
+    """The process is alive. Published by the job, every second."""
+
+    sequence: int
+    """Heartbeats before this one."""
+    counts: dict[str, int] = attrs.field(factory=dict)
+    """The bus's counts: ``logged``, ``shed``, ``failed``, ``in_queue``, …"""
+    open_spans: dict[str, list[Any]] = attrs.field(factory=dict)
+    """By thread name: id, name and start (ns since the epoch) of the innermost open span."""
+
+
+@event("trackside.events.shed", detail=LIFECYCLE)
+class EventsShed(Event):
+    """Events were given up for lack of room. Published by the bus when the next batch went through."""
+
+    by_type: dict[str, int]
+    """How many since the last such event, by wire name."""
+    where: str = "queue"
+    """``queue``, or the name of the handler whose own queue was full."""
+    since_ns: int = 0
+
+
+@event("trackside.handler.rested", detail=LIFECYCLE)
+class HandlerRested(Event):
+    """A handler that kept failing was set aside. Published by the bus; the handler is tried again later."""
+
+    handler: str
+    failures: int
+    """Failures in a row."""
+    error: str = ""
+    """The last failure."""
+    rest_s: float = 0.0
+    """For how long, in seconds."""
+
+
+@event("trackside.event.unknown", detail=ITERATION)
+class UnknownEvent(Event):
+    """
+    An event of a type this reader does not know, or whose fields are not what the type says.
+
+    Made by decoders, never published: writing it out again restores what was read.
+    """
+
+    name: str
+    """The wire name that was read."""
+    fields: dict[str, Any] = attrs.field(factory=dict)
+    name_version: int = 1

@@ -1,0 +1,452 @@
+"""Where events come from: what a process finds out about itself, and what it passes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trackside.events import (
+    Ambient,
+    ConfigError,
+    Parent,
+    RowEncoder,
+    Source,
+    SourceStarted,
+    ambient,
+    clock,
+    process_source,
+    set_process_source,
+)
+
+TORCHRUN = {
+    "RANK": "5",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "8",
+    "GROUP_WORLD_SIZE": "2",
+    "MASTER_ADDR": "10.0.0.7",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+    "TORCHELASTIC_RUN_ID": "job-17",
+}
+SLURM = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+    "SLURM_NTASKS": "16",
+    "SLURM_RESTART_COUNT": "1",
+}
+# As torchrun sets it: its log directory, one made for the job, the attempt, the local rank.
+ERROR_FILE = "/tmp/torchelastic_k1kg7vbf/none_txq9uldw/attempt_{attempt}/{local_rank}/error.json"
+
+
+class TestDetect:
+    def test_torchrun(self):
+        """Under torchrun a process knows its run, attempt and ranks."""
+        source = Source.detect(TORCHRUN)
+        assert (source.run_id, source.attempt) == ("job-17", 2)
+        assert (source.rank, source.local_rank, source.world_size) == (5, 1, 8)
+
+    def test_slurm(self):
+        """Under SLURM too."""
+        source = Source.detect(SLURM)
+        assert (source.run_id, source.attempt) == ("slurm-4711", 1)
+        assert (source.rank, source.local_rank, source.world_size) == (3, 1, 16)
+
+    def test_torchrun_in_slurm(self):
+        """Where torchrun runs in a SLURM job, torchrun knows the ranks better."""
+        source = Source.detect({**SLURM, **TORCHRUN})
+        assert (source.run_id, source.rank) == ("job-17", 5)
+
+    def test_nothing(self):
+        """Without a launcher a process is rank 0 of one, of a run of its own."""
+        one, other = Source.detect({}), Source.detect({})
+        assert (one.rank, one.local_rank, one.world_size, one.attempt) == (0, 0, 1, 0)
+        assert re.fullmatch(r"run-[0-9a-f]{12}", one.run_id)
+        assert one.run_id != other.run_id
+
+    def test_id(self):
+        """Each process has an id of 16 hexadecimal digits of its own, also within one run."""
+        one, other = Source.detect(TORCHRUN), Source.detect(TORCHRUN)
+        assert re.fullmatch(r"[0-9a-f]{16}", one.id)
+        assert one.id != other.id
+
+    def test_process(self):
+        """Host, process and Python are told, and that it is a main process."""
+        source = Source.detect({})
+        assert (source.pid, source.role) == (os.getpid(), "main")
+        assert source.host == os.uname().nodename
+        assert source.versions["python"] == ".".join(map(str, sys.version_info[:3]))
+
+    def test_environment(self, monkeypatch):
+        """By default the variables are the process's own."""
+        for name, value in TORCHRUN.items():
+            monkeypatch.setenv(name, value)
+        assert Source.detect().run_id == "job-17"
+
+    def test_given(self):
+        """What is given goes before what is found."""
+        source = Source.detect(TORCHRUN, run_id="mine", rank=6, application="gpt")
+        assert (source.run_id, source.rank, source.application) == ("mine", 6, "gpt")
+        assert source.world_size == 8
+
+    @pytest.mark.parametrize("variable", ["RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"])
+    @pytest.mark.parametrize("value", ["x", "1.5", "-1", " ", "٣", "1_0", "9" * 5000])
+    def test_malformed(self, variable, value):
+        """A launcher's variable that is no whole number is refused by name."""
+        with pytest.raises(ConfigError) as caught:
+            Source.detect({**TORCHRUN, variable: value})
+        assert (caught.value.field, caught.value.given) == (variable, value)
+
+    def test_empty_world(self):
+        """A world of no process is no world."""
+        with pytest.raises(ConfigError, match="WORLD_SIZE"):
+            Source.detect({**TORCHRUN, "WORLD_SIZE": "0"})
+
+    @pytest.mark.parametrize("variable", sorted(TORCHRUN))
+    def test_empty(self, variable):
+        """A variable that is set to nothing is not set."""
+        kept = {name: value for name, value in TORCHRUN.items() if name != variable}
+        empty, missing = Source.detect({**TORCHRUN, variable: ""}), Source.detect(kept)
+        assert (empty.rank, empty.local_rank, empty.world_size) == (
+            missing.rank,
+            missing.local_rank,
+            missing.world_size,
+        )
+
+    def test_bad_role(self):
+        """A role is one of the three."""
+        with pytest.raises(ConfigError, match="main, worker, collector"):
+            Source.detect({}, role="boss")
+
+
+def on_one_node(attempt, local_rank):
+    return {
+        **TORCHRUN,
+        "TORCHELASTIC_RUN_ID": "none",
+        "GROUP_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "TORCHELASTIC_ERROR_FILE": ERROR_FILE.format(attempt=attempt, local_rank=local_rank),
+    }
+
+
+class TestAnonymousRun:
+    def test_one_node(self):
+        """On one node the run has the name of what torchrun made for it, for its port is always the same."""
+        assert Source.detect(on_one_node(0, 0)).run_id == "none_txq9uldw"
+
+    def test_attempts(self):
+        """All ranks and attempts of it."""
+        run_ids = {Source.detect(on_one_node(attempt, rank)).run_id for attempt in range(3) for rank in range(3)}
+        assert run_ids == {"none_txq9uldw"}
+
+    @pytest.mark.parametrize("run_id", ["none", ""])
+    def test_several_nodes(self, run_id):
+        """Over several nodes it has the rendezvous's address."""
+        assert Source.detect({**TORCHRUN, "TORCHELASTIC_RUN_ID": run_id}).run_id == "10.0.0.7-29500"
+
+    def test_no_torchrun(self):
+        """So has that of a launcher that sets only what torch.distributed needs."""
+        env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "master-0", "MASTER_PORT": "23456"}
+        assert Source.detect(env).run_id == "master-0-23456"
+
+    def test_no_address(self):
+        """Where there is not even that, the id is random, and no "none"."""
+        assert Source.detect({"RANK": "0"}).run_id.startswith("run-")
+
+
+class TestPrivacy:
+    def test_no_secrets(self):
+        """No variable but the launcher's ids is recorded, nor any argument."""
+        script = """
+import sys
+from trackside.events import RowEncoder, SourceStarted, process_source, to_json
+event = SourceStarted(identity=process_source().to_wire())
+sys.stdout.buffer.write(RowEncoder().encode(event, 0)[1] + to_json(event).encode())
+"""
+        env = {
+            **os.environ,
+            **TORCHRUN,
+            "API_KEY": "s3cr3t-in-env",
+            "RANKING": "s3cr3t-in-env",
+            "SLURM_JWT": "s3cr3t-in-env",
+            "TORCHELASTIC_TOKEN": "s3cr3t-in-env",
+        }
+        child = subprocess.run(
+            [sys.executable, "-c", script, "--password=s3cr3t-in-argv"], env=env, capture_output=True, check=True
+        )
+        assert b"job-17" in child.stdout
+        assert b"s3cr3t" not in child.stdout
+
+
+class TestConstruction:
+    def test_one_tag(self):
+        """One tag need not stand in a list."""
+        assert Source(perf_tags="fast").perf_tags == ("fast",)
+
+    def test_tags(self):
+        """Several may stand in any sequence."""
+        assert Source(perf_tags=["a", "b"]).perf_tags == ("a", "b")
+
+    def test_numbers(self):
+        """Numbers in the metadata become texts."""
+        assert Source(metadata={"seed": 7, "lr": 0.5}).metadata == {"seed": "7", "lr": "0.5"}
+
+    def test_no_objects(self):
+        """Anything else is refused where it is given, not when it is written."""
+        with pytest.raises(ConfigError, match="metadata"):
+            Source(metadata={"model": object()})
+
+    def test_own_copy(self):
+        """A table that changes later does not change the source."""
+        table = {"a": "b"}
+        source = Source(metadata=table)
+        table["a"] = "c"
+        assert source.metadata == {"a": "b"}
+
+    def test_key(self):
+        """A source can be the key of a map."""
+        source = Source(metadata={"a": "b"}, versions={"python": "3"})
+        assert {source: 1}[source] == 1
+
+    def test_anchor(self):
+        """A source stands on the clock reading of its process."""
+        assert Source().anchor is clock.process_anchor
+
+
+class TestProcessSource:
+    def test_once(self):
+        """A process has one identity."""
+        assert process_source() is process_source()
+
+    def test_set(self):
+        """Which can be given."""
+        source = Source(rank=3)
+        set_process_source(source)
+        assert process_source() is source
+
+    def test_forget(self):
+        """And found out anew."""
+        first = process_source()
+        set_process_source(None)
+        assert process_source().id != first.id
+
+    def test_malformed(self, monkeypatch):
+        """It never raises: where the launcher's variables make no sense the identity says so itself."""
+        monkeypatch.setenv("RANK", "zero")
+        source = process_source()
+        assert (source.rank, source.world_size) == (0, 1)
+        assert "RANK: got 'zero'" in source.metadata["launcher"]
+
+    def test_threads(self):
+        """Threads that ask at the same time get the same answer."""
+        sys.setswitchinterval(1e-6)
+        for _ in range(100):
+            set_process_source(None)
+            barrier, found = threading.Barrier(8), []
+
+            def ask(barrier=barrier, found=found):
+                barrier.wait()
+                found.append(process_source())
+
+            threads = [threading.Thread(target=ask) for _ in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert len({id(source) for source in found}) == 1
+
+
+def in_fork(ask):
+    """Return what *ask* returns in a forked child."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.write(writer, json.dumps(ask()).encode())
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        text = answer.read()
+    _, status = os.waitpid(pid, 0)
+    assert status == 0
+    return json.loads(text)
+
+
+def identity():
+    return process_source().to_wire()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # the hang guard's thread
+class TestFork:
+    def test_identity(self):
+        """A forked child is a worker, with an id and a process of its own."""
+        parent = process_source()
+        child = in_fork(identity)
+        assert child["role"] == "worker"
+        assert re.fullmatch(r"[0-9a-f]{16}", child["id"])
+        assert child["id"] != parent.id
+        assert child["pid"] != os.getpid()
+
+    def test_parent(self):
+        """It knows its parent, and the span under which it was started."""
+        token = ambient.set(Ambient(7, 42))
+        try:
+            parent = process_source()
+            child = in_fork(identity)
+        finally:
+            ambient.reset(token)
+        assert child["parent"] == {"source_id": parent.id, "span_id": 7}
+
+    def test_kept(self):
+        """It is of the same run, attempt and rank, and on the same clock."""
+        set_process_source(Source.detect(TORCHRUN))
+        child = in_fork(identity)
+        assert (child["run_id"], child["attempt"], child["rank"], child["world_size"]) == ("job-17", 2, 5, 8)
+        assert child["anchor"]["mono_ns"] == clock.process_anchor.mono_ns
+
+    def test_parent_unchanged(self):
+        """The parent stays who it was."""
+        parent = process_source()
+        in_fork(identity)
+        assert process_source() is parent
+
+    def test_grandchild(self):
+        """A child's child has the child for a parent."""
+        child, grandchild = in_fork(lambda: [identity(), in_fork(identity)])
+        assert grandchild["parent"]["source_id"] == child["id"]
+        assert grandchild["role"] == "worker"
+
+    def test_unasked(self, monkeypatch):
+        """The child of a launcher that never asked who it is finds out for itself."""
+        set_process_source(None)
+
+        def ask():
+            os.environ.update(TORCHRUN)
+            return identity()
+
+        child = in_fork(ask)
+        assert (child["role"], child["rank"], child["parent"]) == ("main", 5, None)
+
+
+texts = st.text(max_size=20)
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | texts | st.binary(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts | st.integers() | st.none(), inner, max_size=4),
+    max_leaves=10,
+)
+KEYS = [field.name for field in Source.__attrs_attrs__]
+
+
+class TestWire:
+    full = Source(
+        run_id="job-17",
+        session_tag="gpt",
+        perf_tags=("a", "b"),
+        baseline=True,
+        attempt=2,
+        role="worker",
+        host="node-1",
+        pid=77,
+        rank=5,
+        local_rank=1,
+        world_size=8,
+        application="train",
+        versions={"python": "3.11.7"},
+        metadata={"note": "ünï"},
+        parent=Parent("fedcba9876543210", 7),
+        anchor=clock.Anchor(1, 2, 3),
+    )
+
+    def test_round_trip(self):
+        """What a source tells is read back as it was."""
+        assert Source.from_wire(self.full.to_wire()) == self.full
+
+    def test_through_a_stream(self, round_trip):
+        """Also as an event among others."""
+        assert Source.from_wire(round_trip(SourceStarted(identity=self.full.to_wire())).identity) == self.full
+
+    def test_json(self):
+        """Also as JSON."""
+        assert Source.from_wire(json.loads(json.dumps(self.full.to_wire()))) == self.full
+
+    def test_nothing(self):
+        """Of an unknown source nothing is said that is not known."""
+        assert Source.from_wire({}) == Source(id="", anchor=clock.Anchor(0, 0, 0))
+
+    def test_newer(self):
+        """What a newer release says in addition is ignored."""
+        wire = {**self.full.to_wire(), "quantum_rank": [1], "mood": {}}
+        assert Source.from_wire(wire) == self.full
+
+    @pytest.mark.parametrize("name", KEYS)
+    def test_older(self, name):
+        """What an older release did not say gets its default."""
+        wire = self.full.to_wire()
+        del wire[name]
+        default = Source(id="", anchor=clock.Anchor(0, 0, 0))
+        read = Source.from_wire(wire)
+        assert getattr(read, name) == getattr(default, name)
+        assert all(getattr(read, other) == getattr(self.full, other) for other in KEYS if other != name)
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("rank", "5"),
+            ("rank", True),
+            ("rank", 5.0),
+            ("rank", -1),
+            ("world_size", 0),
+            ("world_size", 1 << 40),
+            ("attempt", None),
+            ("baseline", 1),
+            ("role", "boss"),
+            ("host", b"node"),
+            ("perf_tags", "ab"),
+            ("versions", ["3"]),
+            ("parent", {"source_id": 1, "span_id": 1}),
+            ("parent", {"source_id": "a", "span_id": "1"}),
+            ("parent", {"source_id": "a"}),
+            ("anchor", {"mono_ns": "1", "wall_ns": "2", "uncertainty_ns": "3"}),
+            ("anchor", {"mono_ns": 1.5, "wall_ns": 2, "uncertainty_ns": 3}),
+        ],
+    )
+    def test_wrong(self, name, value):
+        """A value that cannot be gets the default."""
+        read = Source.from_wire({**self.full.to_wire(), name: value})
+        assert getattr(read, name) == getattr(Source(id="", anchor=clock.Anchor(0, 0, 0)), name)
+
+    def test_wrong_members(self):
+        """Of a list or a table what can be is kept."""
+        read = Source.from_wire({"perf_tags": ["a", 1, None, "b"], "metadata": {"x": "y", "n": 1, 2: "z"}})
+        assert (read.perf_tags, read.metadata) == (("a", "b"), {"x": "y"})
+
+    def test_deep(self):
+        """Not even a value too deep to be shown raises."""
+        deep = []
+        for _ in range(100_000):
+            deep = [deep]
+        assert Source.from_wire(dict.fromkeys(KEYS, deep)) == Source(id="", anchor=clock.Anchor(0, 0, 0))
+        while deep:  # in pieces, for the interpreter too has a limit
+            deep = deep.pop()
+
+    @given(plain | st.dictionaries(st.sampled_from(KEYS), plain))
+    def test_anything(self, data):
+        """Whatever comes is a source, and can be written again."""
+        source = Source.from_wire(data)
+        assert Source.from_wire(source.to_wire()) == source
+        RowEncoder().encode(SourceStarted(identity=source.to_wire()), 0)
+
+    def test_unknown(self):
+        """Of a source of which only the id is known, only the id is told."""
+        assert Source.unknown("abc") == Source(id="abc", anchor=clock.Anchor(0, 0, 0))
