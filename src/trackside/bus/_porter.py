@@ -1,0 +1,211 @@
+"""
+The porter: the queue, and the one thread that empties it.
+
+It calls no foreign code but rules and the redaction, so nothing else that is foreign can stall it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from trackside.bus._lane import Lane, shed_by_name
+from trackside.bus._patience import complain, described, is_power_of_two
+from trackside.bus._sorter import Bring, Sorter
+from trackside.bus._thread import LateThread
+from trackside.events import Event, Source
+
+LOOK_EVERY_S: Final = 0.05
+ROUNDS: Final = 3
+"""How often a drain looks again for what models published; more would let a model that feeds itself keep it."""
+_LOOK_AT_CLOCK_EVERY: Final = 256
+
+
+class Porter:
+    """The queue and what empties it."""
+
+    def __init__(
+        self,
+        *,
+        limit: int,
+        find_source: Callable[[], Source],
+        redact: Callable[[Event], Event | None] | None,
+    ) -> None:
+        self.queue: deque[Any] = deque()
+        self.lanes: dict[type[Event], Lane] = {}
+        self.queue_peak = 0
+        self.sorter = Sorter(self.lanes, self.lane, find_source, redact)
+        self._limit = limit
+        self._thread = LateThread(self._serve, "trackside-porter")
+        self._draining = threading.Lock()
+        self._holder: int | None = None
+        # C code: a signal handler that flushes while its thread is inside a flush cannot deadlock here.
+        self._requests: queue.SimpleQueue[threading.Lock | None] = queue.SimpleQueue()
+        self._has_published = False
+        self._stumbles = 0
+        self._brought = 0
+
+    # --- in the callers' threads -------------------------------------------------------------------------------
+
+    @property
+    def source(self) -> Source | None:
+        """Whose stream it is at present."""
+        return self.sorter.source
+
+    def lane(self, cls: type[Event]) -> Lane:
+        """Return the lane of *cls*, one for ever."""
+        lane = self.lanes.get(cls)
+        return lane if lane is not None else self.lanes.setdefault(cls, Lane(cls, self.queue, self._limit))
+
+    def start(self) -> bool:
+        """Start the thread if it was not started; False if none can be: flush and close drain in their own thread."""
+        return self._thread.start()
+
+    def bring(self, events: Sequence[Event]) -> bool:
+        """Queue events of other processes; False if as many as half the queue holds wait already."""
+        waiting = self._brought - self.sorter.brought
+        if waiting and waiting + len(events) > self._limit // 2:
+            return False
+        self._brought += len(events)
+        self.queue.append(Bring(events))
+        self.start()
+        return True
+
+    def publish(self, event: Event) -> None:
+        """Queue what a model says, and look at it before the drain that the model is in has ended."""
+        self._has_published = True
+        self.lane(type(event)).offer(event)
+
+    def is_here(self) -> bool:
+        """Return whether the caller is inside the porter's work, or holds it still."""
+        return self._holder == threading.get_ident()
+
+    def settle(self, timeout_s: float) -> bool:
+        """Have everything queued so far numbered, fed and handed to the sinks; False if time ran out."""
+        if self.is_here():
+            return False
+        deadline_s = time.monotonic() + timeout_s
+        if not self._thread.is_alive:
+            return self._settle_here(deadline_s)
+        done = threading.Lock()
+        done.acquire()
+        self._requests.put(done)
+        while not done.acquire(timeout=min(LOOK_EVERY_S, max(0.0, deadline_s - time.monotonic()))):
+            if not self._thread.is_alive:
+                return self._settle_here(deadline_s)
+            if time.monotonic() >= deadline_s:
+                return False
+        return True
+
+    def _settle_here(self, deadline_s: float) -> bool:
+        if not self.paused(max(0.0, deadline_s - time.monotonic())):
+            return False
+        try:
+            return self._drain(at_once=True, deadline_s=deadline_s)
+        finally:
+            self.resume()
+
+    def halt(self, timeout_s: float) -> bool:
+        """End the thread; return whether it has ended."""
+        if self._thread.is_started:
+            self._requests.put(None)
+        return self._thread.join(timeout_s)
+
+    def counts(self, waiting: Iterable[Any]) -> dict[str, Any]:
+        """Return the porter's part of `BusStats`, of a queue that holds *waiting*."""
+        by_type: dict[str, int] = {}
+        for lane in list(self.lanes.values()):
+            numbered = lane.taken - lane.invalid - lane.redacted
+            if numbered:
+                by_type[lane.cls.wire_name] = by_type.get(lane.cls.wire_name, 0) + numbered
+        return {
+            "published": sum(by_type.values()),
+            "by_type": by_type,
+            "shed_by_type": shed_by_name(self.lanes),
+            "in_queue": sum(isinstance(item, Event) for item in waiting),
+            "queue_peak": self.queue_peak,
+            "strings_cut": self.sorter.encoder.cuts,
+        }
+
+    def paused(self, timeout_s: float) -> bool:
+        """Hold the porter still, for a consistent look at its counts; pair with `resume` if True."""
+        if self.is_here() or not self._draining.acquire(timeout=timeout_s):
+            return False
+        self._holder = threading.get_ident()
+        return True
+
+    def resume(self) -> None:
+        """Let the porter go on."""
+        self._holder = None
+        self._draining.release()
+
+    # --- on the porter's thread --------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        stop = False
+        while not stop and not self.sorter.is_over:
+            waiting: list[threading.Lock] = []
+            try:
+                request = self._requests.get(timeout=LOOK_EVERY_S)
+                while True:
+                    stop = stop or request is None
+                    if request is not None:
+                        waiting.append(request)
+                    request = self._requests.get_nowait()
+            except queue.Empty:
+                pass
+            if self.paused(threading.TIMEOUT_MAX):
+                try:
+                    self._drain(at_once=bool(waiting) or stop)
+                except BaseException as error:
+                    self._stumble(error)
+                finally:
+                    self.resume()
+            for done in waiting:
+                done.release()
+
+    def _drain(self, *, at_once: bool, deadline_s: float | None = None) -> bool:
+        """
+        Work through the queue; *at_once* hands also an unfinished batch to the sinks.
+
+        Returns:
+            Whether all that was there at first is done; what came meanwhile may wait, so that busy callers cannot keep
+            the porter from its other duties.
+        """
+        self.queue_peak = max(self.queue_peak, len(self.queue))
+        done = self._work_through(len(self.queue), deadline_s)
+        for _ in range(ROUNDS - 1):
+            if not self._has_published:
+                break
+            self._has_published = False
+            self._work_through(len(self.queue), deadline_s)
+        self.sorter.finish(at_once=at_once)
+        return done
+
+    def _work_through(self, count: int, deadline_s: float | None) -> bool:
+        """Do the first *count* things of the queue; False if time ran out."""
+        take, carry, obey = self.queue.popleft, self.sorter.carry, self.sorter.obey
+        for place in range(count):
+            if deadline_s is not None and not place % _LOOK_AT_CLOCK_EVERY and time.monotonic() > deadline_s:
+                return False
+            item = take()
+            try:
+                if isinstance(item, Event):
+                    carry(item)
+                else:
+                    obey(item)
+            except BaseException as error:
+                self._stumble(error)
+        return True
+
+    def _stumble(self, error: BaseException) -> None:
+        """Go on after a mistake of ours; an interrupt of a thread that drains for lack of a porter is its own."""
+        if isinstance(error, (KeyboardInterrupt, SystemExit)) and not self._thread.is_current:
+            raise error
+        self._stumbles += 1
+        if is_power_of_two(self._stumbles):
+            complain("the porter stumbled, %d time(s), over %s", self._stumbles, described(error), error=error)

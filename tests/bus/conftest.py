@@ -1,0 +1,278 @@
+"""A bus of its own for each test, takers of frames, clocks that stand still, and scripts that may hang or crash."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from trackside.bus import Bus
+from trackside.events import FRAMES, PORTER, FrameDecoder, clock
+
+SCRIPTS = Path(__file__).parent / "scripts"
+DEADLINE_S = 30.0
+
+
+class FakeClock:
+    """Ticks when told to."""
+
+    def __init__(self, now_ns=10**12):
+        self.now_ns = now_ns
+
+    def __call__(self):
+        """Return the time, in ns."""
+        return self.now_ns
+
+    def pass_s(self, seconds):
+        """Let so much time pass."""
+        self.now_ns += round(seconds * 1e9)
+
+
+class FrameTaker:
+    """Takes frames and decodes them, or refuses them."""
+
+    runs_on = FRAMES
+
+    def __init__(self):
+        self.lost = 0
+        self.accepts = True
+        self.opened = []
+        self.frames = []
+        self.flushes = 0
+        self.is_closed = False
+
+    def open(self, source):
+        """Learn whose frames will come."""
+        self.opened.append(source)
+
+    def take(self, frame, *, events):
+        """Keep *frame*."""
+        if not self.accepts:
+            return False
+        self.frames.append((frame, events))
+        return True
+
+    def flush(self, timeout_s):
+        """Count the request."""
+        self.flushes += 1
+        return True
+
+    def close(self, timeout_s):
+        """Note the end."""
+        self.is_closed = True
+        return True
+
+    def after_fork(self, source):
+        """Forget the parent's frames."""
+        self.frames = []
+
+    def decoded(self):
+        """Return the frames, decoded."""
+        decoder = FrameDecoder()
+        return [decoder.decode(frame) for frame, _ in self.frames]
+
+    def events(self, kind=object):
+        """Return the events of all frames that are a *kind*."""
+        return [event for frame in self.decoded() for event in frame.events if isinstance(event, kind)]
+
+
+class Model:
+    """Keeps what the porter brings, and how much it was told that it missed."""
+
+    runs_on = PORTER
+
+    def __init__(self, on_event=None):
+        self.events = []
+        self.missed = 0
+        self.threads = set()
+        self._on_event = on_event
+
+    def __call__(self, event):
+        """Keep *event*, then do what the test wants."""
+        self.threads.add(threading.get_ident())
+        self.events.append(event)
+        if self._on_event is not None:
+            self._on_event(event)
+
+    def miss(self, count):
+        """Note what was missed."""
+        self.missed += count
+
+
+class Gate:
+    """A handler that does not return before it is told to."""
+
+    def __init__(self):
+        self.entered = threading.Event()
+        self.go_on = threading.Event()
+        self.events = []
+
+    def __call__(self, event):
+        """Wait, then keep *event*."""
+        self.entered.set()
+        self.go_on.wait(DEADLINE_S)
+        self.events.append(event)
+
+
+@pytest.fixture
+def make_bus():
+    """Give a function that makes buses; they are closed after the test, whatever is stuck."""
+    made = []
+
+    def make(**options):
+        made.append(Bus(**options))
+        return made[-1]
+
+    yield make
+    for bus in made:
+        bus.close(0.2)
+
+
+@pytest.fixture
+def bus(make_bus):
+    """Give the test a bus of its own."""
+    return make_bus()
+
+
+@pytest.fixture
+def frames():
+    """Give a handler that takes frames."""
+    return FrameTaker()
+
+
+@pytest.fixture
+def make_frames():
+    """Give the class of handlers that take frames."""
+    return FrameTaker
+
+
+@pytest.fixture
+def model():
+    """Give a model that keeps what it gets."""
+    return Model()
+
+
+@pytest.fixture
+def make_model():
+    """Give the class of models that keep what they get."""
+    return Model
+
+
+@pytest.fixture
+def gate():
+    """Give a handler that blocks until the test lets it go on, or is over."""
+    gate = Gate()
+    yield gate
+    gate.go_on.set()
+
+
+@pytest.fixture
+def fake_clock():
+    """Let the test move the process's clock."""
+    fake = FakeClock()
+    with clock.installed(fake, lambda: fake.now_ns):
+        yield fake
+
+
+@pytest.fixture
+def held_still():
+    """Give a function that keeps a bus's porter from working until the test ends it, or is over."""
+    held = []
+
+    def hold(bus):
+        porter = bus._porter
+        assert porter.paused(DEADLINE_S)
+        held.append(porter)
+        return lambda: held.remove(porter) or porter.resume()
+
+    yield hold
+    for porter in held:
+        porter.resume()
+
+
+@pytest.fixture
+def in_threads():
+    """Give a function that runs work on many threads, which change places as often as the interpreter can."""
+
+    def run(count, work):
+        sys.setswitchinterval(1e-6)
+        start = threading.Barrier(count)
+        errors = []
+
+        def body(index):
+            start.wait()
+            try:
+                work(index)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=body, args=(index,)) for index in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(0.005)
+        assert errors == []
+
+    return run
+
+
+class Outcome:
+    """How a script ended."""
+
+    def __init__(self, process, out, err):
+        self.code = process.returncode
+        self.out = out
+        self.err = err
+
+    @property
+    def told(self):
+        """What it printed, one JSON value a line."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+@pytest.fixture
+def start_script():
+    """Give a function that starts one of the scripts next to these tests; what still runs is killed after the test."""
+    started = []
+
+    def start(name, *arguments, **environment):
+        process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-X", "faulthandler", str(SCRIPTS / name), *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+@pytest.fixture
+def run_script(start_script):
+    """Give a function that runs one of the scripts to its end."""
+
+    def run(name, *arguments, timeout_s=60.0, **environment):
+        process = start_script(name, *arguments, **environment)
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)  # faulthandler prints where every thread is
+            out, err = process.communicate()
+            pytest.fail(f"{name} {arguments} hangs:\n{out}\n{err}")
+        return Outcome(process, out, err)
+
+    return run

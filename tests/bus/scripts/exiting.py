@@ -1,0 +1,157 @@
+"""
+End in some way while something is stuck: ``exiting.py WAY STUCK``.
+
+WAY is what ends the program; STUCK is what keeps it. Prints when it begins to leave, by the monotonic clock.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import trackside.bus as trackside
+from trackside.events import FRAMES, LIFECYCLE, Event, event
+
+EVENTS = 1000
+
+# A shell starts what runs in its background deaf to Ctrl-C, and so the tests, and what they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@event("test.exiting.ticked", detail=LIFECYCLE)
+class Ticked(Event):
+    number: int = 0
+
+
+class ToFifo:
+    """Writes frames to a FIFO that nobody reads, on a thread of its own, and waits for it no longer than told."""
+
+    runs_on = FRAMES
+
+    def __init__(self):
+        self.path = Path(tempfile.mkdtemp()) / "fifo"
+        os.mkfifo(self.path)
+        self.waiting = 0
+        self.written = threading.Event()
+        self.frames = []
+        self.lost = 0
+
+    def open(self, source):
+        """Start to open the FIFO, which takes until somebody reads."""
+        threading.Thread(target=self._write, daemon=True).start()
+
+    def _write(self):
+        with self.path.open("wb") as fifo:
+            for frame in self.frames:
+                fifo.write(frame)
+            self.written.set()
+
+    def take(self, frame, *, events):
+        """Keep *frame* for the thread."""
+        self.frames.append(frame)
+        self.waiting += events
+        return True
+
+    def flush(self, timeout_s):
+        """Wait for the thread."""
+        return self.written.wait(timeout_s)
+
+    def close(self, timeout_s):
+        """Wait for the thread; what it did not write is lost."""
+        done = self.written.wait(timeout_s)
+        if not done:
+            self.lost = self.waiting
+        return done
+
+    def after_fork(self, source):
+        """Do nothing."""
+
+
+class Blocking(ToFifo):
+    """Breaks its promise, and blocks the porter."""
+
+    def __init__(self):
+        self.lost = 0
+
+    def open(self, source):
+        """Do nothing."""
+
+    def take(self, frame, *, events):
+        """Never return."""
+        threading.Event().wait()
+
+    def flush(self, timeout_s):
+        """Do nothing."""
+        return False
+
+    close = flush
+
+
+def never(_event):
+    threading.Event().wait()
+
+
+def say_when():
+    print(time.monotonic(), flush=True)
+
+
+def set_up(stuck):
+    if stuck == "siding":
+        trackside.subscribe(never, to=Ticked, queued=True)
+    elif stuck == "siding at the last moment":
+        trackside.subscribe(never, to=Ticked, queued=True)
+        return
+    elif stuck == "fifo":
+        trackside.subscribe(ToFifo(), to=Ticked)
+    elif stuck == "porter":
+        trackside.subscribe(Blocking(), to=Ticked)
+    else:
+        trackside.subscribe(lambda _event: None, to=Ticked, queued=True)
+    log(EVENTS)
+    trackside.flush(0.3)
+
+
+def log(count):
+    for number in range(count):
+        trackside.log(Ticked(number=number))
+
+
+def main(way, stuck):
+    set_up(stuck)
+    if stuck == "siding at the last moment":
+        log(EVENTS)
+    if way == "terminated":
+
+        def leave(_number, _frame):
+            say_when()
+            trackside.close()
+            sys.exit(3)
+
+        signal.signal(signal.SIGTERM, leave)
+        os.kill(os.getpid(), signal.SIGTERM)
+    elif way == "thread":
+        thread = threading.Thread(target=sys.exit)
+        thread.start()
+        thread.join()
+        say_when()
+    elif way == "exception":
+        say_when()
+        raise ValueError("the end")
+    elif way == "interrupted":
+        say_when()
+        threading.Event().wait()
+    elif way == "closed":
+        started = time.monotonic()
+        trackside.close()
+        print(time.monotonic() - started, flush=True)
+    else:
+        say_when()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,253 @@
+"""
+Fork at the worst moments: ``forking.py MOMENT FORKS DIRECTORY``.
+
+A MOMENT is what another thread is at while the main one forks: inside ``log()``, or holding one of the bus's locks.
+Each child logs a hundred events and ends like any program. Every process writes its frames to a file of its own.
+Prints what became of the children, as JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import trackside.bus as trackside
+from trackside.events import FRAMES, ITERATION, PORTER, Event, event, process_source
+
+CHILD_EVENTS = 100
+DEADLINE_S = 30.0
+
+
+@event("test.forking.ticked", detail=ITERATION)
+class Ticked(Event):
+    number: int = 0
+    pid: int = 0
+
+
+class ToFile:
+    """Appends frames to ``<source id>.frames``, made with the first one; nothing is kept back."""
+
+    runs_on = FRAMES
+
+    def __init__(self, directory):
+        self.directory = Path(directory)
+        self.lock = threading.Lock()
+        self.path = None
+        self.lost = 0
+
+    def open(self, source):
+        """Take the file's name from the source."""
+        self.path = self.directory / f"{source.id}.frames"
+
+    def take(self, frame, *, events):
+        """Append *frame*, after its length."""
+        with self.lock, self.path.open("ab") as file:
+            file.write(len(frame).to_bytes(4, "big") + frame)
+        return True
+
+    def flush(self, timeout_s):
+        """Do nothing."""
+        return True
+
+    def close(self, timeout_s):
+        """Leave word that the end was orderly."""
+        if self.path is not None:
+            self.path.with_suffix(".closed").touch()
+        return True
+
+    def after_fork(self, source):
+        """Begin anew."""
+        self.lock = threading.Lock()
+        self.path = None
+
+
+class Model:
+    runs_on = PORTER
+
+    def __init__(self):
+        self.pids = set()
+
+    def __call__(self, one):
+        """Note in which process this is."""
+        self.pids.add(os.getpid())
+
+
+@contextlib.contextmanager
+def held(lock):
+    """Let another thread hold *lock*."""
+    has, give_back = threading.Event(), threading.Event()
+
+    def hold():
+        if lock.acquire(timeout=DEADLINE_S):
+            has.set()
+            give_back.wait(DEADLINE_S)
+            lock.release()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert has.wait(DEADLINE_S)
+    try:
+        yield
+    finally:
+        give_back.set()
+        thread.join()
+
+
+@contextlib.contextmanager
+def inside_log(blocker):
+    """Let another thread be inside ``log()``, in a plain callable."""
+    blocker.armed.set()
+    thread = threading.Thread(target=lambda: trackside.log(Ticked(number=-1)))
+    thread.start()
+    assert blocker.entered.wait(DEADLINE_S)
+    try:
+        yield
+    finally:
+        blocker.go_on.set()
+        thread.join()
+        blocker.reset()
+
+
+class Blocker:
+    """A plain callable that blocks when it is armed."""
+
+    def __init__(self):
+        self.reset()
+
+    def reset(self):
+        """Be harmless."""
+        self.armed, self.entered, self.go_on = threading.Event(), threading.Event(), threading.Event()
+
+    def __call__(self, one):
+        """Block, if armed."""
+        if one.number == -1 and self.armed.is_set() and os.getpid() == MAIN_PID:
+            self.entered.set()
+            self.go_on.wait(DEADLINE_S)
+
+
+@contextlib.contextmanager
+def busy(work):
+    """Let other threads do *work* again and again."""
+    stop = threading.Event()
+
+    def again():
+        while not stop.is_set():
+            work()
+            time.sleep(0.0002)  # or the queue is full before long, and the loss is told
+
+    threads = [threading.Thread(target=again) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def moment_of(name, taker, blocker):
+    bus = trackside.default_bus
+    porter = bus._porter
+    moments = {
+        "idle": contextlib.nullcontext,
+        "inside log": lambda: inside_log(blocker),
+        "porter drains": lambda: held(porter._draining),
+        "porter starts": lambda: held(porter._thread._starting),
+        "handlers leave": lambda: held(bus._past._merging),
+        "counters": lambda: held(bus.registry._lock),
+        "windows": lambda: held(bus.registry._publishing),
+        "sink": lambda: held(taker.lock),
+        "all log": lambda: busy(lambda: trackside.log(Ticked(number=-2))),
+        "all flush": lambda: busy(lambda: trackside.flush(1.0)),
+        "all subscribe": lambda: busy(lambda: trackside.subscribe(len, to=Ticked, queued=True).close(1.0)),
+        "all read": lambda: busy(trackside.stats),
+    }
+    return moments[name]
+
+
+def be_child(got, model):
+    """Be the child: use the bus, check it, and end like any program."""
+    trackside.counter("test.forking").add(1)
+    got.clear()
+    for number in range(CHILD_EVENTS):
+        trackside.log(Ticked(number=number, pid=os.getpid()))
+    assert [one.number for one in got] == list(range(CHILD_EVENTS)), "plain callables go on in the child"
+    assert os.getpid() not in model.pids, "models do not"
+    assert process_source().role == "worker", process_source()
+    assert trackside.flush(10), "flush"
+    stats = trackside.stats()
+    assert [one.balance for one in stats.handlers] == [0] * len(stats.handlers), stats
+    assert stats.by_type["test.forking.ticked"] == CHILD_EVENTS, stats
+    assert stats.shed_by_type == {}, stats
+
+
+def fork(got, model):
+    """Fork; return the child's pid."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        signal.alarm(int(DEADLINE_S))
+        be_child(got, model)
+        code = 0
+    except BaseException as error:
+        sys.stderr.write(f"child: {type(error).__name__}: {error}\n")
+    if code == 0:
+        sys.exit(0)
+    os._exit(code)
+
+
+def wait_for(pid):
+    deadline_s = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline_s:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.002)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return "hangs"
+
+
+def main(name, forks, directory):
+    taker, model, blocker, got = ToFile(directory), Model(), Blocker(), []
+    trackside.subscribe(blocker, to=Ticked)
+    trackside.subscribe(got.append, to=Ticked)
+    trackside.subscribe(model, to=Ticked)
+    trackside.subscribe(lambda _event: None, to=Ticked, queued=True)
+    trackside.subscribe(taker)
+    moment = moment_of(name, taker, blocker)
+    codes, logged = [], 0
+    for number in range(forks):
+        trackside.log(Ticked(number=number, pid=MAIN_PID))
+        logged += 1
+        with moment():
+            pid = fork(got, model)
+        codes.append(wait_for(pid))
+    trackside.flush(10)
+    stats = trackside.stats()
+    print(
+        json.dumps(
+            {
+                "codes": codes,
+                "logged": logged,
+                "source": process_source().id,
+                "role": process_source().role,
+                "balances": [one.balance for one in stats.handlers],
+            }
+        ),
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    MAIN_PID = os.getpid()
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

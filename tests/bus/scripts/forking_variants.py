@@ -1,0 +1,263 @@
+"""
+Fork in other ways: ``forking_variants.py WAY``. Prints what is to be checked as JSON; children print for themselves.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+
+import trackside.bus as trackside
+from trackside.events import FRAMES, PORTER, Event, Source, event, process_source
+
+
+@event("test.variants.ticked")
+class Ticked(Event):
+    number: int = 0
+
+
+class Taker:
+    runs_on = FRAMES
+    lost = 0
+
+    def __init__(self):
+        self.after = []
+        self.frames = 0
+        self.opened = []
+        self.is_closed = False
+
+    def open(self, source):
+        """Keep *source*."""
+        self.opened.append(source)
+
+    def take(self, frame, *, events):
+        """Count it."""
+        self.frames += 1
+        return True
+
+    def flush(self, timeout_s):
+        """Do nothing."""
+        return True
+
+    def close(self, timeout_s):
+        """Note it."""
+        self.is_closed = True
+        return True
+
+    def after_fork(self, source):
+        """Keep *source*."""
+        self.after.append(source)
+        self.opened = []
+
+
+class Model:
+    runs_on = PORTER
+
+    def __call__(self, one):
+        """Do nothing."""
+
+    def __del__(self):
+        """Say in which process this is."""
+        say(dropped_in_child=os.getpid() != MAIN_PID)
+
+
+MAIN_PID = os.getpid()
+
+
+def say(**told):
+    os.write(1, (json.dumps(told) + "\n").encode())
+
+
+def in_child(work):
+    """Run *work* in a child, and wait for it."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    if status:
+        say(child_failed=status)
+
+
+def many_dropped():
+    for number in range(1000):
+        bus = trackside.Bus()
+        bus.subscribe(lambda _event: None)
+        if number % 100 == 0:
+            bus.subscribe(lambda _event: None, queued=True)
+            bus.log(Ticked())
+        bus.counter(f"test.{number}").add(1)
+        del bus
+        if number % 250 == 0:
+            gc.collect()
+    in_child(lambda: say(forked=True))
+
+
+def switched_off():
+    os.environ["TRACKSIDE_FORK"] = "off"
+    got, taker = [], Taker()
+    trackside.subscribe(got.append, to=Ticked)
+    trackside.subscribe(taker, to=Ticked)
+    trackside.log(Ticked())
+    trackside.flush()
+    frames = taker.frames
+
+    def work():
+        trackside.log(Ticked())
+        sub = trackside.subscribe(got.append, to=Ticked)
+        say(
+            got=len(got),
+            wants=trackside.wants(Ticked),
+            after_close=trackside.stats().after_close,
+            closed=sub.closed,
+            untouched=taker.frames == frames and not taker.after and not taker.is_closed,
+            close=trackside.close(),
+        )
+
+    in_child(work)
+    trackside.log(Ticked())
+    say(got=len(got), wants=trackside.wants(Ticked), after_close=trackside.stats().after_close)
+
+
+def lazily():
+    """Log nothing in a child, which opens and records nothing then."""
+    taker = Taker()
+    trackside.subscribe(taker)
+    trackside.log(Ticked())
+    trackside.flush()
+    frames = taker.frames
+
+    def work():
+        trackside.flush()
+        trackside.close()
+        say(opened=len(taker.opened), new_frames=taker.frames - frames, told=len(taker.after))
+
+    in_child(work)
+
+
+def identity():
+    """Fork before anything was logged."""
+    trackside.subscribe(Taker())
+    source = process_source()
+
+    def work():
+        mine = process_source()
+        say(
+            role=mine.role,
+            parent=mine.parent.source_id == source.id,
+            run=mine.run_id == source.run_id,
+            other_id=mine.id != source.id,
+            pid=mine.pid == os.getpid(),
+        )
+
+    in_child(work)
+
+
+def own_source():
+    """Fork with a bus that has a source of its own."""
+    bus = trackside.Bus(source=Source(run_id="mine"))
+    taker = Taker()
+    bus.subscribe(taker)
+    bus.log(Ticked())
+    bus.flush()
+    parent = taker.opened[0]
+
+    def work():
+        bus.log(Ticked())
+        bus.flush()
+        (mine,) = taker.opened
+        say(run=mine.run_id, role=mine.role, parent=mine.parent.source_id == parent.id, same=taker.after == [mine])
+
+    in_child(work)
+
+
+def subscriptions():
+    """Use subscriptions in the child that were made before the fork."""
+    got = []
+    plain = trackside.subscribe(got.append, to=Ticked)
+    model = trackside.subscribe(Model(), to=Ticked)
+    frames = trackside.subscribe(Taker(), to=Ticked)
+    for _ in range(3):
+        trackside.log(Ticked())
+    trackside.flush()
+
+    def work():
+        before = [one.stats().logged for one in (plain, frames)]
+        trackside.log(Ticked())
+        after = [one.stats().logged for one in (plain, frames)]
+        closed = [plain.closed, model.closed, frames.closed]
+        plain.close()
+        frames.close()
+        trackside.log(Ticked())
+        say(before=before, after=after, closed=closed, got=len(got), wanted=trackside.wants(Ticked))
+
+    in_child(work)
+
+
+def within_a_handler():
+    """Fork from within a plain callable."""
+
+    def fork(one):
+        if one.number == 1:
+            in_child(work)
+
+    def work():
+        trackside.log(Ticked(number=2))
+        trackside.flush()
+        say(numbers=[one.number for one in got], balance=trackside.stats().total("balance"))
+
+    got = []
+    trackside.subscribe(fork, to=Ticked)
+    trackside.subscribe(got.append, to=Ticked)
+    trackside.subscribe(Taker(), to=Ticked)
+    trackside.log(Ticked(number=1))
+    say(parent=[one.number for one in got], balance=trackside.stats().total("balance"))
+
+
+def broken_taker():
+    """Fork with a taker that cannot begin anew, and one that can."""
+
+    class Broken(Taker):
+        def after_fork(self, source):
+            raise ValueError("not me")
+
+    good = Taker()
+    trackside.subscribe(Broken())
+    trackside.subscribe(good)
+    trackside.log(Ticked())
+    trackside.flush()
+    frames = good.frames
+
+    def work():
+        trackside.log(Ticked())
+        say(flushed=trackside.flush(), frames=good.frames - frames, handlers=len(trackside.stats().handlers))
+
+    in_child(work)
+
+
+def generations():
+    """Fork in a fork."""
+    trackside.subscribe(Taker())
+    trackside.log(Ticked())
+
+    def grandchild(parent):
+        trackside.log(Ticked())
+        say(flushed=trackside.flush(), parent=process_source().parent.source_id == parent)
+
+    def child():
+        trackside.log(Ticked())
+        trackside.flush()
+        source_id = process_source().id
+        in_child(lambda: grandchild(source_id))
+
+    in_child(child)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()

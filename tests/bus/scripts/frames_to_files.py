@@ -1,0 +1,71 @@
+"""A taker of frames that writes a file for each process, and what children do with it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import trackside.bus as trackside
+from trackside.events import FRAMES, ITERATION, Event, event
+
+CHILD_EVENTS = 50
+
+
+@event("test.frames.ticked", detail=ITERATION)
+class Ticked(Event):
+    number: int = 0
+
+
+class ToFile:
+    """Appends frames to ``<source id>.frames``, made with the first one."""
+
+    runs_on = FRAMES
+
+    def __init__(self, directory):
+        self.directory = Path(directory)
+        self.path = None
+        self.lost = 0
+
+    def open(self, source):
+        """Take the file's name from the source."""
+        self.path = self.directory / f"{source.id}.frames"
+
+    def take(self, frame, *, events):
+        """Append *frame*, after its length."""
+        with self.path.open("ab") as file:
+            file.write(len(frame).to_bytes(4, "big") + frame)
+        return True
+
+    def flush(self, timeout_s):
+        """Do nothing."""
+        return True
+
+    def close(self, timeout_s):
+        """Leave word that the end was orderly."""
+        if self.path is not None:
+            self.path.with_suffix(".closed").touch()
+        return True
+
+    def after_fork(self, source):
+        """Begin anew."""
+        self.path = None
+
+
+def work(directory, subscribes):
+    """Be the child."""
+    if subscribes:
+        trackside.subscribe(ToFile(directory))
+    for number in range(CHILD_EVENTS):
+        trackside.log(Ticked(number=number))
+
+
+def work_and_exit(directory, subscribes):
+    """Be the child, and leave early."""
+    work(directory, subscribes)
+    sys.exit(3)
+
+
+def work_and_fail(directory, subscribes):
+    """Be the child, and fail."""
+    work(directory, subscribes)
+    raise ValueError("a child's own")

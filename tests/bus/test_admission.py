@@ -1,0 +1,181 @@
+"""What is refused when there is not room for all, and how that is told."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from trackside.bus import where
+from trackside.events import ITERATION, LIFECYCLE, PROFILE, CounterWindow, Event, EventsShed, event
+
+
+class Balanced(Event):
+    pass
+
+
+@event("test.admission.often", detail=PROFILE)
+class Often(Balanced):
+    value: object = 0
+
+
+@event("test.admission.once", detail=ITERATION)
+class Once(Balanced):
+    value: object = 0
+
+
+@event("test.admission.rare", detail=LIFECYCLE)
+class Rare(Balanced):
+    value: object = 0
+
+
+class Unencodable:
+    """Nothing can make bytes of it."""
+
+    __slots__ = ()
+
+    def __hash__(self):
+        raise TypeError("no hash")
+
+    def __repr__(self):
+        raise ValueError("no text")
+
+
+class TestAdmission:
+    @pytest.mark.parametrize(("kind", "admitted"), [(Often, 50), (Once, 80), (Rare, 100)])
+    def test_share(self, make_bus, held_still, kind, admitted):
+        """Of a queue for 100, PROFILE may fill half, ITERATION four fifths and LIFECYCLE all; the rest is shed."""
+        bus = make_bus(queue_limit=100)
+        subscription = bus.subscribe(lambda _event: None, to=Balanced, queued=True)
+        bus.log(Once())
+        bus.flush()
+        go_on = held_still(bus)
+        for _ in range(150):
+            bus.log(kind())
+        assert (subscription.stats().in_queue, subscription.stats().shed) == (admitted, 150 - admitted)
+        go_on()
+        bus.flush()
+        assert bus.stats().shed_by_type == {kind.wire_name: 150 - admitted}
+        assert subscription.stats().handled == 1 + admitted
+
+    def test_one_after_the_other(self, make_bus, held_still):
+        """What matters less is refused first: the same queue still takes what matters more."""
+        bus = make_bus(queue_limit=100)
+        bus.subscribe(lambda _event: None, to=Balanced, queued=True)
+        bus.log(Once())
+        bus.flush()
+        held_still(bus)
+        for kind in (Often, Once, Rare):
+            for _ in range(60):
+                bus.log(kind())
+        assert bus.stats().shed_by_type == {
+            "test.admission.often": 60 - 50,
+            "test.admission.once": 60 - 30,
+            "test.admission.rare": 60 - 20,
+        }
+
+    def test_least_queue(self, make_bus, model):
+        """Even a queue for one event lets each level through."""
+        bus = make_bus(queue_limit=1)
+        bus.subscribe(model, to=Balanced)
+        bus.flush()
+        for kind in (Often, Once, Rare):
+            bus.log(kind())
+            bus.flush()
+        assert [type(one) for one in model.events] == [Often, Once, Rare]
+
+    def test_reported_in_the_stream(self, make_bus, held_still, frames, model, fake_clock):
+        """What was shed is in an event, by type and since when, and cumulative in the frames."""
+        bus = make_bus(queue_limit=10)
+        bus.subscribe(frames)
+        bus.subscribe(model, to=EventsShed)
+        bus.log(Rare())
+        bus.flush()
+        since_ns = fake_clock.now_ns
+        for rounds in (1, 2):
+            go_on = held_still(bus)
+            fake_clock.pass_s(1)
+            for _ in range(20):
+                bus.log(Once())
+                bus.log(Rare())
+            go_on()
+            bus.flush()
+            # Of ITERATION 8 may wait and of LIFECYCLE 10: in turns, 4 and 4 until 8, then 2 more of the latter.
+            assert model.events[-1].by_type == {"test.admission.once": 16, "test.admission.rare": 14}
+            assert model.events[-1].since_ns == since_ns
+            since_ns = fake_clock.now_ns
+            assert frames.decoded()[-1].shed == {"test.admission.once": 16 * rounds, "test.admission.rare": 14 * rounds}
+        assert [one.where for one in model.events] == ["queue", "queue"]
+
+    def test_missed_by_models(self, make_bus, held_still, model):
+        """A model is told exactly how many events it should have had and did not get."""
+        bus = make_bus(queue_limit=10)
+        subscription = bus.subscribe(model, to=Balanced, keep=where(lambda one: one.step != 3))
+        bus.log(Once(step=1))
+        bus.flush()
+        assert model.missed == 0
+        go_on = held_still(bus)
+        for _ in range(12):
+            bus.log(Once(step=2))  # 8 are queued
+        go_on()
+        bus.flush()
+        assert model.missed == 4
+        bus.log(Once(step=3))
+        bus.log(Once(value=Unencodable()))
+        subscription.close()
+        assert model.missed == 4 + 1 + 1
+        assert len(model.events) + model.missed == subscription.stats().logged == 15
+
+    def test_queue_peak(self, bus, held_still):
+        """The counts tell how full the queue got."""
+        bus.subscribe(lambda _event: None, to=Once, queued=True)
+        bus.log(Once())
+        bus.flush()
+        go_on = held_still(bus)
+        for _ in range(30):
+            bus.log(Once())
+        go_on()
+        bus.flush()
+        assert bus.stats().queue_peak == 30
+
+
+class TestOverload:
+    def test_overload(self, make_bus, make_frames, scale):
+        """
+        R10: with ten times more than fits, for ten seconds, what matters most is recorded completely, and the total of
+        a counter is exact in its last window.
+        """
+        bus, frames = make_bus(queue_limit=1_000), make_frames()
+        bus.subscribe(frames, to=(Rare, Often, CounterWindow))
+        counter = bus.counter("test.overload")
+        bus.collect(interval_s=0.05)
+        stop = threading.Event()
+        added = []
+
+        def work():
+            count = 0
+            while not stop.is_set():
+                for _ in range(50):
+                    bus.log(Often())
+                counter.add(1)
+                count += 1
+            added.append(count)
+
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        deadline_s = time.monotonic() + 10 * scale
+        rare = 0
+        while time.monotonic() < deadline_s:
+            bus.log(Rare(value=rare))
+            rare += 1
+            time.sleep(0.005)
+        stop.set()
+        for thread in threads:
+            thread.join()
+        bus.close(20)
+        assert [one.value for one in frames.events(Rare)] == list(range(rare))
+        assert bus.stats().shed_by_type.keys() <= {"test.admission.often"}
+        assert frames.events(CounterWindow)[-1].total_count == sum(added)
+        assert bus.stats().total("balance") == 0

@@ -1,0 +1,236 @@
+"""What is refused, and what nobody wants."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from trackside.bus import every
+from trackside.events import (
+    INLINE,
+    ITERATION,
+    LIFECYCLE,
+    PORTER,
+    PROFILE,
+    ConfigError,
+    Event,
+    event,
+)
+
+
+@event("test.configuration.animal", detail=ITERATION)
+class Animal(Event):
+    number: int = 0
+
+
+@event("test.configuration.dog", detail=LIFECYCLE)
+class Dog(Animal):
+    pass
+
+
+@event("test.configuration.puppy", detail=PROFILE)
+class Puppy(Dog):
+    pass
+
+
+@event("test.configuration.stone", detail=ITERATION)
+class Stone(Event):
+    number: int = 0
+
+
+DOG = Dog()
+
+
+class TestWants:
+    @pytest.mark.parametrize("runs_on", ["inline", "queued", "model", "frames"])
+    def test_while_subscribed(self, bus, model, frames, runs_on):
+        """Somebody wants a type and those derived from it as long as there is a subscription."""
+        handler = {"model": model, "frames": frames}.get(runs_on, print)
+        assert not bus.wants(Dog)
+        subscription = bus.subscribe(handler, to=Dog, queued=runs_on == "queued")
+        assert [bus.wants(cls) for cls in (Dog, Puppy, Animal, Stone)] == [True, True, False, False]
+        subscription.close()
+        assert not bus.wants(Dog)
+
+    def test_detail(self, bus):
+        """Nobody wants a type below the level that is asked for."""
+        bus.subscribe(print, detail=ITERATION)
+        assert [bus.wants(cls) for cls in (Dog, Animal, Puppy)] == [True, True, False]
+
+    def test_closed(self, bus):
+        """Nobody wants anything of a closed bus."""
+        bus.subscribe(print)
+        bus.close()
+        assert not bus.wants(Dog)
+
+    @pytest.mark.parametrize("cls", [int, None, "Dog", print])
+    def test_no_event(self, bus, cls):
+        """Nobody wants what is no event type, whatever it is."""
+        bus.subscribe(print)
+        assert not bus.wants(cls)
+
+    def test_derived_of_a_model(self, bus, model):
+        """A model does not want what models derive."""
+
+        @event("test.configuration.derived", derived=True)
+        class Derived(Event):
+            pass
+
+        bus.subscribe(model)
+        assert not bus.wants(Derived)
+        assert bus.wants(Dog)
+
+
+class TestConfiguration:
+    @pytest.mark.parametrize("handler", [None, 5, "print", object()])
+    def test_handler(self, bus, handler):
+        """What cannot be called is refused when it is subscribed, not when an event comes."""
+        with pytest.raises(ConfigError, match="handler"):
+            bus.subscribe(handler)
+        bus.log(DOG)
+
+    def test_class_instead_of_instance(self, bus, make_model, make_frames):
+        """A class that was not called is refused."""
+        for cls in (make_model, make_frames):
+            with pytest.raises(ConfigError, match="instance"):
+                bus.subscribe(cls)
+
+    @pytest.mark.parametrize("to", [None, int, "dog", (), (Dog, None), Dog(), [Dog]])
+    def test_to(self, bus, to):
+        """Types that are no event types are refused."""
+        with pytest.raises(ConfigError, match="to: got"):
+            bus.subscribe(print, to=to)
+
+    @pytest.mark.parametrize("keep", [5, print, every, "every(3)", type(every(3))])
+    def test_keep(self, bus, keep):
+        """What is no rule is refused."""
+        with pytest.raises(ConfigError, match="keep: got"):
+            bus.subscribe(print, keep=keep)
+
+    @pytest.mark.parametrize("detail", [0, 7, "LIFECYCLE", 2.5])
+    def test_detail(self, bus, detail):
+        """What is no level is refused."""
+        with pytest.raises(ConfigError, match="detail: got"):
+            bus.subscribe(print, detail=detail)
+
+    def test_runs_on(self, bus):
+        """A handler that names no place to run at is refused."""
+
+        class Lost:
+            runs_on = "porter"
+
+            def __call__(self, event):
+                pass
+
+        with pytest.raises(ConfigError, match="runs_on"):
+            bus.subscribe(Lost())
+
+    def test_frame_handler_without_methods(self, bus, make_frames):
+        """A taker of frames that lacks a method is refused, and the missing one is named."""
+
+        class Half(make_frames):
+            take = property()
+
+        with pytest.raises(ConfigError, match="take"):
+            bus.subscribe(Half())
+
+    def test_queue_limit(self, make_bus):
+        """A queue without room is refused."""
+        with pytest.raises(ConfigError, match="queue_limit"):
+            make_bus(queue_limit=0)
+
+    def test_queued_wins_over_inline(self, bus):
+        """A class that says it runs inline is queued if its subscriber says so."""
+
+        class Quick:
+            runs_on = INLINE
+
+            def __init__(self):
+                self.thread = None
+
+            def __call__(self, event):
+                self.thread = threading.current_thread()
+
+        quick = Quick()
+        bus.subscribe(quick, to=Dog, queued=True)
+        bus.log(DOG)
+        bus.flush()
+        assert quick.thread is not threading.current_thread()
+
+    def test_model_stays_a_model(self, bus, model):
+        """``queued=True`` does not move a model from the porter."""
+        subscription = bus.subscribe(model, queued=True)
+        assert subscription.stats().runs_on == PORTER.value
+
+    def test_closed_bus(self, bus, model, frames):
+        """Subscribing to a closed bus is harmless and gets nothing."""
+        bus.close()
+        for handler in (print, model, frames):
+            subscription = bus.subscribe(handler)
+            assert subscription.closed
+            assert subscription.close()
+            assert subscription.stats().logged == 0
+        bus.log(DOG)
+        assert bus.stats().after_close == 1
+        assert not frames.opened
+
+
+class TestMisfits:
+    @pytest.mark.parametrize("thing", [None, 5, "dog", Dog, object(), [1], {}, ValueError("x")])
+    def test_counted(self, bus, caplog, thing):
+        """What is no event is counted, reported and delivered to nobody."""
+        got = []
+        bus.subscribe(got.append)
+        bus.log(thing)
+        assert got == []
+        assert bus.stats().misfits == 1
+        assert len(caplog.records) == 1
+
+    def test_reported_ever_rarer(self, bus, caplog):
+        """A loop that logs nonsense is reported the 1st, 2nd, 4th, 8th … time."""
+        for _ in range(20):
+            bus.log("nonsense")
+        assert bus.stats().misfits == 20
+        assert len(caplog.records) == 5
+
+    def test_broken_repr(self, bus):
+        """A thing whose ``repr`` raises costs no more than any other."""
+
+        class Broken:
+            def __repr__(self):
+                raise ValueError("no")
+
+        bus.log(Broken())
+        assert bus.stats().misfits == 1
+
+    def test_strict(self, make_bus):
+        """A strict bus raises for it."""
+        with pytest.raises(ConfigError, match=r"log\(\)"):
+            make_bus(strict=True).log(5)
+
+    def test_undeclared_class(self, bus, model, caplog):
+        """An event whose class was not declared runs inline, and is counted as invalid behind the queue."""
+
+        class Undeclared(Event):
+            pass
+
+        got = []
+        bus.subscribe(got.append)
+        subscription = bus.subscribe(model, to=Undeclared)
+        bus.log(Undeclared())
+        bus.flush()
+        assert (len(got), model.events) == (1, [])
+        assert (subscription.stats().logged, subscription.stats().invalid) == (1, 1)
+        assert "not declared" in caplog.text
+
+    def test_odd_level(self, bus):
+        """A class with a level that does not exist is no event."""
+
+        class Odd(Event):
+            detail = "high"
+
+        got = []
+        bus.subscribe(got.append)
+        bus.log(Odd())
+        assert (got, bus.stats().misfits) == ([], 1)

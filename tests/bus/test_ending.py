@@ -1,0 +1,127 @@
+"""R9: logging when it is too late."""
+
+from __future__ import annotations
+
+import pytest
+
+from trackside.events import PORTER, Event, event
+
+
+@event("test.late.ticked")
+class Ticked(Event):
+    pass
+
+
+@event("test.late.told")
+class Told(Event):
+    pass
+
+
+class TestAfterClose:
+    def test_counted(self, bus, frames, model):
+        """What is logged on a closed bus is counted, and reaches nobody."""
+        got = []
+        bus.subscribe(got.append, to=Ticked)
+        bus.subscribe(model, to=Ticked)
+        bus.subscribe(frames, to=Ticked)
+        bus.log(Ticked())
+        assert bus.close()
+        for _ in range(7):
+            bus.log(Ticked())
+        assert (len(got), len(model.events), len(frames.events())) == (1, 1, 1)
+        assert bus.stats().after_close == 7
+        assert bus.stats().logged == 3
+
+    def test_everything_is_harmless(self, bus):
+        """Every other call on a closed bus is harmless, and quick."""
+        bus.close()
+        assert bus.close()
+        assert bus.flush()
+        bus.begin(bus._find_source())
+        bus.end()
+        bus.publish(Ticked())
+        assert not bus.wants(Ticked)
+        bus.subscribe(print).close()
+        assert bus.stats().after_close == 1
+
+    def test_context_manager(self, make_bus):
+        """A bus closes with its block."""
+        with make_bus() as bus:
+            bus.log(Ticked())
+        bus.log(Ticked())
+        assert bus.stats().after_close == 1
+
+    def test_raced(self, make_bus, in_threads):
+        """Of events that threads log while the bus is closed, each is counted in exactly one place."""
+        for _ in range(20):
+            bus = make_bus()
+            subscription = bus.subscribe(lambda _event: None, to=Ticked, queued=True)
+            bus.log(Ticked())
+
+            def work(index, bus=bus):
+                if index == 0:
+                    bus.close()
+                else:
+                    for _ in range(200):
+                        bus.log(Ticked())
+
+            in_threads(5, work)
+            stats = subscription.stats()
+            assert stats.balance == 0
+            assert stats.logged + bus.stats().after_close == 1 + 4 * 200
+            # The last of them may still be in the queue of a bus that nobody empties any more.
+            assert stats.handled + stats.shed + stats.in_queue == stats.logged
+
+    def test_no_second_stream(self, make_bus, frames, in_threads):
+        """What comes too late begins no second stream."""
+        for _ in range(20):
+            bus = make_bus()
+            bus.subscribe(frames)
+
+            def work(index, bus=bus):
+                if index == 0:
+                    bus.close()
+                else:
+                    for _ in range(50):
+                        bus.log(Ticked())
+
+            in_threads(4, work)
+        ended = [type(one).__name__ for one in frames.events()]
+        assert ended.count("SourceStarted") == ended.count("SourceEnded") <= 20
+
+
+class TestInterpreter:
+    @pytest.mark.parametrize(
+        "way", ["closed", "later atexit", "teardown", "daemons", "thread after main", "never used"]
+    )
+    def test_silence(self, run_script, way):
+        """Whatever logs while the interpreter ends leaves no trace on stderr, and what can be counted is."""
+        outcome = run_script("ending.py", way)
+        assert (outcome.code, outcome.err) == (0, "")
+        for told in outcome.told:
+            assert told["after_close"] == told["expected"]
+        assert len(outcome.told) == (way in {"closed", "later atexit"})
+
+    def test_daemons_again_and_again(self, run_script, scaled):
+        """Daemon threads that log as the interpreter ends do not crash it."""
+        for _ in range(scaled(30)):
+            outcome = run_script("ending.py", "daemons")
+            assert (outcome.code, outcome.err) == (0, "")
+
+
+class TestDerived:
+    def test_published_while_closing(self, bus, frames):
+        """What a model publishes about the last events reaches the others, though nobody flushed before the close."""
+
+        class Retold:
+            runs_on = PORTER
+
+            def __call__(self, event):
+                if type(event) is Ticked:
+                    bus.publish(Told())
+
+        bus.subscribe(frames, to=Told)
+        bus.subscribe(Retold())
+        bus.log(Ticked())
+        assert bus.close()
+        assert len(frames.events(Told)) == 1

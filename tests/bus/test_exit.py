@@ -1,0 +1,121 @@
+"""R3: closing and exiting take two seconds at most, whatever is stuck, and say what was lost."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parent / "scripts" / "exiting.py"
+CLOSE_S, EXIT_S = 2.0, 2.5
+GENEROUS = 5  # a fact of liveness, on a machine that may be busy with other things
+
+# What is stuck, and how many of a thousand events are lost: an event at which the handler is stuck is lost as well.
+STUCK = {"nothing": [], "siding": [1000], "fifo": [1000], "porter": [1000]}
+ENDS = {"end": (0, ""), "terminated": (3, ""), "thread": (0, ""), "exception": (1, "ValueError: the end")}
+AT_ONCE = 9  # they do little but wait
+
+
+class Ending:
+    """Starts the script and sees it off."""
+
+    def __init__(self, way, stuck):
+        self.way = way
+        self.stuck = stuck
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "error", str(SCRIPT), way, stuck],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.began_s = self.told = float(self.process.stdout.readline())
+        if way == "interrupted":
+            self.interrupt()
+        try:
+            out, self.err = self.process.communicate(timeout=60)
+        finally:
+            self.process.kill()
+        assert out == ""
+        self.took_s = time.monotonic() - self.began_s
+
+    def interrupt(self):
+        """Press Ctrl-C twice, the second time while the bus is being closed."""
+        self.process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        self.was_waiting = self.process.poll() is None
+        self.process.send_signal(signal.SIGINT)
+        self.began_s = time.monotonic()
+
+    @property
+    def lost(self):
+        """The numbers of lost events that it told."""
+        return [int(count) for count in re.findall(r"^lost (\d+) event\(s\)", self.err, re.MULTILINE)]
+
+
+@pytest.fixture(scope="module")
+def endings():
+    """Let every program end in every way, several at once, and give what became of them."""
+    wanted = [(way, stuck) for way in (*ENDS, "closed") for stuck in STUCK]
+    wanted += [("interrupted", stuck) for stuck in ("siding", "fifo", "porter")]
+    wanted += [("end", "siding at the last moment")]
+    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+        return dict(zip(wanted, pool.map(lambda one: Ending(*one), wanted), strict=True))
+
+
+class TestClose:
+    @pytest.mark.parametrize("stuck", STUCK)
+    def test_bounded(self, endings, stuck):
+        """close() returns within two seconds, and a line tells exactly how many events were lost."""
+        ending = endings["closed", stuck]
+        assert ending.told < CLOSE_S * GENEROUS
+        assert ending.process.returncode == 0
+        assert ending.lost == STUCK[stuck]
+
+    def test_waits(self, endings):
+        """With a stuck handler close() waits for most of the two seconds: it may come back."""
+        assert endings["closed", "siding"].told > 1.0
+
+    def test_does_not_wait(self, endings):
+        """Without one it does not wait."""
+        assert endings["closed", "nothing"].told < 1.0
+
+
+class TestExit:
+    @pytest.mark.parametrize("stuck", STUCK)
+    @pytest.mark.parametrize("way", ENDS)
+    def test_bounded(self, endings, way, stuck):
+        """However the program ends, it is gone in time, with its own exit code and a line on the loss."""
+        code, said = ENDS[way]
+        ending = endings[way, stuck]
+        assert ending.took_s < EXIT_S * GENEROUS
+        assert ending.process.returncode == code
+        assert said in ending.err
+        assert ending.lost == STUCK[stuck]
+
+    def test_first_events_at_the_last_moment(self, endings):
+        """A handler that never returns cannot keep the interpreter, though its first event comes at the last moment."""
+        ending = endings["end", "siding at the last moment"]
+        assert ending.took_s < EXIT_S * GENEROUS
+        assert ending.process.returncode == 0
+        assert ending.lost == [1000]
+
+    def test_nothing_to_say(self, endings):
+        """A program that lost nothing ends in silence."""
+        assert endings["end", "nothing"].err == ""
+
+    @pytest.mark.parametrize("stuck", ["siding", "fifo", "porter"])
+    def test_interrupted_twice(self, endings, stuck):
+        """A second Ctrl-C ends the waiting at once, and the loss is told all the same."""
+        ending = endings["interrupted", stuck]
+        assert ending.was_waiting
+        assert ending.took_s < 0.7 * GENEROUS
+        assert ending.process.returncode == -signal.SIGINT
+        # The interpreter itself says so when the second one comes while it still tells of the first.
+        assert ending.err.count("KeyboardInterrupt") == 1 + ("Error in sys.excepthook" in ending.err)
+        assert ending.lost == STUCK[stuck]

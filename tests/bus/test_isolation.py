@@ -1,0 +1,289 @@
+"""R1: whatever a handler does, the caller and the other handlers do not notice."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import pytest
+
+from trackside.bus import where
+from trackside.events import FRAMES, ITERATION, Event, HandlerRested, event
+
+EVENTS = 100_000
+
+
+@event("test.isolation.ticked", detail=ITERATION)
+class Ticked(Event):
+    number: int = 0
+
+
+class Strange(BaseException):
+    """What no ``except Exception`` catches."""
+
+
+class BrokenText(Exception):
+    def __str__(self):
+        raise RuntimeError("not even this works")
+
+
+def raising(error):
+    def handler(event):
+        raise error
+
+    return handler
+
+
+class TestInline:
+    @pytest.mark.parametrize(
+        "error",
+        [ValueError("no"), Strange("no"), BrokenText(), GeneratorExit(), StopIteration(), RecursionError()],
+        ids=lambda error: type(error).__name__,
+    )
+    def test_raises(self, bus, scaled, error):
+        """The caller sees no exception, the others get every event, and the counts say what happened."""
+        before, after = [], []
+        bus.subscribe(before.append, to=Ticked)
+        broken = bus.subscribe(raising(error), to=Ticked)
+        bus.subscribe(after.append, to=Ticked)
+        events = [Ticked(number=number) for number in range(scaled(EVENTS))]
+        for one in events:
+            bus.log(one)
+        assert before == after == events
+        stats = broken.stats()
+        assert (stats.failed, stats.rested) == (5, len(events) - 5)
+        assert type(error).__name__ in stats.last_error
+
+    @pytest.mark.parametrize("result", [None, False, object(), NotImplemented, ValueError("a value, not raised")])
+    def test_returns_garbage(self, bus, result):
+        """What a handler returns means nothing."""
+        got = []
+        strange = bus.subscribe(lambda _event: result, to=Ticked)
+        bus.subscribe(got.append, to=Ticked)
+        for number in range(10):
+            bus.log(Ticked(number=number))
+        assert len(got) == strange.stats().handled == 10
+
+    @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+    def test_interrupts_pass(self, bus, error):
+        """Ctrl-C and an exit are for the program, wherever they come."""
+        broken = bus.subscribe(raising(error()), to=Ticked)
+        with pytest.raises(error):
+            bus.log(Ticked())
+        stats = broken.stats()
+        assert (stats.logged, stats.failed, stats.balance) == (1, 1, 0)
+
+    def test_recursion_without_end(self, bus):
+        """A handler that never stops calling itself is one that fails."""
+
+        def endless(event):
+            endless(event)
+
+        got = []
+        subscription = bus.subscribe(endless, to=Ticked)
+        bus.subscribe(got.append, to=Ticked)
+        bus.log(Ticked())
+        assert (len(got), subscription.stats().failed) == (1, 1)
+
+    def test_predicate(self, bus, caplog):
+        """A predicate that raises is a failure of its own subscription."""
+        got = []
+        broken = bus.subscribe(print, to=Ticked, keep=where(lambda event: event.no_such_field))
+        bus.subscribe(got.append, to=Ticked)
+        bus.log(Ticked())
+        assert (len(got), broken.stats().failed, broken.stats().balance) == (1, 1, 0)
+        assert "no_such_field" in caplog.text
+
+    def test_broken_logging(self, bus):
+        """A logging handler that raises while a failure is reported does not reach the caller either."""
+
+        class Broken(logging.Handler):
+            def emit(self, record):
+                raise ValueError("no disk")
+
+        logger, broken = logging.getLogger("trackside"), Broken()
+        logger.addHandler(broken)
+        try:
+            subscription = bus.subscribe(raising(ValueError("first")), to=Ticked)
+            bus.log(Ticked())
+        finally:
+            logger.removeHandler(broken)
+        assert subscription.stats().failed == 1
+
+
+class TestStrict:
+    def test_raises(self, make_bus):
+        """A strict bus raises what handlers raise, each time: nobody rests."""
+        bus = make_bus(strict=True)
+        broken = bus.subscribe(raising(ValueError("seen")), to=Ticked)
+        for _ in range(10):
+            with pytest.raises(ValueError, match="seen"):
+                bus.log(Ticked())
+        assert (broken.stats().failed, broken.stats().rested) == (10, 0)
+
+    def test_threads_of_ours_live(self, make_bus, make_model):
+        """What would be raised on a thread of ours has nobody to reach, and ends nothing."""
+        bus = make_bus(strict=True)
+        got = []
+        bus.subscribe(raising(ValueError("inline")), to=HandlerRested)
+        bus.subscribe(raising(ValueError("queued")), to=Ticked, queued=True)
+        bus.subscribe(make_model(raising(ValueError("model"))), to=Ticked)
+        bus.subscribe(got.append, to=Ticked, queued=True)
+        for number in range(100):
+            bus.log(Ticked(number=number))
+            if number % 10 == 0:
+                assert bus.flush()
+        assert bus.flush()
+        assert [one.number for one in got] == list(range(100))
+        assert bus.stats().total("balance") == 0
+
+
+class TestModel:
+    @pytest.mark.parametrize("error", [ValueError, Strange, KeyboardInterrupt, SystemExit])
+    def test_raises(self, bus, make_model, scaled, error):
+        """A model that raises anything costs no other model and no sink an event, and the porter lives on."""
+        model, got = make_model(), []
+        broken = bus.subscribe(make_model(raising(error("no"))), to=Ticked)
+        bus.subscribe(model, to=Ticked)
+        bus.subscribe(got.append, to=Ticked, queued=True)
+        count = scaled(EVENTS)
+        for number in range(count):
+            bus.log(Ticked(number=number))
+            if number % 5000 == 0:
+                assert bus.flush(20)
+        assert bus.flush(20)
+        assert [one.number for one in model.events] == [one.number for one in got] == list(range(count))
+        assert (broken.stats().failed, broken.stats().rested) == (5, count - 5)
+
+    def test_predicate(self, bus, make_model):
+        """A predicate behind the queue that raises is a failure of its own subscription."""
+        model = make_model()
+        broken = bus.subscribe(make_model(), to=Ticked, keep=where(raising(Strange("no"))))
+        bus.subscribe(model, to=Ticked)
+        bus.log(Ticked())
+        bus.flush()
+        assert (len(model.events), broken.stats().failed, broken.stats().balance) == (1, 1, 0)
+
+
+class TestSiding:
+    @pytest.mark.parametrize("error", [ValueError, Strange, KeyboardInterrupt, SystemExit])
+    def test_raises(self, bus, scaled, error):
+        """A queued handler that raises anything costs nobody else an event, and its thread lives on."""
+        got = []
+        broken = bus.subscribe(raising(error("no")), to=Ticked, queued=True)
+        bus.subscribe(got.append, to=Ticked, queued=True)
+        count = scaled(EVENTS)
+        for number in range(count):
+            bus.log(Ticked(number=number))
+            if number % 5000 == 0:
+                assert bus.flush(20)
+        assert bus.flush(20)
+        assert len(got) == count
+        assert (broken.stats().failed, broken.stats().rested) == (5, count - 5)
+
+    @pytest.mark.parametrize("seconds", [10.0, None], ids=["sleeps 10 s", "blocks for ever"])
+    def test_stalls(self, bus, gate, model, scaled, seconds):
+        """A queued handler that sleeps or blocks delays no log(), no model and no other sink."""
+        got = []
+        stalled = gate if seconds is None else lambda _event: gate.go_on.wait(seconds)
+        lost = bus.subscribe(stalled, to=Ticked, queued=True)
+        bus.subscribe(model, to=Ticked)
+        bus.subscribe(got.append, to=Ticked, queued=True)
+        count = scaled(EVENTS)
+        started = time.monotonic()
+        for number in range(count):
+            bus.log(Ticked(number=number))
+            if number % 5000 == 0:
+                assert not bus.flush(0.2)
+        assert not bus.flush(1.0)
+        # Twenty flushes of 0.2 s and one of 1 s wait for the stalled handler; ten seconds would be waiting for it.
+        assert time.monotonic() - started < 1.0 + 0.2 * (count / 5000 + 1) + 10.0
+        assert [one.number for one in model.events] == [one.number for one in got] == list(range(count))
+        stats = lost.stats()
+        assert stats.balance == 0
+        assert stats.handled + stats.shed + stats.in_queue == count
+
+    def test_flush_method_raises(self, bus, caplog):
+        """A sink whose ``flush`` or ``close`` raises is reported, and costs no event."""
+
+        class Sink:
+            def __call__(self, event):
+                pass
+
+            def flush(self, timeout_s):
+                raise Strange("flush")
+
+            def close(self, timeout_s):
+                raise Strange("close")
+
+        subscription = bus.subscribe(Sink(), to=Ticked, queued=True)
+        bus.log(Ticked())
+        assert not bus.flush()
+        assert not subscription.close()
+        stats = subscription.stats()
+        assert (stats.handled, stats.failed, stats.balance) == (1, 0, 0)
+        assert "Strange: flush" in caplog.text
+
+
+class TestFrames:
+    @pytest.mark.parametrize("error", [ValueError, Strange])
+    def test_take_raises(self, bus, make_frames, caplog, error):
+        """A taker that raises loses its frames, counted and reported once; another gets all."""
+
+        class Broken(make_frames):
+            def take(self, frame, *, events):
+                raise error("no")
+
+        good = make_frames()
+        broken = bus.subscribe(Broken(), to=Ticked)
+        bus.subscribe(good, to=(Ticked,))
+        for number in range(30):
+            bus.log(Ticked(number=number))
+            if number % 10 == 9:
+                bus.flush()
+        stats = broken.stats()
+        assert (stats.logged, stats.shed, stats.handled, stats.balance) == (30, 30, 0, 0)
+        assert len(good.events()) == 30
+        assert len(caplog.records) == 1
+
+    @pytest.mark.parametrize("method", ["open", "flush", "close"])
+    def test_other_methods_raise(self, bus, make_frames, caplog, method):
+        """A taker whose other methods raise is reported; the counts balance and the others get theirs."""
+
+        def fail(*arguments):
+            raise ValueError(f"{method} is broken")
+
+        broken, good = make_frames(), make_frames()
+        setattr(broken, method, fail)
+        subscription = bus.subscribe(broken, to=Ticked)
+        bus.subscribe(good, to=(Ticked,))
+        bus.log(Ticked())
+        bus.flush()
+        subscription.close()
+        assert subscription.stats().balance == 0
+        assert len(good.events()) == 1
+        assert f"{method} is broken" in caplog.text
+
+    def test_lost_raises(self, bus, make_frames):
+        """A taker that cannot say what it lost does not break the counts."""
+
+        class Broken(make_frames):
+            raises = False
+
+            def __init__(self):
+                pass
+
+            runs_on = FRAMES
+            accepts = True
+            opened = frames = ()
+
+            @property
+            def lost(self):
+                if self.raises:
+                    raise ValueError("unknown")
+                return 0
+
+        broken = Broken()
+        subscription = bus.subscribe(broken, to=Ticked)
+        broken.raises = True
+        assert subscription.stats().balance == 0

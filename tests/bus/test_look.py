@@ -1,0 +1,265 @@
+"""Looking at the stream from one place between its events; and asking for types by name."""
+
+from __future__ import annotations
+
+import pytest
+
+import trackside
+from trackside.events import PORTER, ConfigError
+
+
+@trackside.event("look.step.taken")
+class StepTaken(trackside.Event):
+    """An event."""
+
+    number: int
+
+
+@trackside.event("look.step.taken.slowly")
+class SlowStepTaken(StepTaken):
+    """An event that is derived from the other."""
+
+
+@trackside.event("look.other.happened", detail=trackside.LIFECYCLE)
+class OtherHappened(trackside.Event):
+    """An event of another family."""
+
+
+class Counter:
+    """A model that counts."""
+
+    runs_on = PORTER
+
+    def __init__(self):
+        self.count = self.missed = 0
+
+    def __call__(self, event):
+        """Count."""
+        self.count += 1
+
+    def miss(self, count):
+        """Count what did not come."""
+        self.missed += count
+
+
+class Taker:
+    """Takes frames, and tells how many events were in each."""
+
+    runs_on = trackside.events.FRAMES
+    lost = 0
+
+    def __init__(self):
+        self.taken = []
+
+    def open(self, source):
+        """Need nothing."""
+
+    def take(self, frame, *, events):
+        """Note it."""
+        self.taken.append(events)
+        return True
+
+    def flush(self, timeout_s):
+        """Have nothing to do."""
+        return True
+
+    def close(self, timeout_s):
+        """Have nothing to do."""
+        return True
+
+    def after_fork(self, source):
+        """Stay with the parent."""
+        return False
+
+
+class TestLook:
+    def test_between_two_events(self, bus):
+        """What is seen is as it was after the event before, whatever is logged at once behind it."""
+        model, taker, seen = Counter(), Taker(), []
+        bus.subscribe(model)
+        bus.subscribe(taker)
+        for number in range(10):
+            bus.log(StepTaken(number=number))
+            if number == 6:
+                bus.look(lambda view: seen.append((view.next_seq, view.models[0].count, sum(taker.taken))))
+        bus.flush()
+
+        # SourceStarted has number 0, and every frame with an event before the place was cut.
+        assert seen == [(8, 8, 8)]
+        assert sum(taker.taken) == 11
+
+    def test_whose_it_is(self, bus):
+        """It is known whose stream it is, once it has begun."""
+        seen = []
+        bus.look(lambda view: seen.append(view.source))
+        bus.subscribe(Counter())
+        bus.log(StepTaken(number=1))
+        bus.look(lambda view: seen.append(view.source))
+        bus.flush()
+
+        assert seen[0] is None
+        assert seen[1].id == trackside.events.process_source().id
+
+    def test_shed(self, make_bus):
+        """What got no number is counted, and known to the models by then."""
+        bus, seen = make_bus(queue_limit=10), []
+        bus.subscribe(Counter())
+        bus.flush()
+        bus._porter.paused(5.0)
+        try:
+            for number in range(20):
+                bus.log(StepTaken(number=number))
+            bus.look(lambda view: seen.append((view.shed, view.models[0].missed)))
+        finally:
+            bus._porter.resume()
+        bus.flush()
+
+        assert seen == [(12, 12)]  # events of one a step may fill eight of ten places
+
+    def test_failure(self, bus, caplog):
+        """What the one who looks does wrong is reported, and the stream goes on."""
+        model = Counter()
+        bus.subscribe(model)
+        bus.look(lambda view: 1 / 0)
+        bus.log(StepTaken(number=1))
+        bus.flush()
+
+        assert model.count == 2
+        assert "ZeroDivisionError" in caplog.text
+
+
+class TestNames:
+    @pytest.mark.parametrize(
+        ("to", "expected"),
+        [
+            ("*", 3),
+            ("look.step.taken", 2),
+            ("look.*", 3),
+            ("*.slowly", 1),
+            (("look.step.taken.slowly", OtherHappened), 2),
+            ("LOOK.*", 0),
+        ],
+    )
+    def test_wanted(self, bus, to, expected):
+        """A name stands for its type and those derived from it, a glob for all that match, also beside classes."""
+        seen = []
+        bus.subscribe(seen.append, to=to)
+        for event in (StepTaken(number=1), SlowStepTaken(number=2), OtherHappened()):
+            bus.log(event)
+
+        assert len(seen) == expected
+
+    def test_declared_later(self, bus):
+        """A type declared after the subscription is found by its name."""
+        seen = []
+        bus.subscribe(seen.append, to="look.late.*")
+        late = trackside.event("look.late.came")(type("LateCame", (trackside.Event,), {"__module__": __name__}))
+        assert bus.wants(late)
+        bus.log(late())
+
+        assert len(seen) == 1
+
+    def test_with_detail(self, bus):
+        """A level of detail applies to names too."""
+        bus.subscribe(print, to="*", detail=trackside.LIFECYCLE)
+        assert bus.wants(OtherHappened)
+        assert not bus.wants(StepTaken)
+
+    @pytest.mark.parametrize("to", ["", "look", (), ("x.*", 3), (StepTaken, "")], ids=repr)
+    def test_wrong(self, bus, to):
+        """What names nothing is refused."""
+        with pytest.raises(ConfigError):
+            bus.subscribe(print, to=to)
+
+
+def test_stays_with_the_parent(bus):
+    """A taker of frames that says no at a fork is not on the child's bus, and nothing is complained about."""
+    taker = Taker()
+    bus.subscribe(taker)
+    bus.log(StepTaken(number=1))
+    bus.flush()
+    bus.become_child()
+
+    assert bus.is_idle
+    bus.log(StepTaken(number=2))
+    bus.flush()
+    assert sum(taker.taken) == 2
+
+
+class TestDeliver:
+    def foreign(self, count):
+        """Return events as they come from another process."""
+        with trackside.Bus(source=trackside.Source(id="elsewhere", rank=7)) as other:
+            taker = Kept()
+            other.subscribe(taker)
+            for number in range(count):
+                other.log(StepTaken(number=number))
+        return taker.events
+
+    def test_keeps_its_identity(self, bus):
+        """Callables, models and sinks get the events of other processes with the sources and numbers of those."""
+        inline, queued, model, taker = [], [], Kept(), Taker()
+        bus.subscribe(inline.append, to=StepTaken)
+        bus.subscribe(queued.append, to=StepTaken, queued=True)
+        bus.subscribe(model)
+        bus.subscribe(taker)
+        assert bus.deliver(self.foreign(5))
+        bus.log(StepTaken(number=99))
+        bus.flush()
+
+        for events in (inline, queued, [event for event in model.events if isinstance(event, StepTaken)]):
+            assert [event.number for event in events] == [0, 1, 2, 3, 4, 99]
+            assert {(event.source.id, event.source.rank) for event in events[:5]} == {("elsewhere", 7)}
+            assert [event.seq for event in events[:5]] == [1, 2, 3, 4, 5]
+            assert events[5].source.id != "elsewhere"
+        assert sum(taker.taken) == 2  # this process's own: its start, and what it logged
+        assert all(handler.balance == 0 for handler in bus.stats().handlers)
+        assert bus.stats().lost == 0
+
+    def test_full(self, make_bus):
+        """Where the porter is behind, nothing is taken that there is no room for, and nothing is lost."""
+        bus, model = make_bus(queue_limit=100), Kept()
+        bus.subscribe(model)
+        events = self.foreign(49)
+        bus._porter.paused(5.0)
+        try:
+            taken = [bus.deliver(events) for _ in range(3)]
+        finally:
+            bus._porter.resume()
+        bus.flush()
+
+        assert taken == [True, False, False]
+        assert len(model.events) == len(events)
+        assert bus.deliver(events)
+
+    def test_rules(self, bus):
+        """Rules apply to them."""
+        seen = []
+        bus.subscribe(seen.append, to=StepTaken, keep=trackside.every(2))
+        bus.deliver(self.foreign(6))
+
+        assert [event.number for event in seen] == [0, 2, 4]
+
+    def test_failing_handler(self, make_bus):
+        """What a callable raises is counted, and the next event comes."""
+        bus, seen = make_bus(), []
+        bus.subscribe(lambda event: 1 / 0)
+        bus.subscribe(seen.append)
+        events = self.foreign(3)
+        bus.deliver(events)
+
+        assert len(seen) >= len(events)
+        assert bus.stats().failed == len(events)
+
+
+class Kept:
+    """A model that keeps what it gets."""
+
+    runs_on = PORTER
+
+    def __init__(self):
+        self.events = []
+
+    def __call__(self, event):
+        """Keep it."""
+        self.events.append(event)

@@ -1,0 +1,349 @@
+"""Numbered streams, and the frames they are cut into."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import attrs
+import pytest
+
+from trackside.bus import every
+from trackside.events import (
+    ITERATION,
+    Event,
+    Source,
+    SourceEnded,
+    SourceStarted,
+    UnknownEvent,
+    event,
+    process_source,
+    set_process_source,
+)
+
+
+@event("test.stream.ticked", detail=ITERATION)
+class Ticked(Event):
+    number: int = 0
+    text: str = ""
+
+
+@event("test.stream.empty", detail=ITERATION)
+class Empty(Event):
+    pass
+
+
+def first_and_last(frames):
+    return [(frame.first_seq, frame.last_seq) for frame in frames.decoded()]
+
+
+def assert_dense(frames):
+    """Check that each stream is accounted for from 0, without gap or overlap."""
+    next_seq = {}
+    for frame in frames.decoded():
+        assert frame.first_seq == next_seq.get(frame.source.id, 0)
+        next_seq[frame.source.id] = frame.last_seq + 1
+    return next_seq
+
+
+class TestBeginAndEnd:
+    def test_one_stream(self, bus, frames):
+        """A stream starts with its identity, at number 0, and ends with the bus."""
+        bus.subscribe(frames)
+        bus.log(Ticked(number=7))
+        bus.close()
+        assert [(type(one).__name__, one.seq) for one in frames.events()] == [
+            ("SourceStarted", 0),
+            ("Ticked", 1),
+            ("SourceEnded", 2),
+        ]
+        (started,) = frames.events(SourceStarted)
+        assert Source.from_wire(started.identity) == process_source()
+        assert frames.events(SourceEnded)[0].reason == "closed"
+        assert [source.id for source in frames.opened] == [process_source().id]
+
+    def test_nothing_logged(self, bus, frames):
+        """Without an event there is no stream."""
+        bus.subscribe(frames)
+        bus.close()
+        assert frames.frames == []
+        assert frames.is_closed
+
+    def test_begin(self, bus, frames, model):
+        """A source that begins ends the one before; each numbers from 0, starts with its start, ends with its end."""
+        first, second = Source(run_id="first"), Source(run_id="second")
+        bus.subscribe(frames)
+        bus.subscribe(model)
+        bus.begin(first)
+        bus.log(Ticked(number=1))
+        bus.log(Ticked(number=2))
+        bus.begin(second)
+        bus.log(Ticked(number=3))
+        bus.close()
+        expected = [
+            ("first", 0, "SourceStarted"),
+            ("first", 1, "Ticked"),
+            ("first", 2, "Ticked"),
+            ("first", 3, "SourceEnded"),
+            ("second", 0, "SourceStarted"),
+            ("second", 1, "Ticked"),
+            ("second", 2, "SourceEnded"),
+        ]
+        for events in (frames.events(), model.events):
+            assert [(one.source.run_id, one.seq, type(one).__name__) for one in events] == expected
+        assert [one.reason for one in frames.events(SourceEnded)] == ["succeeded by another source", "closed"]
+
+    def test_begin_without_events(self, bus, frames):
+        """A stream that was begun is recorded though nothing is logged in it."""
+        bus.subscribe(frames)
+        bus.begin(Source(run_id="mine"))
+        bus.close()
+        assert [type(one) for one in frames.events()] == [SourceStarted, SourceEnded]
+        assert frames.opened[0].run_id == "mine"
+
+    def test_end(self, bus, frames):
+        """After an end the next event starts another stream, with an id of its own: no number is used twice."""
+        bus.subscribe(frames)
+        bus.log(Ticked(number=1))
+        bus.end("a pause")
+        bus.log(Ticked(number=2))
+        bus.close()
+        frames_by_source = assert_dense(frames)
+        assert list(frames_by_source.values()) == [3, 3]
+        assert [one.reason for one in frames.events(SourceEnded)] == ["a pause", "closed"]
+        sources = [one.source for one in frames.events(SourceStarted)]
+        assert sources[0].run_id == sources[1].run_id
+        assert len({(one.source.id, one.seq) for one in frames.events()}) == 6
+
+    def test_end_twice(self, bus, frames):
+        """An end without a stream is nothing."""
+        bus.subscribe(frames)
+        bus.end()
+        bus.log(Ticked())
+        bus.end()
+        bus.end()
+        bus.close()
+        assert [type(one) for one in frames.events()] == [SourceStarted, Ticked, SourceEnded]
+
+    def test_begin_again(self, bus, frames):
+        """A source that begins twice gets another id the second time."""
+        source = Source(run_id="mine")
+        bus.subscribe(frames)
+        bus.begin(source)
+        bus.begin(source)
+        bus.close()
+        ids = [one.source.id for one in frames.events(SourceStarted)]
+        assert ids[0] == source.id
+        assert ids[1] not in {"", source.id}
+
+    def test_opened_with_the_source_that_begins(self, bus, frames):
+        """A taker that joined before the stream began learns the right source, once."""
+        first, second = Source(run_id="first"), Source(run_id="second")
+        bus.subscribe(frames)
+        bus.flush()
+        assert frames.opened == []
+        bus.begin(first)
+        bus.begin(second)
+        bus.flush()
+        assert frames.opened == [first]
+
+    def test_late_taker(self, bus, make_frames):
+        """A taker that joins later learns the source at once, and its first frame says from which number on."""
+        early, late = make_frames(), make_frames()
+        bus.subscribe(early)
+        bus.log(Ticked(number=1))
+        bus.subscribe(late, to=Ticked)
+        bus.log(Ticked(number=2))
+        bus.flush()
+        assert late.opened == early.opened
+        assert first_and_last(late) == [(2, 2)]
+        assert_dense(early)
+
+    def test_shed_is_the_streams_own(self, make_bus, frames, held_still):
+        """What was shed while one stream ran is not in the frames of the next."""
+        bus = make_bus(queue_limit=10)
+        bus.subscribe(frames)
+        bus.begin(Source(run_id="first"))
+        bus.flush()
+        go_on = held_still(bus)
+        for number in range(20):
+            bus.log(Ticked(number=number))
+        go_on()
+        bus.flush()
+        bus.begin(Source(run_id="second"))
+        bus.log(Ticked())
+        bus.flush()
+        told = {frame.source.run_id: frame.shed for frame in frames.decoded()}
+        assert told == {"first": {"test.stream.ticked": 12}, "second": {}}
+
+
+class TestFrames:
+    def test_dense(self, bus, frames, scaled):
+        """Frames continue each other: the next starts at the last number + 1."""
+        bus.subscribe(frames)
+        for number in range(scaled(20_000)):
+            bus.log(Ticked(number=number))
+            if number % 777 == 0:
+                bus.flush()
+        bus.close()
+        assert list(assert_dense(frames).values()) == [scaled(20_000) + 2]
+        assert [one.number for one in frames.events(Ticked)] == list(range(scaled(20_000)))
+
+    def test_events_told(self, bus, frames):
+        """With each frame the taker learns how many rows it has."""
+        bus.subscribe(frames, to=Ticked)
+        for _ in range(5):
+            bus.log(Ticked())
+            bus.log(Empty())
+        bus.flush()
+        assert [events for _, events in frames.frames] == [5]
+
+    def test_without_flush(self, bus, frames):
+        """A batch that waited a quarter of a second is handed over."""
+        taken = threading.Event()
+        take = frames.take
+
+        def note(frame, *, events):
+            taken.set()
+            return take(frame, events=events)
+
+        frames.take = note
+        bus.subscribe(frames, to=Ticked)
+        bus.log(Ticked())
+        assert taken.wait(10)
+
+    def test_tiny_events(self, make_bus, frames, held_still):
+        """Frames of the smallest events hold no more rows than readers accept."""
+        bus = make_bus(queue_limit=10**6)
+        bus.subscribe(frames)
+        go_on = held_still(bus)
+        for _ in range(50_000):
+            bus.log(Empty(at_ns=1, span_id=0, step=1))
+        go_on()
+        bus.flush(20)
+        assert_dense(frames)
+        assert len(frames.events(Empty)) == 50_000
+        assert 8_000 < max(events for _, events in frames.frames) <= 16_384
+
+    def test_huge_events(self, make_bus, frames):
+        """Frames of the largest events stay below the size that readers accept."""
+        bus = make_bus()
+        bus.subscribe(frames)
+        for number in range(50):
+            bus.log(Ticked(number=number, text="x" * 70_000))
+        bus.flush(20)
+        assert_dense(frames)
+        assert [one.number for one in frames.events(Ticked)] == list(range(50))
+        assert max(len(frame) for frame, _ in frames.frames) < 1 << 20
+        assert bus.stats().strings_cut == 50
+
+    def test_many_types(self, make_bus, frames):
+        """Frames of very many types name no more of them than readers accept."""
+        classes = []
+        for number in range(1500):
+
+            class Kind(Event):
+                pass
+
+            Kind.__qualname__ = f"Kind{number}"
+            classes.append(event(f"test.stream.kind{number}")(Kind))
+        bus = make_bus()
+        bus.subscribe(frames)
+        for cls in classes:
+            bus.log(cls())
+        bus.flush(20)
+        assert_dense(frames)
+        assert len(frames.events()) == 1501
+
+    def test_redeclared_class(self, bus, frames):
+        """Two classes that share a name, as in a notebook cell that ran twice, are each read as they were written."""
+
+        def declare(fields):
+            body = {"__annotations__": fields, "__module__": "cell"}
+            return event("test.stream.again")(type("Again", (Event,), body))
+
+        bus.subscribe(frames)
+        old = declare({"number": int})
+        one = old(number=1)
+        bus.log(one)
+        bus.flush()
+        new = declare({"text": str})
+        bus.log(new(text="a"))
+        bus.flush()
+        assert bus.stats().by_type["test.stream.again"] == 2
+        last = frames.events()[-1]
+        assert (type(last), last.text) == (new, "a")
+
+    def test_unknown_events(self, bus, frames):
+        """An event that a decoder did not know is recorded as what it was read as."""
+        bus.subscribe(frames)
+        for number in range(3):
+            bus.log(UnknownEvent(name="other.library.event", fields={"number": number}, name_version=4))
+        bus.flush()
+        assert [(one.name, one.fields, one.name_version) for one in frames.events(UnknownEvent)] == [
+            ("other.library.event", {"number": number}, 4) for number in range(3)
+        ]
+
+    def test_shared_by_equal_takers(self, bus, make_frames):
+        """Takers that want the same get the same frame, cut once; one that wants less gets its own."""
+        takers = [make_frames(), make_frames(), make_frames()]
+        bus.subscribe(takers[0])
+        bus.subscribe(takers[1])
+        bus.subscribe(takers[2], to=Ticked)
+        bus.log(Ticked())
+        bus.log(Empty())
+        bus.flush()
+        assert takers[0].frames[0][0] is takers[1].frames[0][0]
+        assert len(takers[2].events()) == 1
+        assert first_and_last(takers[2]) == first_and_last(takers[0]) == [(0, 2)]
+
+    def test_refused(self, bus, frames):
+        """Frames that a taker refuses are counted as shed, and leave a gap of exactly that length."""
+        subscription = bus.subscribe(frames)
+        for number in range(30):
+            frames.accepts = not 10 <= number < 20
+            bus.log(Ticked(number=number))
+            bus.flush()
+        stats = subscription.stats()
+        assert (stats.logged, stats.handled, stats.shed, stats.balance) == (31, 21, 10, 0)
+        ranges = first_and_last(frames)
+        gaps = [after[0] - before[1] - 1 for before, after in itertools.pairwise(ranges)]
+        assert sum(gaps) == 10
+
+    def test_lost_later(self, bus, frames):
+        """What a taker took and then lost moves from handled to shed."""
+        subscription = bus.subscribe(frames, to=Ticked)
+        for _ in range(5):
+            bus.log(Ticked())
+        bus.flush()
+        frames.lost = 2
+        stats = subscription.stats()
+        assert (stats.handled, stats.shed, stats.balance) == (3, 2, 0)
+
+    @pytest.mark.parametrize("keep", [None, every(1)])
+    def test_taker_that_leaves(self, bus, make_frames, keep):
+        """A taker gets a frame of all that was logged before it left, and another goes on."""
+        leaving, staying = make_frames(), make_frames()
+        subscription = bus.subscribe(leaving, keep=keep)
+        bus.subscribe(staying)
+        for number in range(3):
+            bus.log(Ticked(number=number))
+        assert subscription.close()
+        bus.log(Ticked(number=3))
+        bus.flush()
+        assert [one.number for one in leaving.events(Ticked)] == [0, 1, 2]
+        assert [one.number for one in staying.events(Ticked)] == [0, 1, 2, 3]
+        assert leaving.is_closed
+        assert not staying.is_closed
+
+
+class TestIdentity:
+    def test_as_of_the_first_event(self, bus, frames, monkeypatch):
+        """The stream is of whoever the process is when its first event comes."""
+        bus.subscribe(frames)
+        mine = attrs.evolve(process_source(), run_id="told later")
+        set_process_source(mine)
+        bus.log(Ticked())
+        bus.flush()
+        assert frames.opened == [mine]
+        assert {one.source for one in frames.events()} == {mine} or frames.events()[0].source.run_id == "told later"
