@@ -1,0 +1,378 @@
+"""
+Appending to a numbered series of files, whatever the disk does.
+
+What an operating system does with a write is: all of it, some of it, none of it, or none of it for a
+reason that may pass. `Appender` makes two of these four: all, or nothing and the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+
+FILE_MODE = 0o600
+DIRECTORY_MODE = 0o700
+_MOST_PARTS = 100_000
+_FIRST_REST_NS = 250_000_000
+_LONGEST_REST_NS = 30_000_000_000
+_NO_FILE = -1
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_OLD_FILE = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW_FILE = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+PartName = Callable[[int], str]
+"""Return the name of a part, counted from 0, below the directory; slashes separate directories."""
+
+
+@attrs.frozen
+class Vanished:
+    """A file that was removed, or emptied, while it was written."""
+
+    path: Path
+    events: int
+    size_bytes: int
+
+
+@attrs.frozen
+class Outcome:
+    """
+    What became of a write; true if all of it is in the kernel.
+
+    If not, nothing of it is, and the same bytes may be written again: at once if a file vanished.
+    """
+
+    error: OSError | None = None
+    vanished: Vanished | None = None
+
+    def __bool__(self) -> bool:
+        return self.error is None and self.vanished is None
+
+
+DONE = Outcome()
+
+
+def create_file(directory: Path, name: str) -> int:
+    """
+    Create *name* below *directory* and return its descriptor.
+
+    The file must not exist, and neither it nor a directory that *name* leads through may be a symbolic
+    link: whoever can write to *directory* does not choose what is written to. What is missing is made for
+    this user alone.
+
+    Raises:
+        OSError: The file cannot be made; `FileExistsError` if it is there.
+    """
+    make_directory(directory)
+    at = os.open(directory, _DIRECTORY)
+    try:
+        *between, last = name.split("/")
+        for step in between:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(step, DIRECTORY_MODE, dir_fd=at)
+            inner = os.open(step, _DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
+            os.close(at)
+            at = inner
+        return os.open(last, _NEW_FILE, FILE_MODE, dir_fd=at)
+    finally:
+        os.close(at)
+
+
+def make_directory(directory: Path) -> None:
+    """Make *directory* and those above it, each for this user alone; those that exist stay as they are."""
+    missing = [directory]
+    while not missing[-1].parent.exists():
+        missing.append(missing[-1].parent)
+    for path in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=DIRECTORY_MODE)
+
+
+class Appender:
+    """
+    Appends chunks of bytes to the files ``name(0)``, ``name(1)`` and so on below a directory.
+
+    Never raises `OSError`. A write that fails leaves the file as it was and is refused for a while, a quarter
+    of a second at first and twice as long each time up to 30 s, so that a full disk costs no more than an
+    empty one. For one thread; it may block as long as the disk does.
+
+    Args:
+        directory: Made when the first file is.
+        name: Gives each part its name; a name that is taken is skipped.
+        rotate_bytes: A part that has reached this size is finished and the next one begun.
+        fsync_s: Force what was written to the device when it is older than this. 0 does so after every
+            write, None leaves it to the kernel.
+        monotonic_ns: The clock; for tests.
+        create: Opens a file; for tests.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        name: PartName,
+        *,
+        rotate_bytes: int | None = None,
+        fsync_s: float | None = None,
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        create: Callable[[Path, str], int] = create_file,
+    ) -> None:
+        self.directory = directory
+        self.part = 0
+        """The number of the part that is open, or the next to be."""
+        self.size_bytes = 0
+        """Of the open part; 0 if none is."""
+        self.events = 0
+        """In the open part, as they were counted to `write`."""
+        self.written_bytes = 0
+        """In all parts, those that vanished included."""
+        self.errors = 0
+        self.last_error: OSError | None = None
+        self.paths: list[Path] = []
+        """The files made so far."""
+        self._name = name
+        self._rotate_bytes = rotate_bytes
+        self._fsync_ns = None if fsync_s is None else int(fsync_s * 1e9)
+        self._now = monotonic_ns
+        self._create = create
+        self._fd = _NO_FILE
+        self._is_dirty = False
+        self._is_new = False
+        self._is_parked = False
+        self._synced_ns = monotonic_ns()
+        self._rest_ns = 0
+        self._rest_until_ns = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the open part has reached its size."""
+        return self._rotate_bytes is not None and self.size_bytes >= self._rotate_bytes
+
+    @property
+    def rest_ns(self) -> int:
+        """How long writes are still refused; 0 if they are not."""
+        return max(0, self._rest_until_ns - self._now()) if self._rest_ns else 0
+
+    def ready(self, *, insist: bool = False) -> Outcome:
+        """
+        Have a part open that is not full, so that `part` and `size_bytes` say where the next chunk will go.
+
+        Args:
+            insist: Try even if an earlier failure was a moment ago.
+
+        Returns:
+            That it is so, the error, or that the open file vanished; then the next call begins a new part.
+        """
+        if not insist and self.rest_ns:
+            return Outcome(error=self.last_error)
+        if self._is_parked:
+            outcome = self._unpark()
+            if not outcome:
+                return outcome
+        vanished = self.check()
+        if vanished is not None:
+            return Outcome(vanished=vanished)
+        if self.is_full:
+            self.finish()
+        if self._fd == _NO_FILE:
+            try:
+                self._open()
+            except OSError as error:
+                return self._refuse(error)
+        return DONE
+
+    def write(self, chunk: bytes, *, events: int = 1, insist: bool = False) -> Outcome:
+        """
+        Append all of *chunk*, or nothing.
+
+        Args:
+            chunk: What a reader should find whole or not at all.
+            events: How many events *chunk* holds, to be told if the file vanishes.
+            insist: As for `ready`, which this begins with.
+        """
+        outcome = self.ready(insist=insist)
+        if not outcome:
+            return outcome
+        try:
+            self._append(chunk)
+        except OSError as error:
+            return self._refuse(error)
+        self.events += events
+        self._rest_ns = 0
+        if self._fsync_ns == 0:
+            self.sync()
+        return DONE
+
+    def check(self) -> Vanished | None:
+        """Return what was lost if the open file was removed or emptied behind our back; then it is let go."""
+        if self._fd == _NO_FILE:
+            return None
+        try:
+            found = os.fstat(self._fd)
+        except OSError as error:  # a stale handle of a network file system
+            self._note(error)
+        else:
+            is_emptied = stat.S_ISREG(found.st_mode) and self.size_bytes > 0 == found.st_size
+            if found.st_nlink and not is_emptied:
+                return None
+        vanished = Vanished(self.paths[-1], self.events, self.size_bytes)
+        self._let_go()
+        return vanished if vanished.size_bytes else None
+
+    def sync_if_due(self) -> None:
+        """Force to the device what has been in the kernel for longer than was asked for."""
+        if self._is_dirty and self._fsync_ns is not None and self._now() - self._synced_ns >= self._fsync_ns:
+            self.sync()
+
+    def sync(self) -> None:
+        """Force what was written to the device; a failure is counted, since repeating it would prove nothing."""
+        self._synced_ns = self._now()
+        if self._fd == _NO_FILE or not self._is_dirty:
+            return
+        self._is_dirty = False
+        try:
+            os.fsync(self._fd)
+            if self._is_new:
+                self._sync_name()
+        except OSError as error:
+            self._note(error)
+
+    def finish(self, last: bytes = b"") -> Outcome:
+        """
+        Append *last* to the open part and close it, forced to the device if that was asked for.
+
+        The next write begins another part. If none is open, nothing is done.
+        """
+        outcome = self._unpark() if self._is_parked else DONE
+        if self._fd != _NO_FILE and last:
+            try:
+                self._append(last)
+            except OSError as error:
+                self._note(error)
+                outcome = Outcome(error=error)
+        if self._fsync_ns is not None:
+            self.sync()
+        self._let_go()
+        return outcome
+
+    def park(self) -> None:
+        """
+        Close the descriptor until the next write, which goes on with the same part.
+
+        For whoever writes more files than may be open. What was written is forced to the device first if that was
+        asked for.
+        """
+        if self._fd == _NO_FILE:
+            return
+        if self._fsync_ns is not None:
+            self.sync()
+        fd, self._fd = self._fd, _NO_FILE
+        self._is_parked = True
+        try:
+            os.close(fd)
+        except OSError as error:  # NFS reports a failed write here
+            self._note(error)
+
+    def abandon(self) -> None:
+        """Close this process's copy of the descriptor and touch nothing else; for a forked child."""
+        self._is_parked = False
+        fd, self._fd = self._fd, _NO_FILE
+        if fd != _NO_FILE:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+    def _sync_name(self) -> None:
+        at = os.open(self.paths[-1].parent, _DIRECTORY)
+        try:
+            os.fsync(at)
+        finally:
+            os.close(at)
+        self._is_new = False
+
+    def _unpark(self) -> Outcome:
+        path = self.paths[-1]
+        try:
+            self._fd = os.open(path, _OLD_FILE)
+        except FileNotFoundError:
+            self._is_parked = False
+            vanished = Vanished(path, self.events, self.size_bytes)
+            self._turn_page()
+            return Outcome(vanished=vanished)
+        except OSError as error:
+            return self._refuse(error)
+        self._is_parked = False
+        return DONE
+
+    def _open(self) -> None:
+        for _ in range(_MOST_PARTS):
+            name = self._name(self.part)
+            try:
+                self._fd = self._create(self.directory, name)
+            except FileExistsError:
+                self.part += 1
+            else:
+                self.paths.append(self.directory / name)
+                self._is_new = True
+                return
+        raise FileExistsError(errno.EEXIST, f"{_MOST_PARTS} parts exist", str(self.directory))
+
+    def _append(self, chunk: bytes) -> None:
+        rest = memoryview(chunk)
+        try:
+            while rest:
+                # A short write comes before the error that explains it: go on until there is one.
+                rest = rest[os.write(self._fd, rest) :]
+        except OSError:
+            if len(rest) < len(chunk):
+                self._cut_back()
+            raise
+        self.size_bytes += len(chunk)
+        self.written_bytes += len(chunk)
+        self._is_dirty = True
+
+    def _cut_back(self) -> None:
+        """Remove what a failed write left; if even that fails the file ends torn, and another is begun."""
+        try:
+            os.ftruncate(self._fd, self.size_bytes)
+        except OSError as error:
+            self._note(error)
+            self._let_go()
+
+    def _refuse(self, error: OSError) -> Outcome:
+        self._note(error)
+        if error.errno == errno.EFBIG and self.size_bytes:
+            # The limit is on one file. The next may take it; if not, it is empty and stays open.
+            self.finish()
+        elif self._rest_ns == 0:
+            self._rest(_FIRST_REST_NS)
+        else:
+            self._rest(min(2 * self._rest_ns, _LONGEST_REST_NS))
+        return Outcome(error=error)
+
+    def _rest(self, rest_ns: int) -> None:
+        self._rest_ns = rest_ns
+        self._rest_until_ns = self._now() + rest_ns
+
+    def _note(self, error: OSError) -> None:
+        self.errors += 1
+        self.last_error = error
+
+    def _let_go(self) -> None:
+        fd, self._fd = self._fd, _NO_FILE
+        if fd == _NO_FILE:
+            return
+        self._turn_page()
+        try:
+            os.close(fd)
+        except OSError as error:  # NFS reports a failed write here
+            self._note(error)
+
+    def _turn_page(self) -> None:
+        self.part += 1
+        self.size_bytes = self.events = 0
+        self._is_dirty = False

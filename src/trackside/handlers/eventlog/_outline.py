@@ -1,0 +1,198 @@
+"""Who wrote logs, when, and how it ended: a look at the first and the last of each, however long they are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from itertools import chain, pairwise
+from typing import Final
+
+import attrs
+
+from trackside.events import (
+    Event,
+    Frame,
+    FrameDecoder,
+    Heartbeat,
+    IterationEnded,
+    Source,
+    SourceEnded,
+    TrainingConfigured,
+    UnreadableError,
+)
+from trackside.handlers.eventlog._find import LogFile, find_files
+from trackside.handlers.eventlog._reader import LogReader
+from trackside.handlers.eventlog._strand import identified
+
+_HEAD_BYTES: Final = 1 << 16
+_TAIL_BYTES: Final = (1 << 18, 1 << 21, 1 << 24)
+"""How much of a log's end is looked at: more only where less says nothing of the last event and the last step."""
+
+
+@attrs.define(kw_only=True)
+class SourceOutline:
+    """What the beginning and the end of a source's log say of it."""
+
+    source: Source
+    perf_tags: tuple[str, ...] = ()
+    """The source's own; else those that the training was configured with."""
+    first_ns: int | None = None
+    """The earliest time among the first events, in ns since the epoch; None if no event is in the log."""
+    last_ns: int | None = None
+    """The latest time among the last events."""
+    last_heartbeat_ns: int | None = None
+    heartbeat_every_ns: int | None = None
+    """The longest time between two of the last heartbeats; None if there were no two."""
+    last_step: int | None = None
+    """Of the last training iteration; where the end of the log holds none, of the last event that has a step."""
+    ended: str | None = None
+    """Why the source ended, as it said itself; None if it did not: it runs, or died."""
+
+    def add_first(self, event: Event) -> None:
+        """Account for one of the first events."""
+        if self.first_ns is None or event.at_ns < self.first_ns:
+            self.first_ns = event.at_ns
+        if isinstance(event, TrainingConfigured) and not self.perf_tags:
+            self.perf_tags = tuple(event.perf_tag)
+
+
+@attrs.define
+class LogOutline:
+    """What `outline` found."""
+
+    sources: list[SourceOutline]
+    """By run, attempt, rank and start."""
+    problems: list[UnreadableError]
+    """Why whole files or directories were not read."""
+
+
+@attrs.define
+class _Tail:
+    """What the last events of a source say."""
+
+    is_whole: bool = False
+    """Whether these are all of its events."""
+    first_ns: int | None = None
+    last_ns: int | None = None
+    trained_step: int | None = None
+    any_step: int | None = None
+    ended: str | None = None
+    beats_ns: list[int] = attrs.field(factory=list)
+    tags: tuple[str, ...] = ()
+
+    def add(self, event: Event) -> None:
+        at_ns = event.at_ns
+        if self.last_ns is None or at_ns > self.last_ns:
+            self.last_ns = at_ns
+        if self.first_ns is None or at_ns < self.first_ns:
+            self.first_ns = at_ns
+        self.ended = event.reason if isinstance(event, SourceEnded) else None
+        if event.step >= 0:
+            self.any_step = event.step
+            if isinstance(event, IterationEnded) and event.kind == "training":
+                self.trained_step = event.step
+        if isinstance(event, Heartbeat):
+            self.beats_ns.append(event.at_ns)
+        elif isinstance(event, TrainingConfigured) and not self.tags:
+            self.tags = tuple(event.perf_tag)
+
+    def every_ns(self) -> int | None:
+        """Return the longest time between two heartbeats that followed each other."""
+        beats = self.beats_ns
+        return max((after - before for before, after in pairwise(beats)), default=None)
+
+
+def outline(*paths: str | os.PathLike[str]) -> LogOutline:
+    """
+    Look at the beginning and the end of logs: who wrote them, since when and until when, and whether they ended.
+
+    The time that takes grows with the number of files and not with their size: of each process up to 64 KiB are
+    read from the beginning and, as a rule, 256 KiB from the end. `inspect` reads everything.
+
+    Args:
+        paths: Log files, or directories with such at any depth.
+
+    Raises:
+        UnreadableError: None of *paths* leads to a file that can be read.
+    """
+    found, problems = find_files(paths)
+    decoder = FrameDecoder()
+    strands = identified(found, decoder, problems)
+    if not strands:
+        raise problems[0] if problems else UnreadableError("outline", "was given no path", "give one")
+    sources = [seen for strand in strands if (seen := _outlined(strand, decoder, problems)) is not None]
+    return LogOutline(sorted(sources, key=_place), problems)
+
+
+def _place(seen: SourceOutline) -> tuple[str, int, int, int, str]:
+    source = seen.source
+    return source.run_id, source.attempt, source.rank, seen.first_ns or 0, source.id
+
+
+def _outlined(files: Sequence[LogFile], decoder: FrameDecoder, problems: list[UnreadableError]) -> SourceOutline | None:
+    source = next((file.source for file in files if file.source is not None), None)
+    if source is None:
+        return None  # a log that was made and holds nothing yet
+    seen = SourceOutline(source=source, perf_tags=source.perf_tags)
+    try:
+        tail = _last_events(files, source, decoder)
+        if tail.is_whole:
+            seen.first_ns = tail.first_ns
+        else:
+            for event in _first_events(files, source, decoder):
+                seen.add_first(event)
+        _add_tail(seen, tail)
+    except OSError as error:
+        problems.append(UnreadableError(str(error.filename), str(error.strerror), "see that it can be read"))
+    except UnreadableError as problem:
+        problems.append(problem)
+    return seen
+
+
+def _add_tail(seen: SourceOutline, tail: _Tail) -> None:
+    seen.last_ns = tail.last_ns if tail.last_ns is not None else seen.first_ns
+    seen.last_heartbeat_ns = max(tail.beats_ns, default=None)
+    seen.heartbeat_every_ns = tail.every_ns()
+    seen.last_step = tail.trained_step if tail.trained_step is not None else tail.any_step
+    seen.ended = tail.ended
+    seen.perf_tags = seen.perf_tags or tail.tags
+
+
+def _first_events(files: Sequence[LogFile], source: Source, decoder: FrameDecoder) -> Iterator[Event]:
+    """Yield the events of the first frame, and of those that follow in the first 64 KiB of its file."""
+    for file in files:
+        reader = LogReader(file.path, decoder, block_bytes=_HEAD_BYTES)
+        is_found = False
+        for item in chain(reader.read(), reader.finish()):
+            if isinstance(item, Frame) and item.source.id == source.id:
+                yield from item.events
+                is_found = is_found or bool(item.events)
+            if is_found and reader.offset >= _HEAD_BYTES:
+                return
+        if is_found:
+            return
+
+
+def _last_events(files: Sequence[LogFile], source: Source, decoder: FrameDecoder) -> _Tail:
+    """Return what the end of the last file that holds events says, looking at as little of it as will do."""
+    tail = _Tail()
+    for file in reversed(files):
+        size = file.path.stat().st_size
+        for length in _TAIL_BYTES:
+            tail = _read_tail(file, source, decoder, max(0, size - length))
+            if length >= size or (tail.last_ns is not None and tail.trained_step is not None):
+                break
+        if tail.last_ns is not None:
+            tail.is_whole = len(files) == 1 and length >= size
+            break
+    return tail
+
+
+def _read_tail(file: LogFile, source: Source, decoder: FrameDecoder, offset: int) -> _Tail:
+    tail = _Tail()
+    reader = LogReader(file.path, decoder, offset=offset)
+    for item in chain(reader.read(), reader.finish()):
+        if isinstance(item, Frame) and item.source.id == source.id:
+            for event in item.events:
+                tail.add(event)
+    return tail

@@ -1,0 +1,341 @@
+"""The event log: frames from the porter, onto disk, on a thread of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from trackside.events import FRAMES, ConfigError, Source, clock
+from trackside.handlers.eventlog._appender import Appender, Outcome, Vanished, create_file
+from trackside.handlers.eventlog._buffer import Buffer
+from trackside.handlers.eventlog._entries import Loss, encode_header
+from trackside.handlers.eventlog._records import MAX_PAYLOAD_BYTES, SUFFIX
+from trackside.handlers.eventlog._series import Series
+
+_CHUNK_BYTES = 1 << 18
+_WAKE_BYTES = 1 << 20
+_COMPLAIN_EVERY_NS = 60_000_000_000
+
+_logger = logging.getLogger("trackside")
+
+
+def log_name(source: Source, part: int) -> str:
+    """Return the path of a log file below its directory: a directory per run, a file per process and part."""
+    run = re.sub(r"[^A-Za-z0-9._-]+", "-", source.run_id)[:100].strip("-.") or "run"
+    process = re.sub(r"[^A-Za-z0-9]+", "-", source.id)[:8] or "source"
+    return f"{run}/rank-{source.rank:05d}.attempt-{source.attempt}.{process}.{part:04d}{SUFFIX}"
+
+
+class EventLog:
+    """
+    Writes every frame to ``<directory>/<run>/rank-00000.attempt-0.<process>.0000.tslog``.
+
+    The porter hands frames over and never waits; a daemon thread, started with the first frame, writes
+    them. What the disk refuses waits in the buffer and is tried again; what has no room there is refused
+    to the porter, counted, and named in the file in the place where it is missing. After `flush` returned
+    True, what was taken before survives the death of the process. Without it a kill loses what was logged in the last
+    *flush_s*, and in the 0.3 s that a frame may take to get here.
+
+    Args:
+        directory: Made for this user alone when the first frame is written, if it does not exist.
+        fsync_s: Force what was written to the device when it is older than this. 0 does so after every
+            write, None leaves it to the kernel; then only a loss of power can lose it.
+        rotate_bytes: A file that has reached this size is finished and another part begun.
+        buffer_bytes: How much may wait for the disk.
+        flush_s: How long a frame waits at most before it is written.
+        create: Opens a file; for tests.
+        monotonic_ns: The clock of rests and intervals; for tests.
+
+    Raises:
+        ConfigError: *directory* is or lies below something that is no directory, or a number is out of range.
+    """
+
+    runs_on = FRAMES
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        fsync_s: float | None = 5.0,
+        rotate_bytes: int = 256 << 20,
+        buffer_bytes: int = 32 << 20,
+        flush_s: float = 0.5,
+        create: Callable[[Path, str], int] = create_file,
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.directory = Path(directory).absolute()
+        _check_directory(self.directory)
+        _require(fsync_s is None or fsync_s >= 0, "fsync_s", fsync_s, "give seconds from 0, or None")
+        for name, given in (("rotate_bytes", rotate_bytes), ("buffer_bytes", buffer_bytes)):
+            _require(given >= MAX_PAYLOAD_BYTES, name, given, f"give at least {MAX_PAYLOAD_BYTES}, the largest frame")
+        _require(flush_s > 0, "flush_s", flush_s, "give seconds above 0")
+        self._fsync_s = fsync_s
+        self._rotate_bytes = rotate_bytes
+        self._buffer_bytes = buffer_bytes
+        self._flush_s = flush_s
+        self._wake_bytes = min(_WAKE_BYTES, buffer_bytes // 4)
+        self._create = create
+        self._now = monotonic_ns
+        self._source: Source | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """Be as new; also what a forked child starts from."""
+        self._buffer = Buffer(self._buffer_bytes, clock.now_ns)
+        self._appender: Appender | None = None
+        self._series: Series | None = None
+        self._thread: threading.Thread | None = None
+        self._writing = threading.Lock()
+        self._asked = 0
+        self._answered = 0
+        self._is_closing = False
+        self._is_closed = False
+        self._vanished_events = 0
+        self._vanished_bytes = 0
+        self._unwritten_events = 0
+        self._faults = 0
+        self._complained_ns: int | None = None
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files written so far."""
+        return list(self._appender.paths) if self._appender else []
+
+    @property
+    def lost(self) -> int:
+        """How many events were taken and are in no file: what vanished, and what was not written by the end."""
+        return self._vanished_events + self._unwritten_events
+
+    def open(self, source: Source) -> None:
+        """
+        Learn whose frames will come. The file is made when the first of them is written.
+
+        Raises:
+            ConfigError: *source* cannot be written.
+        """
+        encode_header(source, 0)
+        self._source = source
+        self._appender = Appender(
+            self.directory,
+            lambda part: log_name(source, part),
+            rotate_bytes=self._rotate_bytes,
+            fsync_s=self._fsync_s,
+            monotonic_ns=self._now,
+            create=self._create,
+        )
+        self._series = Series(self._appender, source)
+
+    def take(self, frame: bytes, *, events: int) -> bool:
+        """Accept *frame* for writing; False if there is no room, or it cannot be written at all."""
+        buffer = self._buffer
+        with buffer.changed:
+            if self._is_closing or self._series is None:
+                buffer.refuse(frame, events, "the log is closed")
+                return False
+            if len(frame) > MAX_PAYLOAD_BYTES:
+                buffer.refuse(frame, events, f"a frame of {len(frame)} bytes")
+                return False
+            is_taken = buffer.put(frame, events)
+            if buffer.size_bytes >= self._wake_bytes:
+                buffer.changed.notify_all()
+        if self._thread is None:
+            self._start()
+        return is_taken
+
+    def flush(self, timeout_s: float = 2.0) -> bool:
+        """
+        Write what was taken; True once all of it is in the kernel, where the death of this process cannot reach it.
+
+        False if it is not after *timeout_s*, if the disk just refused it, or if it is found that a file
+        vanished with what was in it.
+        """
+        if threading.current_thread() is self._thread:  # a logging handler of the job's, told of our trouble
+            return False
+        buffer = self._buffer
+        with buffer.changed:
+            due, lost = buffer.taken, self._vanished_events
+            self._asked += 1
+            ticket = self._asked
+            buffer.changed.notify_all()
+        self._write_here_if_threadless(timeout_s)
+        with buffer.changed:
+            if self._thread is not None:
+                buffer.changed.wait_for(lambda: self._answered >= ticket or self._is_closed, timeout_s)
+            return buffer.settled >= due and lost == self._vanished_events and not self._unwritten_events
+
+    def close(self, timeout_s: float = 2.0) -> bool:
+        """Write what was taken, finish the file and stop; True if all of it was written. Safe to call twice."""
+        buffer = self._buffer
+        with buffer.changed:
+            self._is_closing = True
+            buffer.changed.notify_all()
+        self._write_here_if_threadless(timeout_s)
+        with buffer.changed:
+            if self._thread is not None and threading.current_thread() is not self._thread:
+                buffer.changed.wait_for(lambda: self._is_closed, timeout_s)
+            return not buffer.waiting_events and not self._unwritten_events and not self._vanished_events
+
+    def after_fork(self, source: Source) -> None:
+        """In a forked child: leave the parent's file alone and start empty, with a file of its own."""
+        inherited = self._appender
+        self._begin()
+        if inherited is not None:
+            inherited.abandon()
+        self.open(source)
+
+    def losses(self) -> dict[str, int]:
+        """Return how many events were taken or offered and are in no file, by reason."""
+        return {
+            "refused": self._buffer.refused_events,
+            "vanished": self._vanished_events,
+            "unwritten": self._unwritten_events,
+        }
+
+    def stats(self) -> dict[str, int | str]:
+        """Return the counts: bytes and records written, events that wait or are lost, errors and the last of them."""
+        appender = self._appender
+        error = appender.last_error if appender else None
+        return {
+            "bytes": appender.written_bytes if appender else 0,
+            "records": self._series.records if self._series else 0,
+            "files": len(self.paths),
+            "waiting_events": self._buffer.waiting_events,
+            "waiting_bytes": self._buffer.size_bytes,
+            "refused_events": self._buffer.refused_events,
+            "vanished_events": self._vanished_events,
+            "vanished_bytes": self._vanished_bytes,
+            "unwritten_events": self._unwritten_events,
+            "write_errors": (appender.errors if appender else 0) + self._faults,
+            "last_error": str(error) if error else "",
+        }
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._work, name="trackside event log", daemon=True)
+        # While an interpreter ends no thread can be started; then flush and close write in their caller's.
+        with contextlib.suppress(RuntimeError):
+            thread.start()
+            self._thread = thread
+
+    def _write_here_if_threadless(self, timeout_s: float) -> None:
+        if self._thread is None and self._series is not None and not self._is_closed:
+            self._write(insist=True, is_last=self._is_closing, timeout_s=timeout_s)
+
+    def _work(self) -> None:
+        """Run on the thread: write when it is time, when there is much to write, or when asked to."""
+        changed = self._buffer.changed
+        while not self._is_closed:
+            with changed:
+                changed.wait_for(self._is_wanted, self._pause_s())
+                asked, is_last = self._asked, self._is_closing
+                insist = is_last or asked > self._answered
+            self._write(insist=insist, is_last=is_last)
+            with changed:
+                self._answered = asked
+                changed.notify_all()
+
+    def _is_wanted(self) -> bool:
+        if self._is_closing or self._asked > self._answered:
+            return True
+        return not self._buffer.trouble and self._buffer.size_bytes >= self._wake_bytes
+
+    def _pause_s(self) -> float:
+        rest_ns = self._appender.rest_ns if self._appender else 0
+        return rest_ns / 1e9 if rest_ns else self._flush_s
+
+    def _write(self, *, insist: bool, is_last: bool, timeout_s: float = -1) -> None:
+        """Write what waits, and survive whatever happens; never while holding `Buffer.changed`."""
+        if not self._writing.acquire(timeout=timeout_s):
+            return
+        try:
+            self._drain(insist=insist)
+            if is_last and not self._is_closed:
+                self._finish(self._series)
+        except Exception as error:  # the thread must outlive it: nobody else writes
+            self._faults += 1
+            self._buffer.trouble = repr(error)
+            self._complain()
+        finally:
+            if is_last:
+                self._unwritten_events = self._buffer.waiting_events
+                self._is_closed = True
+            self._writing.release()
+
+    def _drain(self, *, insist: bool) -> None:
+        buffer, series, appender = self._buffer, self._series, self._appender
+        assert series is not None
+        assert appender is not None
+        due = buffer.taken
+        while True:
+            entries = buffer.batch(_CHUNK_BYTES) if buffer.settled <= due else []
+            if entries:
+                outcome = series.write(entries, insist=insist)
+                if outcome:
+                    buffer.settle(entries)
+                    buffer.trouble = ""
+                elif not self._recover(outcome, appender):
+                    break
+            elif (vanished := appender.check()) is not None:
+                self._lose(vanished)
+            else:
+                break
+        appender.sync_if_due()
+
+    def _recover(self, outcome: Outcome, appender: Appender) -> bool:
+        """Return whether to try again at once."""
+        if outcome.vanished is not None:
+            self._lose(outcome.vanished)
+            return True
+        self._buffer.trouble = str(outcome.error)
+        self._complain()
+        return appender.rest_ns == 0
+
+    def _lose(self, vanished: Vanished) -> None:
+        self._vanished_events += vanished.events
+        self._vanished_bytes += vanished.size_bytes
+        reason = f"{vanished.path.name} vanished"
+        self._buffer.put_first(Loss(vanished.events, vanished.size_bytes, reason, clock.now_ns()))
+        self._complain(reason)
+
+    def _finish(self, series: Series | None) -> None:
+        """Close the file; what could not be written by now never will be."""
+        if self._buffer.waiting_events:
+            self._complained_ns = None
+            self._complain()
+        if series is not None:
+            series.finish()
+
+    def _complain(self, reason: str = "") -> None:
+        """Report trouble, once a minute."""
+        now = self._now()
+        if self._complained_ns is not None and now - self._complained_ns < _COMPLAIN_EVERY_NS:
+            return
+        self._complained_ns = now
+        losses = self.losses()
+        with contextlib.suppress(Exception):  # a logging handler of the job's
+            _logger.warning(
+                "event log %s: %s; %d events wait, %d are lost so far",
+                self.directory,
+                reason or self._buffer.trouble or "closed before all was written",
+                self._buffer.waiting_events,
+                sum(losses.values()),
+            )
+
+
+def _require(is_right: object, field: str, given: object, remedy: str) -> None:
+    if not is_right:
+        raise ConfigError(field, given, remedy)
+
+
+def _check_directory(directory: Path) -> None:
+    """Refuse what can never become a directory; whatever else is wrong with it may pass, and is met at run time."""
+    for path in (directory, *directory.parents):
+        if os.path.isdir(path):  # noqa: PTH112  it answers where Path.is_dir may raise
+            return
+        if os.path.lexists(path):
+            raise ConfigError("directory", str(directory), f"{path} is no directory; name another or remove it")

@@ -1,0 +1,32 @@
+"""
+Models: handlers that know something.
+
+Each reads events of any number of sources, in the job, elsewhere or years later, and gives the same answer.
+"""
+
+from trackside.handlers.models._span_report import SourceSpans, SpanReport, SpanView
+from trackside.handlers.models.clocks import ClockOffset, ClockOffsets, ClocksResult
+from trackside.handlers.models.counters import CounterBoard, CounterBoardResult, CounterTotals
+from trackside.handlers.models.goodput import GoodputAccumulator
+from trackside.handlers.models.metrics import MetricsResult, SourceMetrics, TrainingMetrics
+from trackside.handlers.models.scores import ScoreAggregator, ScoreReport
+from trackside.handlers.models.spans import SpanBuilder
+
+__all__ = [
+    "ClockOffset",
+    "ClockOffsets",
+    "ClocksResult",
+    "CounterBoard",
+    "CounterBoardResult",
+    "CounterTotals",
+    "GoodputAccumulator",
+    "MetricsResult",
+    "ScoreAggregator",
+    "ScoreReport",
+    "SourceMetrics",
+    "SourceSpans",
+    "SpanBuilder",
+    "SpanReport",
+    "SpanView",
+    "TrainingMetrics",
+]

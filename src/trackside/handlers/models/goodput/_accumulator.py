@@ -1,0 +1,245 @@
+"""The model: events in, the account of a session's time out."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from trackside.events import PORTER, ConfigError, DecodeError, Event, Source
+from trackside.handlers.models.goodput import _problems as problems
+from trackside.handlers.models.goodput._account import StepTime
+from trackside.handlers.models.goodput._answer import Answer, Question, Stretch, normalized
+from trackside.handlers.models.goodput._process import Process
+from trackside.handlers.models.goodput._reading import LATEST_NS, READERS, Reader, skip, take
+from trackside.handlers.models.goodput._result import NS_PER_S, GoodputResult
+from trackside.handlers.models.goodput._session import Picture, Session
+
+_FORMAT: Final = 1
+_BROKEN: Final = (TypeError, ValueError, OverflowError, AttributeError, LookupError)
+"""What values of the wrong type lead to."""
+
+
+class GoodputAccumulator:
+    """
+    Assigns every instant of a session, from its first start to its end, to exactly one bucket.
+
+    ::
+
+        goodput = GoodputAccumulator()
+        feed(replay("runs/"), goodput)
+        print(goodput.result().goodput)
+
+    A session is the runs with one session tag, or without one, one run. Its events may come from any number of
+    processes and in any order between them. Give it all events, not some classes of them: others show when a process
+    was alive, and what is missing is known by the gaps in their numbers.
+
+    Args:
+        validation_is_productive: Whether time in validation and testing counts as productive.
+        ideal_step_time_s: What a step should take; found out from the steps unless given.
+    """
+
+    runs_on = PORTER
+
+    def __init__(self, *, validation_is_productive: bool = False, ideal_step_time_s: float | None = None) -> None:
+        self.validation_is_productive = validation_is_productive
+        self.ideal_step_time_s = ideal_step_time_s
+        self._readers: dict[type[Event], Reader | None] = dict(READERS)
+        self._processes: dict[str, Process] = {}
+        self._sessions: dict[str, Session] = {}
+        self.missed = 0
+        self._source: Source | None = None
+        self._process = Process(Source.unknown(""))
+
+    def __call__(self, event: Event) -> None:
+        """Learn from *event*."""
+        try:
+            read = self._readers[event.__class__]
+        except KeyError:
+            read = self._reader(event.__class__)
+        if read is skip:
+            return
+        source = event.source
+        if source is not self._source:
+            self._turn_to(source)
+        process = self._process
+        try:
+            take(process, event, read)
+        except _BROKEN:
+            process.mend()
+
+    def miss(self, count: int) -> None:
+        """Learn that *count* events were lost on the way here."""
+        self.missed += count
+
+    def _reader(self, kind: type[Event]) -> Reader | None:
+        found = next((READERS[base] for base in kind.__mro__ if base in READERS), None)
+        self._readers[kind] = skip if kind.derived else found
+        return self._readers[kind]
+
+    def _turn_to(self, source: Source) -> None:
+        process = self._processes.get(source.id)
+        if process is None:
+            process = self._processes[source.id] = Process(source)
+            self._sort(process)
+        elif process.source is not source and process.source != source and source.run_id:
+            # Its first events may have come before it said who it is.
+            self._sessions[_session_of(process.source)].processes.remove(process)
+            process.source = source
+            self._sort(process)
+        self._source, self._process = source, process
+
+    def _sort(self, process: Process) -> None:
+        name = _session_of(process.source)
+        session = self._sessions.get(name)
+        if session is None:
+            session = Session(name, validation_is_productive=self.validation_is_productive)
+            self._sessions[name] = session
+        bisect.insort(session.processes, process, key=lambda process: process.source.id)
+
+    def sessions(self) -> list[str]:
+        """Return the names of the sessions of which any rank is known, in order of their start."""
+        known = [session for session in self._sessions.values() if session.mains()]
+        return [session.name for session in sorted(known, key=lambda session: (session.start, session.name))]
+
+    def result(
+        self,
+        *,
+        session: str | None = None,
+        start_ns: int | None = None,
+        end_ns: int | None = None,
+        exclude: Iterable[Stretch] = (),
+        ideal_step_time_s: float | None = None,
+        is_alive: bool = False,
+    ) -> GoodputResult:
+        """
+        Return what the time from *start_ns* to *end_ns* was spent on.
+
+        Everything that is known by now is used: work that was lost later on is lost in every answer from then on.
+        The answers for stretches that follow each other add up to that for the whole.
+
+        Args:
+            session: Its name; the one that started last unless given.
+            start_ns: In ns since the epoch; the session's start unless given.
+            end_ns: In ns since the epoch; the last event unless given. Up to a later moment nothing is known, unless
+                the job is known to be alive or has ended: after its end there is nothing to account for.
+            exclude: Stretches to leave out, as starts and ends in ns since the epoch.
+            ideal_step_time_s: What a step should take.
+            is_alive: Whether the job is known to be running at *end_ns*: what is in progress then goes on until there.
+
+        Raises:
+            ConfigError: if there is no such session.
+        """
+        asked = self._session(session)
+        picture = self._picture(asked, end_ns, is_alive=is_alive)
+        if len(self.sessions()) > 1 and session is None:
+            picture.problems[problems.OTHER_SESSIONS] = len(self.sessions()) - 1
+        if ideal_step_time_s is None:
+            ideal_step_time_s = self.ideal_step_time_s
+        question = Question(
+            start_ns=picture.job.start if start_ns is None else start_ns,
+            end_ns=picture.job.end if end_ns is None else end_ns,
+            exclude=normalized(exclude),
+            ideal_s=ideal_step_time_s,
+            validation_is_productive=self.validation_is_productive,
+            missed=self.missed,
+        )
+        return Answer(asked, picture, question).result()
+
+    def windows(self, length_s: float, *, session: str | None = None, **question: Any) -> list[GoodputResult]:
+        """
+        Return the results for consecutive windows of *length_s*, the last one as long as there is time left.
+
+        Args:
+            length_s: Of a window, in seconds.
+            session: As for `result`.
+            question: As for `result`.
+
+        Raises:
+            ConfigError: if there is no such session, or *length_s* is not at least a nanosecond.
+        """
+        length = round(length_s * NS_PER_S)
+        if length < 1:
+            raise ConfigError("windows()", length_s, "give a length in seconds, above zero")
+        whole = self.result(session=session, **question)
+        for bound in ("start_ns", "end_ns"):
+            question.pop(bound, None)
+        found = []
+        for start in range(whole.start_ns, whole.end_ns, length):
+            end = min(start + length, whole.end_ns)
+            found.append(self.result(session=whole.session, start_ns=start, end_ns=end, **question))
+        return found
+
+    def step_times(
+        self, *, session: str | None = None, start_ns: int = 0, end_ns: int = LATEST_NS
+    ) -> Iterator[StepTime]:
+        """
+        Yield the steps that ended after *start_ns* and by *end_ns*, of each attempt those of its slowest rank.
+
+        Raises:
+            ConfigError: if there is no such session.
+        """
+        for account in self._picture(self._session(session), None, is_alive=False).job.slowest:
+            yield from account.steps(start_ns, end_ns)
+
+    def attempts(self, *, session: str | None = None) -> list[Stretch]:
+        """
+        Return of each attempt when it began and until when time is its own, in ns since the epoch.
+
+        Raises:
+            ConfigError: if there is no such session.
+        """
+        picture = self._picture(self._session(session), None, is_alive=False)
+        starts = [attempt.start for attempt in picture.attempts]
+        return list(zip(starts, [*starts[1:], picture.job.end], strict=True))
+
+    def _session(self, name: str | None) -> Session:
+        known = self.sessions()
+        if name is None and known:
+            return self._sessions[known[-1]]
+        if name is None or name not in known:
+            listed = ", ".join(known) or "none: no rank has told of anything"
+            raise ConfigError("session", name, f"known are {listed}")
+        return self._sessions[name]
+
+    @staticmethod
+    def _picture(session: Session, end_ns: int | None, *, is_alive: bool) -> Picture:
+        picture = session.picture(end_ns, is_alive=is_alive)
+        assert picture is not None  # a session is known by its ranks
+        return picture
+
+    def merge(self, other: GoodputAccumulator) -> None:
+        """Take over what *other* knows of processes that are unknown here; it must not be used any more."""
+        for source_id, process in other._processes.items():
+            if source_id not in self._processes:
+                self._processes[source_id] = process
+                self._sort(process)
+        self.missed += other.missed
+
+    def dump(self) -> dict[str, Any]:
+        """Return the state as plain data."""
+        ordered = sorted(self._processes.items())
+        return {"format": _FORMAT, "missed": self.missed, "processes": [process.dump() for _, process in ordered]}
+
+    def load(self, data: Any) -> None:
+        """
+        Replace the state by what `dump` returned.
+
+        Raises:
+            DecodeError: if *data* is anything else; it may come from anybody. The state is kept then.
+        """
+        try:
+            if data["format"] != _FORMAT:
+                raise DecodeError(f"goodput of format {data['format']!r}; only {_FORMAT} is known")
+            processes = [Process.load(item) for item in data["processes"]]
+            missed = int(data["missed"])
+        except _BROKEN as error:
+            raise DecodeError(f"what should be goodput's state is not: {error}") from error
+        self._processes, self._sessions, self._source, self.missed = {}, {}, None, missed
+        for process in processes:
+            self._processes[process.source.id] = process
+            self._sort(process)
+
+
+def _session_of(source: Source) -> str:
+    return source.session_tag or source.run_id

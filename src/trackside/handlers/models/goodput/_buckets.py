@@ -1,0 +1,140 @@
+"""The buckets of a job's time, and the codes by which a process's time is kept until it goes into one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
+
+from trackside.events import SpanEnded, SpanStarted, span_names
+
+ELASTIC_SLICE_DOWN: Final = "ELASTIC_SLICE_DOWN"
+ELASTIC_SCALE_UP: Final = "ELASTIC_SCALE_UP"
+ELASTIC_REINITIALIZATION: Final = "ELASTIC_REINITIALIZATION"
+RECOVERY: Final = "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION"
+WASTED_PROGRESS: Final = "WASTED_PROGRESS_FROM_DISRUPTION"
+CHECKPOINT_RESTORE: Final = "UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME"
+CHECKPOINT_SAVE: Final = "UNPRODUCTIVE_CHECKPOINT_SAVE_TIME"
+VALIDATION: Final = "VALIDATION"
+CUSTOM_EVENTS: Final = "CUSTOM_BADPUT_EVENTS"
+DATA_LOADING_SYNC: Final = "DATA_LOADING_SYNC"
+ACCELERATOR_INITIALIZATION: Final = "ACCELERATOR_INITIALIZATION"
+TRAINING_PREP: Final = "TRAINING_PREP"
+PROGRAM_STARTUP: Final = "PROGRAM_STARTUP"
+PRODUCTIVE: Final = "PRODUCTIVE"
+OTHER: Final = "OTHER"
+DATA_LOADING_ASYNC: Final = "DATA_LOADING_ASYNC"
+"""No bucket: reported beside, subtracted from nothing."""
+
+BUCKETS: Final = (
+    ELASTIC_SLICE_DOWN,
+    ELASTIC_SCALE_UP,
+    ELASTIC_REINITIALIZATION,
+    RECOVERY,
+    WASTED_PROGRESS,
+    CHECKPOINT_RESTORE,
+    CHECKPOINT_SAVE,
+    VALIDATION,
+    CUSTOM_EVENTS,
+    DATA_LOADING_SYNC,
+    ACCELERATOR_INITIALIZATION,
+    TRAINING_PREP,
+    PROGRAM_STARTUP,
+    PRODUCTIVE,
+    OTHER,
+)
+"""Highest priority first: where several could have an instant, the first has it."""
+
+Bucket: TypeAlias = "str | tuple[str, str]"
+"""A bucket's name; of custom badput with its type."""
+Sums: TypeAlias = "dict[Bucket, int]"
+"""Nanoseconds by bucket."""
+
+# Kinds: what a process was seen to do. The lower, the higher the priority.
+KINDS: Final = (
+    ELASTIC_SLICE_DOWN,
+    ELASTIC_SCALE_UP,
+    ELASTIC_REINITIALIZATION,
+    CHECKPOINT_RESTORE,
+    CHECKPOINT_SAVE,
+    VALIDATION,
+    CUSTOM_EVENTS,
+    DATA_LOADING_SYNC,
+    ACCELERATOR_INITIALIZATION,
+    TRAINING_PREP,
+    PRODUCTIVE,
+)
+LAST_ELASTIC: Final = KINDS.index(ELASTIC_REINITIALIZATION)
+RESTORE: Final = KINDS.index(CHECKPOINT_RESTORE)
+SAVE: Final = KINDS.index(CHECKPOINT_SAVE)
+CUSTOM: Final = KINDS.index(CUSTOM_EVENTS)
+LOADING: Final = KINDS.index(DATA_LOADING_SYNC)
+STEP: Final = KINDS.index(PRODUCTIVE)
+FIRST_CUSTOM: Final = 16
+"""Kinds from here on are types of custom badput, in the order in which the process named them."""
+
+# Flags of a slice of time, below its kind.
+FIRST: Final = 1
+"""A step begins here."""
+INSIDE: Final = 2
+"""Within a step, from its start to its end, whatever else is going on."""
+WASTED: Final = 4
+"""Of a step that the same process did again from a checkpoint."""
+FAILED: Final = 8
+"""Of a step that an exception ended."""
+UNSAMPLED: Final = 16
+"""Of a step whose length says nothing about steps, because its end was not seen."""
+FLAGS: Final = FIRST | INSIDE | WASTED | FAILED | UNSAMPLED
+KIND_SHIFT: Final = 5
+
+STEP_CODE: Final = STEP << KIND_SHIFT | INSIDE
+
+_BY_NAME: Final = {
+    span_names.DISTRIBUTED_INIT: KINDS.index(ACCELERATOR_INITIALIZATION),
+    span_names.DATALOADER_INIT: KINDS.index(TRAINING_PREP),
+    span_names.MODEL_INIT: KINDS.index(TRAINING_PREP),
+    span_names.OPTIMIZER_INIT: KINDS.index(TRAINING_PREP),
+    span_names.CHECKPOINT_LOAD: RESTORE,
+    span_names.CHECKPOINT_SAVE_SYNC: SAVE,
+    span_names.CHECKPOINT_SAVE_ASYNC: SAVE,
+    span_names.CHECKPOINT_SAVE_FINALIZATION: SAVE,
+    span_names.VALIDATION_LOOP: KINDS.index(VALIDATION),
+    span_names.TESTING_LOOP: KINDS.index(VALIDATION),
+    span_names.VALIDATION_ITERATION: KINDS.index(VALIDATION),
+    span_names.TESTING_ITERATION: KINDS.index(VALIDATION),
+    span_names.TESTING_ITERATION_ALIAS: KINDS.index(VALIDATION),
+    span_names.DATA_LOADING: LOADING,
+}
+EVALUATION: Final = KINDS.index(VALIDATION)
+OWN_THREAD_ONLY: Final = frozenset({SAVE, LOADING})
+"""Kinds that hold up the training thread only when they happen on it."""
+_MARKABLE: Final = {name: kind for kind, name in enumerate(KINDS) if kind not in (CUSTOM, STEP)}
+
+
+def priority(code: int) -> int:
+    """Return the place of *code*'s kind in the order of priority; types of custom badput share one."""
+    kind = code >> KIND_SHIFT
+    return CUSTOM if kind >= FIRST_CUSTOM else kind
+
+
+def kind_of(span: SpanStarted | SpanEnded) -> int | str | None:
+    """Return the kind of time that *span* is; of custom badput its type; None if it says nothing."""
+    marked = span.attributes.get(span_names.BADPUT_TYPE) if span.attributes else None
+    if marked is not None:
+        return _MARKABLE.get(marked, str(marked)) if isinstance(marked, str) else str(marked)
+    return _BY_NAME.get(span.name)
+
+
+def add(total: dict[Any, int], more: Mapping[Any, int]) -> None:
+    """Add *more* to *total*, key by key."""
+    for key, value in more.items():
+        total[key] = total.get(key, 0) + value
+
+
+def subtract(total: dict[Any, int], less: Mapping[Any, int]) -> None:
+    """Take *less* from *total*, key by key; what becomes zero goes."""
+    for key, value in less.items():
+        left = total.get(key, 0) - value
+        if left:
+            total[key] = left
+        else:
+            total.pop(key, None)

@@ -1,0 +1,123 @@
+"""Laying one stretch of time over others, so that each instant stays with whoever has the higher priority."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from operator import itemgetter
+from typing import Final
+
+from trackside.handlers.models.goodput._block import Slice
+from trackside.handlers.models.goodput._buckets import FIRST, FLAGS, INSIDE, STEP_CODE, WASTED, priority
+
+_start, _end = itemgetter(0), itemgetter(1)
+
+_FEW: Final = 8
+_NOTHING: Final = -1
+"""The code of time of which nothing is known."""
+
+
+def paint(slices: list[Slice], start: int, end: int, code: int) -> None:
+    """
+    Give *start* to *end* to *code*, except where something of the same or a higher priority is.
+
+    Of equals the one that was there first stays: of nested spans the inner one, which ended before the outer.
+    """
+    low, high = _touched(slices, start, end)
+    laid, within, after = _cut(slices[low:high], start, end)
+    rank = priority(code)
+    for first, last, under, number in within:
+        if under == _NOTHING:
+            laid.append((first, last, code, 0))
+        elif priority(under) <= rank:
+            laid.append((first, last, under, number))
+        else:
+            laid.append((first, last, code | under & FLAGS, number))
+    slices[low:high] = laid + after
+
+
+def paint_step(slices: list[Slice], start: int, end: int, number: int | None, flags: int) -> bool:
+    """
+    Let *start* to *end* be a step's, except where another step is.
+
+    Args:
+        slices: What is known of that time; changed.
+        start: In ns.
+        end: In ns.
+        number: The step's; None if the time belongs to the step before.
+        flags: `FAILED`, `UNSAMPLED`.
+
+    Returns:
+        Whether any time was left for it.
+    """
+    low, high = _touched(slices, start, end)
+    laid, within, after = _cut(slices[low:high], start, end)
+    begins = 0 if number is None else FIRST
+    found = False
+    for first, last, under, there in within:
+        if under != _NOTHING and under & INSIDE:
+            laid.append((first, last, under, there))
+            continue
+        code = STEP_CODE if under == _NOTHING else under | INSIDE
+        laid.append((first, last, code | flags | begins, number if begins and number is not None else 0))
+        begins, found = 0, True
+    slices[low:high] = laid + after
+    return found
+
+
+def waste(slices: Iterable[Slice], since: int) -> list[Slice]:
+    """Return *slices* with all steps that began at *since* or later marked as done again."""
+    return [
+        (start, end, code | WASTED if code & INSIDE and start >= since else code, number)
+        for start, end, code, number in slices
+    ]
+
+
+def joined(slices: Iterable[Slice]) -> list[Slice]:
+    """Return *slices* with neighbours that say the same made one, so that equal pasts look equal."""
+    found: list[Slice] = []
+    for item in slices:
+        if found and not item[2] & FIRST:
+            start, end, code, number = found[-1]
+            if end == item[0] and code & ~FIRST == item[2]:
+                found[-1] = (start, item[1], code, number)
+                continue
+        found.append(item)
+    return found
+
+
+def _touched(slices: list[Slice], start: int, end: int) -> tuple[int, int]:
+    """Return the bounds of those of *slices* that have an instant from *start* to *end*, or of a few more."""
+    if len(slices) <= _FEW:
+        return 0, len(slices)
+    low = bisect_right(slices, start, key=_end)
+    return low, max(low, bisect_left(slices, end, key=_start))
+
+
+def _cut(slices: Iterable[Slice], start: int, end: int) -> tuple[list[Slice], list[Slice], list[Slice]]:
+    """Return what of *slices* lies before *start*, what between, its gaps filled with `_NOTHING`, and what after."""
+    before: list[Slice] = []
+    within: list[Slice] = []
+    after: list[Slice] = []
+    at = start
+    for item in slices:
+        first, last, code, number = item
+        if last <= start:
+            before.append(item)
+            continue
+        if first >= end:
+            after.append(item)
+            continue
+        if first < start:
+            before.append((first, start, code, number))
+            first, code, number = start, code & ~FIRST, 0
+        elif at < first:
+            within.append((at, first, _NOTHING, 0))
+        if last > end:
+            after.append((end, last, code & ~FIRST, 0))
+            last = end
+        within.append((first, last, code, number))
+        at = last
+    if at < end:
+        within.append((at, end, _NOTHING, 0))
+    return before, within, after

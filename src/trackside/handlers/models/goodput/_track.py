@@ -1,0 +1,390 @@
+"""What one process did, instant by instant: disjoint slices of time, the recent ones open, the older ones packed."""
+
+from __future__ import annotations
+
+import operator
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from trackside.handlers.models.goodput._archive import NO_STEP, Archive
+from trackside.handlers.models.goodput._block import Slice, Tally, steps_of
+from trackside.handlers.models.goodput._buckets import FAILED, FIRST, INSIDE, KIND_SHIFT, STEP_CODE, WASTED, add
+from trackside.handlers.models.goodput._late import Late
+from trackside.handlers.models.goodput._lengths import Lengths
+from trackside.handlers.models.goodput._paint import joined, paint, paint_step, waste
+
+BLOCK: Final = 512
+"""Slices to a block, or a few more: a step is never cut."""
+
+
+class Track:
+    """
+    A process's time as disjoint slices, each with a code.
+
+    To add a slice at the end costs the same whatever the length of the track. One that reaches back changes what it
+    overlaps; if that is packed already, it waits for the next question or until enough have gathered.
+
+    Attributes:
+        top: Where the last slice ends.
+        step_end: Where the last step ends.
+        last_step: The number of the last step that counts; -1 for none.
+        lap_start: Where the steps began that are numbered in order up to now.
+    """
+
+    __slots__ = (
+        "_codes",
+        "_ends",
+        "_first_step",
+        "_late",
+        "_late_end",
+        "_limit",
+        "_numbers",
+        "_packed",
+        "_starts",
+        "_tallied",
+        "_tally",
+        "lap_start",
+        "last_step",
+        "step_end",
+        "top",
+    )
+
+    def __init__(self) -> None:
+        self._starts, self._ends = array("q"), array("q")
+        self._codes, self._numbers = array("I"), array("q")
+        self._packed = Archive()
+        self._limit = 2 * BLOCK
+        self._late: list[Late] = []
+        self._late_end = 0
+        self._first_step: list[Slice] | None = None
+        self._tally, self._tallied = Tally(), 0
+        self.top = self.step_end = self.lap_start = 0
+        self.last_step = NO_STEP
+
+    def append_step(self, number: int, start: int, end: int, flags: int = 0) -> None:
+        """Add a step that begins where the track ends, or later."""
+        self._numbers.append(number)
+        self._starts.append(start)
+        self._ends.append(end)
+        self._codes.append(STEP_CODE | FIRST | flags)
+        self.top = self.step_end = end
+        self.last_step = number
+        if len(self._starts) >= self._limit:
+            self._seal()
+
+    def add(self, start: int, end: int, code: int) -> None:
+        """Add a stretch of time that is no step; where something of the same or a higher priority is, that stays."""
+        if start > self.top or (start == self.top and self._codes and self._codes[-1] != code):
+            self._numbers.append(0)
+            self._starts.append(start)
+            self._ends.append(end)
+            self._codes.append(code)
+            self.top = end
+            if len(self._starts) >= self._limit:
+                self._seal()
+        else:
+            start, end = operator.index(start), operator.index(end)
+            if self._is_late(start):
+                self._put_off(Late(start, end, code))
+            else:
+                slices = self._pop(start)
+                paint(slices, start, end, code)
+                self._push(slices)
+
+    def add_step(self, number: int | None, start: int, end: int, flags: int = 0) -> None:
+        """
+        Add a step that begins after the last one ended, perhaps before other things did.
+
+        Args:
+            number: The step's; None if the time belongs to the last one.
+            start: In ns.
+            end: In ns.
+            flags: `FAILED`, `UNSAMPLED`.
+        """
+        start, end = operator.index(start), operator.index(end)
+        if number is not None:
+            number = operator.index(number)
+            if start >= self.top:
+                self.append_step(number, start, end, flags)
+                return
+            self.last_step = number
+        self.step_end = end
+        if self._is_late(start):
+            self._put_off(Late(start, end, flags, number, is_step=True))
+        else:
+            slices = self._pop(start)
+            paint_step(slices, start, end, number, flags)
+            self._push(slices)
+
+    def add_late_step(self, number: int, start: int, end: int, flags: int) -> None:
+        """Add a step that lies before the end of the last one, as far as no other has its time."""
+        start, end, number = operator.index(start), operator.index(end), operator.index(number)
+        given = number if number <= self.last_step else None
+        late = Late(start, end, flags, given, is_step=True, steps_until=self.step_end)
+        if self._is_late(start):
+            self._put_off(late)
+        else:
+            self._settle()
+            slices = self._pop(start)
+            self._paint(slices, late)
+            self._push(slices)
+
+    def _is_late(self, start: int) -> bool:
+        """Return whether what lies at *start* is packed; if not, put what came late where it belongs."""
+        if start <= self._packed.end:
+            return True
+        if start < self._late_end:
+            self._settle()
+        return False
+
+    def _put_off(self, item: Late) -> None:
+        """Keep *item* for later: to unpack what it lies over for each that comes late costs the past each time."""
+        self._late.append(item)
+        self._late_end = max(self._late_end, item.end)
+        self.top = max(self.top, item.end)
+        if len(self._late) >= max(BLOCK, len(self._packed)):
+            self._settle()
+
+    def waste_from(self, number: int) -> None:
+        """Mark the steps from *number* on as done again."""
+        self._settle()
+        start = self.time_of(number)
+        if start is not None:
+            self._push(waste(self._pop(start), start))
+        self.last_step = number - 1
+
+    def mend(self) -> None:
+        """Forget a slice of which only a part could be kept: not all of it were whole numbers."""
+        count = min(map(len, self._columns()))
+        for column in self._columns():
+            del column[count:]
+
+    def _columns(self) -> tuple[array[int], array[int], array[int], array[int]]:
+        return self._starts, self._ends, self._codes, self._numbers
+
+    def _settle(self) -> None:
+        """Put what came late where it belongs."""
+        if self._late:
+            late, self._late, self._late_end = self._late, [], 0
+            slices = self._pop(min(item.start for item in late))
+            for item in late:
+                self._paint(slices, item)
+            self._push(slices)
+
+    def _paint(self, slices: list[Slice], item: Late) -> None:
+        """Lay *item* over *slices*, which were taken off."""
+        if not item.is_step:
+            paint(slices, item.start, item.end, item.code)
+        elif item.is_doubtful and not item.fits(slices, self._before_step(slices, item.start)):
+            paint_step(slices, item.start, item.end, None, item.code)
+        else:
+            paint_step(slices, item.start, item.end, item.number, item.code)
+
+    def _before_step(self, slices: list[Slice], start: int) -> int:
+        """Return the number of the last step that counts and began before *start*; -1 for none."""
+        for first, _, code, number in reversed(slices):
+            if first < start and code & (FIRST | WASTED) == FIRST:
+                return number
+        for place in range(len(self._codes) - 1, -1, -1):
+            if self._codes[place] & (FIRST | WASTED) == FIRST:
+                return self._numbers[place]
+        return self._packed.last_step
+
+    def _pop(self, start: int) -> list[Slice]:
+        """Take off the slices that end at *start* or later."""
+        while self._packed and self._packed.end >= start:
+            self._unseal()
+        ends = self._ends
+        first = len(ends)
+        while first and ends[first - 1] >= start:
+            first -= 1
+        if first < self._tallied:
+            self._tallied = 0
+        taken = list(self._slices(first))
+        for column in self._columns():
+            del column[first:]
+        if self._first_step is not None and self._first_step[-1][1] >= start:
+            self._first_step = None
+        return taken
+
+    def _push(self, slices: Iterable[Slice]) -> None:
+        for start, end, code, number in joined(slices):
+            self._starts.append(start)
+            self._ends.append(end)
+            self._codes.append(code)
+            self._numbers.append(number)
+        while len(self._starts) >= self._limit:
+            self._seal()
+        self.top = max(self._late_end, self._ends[-1] if self._ends else self._packed.end)
+
+    def _slices(self, first: int = 0, last: int | None = None) -> Iterator[Slice]:
+        return zip(
+            self._starts[first:last],
+            self._ends[first:last],
+            self._codes[first:last],
+            self._numbers[first:last],
+            strict=True,
+        )
+
+    def _seal(self) -> None:
+        """Pack the older half, up to where no step is cut."""
+        cut = BLOCK
+        while cut < len(self._codes) and self._goes_on(cut):
+            cut += 1
+        if cut == len(self._codes):
+            self._limit = cut + BLOCK
+            return
+        self._packed.pack(tuple(self._slices(0, cut)))
+        for column in self._columns():
+            del column[:cut]
+        self._limit = 2 * BLOCK
+        self._tallied = 0
+
+    def _goes_on(self, place: int) -> bool:
+        """Return whether the step of the slice before *place* may go on there."""
+        return self._codes[place] & (FIRST | INSIDE) == INSIDE and self._starts[place] == self._ends[place - 1]
+
+    def _unseal(self) -> None:
+        """Unpack the last block."""
+        slices = self._packed.unpack()
+        for column, values in zip(self._columns(), zip(*slices, strict=True), strict=True):
+            column[:0] = array(column.typecode, values)
+        self._limit = len(self._starts) + BLOCK
+        self._tallied = 0
+
+    @property
+    def begin(self) -> int:
+        """Where the first slice begins; `top` if there is none."""
+        if self._packed:
+            return self._packed.start
+        return self._starts[0] if self._starts else self.top
+
+    def until(self, end: int) -> tuple[dict[int, int], int]:
+        """Return the nanoseconds by code, and how many steps had time of their own, before *end*."""
+        self._settle()
+        if end >= self.top:
+            return self._whole()
+        if end <= self.begin:
+            return {}, 0
+        place = self._packed.place_of(end)
+        sums, samples = self._packed.before(place)
+        if place < len(self._packed):
+            rest: Iterable[Slice] = self._packed.slices(place)
+        else:
+            rest = self._slices(0, bisect_left(self._starts, end))
+        tally = Tally([(start, min(last, end), code, number) for start, last, code, number in rest if start < end])
+        add(sums, tally.sums)
+        return sums, samples + len(tally.nets)
+
+    def _whole(self) -> tuple[dict[int, int], int]:
+        tally = self._open_tally()
+        sums = dict(self._packed.sums)
+        add(sums, tally.sums)
+        return sums, self._packed.samples + len(tally.nets)
+
+    def _open_tally(self) -> Tally:
+        """Return what the slices add up to that are not packed."""
+        # What was added since the last question follows what was added up then, unless that was changed.
+        if not self._tallied:
+            self._tally = Tally()
+        self._tally.add(self._slices(self._tallied))
+        self._tallied = len(self._starts)
+        return self._tally
+
+    def all_lengths(self) -> tuple[Lengths, Lengths]:
+        """Return how long the steps took, and those of them that the process did again."""
+        self._settle()
+        tally = self._open_tally()
+        lengths, wasted = self._packed.lengths.copy(), self._packed.wasted.copy()
+        tally.count_into(lengths, wasted)
+        return lengths, wasted
+
+    def time_of(self, number: int) -> int | None:
+        """Return where the first step begins that counts and is *number* or later, of those in order; None if none."""
+        self._settle()
+        for start, _, code, step in self._slices_from(self._packed.place_of_step(number, self.lap_start)):
+            if code & (FIRST | WASTED) == FIRST and step >= number and start >= self.lap_start:
+                return start
+        return None
+
+    def _slices_from(self, place: int = 0) -> Iterator[Slice]:
+        """Yield the slices from those of the block at *place* on."""
+        self._settle()
+        yield from self._packed.slices_from(place)
+        yield from self._slices()
+
+    def steps_from(self, start: int) -> Iterator[list[Slice]]:
+        """Yield the slices of each step, from about *start* on; none that ended later is left out."""
+        self._settle()
+        return steps_of(self._slices_from(self._packed.place_of(start)))
+
+    def last_completed(self, end: int) -> int | None:
+        """Return the last step that counts, did not fail and ended by *end*; None if there is none."""
+        self._settle()
+        ended = after = 0
+        for start, last, code, number in self._backwards(self._packed.place_of(end)) if self.step_end else ():
+            ended = ended if last == after and ended else last
+            after = start if code & (FIRST | INSIDE) == INSIDE else 0
+            if code & FIRST and ended <= end and not code & (WASTED | FAILED):
+                return number
+        return None
+
+    def _backwards(self, place: int) -> Iterator[Slice]:
+        """Yield the slices up to those of the block at *place*, the last first."""
+        if place == len(self._packed):
+            for at in range(len(self._starts) - 1, -1, -1):
+                yield self._starts[at], self._ends[at], self._codes[at], self._numbers[at]
+            place -= 1
+        for block in range(place, -1, -1):
+            yield from reversed(self._packed.slices(block))
+
+    def first_step(self) -> list[Slice]:
+        """Return the slices of the first step in time; none if there is none."""
+        if self._first_step is not None or not self.step_end:
+            return self._first_step or []
+        found = next(self.steps_from(0), [])
+        if found and found[-1][1] < self.top:
+            self._first_step = found  # what is added at the end of the track cannot change it any more
+        return found
+
+    def dump(self) -> list[Any]:
+        """Return the track as plain data."""
+        self._settle()
+        tail = [list(item) for item in self._slices()]
+        return [self._packed.dump(), tail, self.top, self.step_end, self.lap_start, self.last_step]
+
+    @classmethod
+    def load(cls, data: Sequence[Any]) -> Track:
+        """
+        Return the track that `dump` wrote.
+
+        Raises:
+            ValueError: if *data* is anything else; so may whatever comes of values of other types.
+        """
+        track = cls()
+        packed, tail = data[:2]
+        track._packed = Archive.load(packed)
+        slices: list[Slice] = []
+        at = track._packed.end
+        for item in tail:
+            start, end, code, number = map(_whole_number, item)
+            if not at <= start < end:
+                raise ValueError("slices out of order")
+            slices.append((start, end, code, number))
+            at = end
+        track._push(slices)
+        track.top, track.step_end, track.lap_start, track.last_step = map(_whole_number, data[2:])
+        return track
+
+    def kinds(self) -> set[int]:
+        """Return the kinds of time there are."""
+        return {code >> KIND_SHIFT for code in self._whole()[0]}
+
+
+def _whole_number(value: Any) -> int:
+    """Return *value* as an int; a time that was recorded as 3.0 is 3."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return operator.index(value)

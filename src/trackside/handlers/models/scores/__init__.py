@@ -1,0 +1,38 @@
+"""
+Straggler scores: which rank is slow, where and since when.
+
+`ScoreAggregator` is the model; the formulas are pure functions beside it.
+"""
+
+from trackside.handlers.models.scores._aggregator import ScoreAggregator, ScoreResult
+from trackside.handlers.models.scores._formulas import gpu_score, is_nccl, lowest, section_scores, total_times
+from trackside.handlers.models.scores._report import (
+    INDIVIDUAL,
+    KINDS,
+    RELATIVE,
+    KindScores,
+    Missing,
+    ScoreReport,
+    Straggler,
+    StragglerId,
+    Thresholds,
+)
+
+__all__ = [
+    "INDIVIDUAL",
+    "KINDS",
+    "RELATIVE",
+    "KindScores",
+    "Missing",
+    "ScoreAggregator",
+    "ScoreReport",
+    "ScoreResult",
+    "Straggler",
+    "StragglerId",
+    "Thresholds",
+    "gpu_score",
+    "is_nccl",
+    "lowest",
+    "section_scores",
+    "total_times",
+]

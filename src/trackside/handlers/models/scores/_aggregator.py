@@ -1,0 +1,386 @@
+"""The model: windows of all ranks in, scores out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import attrs
+
+from trackside.events import (
+    PORTER,
+    ConfigError,
+    Event,
+    GpuTimingUnavailable,
+    KernelWindow,
+    Publish,
+    SectionWindow,
+    Source,
+    TrainingConfigured,
+)
+from trackside.handlers.models.scores import _onset as onset
+from trackside.handlers.models.scores._evaluation import Evaluation, evaluate
+from trackside.handlers.models.scores._events import events_of
+from trackside.handlers.models.scores._formulas import Column, is_nccl
+from trackside.handlers.models.scores._intake import is_sound, kernel_timings, section_timings, summary, waited_ns
+from trackside.handlers.models.scores._ranks import Ranks
+from trackside.handlers.models.scores._report import KINDS, ScoreReport, Thresholds
+from trackside.handlers.models.scores._window import Key, Member, Names, Timings, Window
+
+_MAIN: Final = "main"
+_FORMAT: Final = 1
+
+
+@attrs.frozen(kw_only=True)
+class ScoreResult:
+    """What the aggregator knows: plain data, and the same however the sources interleaved."""
+
+    windows: list[ScoreReport]
+    """The latest windows, oldest first."""
+    missed: int
+    """Events that did not reach the model."""
+    malformed: int
+    """Windows that were refused: columns of unequal length, a name twice, more ranks than can be."""
+
+
+class ScoreAggregator:
+    """
+    Takes the section and kernel windows of all ranks of one run, and says which rank is slow, where and since when.
+
+    A window closes when all ranks are in, when those that are in have gone on to the next one and are at least half,
+    or when some rank is *patience* windows ahead. It is published then, and again when it closed too early or
+    late ones came in, under a higher revision.
+
+    Args:
+        publish: How to publish `StragglerReport`; None for not at all.
+        group: The key of the windows' ``groups`` by whose value ranks are peers; all are unless given.
+        thresholds: Who is a straggler in the published reports; may be set at any time.
+        kinds: The kinds of scores to compute, ``relative`` and ``individual``.
+        relax: The share by which a rank's best grows before each window; 0 never forgets.
+        keep: How many windows are kept, and so how late a rank's may come.
+        patience: How many windows a rank must be ahead for a window to close without the others.
+        exclude: Says of a kernel's name whether to leave it out; NCCL's are unless given.
+        on_report: Called with each report that is published, and would be if *publish* were given.
+        on_leave: Called with the last report of each window that is no longer kept.
+        summaries_of: The rank whose full statistics are to be in the reports; None for no rank's.
+
+    Raises:
+        ConfigError: if an argument is out of its range.
+    """
+
+    runs_on = PORTER
+
+    def __init__(
+        self,
+        *,
+        publish: Publish | None = None,
+        group: str = "",
+        thresholds: Thresholds | None = None,
+        kinds: Sequence[str] = KINDS,
+        relax: float = 0.001,
+        keep: int = 8,
+        patience: int = 2,
+        exclude: Callable[[str], bool] = is_nccl,
+        on_report: Callable[[ScoreReport], object] | None = None,
+        on_leave: Callable[[ScoreReport], object] | None = None,
+        summaries_of: int | None = None,
+    ) -> None:
+        if isinstance(kinds, str) or not set(kinds) <= set(KINDS):
+            raise ConfigError("kinds", kinds, f"give a list of {' and '.join(KINDS)}")
+        if not 0.0 <= relax < 1.0:
+            raise ConfigError("relax", relax, "give a share from 0 to below 1")
+        if keep < 1:
+            raise ConfigError("keep", keep, "give a number of windows, at least 1")
+        if patience < 1:
+            raise ConfigError("patience", patience, "give a number of windows, at least 1")
+        self._publish = publish
+        self._group = group
+        self._thresholds = thresholds or Thresholds()
+        self._kinds = tuple(kind for kind in KINDS if kind in kinds)
+        self._keep = keep
+        self._patience = patience
+        self._exclude = exclude
+        self._on_report = on_report
+        self._tells = publish is not None or on_report is not None
+        self._on_leave = on_leave
+        self._summaries_of = summaries_of
+        self._relax = relax
+        self.too_late = 0
+        """Windows of ranks that came when theirs was no longer kept; the only figure that depends on interleaving."""
+        self._forget()
+
+    def _forget(self) -> None:
+        self._missed = 0
+        self._malformed = 0
+        self._windows: dict[Key, Window] = {}
+        self._newest: Key = (-1, -1)
+        self._ranks = Ranks(self._relax)
+        self._streaks: onset.Streaks = {}
+        self._published: dict[Key, int] = {}
+        self._evaluated: dict[Key, tuple[tuple[int, int, int], Evaluation]] = {}
+
+    @property
+    def thresholds(self) -> Thresholds:
+        """Who is a straggler in the reports."""
+        return self._thresholds
+
+    @thresholds.setter
+    def thresholds(self, thresholds: Thresholds) -> None:
+        self._thresholds = thresholds
+
+    # --- taking ------------------------------------------------------------------------------------------------
+
+    def __call__(self, event: Event) -> None:
+        """Take *event*, if it is one of those that matter here."""
+        kind = type(event)
+        if kind is SectionWindow or kind is KernelWindow:
+            self._take(event)  # type: ignore[arg-type]
+        elif isinstance(event, TrainingConfigured):
+            if event.source.role == _MAIN:
+                self._ranks.configure(event.source, tuple(event.perf_tag))
+        elif isinstance(event, GpuTimingUnavailable) and event.source.role == _MAIN and not event.instead:
+            self._ranks.lacks_gpu_times(event.source, event.reason)
+
+    def miss(self, count: int) -> None:
+        """Learn that *count* events did not get here."""
+        self._missed += count
+
+    def _take(self, event: SectionWindow | KernelWindow) -> None:
+        source = event.source
+        if source.role != _MAIN:
+            return
+        if not is_sound(event) or not self._ranks.has_room_for(source):
+            self._malformed += 1
+            return
+        stream = self._ranks.stream(source, self._windows)
+        if stream is None:
+            return  # an earlier process that claims the same place
+        if not stream.section_windows and not stream.kernel_windows:
+            self._forget_empty()  # the earlier process of the same place may have been the only one of a window
+        self._ranks.count(source.attempt)
+        layouts = self._ranks.layouts
+        if isinstance(event, SectionWindow):
+            stream.section_windows += 1
+            timings = section_timings(event, stream.sections, stream.section_windows, layouts)
+        else:
+            stream.kernel_windows += 1
+            timings = kernel_timings(event, stream.kernels, stream.kernel_windows, layouts, self._exclude)
+        key = (source.attempt, event.window)
+        is_ahead = key > self._newest
+        if not self._open(key):
+            self.too_late += 1
+            return
+        self._place(self._windows[key], event, source, stream.tag, timings)
+        if self._tells:
+            self._publish_due(key, is_ahead=is_ahead)
+
+    def _forget_empty(self) -> None:
+        for key in [key for key, window in self._windows.items() if not window.members]:
+            del self._windows[key]
+            self._published.pop(key, None)
+            self._evaluated.pop(key, None)
+
+    def _open(self, key: Key) -> bool:
+        """Make room for the window of *key*; False if it is older than all that are kept."""
+        if key in self._windows:
+            return True
+        if len(self._windows) >= self._keep:
+            oldest = min(self._windows)
+            if key < oldest:
+                return False
+            self._retire(oldest)
+        self._windows[key] = Window()
+        self._newest = max(self._newest, key)
+        return True
+
+    def _retire(self, key: Key) -> None:
+        """Let go of the oldest window, and keep of it only who was slow."""
+        if self._tells:
+            self._publish_changed(key)
+        if self._on_leave is not None:
+            self._on_leave(self._report(key))
+        self._streaks = self._continued(self._streaks, key)
+        del self._windows[key]
+        self._published.pop(key, None)
+        self._evaluated.pop(key, None)
+
+    def _place(
+        self,
+        window: Window,
+        event: SectionWindow | KernelWindow,
+        source: Source,
+        tag: tuple[str, ...],
+        timings: Timings,
+    ) -> None:
+        member = window.members.get(source.rank)
+        bounds = (event.first_step, event.last_step, event.start_ns, event.at_ns)
+        if member is None:
+            group = event.groups.get(self._group, "") if self._group else ""
+            member = window.members[source.rank] = Member(source.host, group, tag, *bounds)
+        else:
+            member.widen(*bounds)
+        if isinstance(event, SectionWindow):
+            window.timed += member.sections is None
+            member.sections = timings
+            member.waited_ns = waited_ns(event)
+        else:
+            member.kernels = timings
+        if source.rank == self._summaries_of:
+            member.summaries["sections" if isinstance(event, SectionWindow) else "kernels"] = summary(event)
+        member.events += 1
+        window.revision += 1
+
+    # --- closing -----------------------------------------------------------------------------------------------
+
+    def _is_full(self, key: Key) -> bool:
+        return self._windows[key].timed == self._ranks.expected(key[0])
+
+    def _is_closed(self, key: Key) -> bool:
+        if self._is_full(key) or key[0] < self._newest[0] or self._newest[1] >= key[1] + self._patience:
+            return True
+        here, following = len(self._windows[key].members), self._windows.get((key[0], key[1] + 1))
+        return following is not None and len(following.members) >= here >= self._ranks.expected(key[0]) / 2
+
+    def _publish_due(self, key: Key, *, is_ahead: bool) -> None:
+        """Publish what one of the window *key* may have closed; if the window is a new one, all that changed."""
+        if is_ahead:
+            for known in sorted(self._windows):
+                if known < key and self._is_closed(known):
+                    self._publish_changed(known)
+        if self._is_full(key):
+            self._publish_changed(key)
+        previous = (key[0], key[1] - 1)
+        if previous in self._windows and previous not in self._published and self._is_closed(previous):
+            self._publish_changed(previous)
+
+    def _publish_changed(self, key: Key) -> None:
+        revision = self._windows[key].revision
+        if not self._tells or self._published.get(key) == revision:
+            return
+        self._published[key] = revision
+        report = self._report(key)
+        if self._publish is not None:
+            for event in events_of(report, report.end_ns):
+                self._publish(event)
+        if self._on_report is not None:
+            self._on_report(report)
+
+    # --- telling -----------------------------------------------------------------------------------------------
+
+    def result(self) -> ScoreResult:
+        """Return the scores of all windows kept."""
+        windows = [self._report(key) for key in sorted(self._windows)]
+        return ScoreResult(windows=windows, missed=self._missed, malformed=self._malformed)
+
+    def latest(self) -> ScoreReport | None:
+        """Return the scores of the latest closed window, if there is one."""
+        closed = [key for key in self._windows if self._is_closed(key)]
+        return self._report(max(closed)) if closed else None
+
+    def _evaluation(self, key: Key) -> Evaluation:
+        window = self._windows[key]
+        version = (window.revision, self._ranks.version_before(key[0]), self._ranks.settings)
+        ranks = self._ranks.of(key[0], window.members)
+        known = self._evaluated.get(key)
+        if known is not None and known[0] == version and known[1].ranks == ranks:
+            return known[1]
+
+        def references(rank: int, member: Member, timings: Timings) -> Column:
+            return self._ranks.references(key[0], rank, member, timings)
+
+        evaluation = evaluate(
+            window,
+            ranks,
+            kinds=self._kinds,
+            references=references,
+            gpu_off=lambda rank: self._ranks.gpu_off(key[0], rank),
+        )
+        self._evaluated[key] = version, evaluation
+        return evaluation
+
+    def _continued(self, streaks: onset.Streaks, key: Key) -> onset.Streaks:
+        evaluation = self._evaluation(key)
+        members = self._windows[key].members.values()
+        here = onset.Onset(key[1], min(member.first_step for member in members))
+        return onset.continued(streaks, onset.flagged(evaluation, self._thresholds), evaluation, here)
+
+    def _report(self, key: Key) -> ScoreReport:
+        streaks = self._streaks
+        for earlier in sorted(self._windows):
+            if earlier <= key:
+                streaks = self._continued(streaks, earlier)
+        evaluation, window = self._evaluation(key), self._windows[key]
+        members = window.members.values()
+        kept_of = window.members.get(self._summaries_of) if self._summaries_of is not None else None
+        return ScoreReport(
+            attempt=key[0],
+            window=key[1],
+            first_step=min(member.first_step for member in members),
+            last_step=max(member.last_step for member in members),
+            start_ns=min(member.start_ns for member in members),
+            end_ns=max(member.end_ns for member in members),
+            revision=window.revision,
+            is_closed=self._is_closed(key),
+            group=self._group,
+            ranks=evaluation.ranks,
+            nodes=[member.node if member else "" for member in evaluation.members],
+            peers=[member.group if member else "" for member in evaluation.members],
+            relative=evaluation.relative,
+            individual=evaluation.individual,
+            off=[kind for kind in KINDS if kind not in self._kinds],
+            waited_s_per_step=[member.waited_s_per_step if member else None for member in evaluation.members],
+            left_out_s_per_step=[member.left_out_s_per_step if member else None for member in evaluation.members],
+            coverage=evaluation.coverage,
+            missing=evaluation.missing,
+            stragglers=onset.stragglers(evaluation, onset.flagged(evaluation, self._thresholds), streaks),
+            summaries=dict(kept_of.summaries) if kept_of else {},
+        )
+
+    # --- moving ------------------------------------------------------------------------------------------------
+
+    def dump(self) -> dict[str, Any]:
+        """Return the state as plain data, for `load` in another process."""
+        names = Names()
+        windows = [
+            [*key, [[rank, member.dump(names.place_of)] for rank, member in sorted(self._windows[key].members.items())]]
+            for key in sorted(self._windows)
+        ]
+        return {
+            "format": _FORMAT,
+            "names": names.dump(),
+            "windows": windows,
+            "ranks": self._ranks.dump(),
+            "streaks": onset.dump(self._streaks),
+            "missed": self._missed,
+            "malformed": self._malformed,
+            "too_late": self.too_late,
+        }
+
+    def load(self, data: dict[str, Any]) -> None:
+        """
+        Become what was dumped as *data*; what was published from there is not published again.
+
+        Raises:
+            ValueError: if it is no such data; the state is then as if nothing had been taken.
+        """
+        self._forget()
+        try:
+            self._load(data)
+        except Exception as error:
+            self._forget()
+            raise ValueError("not the dumped state of a ScoreAggregator") from error
+
+    def _load(self, data: dict[str, Any]) -> None:
+        if data["format"] != _FORMAT:
+            raise ValueError(f"a format of {data['format']!r}")
+        self._ranks.load(data["ranks"])
+        layouts = Names.load(data["names"], self._ranks.layouts)
+        for attempt, number, members in data["windows"][-self._keep :]:
+            window = self._windows[int(attempt), int(number)] = Window()
+            for rank, member in members:
+                window.add(int(rank), Member.load(member, layouts))
+        self._newest = max(self._windows, default=self._newest)
+        self._streaks = onset.load(data["streaks"])
+        self._missed, self._malformed = int(data["missed"]), int(data["malformed"])
+        self.too_late = int(data["too_late"])
+        self._published = {key: self._windows[key].revision for key in self._windows if self._is_closed(key)}

@@ -1,0 +1,180 @@
+"""What a window came to: scores, reasons for the missing ones, stragglers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import attrs
+
+from trackside.events import ConfigError
+from trackside.handlers.models.scores._window import Summary
+
+RELATIVE: Final = "relative"
+INDIVIDUAL: Final = "individual"
+KINDS: Final = (RELATIVE, INDIVIDUAL)
+"""Against the peers in the same window; against the rank's own past."""
+
+NO_SAMPLES: Final = "no samples"
+NOT_COMMON: Final = "not common to the peers"
+EXCLUDED: Final = "excluded"
+OFF: Final = "off"
+SILENT: Final = "rank silent"
+
+GPU: Final = "gpu"
+
+Scores = list["float | None"]
+"""One for each rank of a report; None where it is missing."""
+
+
+class StragglerId(NamedTuple):
+    """A rank and where it runs."""
+
+    rank: int
+    node: str
+
+
+@attrs.frozen
+class Missing:
+    """Why a rank has no score."""
+
+    rank: int
+    what: str
+    """``gpu`` or ``section NAME``, after ``relative`` or ``individual`` where it is one of them; ``all`` for all."""
+    why: str
+
+
+@attrs.frozen(kw_only=True)
+class KindScores:
+    """The scores of one kind; empty if the kind is not computed."""
+
+    gpu: Scores = attrs.field(factory=list)
+    sections: dict[str, Scores] = attrs.field(factory=dict)
+
+    def columns(self) -> Iterator[tuple[str, Scores]]:
+        """Yield what was scored, ``gpu`` or ``section NAME``, and the scores."""
+        if self.gpu:
+            yield GPU, self.gpu
+        for name, scores in self.sections.items():
+            yield f"section {name}", scores
+
+
+def _check_threshold(_owner: object, field: Any, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+        raise ConfigError(field.name, value, "give a score, from 0 on; 0.75 is usual, and 0 says never")
+
+
+@attrs.frozen(kw_only=True)
+class Thresholds:
+    """Scores strictly below which a rank is a straggler."""
+
+    gpu_relative: float = attrs.field(default=0.75, validator=_check_threshold)
+    section_relative: float = attrs.field(default=0.75, validator=_check_threshold)
+    gpu_individual: float = attrs.field(default=0.75, validator=_check_threshold)
+    section_individual: float = attrs.field(default=0.75, validator=_check_threshold)
+
+    def of(self, kind: str, what: str) -> float:
+        """Return the threshold of scores of *kind* for *what*, ``gpu`` or ``section NAME``."""
+        if kind == RELATIVE:
+            return self.gpu_relative if what == GPU else self.section_relative
+        return self.gpu_individual if what == GPU else self.section_individual
+
+
+@attrs.frozen(kw_only=True)
+class Straggler:
+    """A rank that was too slow in one thing."""
+
+    rank: int
+    node: str
+    kind: str
+    """``relative`` or ``individual``."""
+    what: str
+    """``gpu`` or ``section NAME``."""
+    score: float
+    lost_s_per_step: float
+    """How much shorter a step would be at the reference, as far as this rank goes."""
+    since_window: int
+    since_step: int
+    """The first window, and its first step, since which it has been one in every window that scored it."""
+
+
+@attrs.frozen(kw_only=True)
+class ScoreReport:
+    """
+    One window's scores. Lists that are per rank are parallel to `ranks`.
+
+    Its fields are plain data: ``attrs.asdict`` of it is JSON.
+    """
+
+    attempt: int
+    window: int
+    first_step: int
+    last_step: int
+    start_ns: int
+    end_ns: int
+    """From the first rank's start to the last one's end, in ns since the epoch."""
+    revision: int
+    """Windows of ranks it was made from; it rises with each that comes late."""
+    is_closed: bool
+    """Whether all ranks were in or the others had gone on."""
+    group: str
+    ranks: list[int]
+    nodes: list[str]
+    """Empty of a silent rank."""
+    peers: list[str]
+    """The value of the key `group`: ranks with equal ones were compared."""
+    relative: KindScores
+    individual: KindScores
+    off: list[str]
+    """The kinds that are not computed."""
+    waited_s_per_step: Scores
+    """How long each rank waited for others, in the sections that say so."""
+    left_out_s_per_step: Scores = attrs.field(factory=list)
+    """How long each rank's GPU was in kernels that are left out: NCCL's unless told otherwise, which wait too."""
+    coverage: Scores
+    """The share of the rank's kernel time that its relative GPU score speaks for."""
+    missing: list[Missing]
+    stragglers: list[Straggler]
+    """By the thresholds of whoever made the report, the worst first."""
+    summaries: dict[str, Summary] = attrs.field(factory=dict)
+    """``sections`` and ``kernels`` of the one rank whose statistics are kept."""
+
+    def kinds(self) -> Iterator[tuple[str, KindScores]]:
+        """Yield the kinds of scores and the scores."""
+        yield RELATIVE, self.relative
+        yield INDIVIDUAL, self.individual
+
+    def identify_stragglers(
+        self,
+        *,
+        gpu_rel_threshold: float = 0.75,
+        section_rel_threshold: float = 0.75,
+        gpu_indiv_threshold: float = 0.75,
+        section_indiv_threshold: float = 0.75,
+    ) -> dict[str, Any]:
+        """
+        Return who has a score strictly below a threshold. A missing score is below none.
+
+        Returns:
+            Four keys, always: ``straggler_gpus_relative`` and ``straggler_gpus_individual`` with a set of
+            `StragglerId`, ``straggler_sections_relative`` and ``straggler_sections_individual`` with such a set by
+            section, those without stragglers left out.
+        """
+        return {
+            "straggler_gpus_relative": self._below(self.relative.gpu, gpu_rel_threshold),
+            "straggler_gpus_individual": self._below(self.individual.gpu, gpu_indiv_threshold),
+            "straggler_sections_relative": self._sections_below(self.relative, section_rel_threshold),
+            "straggler_sections_individual": self._sections_below(self.individual, section_indiv_threshold),
+        }
+
+    def _sections_below(self, scores: KindScores, threshold: float) -> dict[str, set[StragglerId]]:
+        found = {name: self._below(column, threshold) for name, column in scores.sections.items()}
+        return {name: ids for name, ids in found.items() if ids}
+
+    def _below(self, scores: Scores, threshold: float) -> set[StragglerId]:
+        return {StragglerId(self.ranks[place], self.nodes[place]) for place in below(scores, threshold)}
+
+
+def below(scores: Scores, threshold: float) -> list[int]:
+    """Return the places of the *scores* strictly below *threshold*."""
+    return [place for place, score in enumerate(scores) if score is not None and score < threshold]
