@@ -1,0 +1,192 @@
+"""
+Key files: who may send, watch and command, and how they know the server.
+
+A directory of keys holds two files for each role and generation: ``rank.1.secret`` and ``rank.1.public``. A secret is
+created for its owner alone and refused if anybody else may read it; no ``repr``, error, log or argument shows it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from trackside.events import ConfigError
+from trackside.handlers.zeromq._zmq import zmq
+
+SERVER, RANK, VIEWER, CONTROL = "server", "rank", "viewer", "control"
+ROLES: Final = (SERVER, RANK, VIEWER, CONTROL)
+ACCEPTED_GENERATIONS: Final = 2
+"""How many keys of a role are accepted at once, the newest: one can be replaced while the other is in use."""
+
+_NAME: Final = re.compile(r"(server|rank|viewer|control)\.([1-9][0-9]{0,5})\.(secret|public)")
+_KEY: Final = re.compile(rb"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+_MOST_BYTES: Final = 64
+_PRIVATE: Final = 0o700
+_OTHERS: Final = 0o077
+_READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+_CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@attrs.frozen
+class KeyPair:
+    """A key of one's own. Its secret is shown nowhere."""
+
+    role: str
+    generation: int
+    public: bytes
+    """In Z85: 40 characters, as is the secret."""
+    secret: bytes = attrs.field(repr=False)
+
+
+@attrs.frozen
+class ClientKeys:
+    """What a client needs: a key of its own and the server's public one, so that neither end can be impersonated."""
+
+    own: KeyPair
+    server: bytes
+
+
+def new_keys(directory: str | os.PathLike[str], roles: Iterable[str] = ROLES) -> list[Path]:
+    """
+    Make a new generation of keys for each of *roles*, and return the files written.
+
+    Args:
+        directory: Made for this user alone if it does not exist; refused if others have access to it.
+        roles: ``server``, ``rank``, ``viewer`` and ``control``. Of each role the two newest keys are accepted,
+            so the one before the last ends here.
+
+    Raises:
+        ConfigError: A role is unknown, or the directory is not this user's alone.
+        OSError: It cannot be written.
+    """
+    where = Path(directory)
+    for role in roles:
+        if role not in ROLES:
+            raise ConfigError("role", role, f"give one of {', '.join(ROLES)}")
+    where.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+    check_private(where, "keys")
+    written: list[Path] = []
+    for role in roles:
+        generation = max(_generations(where, role, "secret", "public"), default=0) + 1
+        public, secret = zmq.curve_keypair()
+        # The secret first: a public key without one would be accepted for nobody's good.
+        for kind, key, mode in (("secret", secret, 0o600), ("public", public, 0o644)):
+            path = where / _file_name(role, generation, kind)
+            fd = os.open(path, _CREATE, mode)
+            try:
+                os.write(fd, key + b"\n")
+            finally:
+                os.close(fd)
+            written.append(path)
+    return written
+
+
+def load_client_keys(directory: str | os.PathLike[str], *roles: str) -> ClientKeys:
+    """
+    Load the newest key of the first of *roles* that is there, and the newest public key of the server.
+
+    Raises:
+        ConfigError: A key is missing, malformed, or a secret that others can read.
+    """
+    where = Path(directory)
+    generations = _generations(where, SERVER, "public")
+    if not generations:
+        raise ConfigError("keys", str(where), f"copy {SERVER}.1.public there, the public key of whom to connect to")
+    server = _read(where / _file_name(SERVER, max(generations), "public"), is_secret=False)
+    return ClientKeys(_load_pair(where, roles), server)
+
+
+def load_server_key(directory: str | os.PathLike[str]) -> KeyPair:
+    """
+    Load the newest key of the server itself.
+
+    Raises:
+        ConfigError: It is missing, malformed, or others can read it.
+    """
+    return _load_pair(Path(directory), (SERVER,))
+
+
+def load_accepted(directory: str | os.PathLike[str]) -> dict[bytes, str]:
+    """
+    Return the public keys that a server accepts, and the role of each: of every role the two newest.
+
+    Raises:
+        ConfigError: One of them is malformed, or the directory cannot be read.
+    """
+    where = Path(directory)
+    accepted: dict[bytes, str] = {}
+    for role in (RANK, VIEWER, CONTROL):
+        for generation in sorted(_generations(where, role, "public"))[-ACCEPTED_GENERATIONS:]:
+            accepted[_read(where / _file_name(role, generation, "public"), is_secret=False)] = role
+    return accepted
+
+
+def check_private(directory: Path, field: str) -> None:
+    """
+    Raise unless *directory* belongs to this user and nobody else has access to it.
+
+    Raises:
+        ConfigError: It does not, or others do.
+    """
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise ConfigError(field, str(directory), "name a directory, and no symbolic link to one")
+    if found.st_uid != os.geteuid():
+        raise ConfigError(field, str(directory), "it belongs to another user; name a directory of your own")
+    if stat.S_IMODE(found.st_mode) & _OTHERS:
+        mode = stat.S_IMODE(found.st_mode)
+        raise ConfigError(
+            field, str(directory), f"its mode is {mode:04o}, so others have access; chmod 700 it or name another"
+        )
+
+
+def _file_name(role: str, generation: int, kind: str) -> str:
+    return f"{role}.{generation}.{kind}"
+
+
+def _generations(where: Path, role: str, *kinds: str) -> set[int]:
+    try:
+        names = os.listdir(where)  # noqa: PTH208  names alone are wanted
+    except OSError as error:
+        raise ConfigError(
+            "keys", str(where), f"name a directory that `trackside keys new` made: {error.strerror}"
+        ) from error
+    found = (_NAME.fullmatch(name) for name in names)
+    return {int(match[2]) for match in found if match and match[1] == role and match[3] in kinds}
+
+
+def _load_pair(where: Path, roles: Iterable[str]) -> KeyPair:
+    for role in roles:
+        generations = _generations(where, role, "secret")
+        if generations:
+            newest = max(generations)
+            secret = _read(where / _file_name(role, newest, "secret"), is_secret=True)
+            return KeyPair(role, newest, zmq.curve_public(secret), secret)
+    wanted = " or ".join(f"{role}.1.secret" for role in roles)
+    raise ConfigError("keys", str(where), f"it holds no {wanted}; make it with `trackside keys new`, or copy it there")
+
+
+def _read(path: Path, *, is_secret: bool) -> bytes:
+    """Read one key. What is wrong with it is said without showing any of it."""
+    try:
+        fd = os.open(path, _READ)
+    except OSError as error:
+        raise ConfigError("keys", str(path), f"see that it can be read: {error.strerror}") from error
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise ConfigError("keys", str(path), "it is no regular file")
+        if is_secret and (stat.S_IMODE(found.st_mode) & _OTHERS or found.st_uid not in (0, os.geteuid())):
+            raise ConfigError("keys", str(path), "others can read this secret; chmod 600 it, and renew it if they did")
+        text = os.read(fd, _MOST_BYTES).strip()
+    finally:
+        os.close(fd)
+    if not _KEY.fullmatch(text):
+        raise ConfigError("keys", str(path), "it holds no key; copy it again, or make a new one")
+    return text

@@ -1,0 +1,112 @@
+"""What a late viewer begins with: who is there, up to which number, and the models' states as of then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+import msgpack
+
+from trackside.events import DecodeError, Source
+from trackside.handlers.zeromq._protocol import CHUNK_BYTES, MAX_SNAPSHOT_BYTES
+
+_MAX_TEXT_BYTES: Final = 1 << 20
+_MAX_LENGTH: Final = 1 << 24
+_MAX_SEQ: Final = 1 << 62
+
+
+@attrs.frozen
+class Place:
+    """How far one source had come."""
+
+    source: Source
+    next_seq: int
+    """The number of its first event that is in no state."""
+    shed: int
+    """Its events that never got a number."""
+
+
+@attrs.frozen
+class Snapshot:
+    """The state of things between two events of each source."""
+
+    places: Sequence[Place]
+    models: Mapping[str, Any]
+    """By name, what each dumped."""
+    taken_ns: int
+    """In ns since the epoch."""
+
+
+def model_name(model: object) -> str:
+    """Return the name under which a model's state is dumped and asked for: its class's, wherever that lies."""
+    return type(model).__qualname__
+
+
+def dump_models(models: Iterable[Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return the states of those of *models* that are named; of several of one name the first's."""
+    wanted = set(names)
+    states: dict[str, Any] = {}
+    for model in models:
+        name = model_name(model)
+        if name in wanted and name not in states and callable(getattr(model, "dump", None)):
+            states[name] = model.dump()
+    return states
+
+
+def encode_snapshot(snapshot: Snapshot) -> bytes:
+    """
+    Return *snapshot* as bytes.
+
+    Raises:
+        ValueError: if it would be larger than any reader accepts.
+        TypeError: if a state holds what is no plain data.
+    """
+    data: bytes = msgpack.packb(
+        {
+            "sources": [[place.source.to_wire(), place.next_seq, place.shed] for place in snapshot.places],
+            "models": dict(snapshot.models),
+            "taken_ns": snapshot.taken_ns,
+        }
+    )
+    if len(data) > MAX_SNAPSHOT_BYTES:
+        raise ValueError(f"a snapshot of {len(data)} bytes; at most {MAX_SNAPSHOT_BYTES}")
+    return data
+
+
+def decode_snapshot(data: bytes) -> Snapshot:
+    """
+    Read a snapshot back.
+
+    Raises:
+        DecodeError: if *data* is none. What is in the states is each model's to judge.
+    """
+    if len(data) > MAX_SNAPSHOT_BYTES:
+        raise DecodeError(f"a snapshot of {len(data)} bytes; at most {MAX_SNAPSHOT_BYTES}")
+    try:
+        table = msgpack.unpackb(
+            data,
+            strict_map_key=False,
+            max_str_len=_MAX_TEXT_BYTES,
+            max_array_len=_MAX_LENGTH,
+            max_map_len=_MAX_LENGTH,
+            max_ext_len=0,
+        )
+        places = [Place(Source.from_wire(wire), _whole(seq), _whole(shed)) for wire, seq, shed in table["sources"]]
+        models, taken_ns = table["models"], table["taken_ns"]
+    except Exception as error:  # msgpack raises many kinds, and what it gives may have any shape
+        raise DecodeError(f"no snapshot: {error}") from error
+    if type(models) is not dict or not all(type(name) is str for name in models) or type(taken_ns) is not int:
+        raise DecodeError("a snapshot has models by name, and a time")
+    return Snapshot(places, models, taken_ns)
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int or not 0 <= value < _MAX_SEQ:
+        raise DecodeError("a snapshot says which numbers are in it")
+    return value
+
+
+def chunk_count(size_bytes: int) -> int:
+    """Return how many messages a snapshot of *size_bytes* takes."""
+    return -(-size_bytes // CHUNK_BYTES)
