@@ -1,0 +1,255 @@
+"""
+torchtitan's structured records, as events: from its JSON lines, or one by one as they are logged.
+
+Pairs ``x_start`` and ``x_end`` become spans, nested as they were; what lies between two changes of the step is a
+training iteration; scalars are windows of a counter with one value; anything else is a span event.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from trackside.events import (
+    CounterWindow,
+    Event,
+    IterationEnded,
+    IterationSpanEnded,
+    Source,
+    SourceEnded,
+    SourceStarted,
+    SpanEventAdded,
+    UnreadableError,
+)
+from trackside.handlers._json_lines import find_files, objects_in, refused
+
+_MOST_DEEP: Final = 256
+_MOST_NAMED: Final = 10
+_STRUCTURED_LOGS: Final = "give the files of torchtitan's structured_logs directory"
+
+
+@attrs.frozen
+class TitanRecord:
+    """One record: what torchtitan's formatter writes as a line, as far as it is read here."""
+
+    name: str
+    """``fwd_bwd_start``, ``fwd_bwd_end``, ``fwd_bwd_error``, ``metric_value``, ``training_start``, …"""
+    at_ns: int
+    is_span: bool
+    step: int = -1
+    value: float | None = None
+    """Of a scalar; of an end the time it took, in milliseconds."""
+    metric: str = ""
+    """A scalar's name."""
+    track: tuple[str, int] = ("", 0)
+    """The task and the thread: starts and ends pair within one."""
+    message: str = ""
+
+
+@attrs.define
+class _Open:
+    name: str
+    id: int
+    start_ns: int
+    error: dict[str, str] | None = None
+
+
+class TitanReader:
+    """
+    Makes events of one process's records, given in order.
+
+    Args:
+        next_id: Returns the number of the next span.
+    """
+
+    def __init__(self, next_id: Callable[[], int]) -> None:
+        self.unpaired = 0
+        """Ends without a start, and starts that were too deep."""
+        self._next_id = next_id
+        self._open: dict[tuple[str, int], list[_Open]] = {}
+        self._step = -1
+        self._step_id = 0
+        self._step_start_ns = 0
+        self._totals: dict[str, tuple[int, float]] = {}
+
+    def read(self, record: TitanRecord) -> Iterator[Event]:
+        """Yield the events that *record* completes; one without a step belongs to the present one."""
+        if record.step < 0:
+            record = attrs.evolve(record, step=self._step)
+        if record.step != self._step:
+            yield from self._turn(record.step, record.at_ns)
+        if record.metric and record.value is not None:
+            yield self._scalar(record.metric, record.value, record)
+        elif not record.is_span:
+            yield SpanEventAdded(
+                at_ns=record.at_ns, span_id=self._innermost(record), step=record.step, name=record.name
+            )
+        else:
+            yield from self._span(record)
+
+    def finish(self, at_ns: int) -> Iterator[Event]:
+        """Yield what is complete when the records end."""
+        yield from self._turn(-1, at_ns)
+
+    def _turn(self, step: int, at_ns: int) -> Iterator[Event]:
+        """End the iteration of the step before, and begin that of *step*; −1 is no step."""
+        if self._step >= 0:
+            yield IterationEnded(
+                at_ns=at_ns,
+                span_id=0,
+                step=self._step,
+                id=self._step_id,
+                duration_ns=max(0, at_ns - self._step_start_ns),
+            )
+        self._step, self._step_start_ns = step, at_ns
+        self._step_id = self._next_id() if step >= 0 else 0
+
+    def _innermost(self, record: TitanRecord) -> int:
+        stack = self._open.get(record.track)
+        return stack[-1].id if stack else self._step_id
+
+    def _span(self, record: TitanRecord) -> Iterator[Event]:
+        name, _, moment = record.name.rpartition("_")
+        stack = self._open.setdefault(record.track, [])
+        if moment == "start":
+            if len(stack) < _MOST_DEEP:
+                stack.append(_Open(name, self._next_id(), record.at_ns))
+            else:
+                self.unpaired += 1
+        elif not stack or stack[-1].name != name:
+            self.unpaired += 1
+        elif moment == "error":
+            stack[-1].error = {"type": "", "message": record.message}
+        else:
+            ended = stack.pop()
+            if not stack:
+                del self._open[record.track]
+            # Its own figure is of a finer clock than its times, which are cut to microseconds.
+            took_ns = record.at_ns - ended.start_ns if record.value is None else round(record.value * 1e6)
+            parent_id = self._innermost(record)
+            yield IterationSpanEnded(
+                at_ns=record.at_ns,
+                span_id=parent_id,
+                step=record.step,
+                id=ended.id,
+                parent_id=parent_id,
+                name=name,
+                duration_ns=max(0, took_ns),
+                error=ended.error,
+            )
+
+    def _scalar(self, name: str, value: float, record: TitanRecord) -> Event:
+        count, total = self._totals.get(name, (0, 0.0))
+        count, total = self._totals[name] = count + 1, total + value
+        return CounterWindow(
+            at_ns=record.at_ns,
+            span_id=self._innermost(record),
+            step=record.step,
+            name=name,
+            start_ns=record.at_ns,
+            end_ns=record.at_ns,
+            count=1,
+            values={"value": value, "mean": value},
+            total_count=count,
+            total_sum=total,
+        )
+
+
+class TitanFiles(Iterator[Event]):
+    """
+    Files of torchtitan's structured logger as events, each file one source, once. Its counts are true of what was read.
+
+    Args:
+        paths: Files, or directories with such at any depth, called ``*.jsonl`` or ``*.json``.
+    """
+
+    def __init__(self, paths: Iterable[str | os.PathLike[str]]) -> None:
+        self.records = 0
+        self.unpaired = 0
+        self.problems: list[UnreadableError] = []
+        """Why files, or lines of them, were not read."""
+        self._files = sorted(find_files(paths, self.problems, _STRUCTURED_LOGS))
+        self._events = itertools.chain.from_iterable(map(self._read, self._files))
+
+    def __iter__(self) -> Iterator[Event]:  # noqa: PYI034  the chain: a for loop steps through it in C
+        return self._events
+
+    def __next__(self) -> Event:
+        return next(self._events)
+
+    def _read(self, path: Path) -> Iterator[Event]:
+        """Yield the events of one file, with their source and numbers."""
+        source: Source | None = None
+        numbers = itertools.count()
+        bad: list[int] = []
+        reader = TitanReader(itertools.count(1).__next__)
+        at_ns = bad_lines = 0
+        try:
+            for number, line in objects_in(path):
+                record = _record(line) if line is not None else None
+                if line is None or record is None:
+                    bad_lines += 1
+                    bad += [number] if len(bad) < _MOST_NAMED else []
+                    continue
+                self.records += 1
+                at_ns = record.at_ns
+                if source is None:
+                    source = _source(path, line)
+                    started = SourceStarted(at_ns=at_ns, span_id=0, step=-1, identity=source.to_wire())
+                    yield _stamped(started, source, next(numbers))
+                for event in reader.read(record):
+                    yield _stamped(event, source, next(numbers))
+        except OSError as error:
+            self.problems.append(refused(path, error))
+        if source is not None:
+            for event in (*reader.finish(at_ns), SourceEnded(at_ns=at_ns, span_id=0, step=-1, reason="end of file")):
+                yield _stamped(event, source, next(numbers))
+        self.unpaired += reader.unpaired
+        if bad:
+            told = f"line {', '.join(map(str, bad))}{', …' if bad_lines > len(bad) else ''}"
+            what = f"{bad_lines:,} line(s) hold no record of torchtitan's: {told}"
+            self.problems.append(UnreadableError(str(path), what, "all others were read"))
+
+
+def _record(line: Mapping[str, Any]) -> TitanRecord | None:
+    """Return the record on a line; None if it is none."""
+    name, time_us = line.get("log_type_name"), line.get("time_us")
+    if not isinstance(name, str) or not isinstance(time_us, int):
+        return None
+    step, value = line.get("step"), line.get("value")
+    return TitanRecord(
+        name=name,
+        at_ns=time_us * 1_000,
+        is_span=line.get("log_type", "event") == "event",
+        step=step if isinstance(step, int) else -1,
+        value=float(value) if isinstance(value, (int, float)) else None,
+        metric=str(line.get("event_name") or "") if name == "metric_value" else "",
+        track=(str(line.get("task_name") or ""), int(tid) if isinstance(tid := line.get("tid"), int) else 0),
+        message=str(line.get("message") or "")[:1_000],
+    )
+
+
+def _source(path: Path, line: Mapping[str, Any]) -> Source:
+    """Return who wrote a file, as its first record says; the same for the same file."""
+    rank, local_rank, pid = (line.get(key) for key in ("global_rank", "local_rank", "pid"))
+    return Source(
+        id=hashlib.blake2b(path.name.encode(), digest_size=8).hexdigest(),
+        run_id=path.parent.parent.name or "torchtitan",
+        host=str(line.get("host_name") or ""),
+        pid=pid if isinstance(pid, int) else 0,
+        rank=rank if isinstance(rank, int) else 0,
+        local_rank=local_rank if isinstance(local_rank, int) else 0,
+        application=str(line.get("source") or ""),
+    )
+
+
+def _stamped(event: Event, source: Source, seq: int) -> Event:
+    event._source = source  # noqa: SLF001  as a decoder does
+    event._seq = seq  # noqa: SLF001
+    return event
