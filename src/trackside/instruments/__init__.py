@@ -1,0 +1,92 @@
+"""
+The way in: what emits.
+
+The spans of a training job as context managers and decorators; the same moments as callbacks are in
+`trackside.instruments.callbacks`. Imports only `trackside.bus` and `trackside.events`.
+"""
+
+from trackside.instruments._annotate import annotate
+from trackside.instruments._checkpoint import (
+    CheckpointSave,
+    checkpoint_failed,
+    checkpoint_load,
+    checkpoint_save,
+    checkpoint_save_finalization,
+    checkpoint_succeeded,
+)
+from trackside.instruments._collectives import stop_timing_collectives, time_collectives
+from trackside.instruments._defaults import TrainingDefaults, set_training_defaults, training_defaults
+from trackside.instruments._ids import next_id
+from trackside.instruments._instrument import Instrumented, instrument
+from trackside.instruments._iteration import Iteration, testing_iteration, training_iteration, validation_iteration
+from trackside.instruments._lineage import environ_for_child, parent_from
+from trackside.instruments._misplaced import SpanOrderError
+from trackside.instruments._phases import (
+    Application,
+    TrainingLoop,
+    application,
+    dataloader_init,
+    distributed_init,
+    model_init,
+    optimizer_init,
+    testing_loop,
+    training_loop,
+    validation_loop,
+)
+from trackside.instruments._registry import open_spans
+from trackside.instruments._section import Section
+from trackside.instruments._span import Span, span
+from trackside.instruments._within import data_loading, model_backward, model_forward, optimizer_update, zero_grad
+from trackside.instruments._wrapping import CallableId, restore_callables, wrap_callables
+from trackside.instruments.sections import close_section_window, configure_sections, section, waiting
+
+__all__ = [
+    "Application",
+    "CallableId",
+    "CheckpointSave",
+    "Instrumented",
+    "Iteration",
+    "Section",
+    "Span",
+    "SpanOrderError",
+    "TrainingDefaults",
+    "TrainingLoop",
+    "annotate",
+    "application",
+    "checkpoint_failed",
+    "checkpoint_load",
+    "checkpoint_save",
+    "checkpoint_save_finalization",
+    "checkpoint_succeeded",
+    "close_section_window",
+    "configure_sections",
+    "data_loading",
+    "dataloader_init",
+    "distributed_init",
+    "environ_for_child",
+    "instrument",
+    "model_backward",
+    "model_forward",
+    "model_init",
+    "next_id",
+    "open_spans",
+    "optimizer_init",
+    "optimizer_update",
+    "parent_from",
+    "restore_callables",
+    "section",
+    "set_training_defaults",
+    "span",
+    "stop_timing_collectives",
+    "testing_iteration",
+    "testing_loop",
+    "time_collectives",
+    "training_defaults",
+    "training_iteration",
+    "training_loop",
+    "validation_iteration",
+    "validation_loop",
+    "waiting",
+    "wrap_callables",
+    "zero_grad",
+]

@@ -1,0 +1,34 @@
+"""What the job's configuration says of every loop and checkpoint, so that the training script need not."""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class TrainingDefaults:
+    """What is not said where a loop or a save begins is taken from here."""
+
+    save_checkpoint_strategy: str = "sync"
+    """``sync`` or ``async``."""
+    global_batch_size: int | None = None
+    """Samples per training iteration over all ranks; None where it varies."""
+    seq_length: int | None = None
+    """Tokens per sample."""
+    flops_per_sample: int | None = None
+    train_iterations_target: int | None = None
+    train_samples_target: int | None = None
+
+
+_defaults = TrainingDefaults()
+
+
+def training_defaults() -> TrainingDefaults:
+    """Return what the job's configuration says of every loop and checkpoint."""
+    return _defaults
+
+
+def set_training_defaults(defaults: TrainingDefaults) -> None:
+    """Let *defaults* hold for loops and saves that begin from now on."""
+    global _defaults  # noqa: PLW0603  a process trains for one job
+    _defaults = defaults

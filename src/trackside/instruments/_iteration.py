@@ -1,0 +1,306 @@
+"""Iterations: the spans of loops, with what was done in them."""
+
+# ruff: noqa: PLR0917, PT028 -- keywords cost time between ourselves; testing_iteration is no test
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from contextvars import ContextVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+from trackside.bus import default_bus
+from trackside.events import Ambient, ConfigError, IterationEnded, SpanEventAdded, ambient, span_names
+from trackside.instruments import _span
+from trackside.instruments._raised import describe, event_attributes
+from trackside.instruments._span import NO_ERRORS, F, Span
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_log: Final = default_bus.log
+_wants: Final = default_bus.wants
+_surroundings: Final = ambient.get
+_surround: Final = ambient.set
+_new_event: Final[Callable[[Any], Any]] = object.__new__
+
+_NO_ATTRIBUTES: Final[dict[str, Any]] = {}
+
+next_step: Final[ContextVar[Callable[[], int]]] = ContextVar(
+    "trackside.next_step",
+    default=itertools.count().__next__,  # one count for all loops that nobody numbered
+)
+"""Gives the training loop around its next step, where iterations are not told theirs."""
+
+
+class Iteration(Span):
+    """
+    One iteration of a loop: a span that knows its step and what was done in it.
+
+    Made by `training_iteration`, `validation_iteration` and `testing_iteration`. Everything logged inside carries
+    its step.
+
+    Attributes:
+        kind: ``training``, ``validation`` or ``testing``.
+        step: The training step, known once it is open; -1 for none.
+        failed: Whether it is to count as failed; an exception that leaves it makes it so.
+    """
+
+    __slots__ = ("_given_step", "failed", "flops", "kind", "loss", "samples", "step", "tokens")
+
+    step: int
+
+    def __init__(
+        self,
+        kind: str,
+        step: int | None,
+        samples: int | None,
+        tokens: int | None,
+        flops: float | None,
+        loss: float | None,
+    ) -> None:
+        self.kind = kind
+        self.name = span_names.OF_ITERATION[kind]
+        self._given_step = step
+        self._given = _NO_ATTRIBUTES
+        self.samples = samples
+        self.tokens = tokens
+        self.flops = flops
+        self.loss = loss
+        self.failed = False
+        self.id = 0
+        self._inside: Ambient | None = None
+
+    def open(self, *, at_ns: int | None = None) -> Self:
+        """
+        Begin, within the innermost open span of this thread or task.
+
+        Args:
+            at_ns: When it began, in ns since the epoch; now unless given.
+        """
+        if self._inside is not None:
+            self._close_before_reopening(at_ns)
+        around = _surroundings()
+        step = self._given_step
+        if step is None:
+            step = next_step.get()() if self.kind == "training" else around[1]
+        self.step = step
+        if _wants(IterationEnded) or _span.annotator is not None:
+            self._enter(around, step, at_ns)
+        else:
+            # Nobody asked for iterations; what others log inside has its step nevertheless.
+            self.id = 0
+            self._around = around
+            self._inside = inside = Ambient(around.span_id, step)
+            _surround(inside)
+        return self
+
+    __enter__ = open  # noqa: A003  the method above is meant
+
+    def set(
+        self,
+        *,
+        samples: int | None = None,
+        tokens: int | None = None,
+        flops: float | None = None,
+        loss: float | None = None,
+        **attributes: Any,
+    ) -> None:
+        """
+        Say what was done in the iteration, at any time before it ends.
+
+        Args:
+            samples: Samples processed, over all ranks.
+            tokens: Tokens processed, over all ranks.
+            flops: Floating-point operations done by this rank.
+            loss: The loss. A tensor is detached and read later, on telemetry's own thread, so that the device is
+                not waited for; it must not be changed in place meanwhile.
+            attributes: Anything else; published as a span event named ``attributes`` when the iteration ends.
+        """
+        if samples is not None:
+            self.samples = samples
+        if tokens is not None:
+            self.tokens = tokens
+        if flops is not None:
+            self.flops = flops
+        if loss is not None:
+            detach = None if loss.__class__ is float else getattr(loss, "detach", None)
+            self.loss = loss if detach is None else detach()
+        if attributes:
+            self.attributes = {**(self.attributes if self.id else {}), **attributes}
+
+    def fail(self) -> None:
+        """Let it count as failed, though no exception leaves it; a failed iteration is not productive."""
+        self.failed = True
+
+    def _publish_end(self, end_ns: int, step: int, error: BaseException | None) -> None:  # noqa: ARG002  it has its own
+        if error is not None and not isinstance(error, NO_ERRORS):
+            self._publish_error(end_ns, error)
+        if self.attributes:
+            self._publish_attributes(end_ns)
+        # Filled in by hand, as in Span._publish_end.
+        ended = _new_event(IterationEnded)
+        ended.at_ns = end_ns
+        ended.span_id = self.parent_id
+        ended.step = self.step
+        ended.id = self.id
+        ended.kind = self.kind
+        ended.duration_ns = end_ns - self.start_ns
+        ended.samples = self.samples
+        ended.tokens = self.tokens
+        ended.flops = self.flops
+        ended.loss = self.loss
+        ended.failed = self.failed or error is not None
+        _log(ended)
+
+    def _publish_error(self, end_ns: int, error: BaseException) -> None:
+        described = describe(error, self.id)
+        if "traceback" in described and _wants(SpanEventAdded):
+            _log(
+                SpanEventAdded(
+                    at_ns=end_ns,
+                    span_id=self.id,
+                    step=self.step,
+                    name=span_names.ERROR,
+                    attributes=event_attributes(described),
+                )
+            )
+
+    def _publish_attributes(self, end_ns: int) -> None:
+        _log(
+            SpanEventAdded(at_ns=end_ns, span_id=self.id, step=self.step, name="attributes", attributes=self.attributes)
+        )
+
+    def __call__(self, function: F) -> F:
+        """
+        Return *function* with an iteration of its own around each call.
+
+        Raises:
+            ConfigError: for a generator function, and if a step was given.
+        """
+        if self._given_step is not None:
+            raise ConfigError("step", self._given_step, "leave it out of a decorator: every call would have the same")
+        return super().__call__(function)
+
+    def _fresh(self) -> Iteration:
+        return Iteration(self.kind, None, self.samples, self.tokens, self.flops, self.loss)
+
+
+class _Unheard(Iteration):
+    """
+    What stands for every iteration of a kind while no handler is subscribed: it has no state and does nothing.
+
+    Making an `Iteration` that will say nothing would cost twice as much as this. It still counts the steps, so that
+    who subscribes later sees the right ones.
+    """
+
+    __slots__ = ("_counts",)
+
+    def __init__(self, kind: str, step: int | None) -> None:
+        super().__init__(kind, step, None, None, None, None)
+        self.attributes = _NO_ATTRIBUTES
+        self.step = -1
+        self._counts = step is None and kind == "training"
+
+    def open(self, *, at_ns: int | None = None) -> Self:  # noqa: ARG002  it is not recorded
+        """Count the step."""
+        if self._counts:
+            next_step.get()()
+        return self
+
+    __enter__ = open  # noqa: A003  the method above is meant
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def set(self, **done: Any) -> None:
+        """Do nothing."""
+
+    def fail(self) -> None:
+        """Do nothing."""
+
+
+_UNHEARD: Final = {kind: (_Unheard(kind, None), _Unheard(kind, -1)) for kind in span_names.OF_ITERATION}
+_UNHEARD_TRAINING, _UNHEARD_VALIDATION, _UNHEARD_TESTING = _UNHEARD.values()
+"""Of each kind the one without a step of its own, and the one with."""
+
+
+def training_iteration(
+    step: int | None = None,
+    *,
+    samples: int | None = None,
+    tokens: int | None = None,
+    flops: float | None = None,
+    loss: float | None = None,
+) -> Iteration:
+    """
+    Return a training iteration; use it with ``with``, or as a decorator.
+
+    ::
+
+        for step, batch in enumerate(batches):
+            with training_iteration(step) as iteration:
+                iteration.set(loss=train_step(batch), samples=len(batch))
+
+    Args:
+        step: Its number, from 0. Without it the training loop around counts, from its ``train_iterations_start``.
+        samples: Samples processed, over all ranks.
+        tokens: Tokens processed, over all ranks.
+        flops: Floating-point operations done by this rank.
+        loss: The loss.
+    """
+    if samples is tokens is flops is loss is None and default_bus.is_idle and _span.annotator is None:
+        return _UNHEARD_TRAINING[step is not None]
+    return Iteration("training", step, samples, tokens, flops, loss)
+
+
+def validation_iteration(
+    step: int | None = None,
+    *,
+    samples: int | None = None,
+    tokens: int | None = None,
+    flops: float | None = None,
+    loss: float | None = None,
+) -> Iteration:
+    """
+    Return a validation iteration; use it with ``with``, or as a decorator.
+
+    Args:
+        step: The training step it belongs to; the one around it unless given.
+        samples: Samples processed, over all ranks.
+        tokens: Tokens processed, over all ranks.
+        flops: Floating-point operations done by this rank.
+        loss: The loss.
+    """
+    if samples is tokens is flops is loss is None and default_bus.is_idle and _span.annotator is None:
+        return _UNHEARD_VALIDATION[step is not None]
+    return Iteration("validation", step, samples, tokens, flops, loss)
+
+
+def testing_iteration(
+    step: int | None = None,
+    *,
+    samples: int | None = None,
+    tokens: int | None = None,
+    flops: float | None = None,
+    loss: float | None = None,
+) -> Iteration:
+    """
+    Return a testing iteration; use it with ``with``, or as a decorator.
+
+    Args:
+        step: The training step it belongs to; the one around it unless given.
+        samples: Samples processed, over all ranks.
+        tokens: Tokens processed, over all ranks.
+        flops: Floating-point operations done by this rank.
+        loss: The loss.
+    """
+    if samples is tokens is flops is loss is None and default_bus.is_idle and _span.annotator is None:
+        return _UNHEARD_TESTING[step is not None]
+    return Iteration("testing", step, samples, tokens, flops, loss)
+
+
+testing_iteration.__test__ = False  # type: ignore[attr-defined]  # pytest takes every name in test… for a test

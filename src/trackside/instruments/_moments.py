@@ -1,0 +1,109 @@
+"""The spans that callbacks have opened and not closed yet."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from typing import Final, TypeVar
+
+from trackside.bus import default_bus
+from trackside.events import ConfigError, span_names
+from trackside.instruments._iteration import Iteration
+from trackside.instruments._misplaced import misplaced, tolerated
+from trackside.instruments._registry import is_innermost, is_within
+from trackside.instruments._span import Span
+
+S = TypeVar("S", bound=Span)
+
+_get_ident: Final = threading.get_ident
+_open: Final[dict[tuple[str, int], Span]] = {}
+"""By name and thread: of each name one may be open in a thread."""
+
+
+def begin(span: S, start_time_msec: float | None) -> S:
+    """Open *span*; one of its name that is still open in this thread is closed first."""
+    at_ns = to_ns(span.name, start_time_msec)
+    key = (span.name, _get_ident())
+    earlier = _open.pop(key, None)
+    if earlier is not None:
+        misplaced(span.name, "was started again while open", span_id=earlier.id)
+        _abandon(earlier)
+        end(earlier, at_ns)
+    _open[key] = span
+    return span.open(at_ns=at_ns)
+
+
+def take(*names: str) -> Span | None:
+    """
+    Return the open span of one of *names*, to be ended: this thread's, else any other's.
+
+    If there is none, say so and return None.
+    """
+    ident = _get_ident()
+    for name in names:
+        found = _open.pop((name, ident), None)
+        if found is not None:
+            return found
+    for name, other in list(_open):
+        if name in names:
+            return _open.pop((name, other), None)
+    if not default_bus.is_idle:
+        misplaced(names[0], "ended without a start")
+    return None
+
+
+def end(span: Span, at_ns: int | None) -> None:
+    """Close *span*, and before it whatever callbacks opened inside it and left open."""
+    if not is_innermost(span):
+        for key, inner in sorted(_open.items(), key=lambda item: -item[1].id):
+            if is_within(inner, span):
+                misplaced(inner.name, f"was still open when {span.name} ended", span_id=inner.id)
+                _open.pop(key, None)
+                _abandon(inner)
+                inner.close(at_ns=at_ns)
+    span.close(at_ns=at_ns)
+
+
+def end_all(reason: str, at_ns: int | None) -> None:
+    """Close whatever callbacks have left open, the innermost first."""
+    for key, span in sorted(_open.items(), key=lambda item: -item[1].id):
+        _open.pop(key, None)
+        misplaced(span.name, f"was still open when {reason}", span_id=span.id)
+        _abandon(span)
+        span.close(at_ns=at_ns)
+
+
+def end_with(error: BaseException) -> None:
+    """
+    Close whatever callbacks have left open in this thread, as ended by *error*: a framework gave up.
+
+    The application stays open: it may go on.
+    """
+    ident = _get_ident()
+    for key, span in sorted(_open.items(), key=lambda item: -item[1].id):
+        if key[1] == ident and span.name != span_names.APPLICATION:
+            _open.pop(key, None)
+            span.close(error=error)
+
+
+def _abandon(span: Span) -> None:
+    """Let an iteration that nobody ended count as failed."""
+    if isinstance(span, Iteration):
+        span.fail()
+
+
+def to_ns(name: str, time_msec: float | None) -> int | None:
+    """Return milliseconds since the epoch as nanoseconds; None for now, also, with a word about it, for no time."""
+    if time_msec is None:
+        return None
+    try:
+        fraction, whole = math.modf(time_msec)
+        return int(whole) * 1_000_000 + round(fraction * 1e6)
+    except (TypeError, ValueError, OverflowError):
+        tolerated(name, ConfigError("time in milliseconds", time_msec, "give a number, or None for now"))
+        return None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_open.clear)

@@ -1,0 +1,112 @@
+"""Exceptions that leave spans: what is recorded of them, and which of the spans they left was the one that raised."""
+
+from __future__ import annotations
+
+import traceback
+from types import CodeType
+from typing import Final, NamedTuple
+
+from trackside.events import span_names
+from trackside.instruments._ids import next_id
+
+_MAX_MESSAGE: Final = 2_000
+_MAX_TRACEBACK: Final = 16_000
+_MAX_FRAMES: Final = 64
+_REMEMBERED: Final = 64
+
+
+class _Exit(NamedTuple):
+    """The place, inside a span's block, that an exception came through when it left the span."""
+
+    code: CodeType
+    instruction: int
+    span_id: int
+    """The span that raised."""
+    serial: int
+    """Higher than the id of every span opened before, and lower than of any opened since."""
+
+
+_exits: dict[int, _Exit] = {}
+
+
+def describe(error: BaseException, span_id: int) -> dict[str, str]:
+    """
+    Return what to record of *error*, which is leaving the span *span_id*.
+
+    The innermost span gets type, message and traceback. Those around it, which the exception merely comes through,
+    get ``raised_in``, the innermost one's id, instead of the traceback.
+    """
+    described = {"type": type_name(error), "message": message_of(error)}
+    origin = _origin(error, span_id)
+    if origin is None:
+        described["traceback"] = _traceback_of(error)
+    else:
+        described["raised_in"] = str(origin)
+    _remember(error, span_id if origin is None else origin)
+    return described
+
+
+def event_attributes(described: dict[str, str]) -> dict[str, str]:
+    """Return *described* as the attributes of an event named ``error``."""
+    attributes = {
+        span_names.ERROR_MESSAGE: f"{described['type']}: {described['message']}",
+        span_names.EXCEPTION_TYPE: described["type"],
+        span_names.EXCEPTION_MESSAGE: described["message"],
+    }
+    if "traceback" in described:
+        attributes[span_names.EXCEPTION_TRACEBACK] = described["traceback"]
+    return attributes
+
+
+def type_name(error: BaseException) -> str:
+    """Return the qualified name of the class of *error*, without ``builtins``."""
+    cls = type(error)
+    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def message_of(error: BaseException) -> str:
+    """Return the text of *error*, cut to 2,000 characters; what its ``__str__`` raises is named instead."""
+    try:
+        return str(error)[:_MAX_MESSAGE]
+    except Exception as another:
+        return f"(no message: str() raised {type(another).__name__})"
+
+
+def _traceback_of(error: BaseException) -> str:
+    """Return the traceback's innermost frames as text; where that is long, its end."""
+    try:
+        return "".join(traceback.format_exception(type(error), error, error.__traceback__, limit=-_MAX_FRAMES))[
+            -_MAX_TRACEBACK:
+        ]
+    except Exception as another:
+        return f"(no traceback: formatting it raised {type(another).__name__})"
+
+
+def _origin(error: BaseException, span_id: int) -> int | None:
+    """
+    Return the span that *error* left before it leaves *span_id*, or None if this is the first.
+
+    The exception must not be marked, and keeping it would keep its frames alive and all that they hold. Its address
+    may belong to another one by now. So it must have left the other span while this one was open, and the place in
+    that span's block that it came through must still be part of its traceback: who comes through a place inside a
+    span's block cannot have missed the end of the block.
+    """
+    left = _exits.get(id(error))
+    if left is None or left.serial < span_id:
+        return None
+    entry = error.__traceback__
+    while entry is not None:
+        if entry.tb_frame.f_code is left.code and entry.tb_lasti == left.instruction:
+            return left.span_id
+        entry = entry.tb_next
+    return None
+
+
+def _remember(error: BaseException, span_id: int) -> None:
+    entry = error.__traceback__
+    if entry is None:
+        return
+    _exits.pop(id(error), None)
+    _exits[id(error)] = _Exit(entry.tb_frame.f_code, entry.tb_lasti, span_id, next_id())
+    for old in list(_exits)[:-_REMEMBERED]:
+        _exits.pop(old, None)

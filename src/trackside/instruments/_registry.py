@@ -1,0 +1,41 @@
+"""What is open at this moment."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from trackside.events import ambient
+from trackside.instruments._span import Span, open_by_id
+
+
+def is_innermost(span: Span) -> bool:
+    """Return whether *span* is the innermost open one of the calling thread or task."""
+    return ambient.get().span_id == span.id
+
+
+def is_within(span: Span, other: Span) -> bool:
+    """Return whether *span* was opened inside *other*, at any depth, both being open."""
+    around = open_by_id.get(span.parent_id) if span.id else None
+    while around is not None and around is not other:
+        around = open_by_id.get(around.parent_id)
+    return around is not None
+
+
+def open_spans() -> dict[str, list[Any]]:
+    """
+    Return the innermost open span of each thread, by the thread's name: id, name and start (ns since the epoch).
+
+    What a `Heartbeat` carries. Of tasks that share a thread it is the one whose span was opened last.
+    """
+    innermost: dict[int, Span] = {}
+    for found in list(open_by_id.values()):
+        known = innermost.get(found.thread_id)
+        if known is None or found.id > known.id:
+            innermost[found.thread_id] = found
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    told: dict[str, list[Any]] = {}
+    for ident, found in innermost.items():
+        name = names.get(ident, f"thread {ident}")
+        told[f"{name} ({ident})" if name in told else name] = [found.id, found.name, found.start_ns]
+    return told

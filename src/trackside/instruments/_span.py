@@ -1,0 +1,362 @@
+"""The span: a named stretch of time in one thread or task, within another one."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from trackside.bus import default_bus
+from trackside.events import (
+    ITERATION,
+    LIFECYCLE,
+    NOWHERE,
+    PROFILE,
+    Ambient,
+    ConfigError,
+    Detail,
+    IterationSpanEnded,
+    ProfileSpanEnded,
+    SpanEnded,
+    SpanEventAdded,
+    SpanStarted,
+    ambient,
+    clock,
+    span_names,
+)
+from trackside.instruments._ids import next_id
+from trackside.instruments._misplaced import misplaced, tolerated
+from trackside.instruments._raised import describe
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+ENDED: Final[dict[Detail, type[SpanEnded]]] = {
+    LIFECYCLE: SpanEnded,
+    ITERATION: IterationSpanEnded,
+    PROFILE: ProfileSpanEnded,
+}
+"""What a span of each level of detail publishes at its end."""
+
+NO_ERRORS: Final = (StopIteration, StopAsyncIteration, GeneratorExit)
+"""Exceptions that say that something is over, and not that it failed."""
+
+LOGGER: Final = logging.getLogger("trackside")
+
+_log: Final = default_bus.log
+_wants: Final = default_bus.wants
+_get_ident: Final = threading.get_ident
+_surroundings: Final = ambient.get
+_surround: Final = ambient.set
+_new_tuple: Final = tuple.__new__
+_new_event: Final[Callable[[Any], Any]] = object.__new__
+open_by_id: Final[dict[int, Span]] = {}
+"""Every open span of this process."""
+_root_id = 0
+_main_thread = threading.main_thread().ident
+annotator: Callable[[str], Callable[[], object]] | None = None
+
+_monotonic_ns = clock.monotonic_ns
+_offset_ns = clock.offset_ns
+
+
+@clock.follow
+def _set_clock(monotonic_ns: Callable[[], int], offset_ns: int) -> None:
+    global _monotonic_ns, _offset_ns  # copies: they save each span four look-ups in another module
+    _monotonic_ns, _offset_ns = monotonic_ns, offset_ns
+
+
+class Span:
+    """
+    A named stretch of time; made by `span` and its siblings.
+
+    As a context manager it is open while its block runs, and everything logged inside belongs to it. It can be
+    used again once it is closed. As a decorator it makes a span of its own for each call, so it serves threads,
+    tasks and recursion. `open` and `close` are for code that has no block.
+
+    While nobody listens, it is nothing: no id, no clock is read, nothing is published.
+
+    Attributes:
+        name: What it is called.
+        id: Its number in this process, from 1; 0 until it is open, and while nobody listens.
+        parent_id: The span around it; 0 for none.
+        start_ns: When it was opened, in ns since the epoch.
+        attributes: What is known of it so far.
+    """
+
+    __slots__ = (
+        "_around",
+        "_end_annotation",
+        "_ended",
+        "_given",
+        "_inside",
+        "_thread",
+        "attributes",
+        "id",
+        "name",
+        "parent_id",
+        "start_ns",
+    )
+
+    id: int
+    parent_id: int
+    start_ns: int
+    attributes: dict[str, Any]
+    _around: Ambient
+    _thread: int
+    _end_annotation: Callable[[], object] | None
+
+    def __init__(self, name: str, ended: type[SpanEnded], attributes: dict[str, Any]) -> None:
+        self.name = name
+        self.id = 0
+        self.attributes = self._given = attributes
+        self._ended = ended
+        self._inside: Ambient | None = None
+
+    def open(self, *, at_ns: int | None = None) -> Self:
+        """
+        Begin, within the innermost open span of this thread or task.
+
+        Args:
+            at_ns: When it began, in ns since the epoch; now unless given.
+        """
+        if self._inside is not None:
+            self._close_before_reopening(at_ns)
+        if _wants(self._ended) or annotator is not None:
+            around = _surroundings()
+            self._enter(around, around[1], at_ns)
+            if self._ended is SpanEnded:
+                self._publish_start()
+        else:
+            self.id = 0
+        return self
+
+    __enter__ = open  # noqa: A003  the method above is meant
+
+    def close(self, *, at_ns: int | None = None, error: BaseException | None = None) -> None:
+        """
+        End.
+
+        Args:
+            at_ns: When it ended, in ns since the epoch; now unless given.
+            error: The exception that ended it.
+        """
+        end_ns = _offset_ns + _monotonic_ns() if at_ns is None else at_ns
+        if self._inside is not None:
+            if self.id and end_ns < self.start_ns:
+                misplaced(self.name, "ended before it started", span_id=self.id, may_raise=False)
+                end_ns = self.start_ns
+            self._leave(end_ns, error)
+        elif self.id:
+            misplaced(self.name, "was closed again", span_id=self.id, may_raise=error is None)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._inside is not None:
+            self._leave(_offset_ns + _monotonic_ns(), error)
+        elif self.id:
+            self.close(error=error)
+
+    def _enter(self, around: Ambient, step: int, at_ns: int | None) -> None:
+        self._around = around
+        self.id = number = next_id()
+        self.parent_id = around[0] or _root_id
+        self.attributes = self._given
+        self._thread = _get_ident()
+        self._inside = inside = _new_tuple(Ambient, (number, step))
+        _surround(inside)
+        open_by_id[number] = self
+        if annotator is not None:
+            self._start_annotation()
+        self.start_ns = _offset_ns + _monotonic_ns() if at_ns is None else at_ns
+
+    def _leave(self, end_ns: int, error: BaseException | None) -> None:
+        inside, self._inside = self._inside, None
+        around = self._around
+        is_innermost = _surroundings() is inside
+        if is_innermost:
+            _surround(around)
+        if open_by_id.pop(self.id, None) is not self:
+            return  # this process was forked inside the span: it is the parent's to close
+        if not is_innermost:
+            self._leave_out_of_order(error)
+        if annotator is not None:
+            self._stop_annotation()
+        self._publish_end(end_ns, around[1], error)
+
+    def _close_before_reopening(self, at_ns: int | None) -> None:
+        misplaced(self.name, "was opened again while open", span_id=self.id)
+        self.close(at_ns=at_ns)
+
+    def _publish_start(self) -> None:
+        if self._thread != _main_thread:
+            self.set(**{span_names.THREAD: threading.current_thread().name})
+        _log(
+            SpanStarted(
+                at_ns=self.start_ns,
+                span_id=self.parent_id,
+                id=self.id,
+                parent_id=self.parent_id,
+                name=self.name,
+                attributes=self.attributes,
+            )
+        )
+
+    def _publish_end(self, end_ns: int, step: int, error: BaseException | None) -> None:
+        attributes = self.attributes
+        if self._thread != _main_thread and span_names.THREAD not in attributes:
+            attributes = {**attributes, span_names.THREAD: threading.current_thread().name}
+        # Filled in by hand: the constructor with its ten keywords would cost three times as much, a third of a span.
+        ended = _new_event(self._ended)
+        ended.at_ns = end_ns
+        ended.span_id = ended.parent_id = self.parent_id
+        ended.step = step
+        ended.id = self.id
+        ended.name = self.name
+        ended.duration_ns = end_ns - self.start_ns
+        ended.attributes = attributes
+        ended.error = None if error is None or isinstance(error, NO_ERRORS) else describe(error, self.id)
+        _log(ended)
+
+    def _leave_out_of_order(self, error: BaseException | None) -> None:
+        """End while another span is the innermost: one inside this that is still open, or one of another task."""
+        inner = open_by_id.get(_surroundings()[0])
+        while inner is not None and inner.parent_id != self.id:
+            inner = open_by_id.get(inner.parent_id)
+        if inner is None:
+            problem = "was closed in another thread or task than it was opened in"
+        else:
+            inner._around = self._around  # noqa: SLF001  so that closing it leads out of this one too
+            problem = "was closed before what was opened inside it"
+        misplaced(self.name, problem, span_id=self.id, may_raise=error is None)
+
+    def _start_annotation(self) -> None:
+        try:
+            self._end_annotation = annotator(self.name) if annotator is not None else None
+        except Exception as error:
+            self._end_annotation = None
+            _drop_annotator(error)
+
+    def _stop_annotation(self) -> None:
+        end, self._end_annotation = getattr(self, "_end_annotation", None), None
+        try:
+            if end is not None:
+                end()
+        except Exception as error:
+            _drop_annotator(error)
+
+    def set(self, **attributes: Any) -> None:
+        """Add to the span's attributes; they are recorded when it ends."""
+        # Never changed in place: an event that was published may still have to be encoded.
+        self.attributes = {**self.attributes, **attributes}
+
+    def event(self, name: str, /, **attributes: Any) -> None:
+        """Record that something happened within the span."""
+        if self.id and _wants(SpanEventAdded):
+            _log(SpanEventAdded(span_id=self.id, name=name, attributes=attributes))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was opened and not closed since, and somebody listens."""
+        return self._inside is not None
+
+    @property
+    def thread_id(self) -> int:
+        """The thread that opened it, as `threading.get_ident` names it."""
+        return self._thread
+
+    def __call__(self, function: F) -> F:
+        """
+        Return *function* with a span around each call; of a coroutine function, around each run.
+
+        Raises:
+            ConfigError: for a generator function: the call only makes the generator, its work comes later.
+        """
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise ConfigError("span", function, "put the loop over a generator in a with block")
+        if inspect.iscoroutinefunction(function):
+
+            async def in_coroutine(*args: Any, **kwargs: Any) -> Any:
+                with self._fresh():
+                    return await function(*args, **kwargs)
+
+            return functools.wraps(function)(in_coroutine)  # type: ignore[return-value]
+
+        def in_span(*args: Any, **kwargs: Any) -> Any:
+            with self._fresh():
+                return function(*args, **kwargs)
+
+        return functools.wraps(function)(in_span)  # type: ignore[return-value]
+
+    def _fresh(self) -> Span:
+        """Return another one like this, for one call of a decorated function."""
+        return Span(self.name, self._ended, self._given)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} id={self.id} {'open' if self.is_open else 'closed'}>"
+
+
+def span(name: str, /, *, detail: Detail = ITERATION, **attributes: Any) -> Span:
+    """
+    Return a span; use it with ``with``, or as a decorator.
+
+    ::
+
+        with span("tokenize", files=len(paths)) as work:
+            work.set(tokens=tokenize(paths))
+
+    Args:
+        name: What it is called; the same for all spans of a kind.
+        detail: How much it matters. A span of level `LIFECYCLE` is published at its start too, so that a crash cannot
+            lose it; one that comes several times a step should be of level `PROFILE`.
+        attributes: What is known of it at its start. ``badput_type`` marks its time as lost, of that type.
+    """
+    # The common case first: the hash of an enum's member is computed in Python.
+    return Span(name, IterationSpanEnded if detail is ITERATION else _ended_at(name, detail), attributes)
+
+
+def _ended_at(name: str, detail: Detail) -> type[SpanEnded]:
+    try:
+        return ENDED[Detail(detail)]
+    except ValueError:
+        tolerated(name, ConfigError("detail", detail, "give LIFECYCLE, ITERATION or PROFILE"))
+        return IterationSpanEnded
+
+
+def become_root(number: int) -> None:
+    """Let the spans of threads that have none around hang under span *number* from now on; 0 for under nothing."""
+    global _root_id  # noqa: PLW0603  a process has one root
+    _root_id = number
+
+
+def set_annotator(annotate: Callable[[str], Callable[[], object]] | None) -> None:
+    """Have *annotate* called with the name of each span that opens, and what it returns when the span closes."""
+    global annotator  # noqa: PLW0603  a process has one profiler
+    annotator = annotate
+
+
+def _drop_annotator(error: Exception) -> None:
+    """Do without a profiler that fails; training goes on."""
+    set_annotator(None)
+    LOGGER.warning("spans are not shown in the profiler any more: %s: %s", type(error).__name__, error)
+
+
+def _become_child() -> None:
+    """Start without open spans in a forked child; those around the fork are the parent's."""
+    global _main_thread  # noqa: PLW0603
+    _main_thread = _get_ident()
+    open_by_id.clear()
+    become_root(0)
+    _surround(NOWHERE)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_become_child)

@@ -1,0 +1,125 @@
+"""Functions and methods that are timed without a change to the code that calls them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple
+
+import attrs
+
+from trackside.events import ConfigError
+from trackside.instruments.sections import section
+
+_ABSENT: Final = object()
+
+
+@attrs.frozen
+class CallableId:
+    """A function of a module, a method of a class or of one object, by name."""
+
+    obj: Any
+    name: str
+
+    def __str__(self) -> str:
+        if inspect.ismodule(self.obj):
+            owner = self.obj.__name__
+        elif isinstance(self.obj, type):
+            owner = f"{self.obj.__module__}.{self.obj.__qualname__}"
+        else:
+            owner = type(self.obj).__qualname__
+        return f"{owner}.{self.name}"
+
+
+class _Wrapped(NamedTuple):
+    callable_id: CallableId
+    before: Any
+    """What stood in the object's own dictionary; absent if it was inherited."""
+    wrapper: Any
+
+
+class Layers:
+    """
+    What was wrapped, layer upon layer.
+
+    Args:
+        make_section: Makes the section of a name.
+    """
+
+    def __init__(self, make_section: Callable[[str], Callable[[Any], Any]]) -> None:
+        self._make_section = make_section
+        self._layers: list[list[_Wrapped]] = []
+
+    def wrap(self, callable_ids: Iterable[CallableId]) -> None:
+        """
+        Time each call of some functions or methods, as sections named after them.
+
+        Each call adds a layer; `restore` takes the latest off again.
+
+        Args:
+            callable_ids: What to wrap. Two objects of one class share a section.
+
+        Raises:
+            ConfigError: if one of them is not there or cannot be called; then none is wrapped.
+        """
+        layer: list[_Wrapped] = []
+        try:
+            for callable_id in callable_ids:
+                _wrap(callable_id, layer, self._make_section)
+        except BaseException:
+            _restore(layer)
+            raise
+        self._layers.append(layer)
+
+    def restore(self, *, everything: bool = False) -> int:
+        """
+        Undo the latest `wrap`.
+
+        What somebody else has wrapped again since stays as they left it.
+
+        Args:
+            everything: Undo all of them.
+
+        Returns:
+            How many layers are left.
+        """
+        while self._layers:
+            _restore(self._layers.pop())
+            if not everything:
+                break
+        return len(self._layers)
+
+
+_layers: Final = Layers(section)
+
+wrap_callables: Final = _layers.wrap
+restore_callables: Final = _layers.restore
+
+
+def _wrap(callable_id: CallableId, layer: list[_Wrapped], make_section: Callable[[str], Callable[[Any], Any]]) -> None:
+    owner, name = callable_id.obj, callable_id.name
+    found = inspect.getattr_static(owner, name, _ABSENT)
+    if found is _ABSENT or not callable(getattr(owner, name)):
+        raise ConfigError("callable", str(callable_id), "name a function or a method that is there")
+    timed = make_section(str(callable_id))
+    wrapper: Any
+    if isinstance(owner, type) and isinstance(found, (staticmethod, classmethod)):
+        wrapper = type(found)(timed(found.__func__))
+    elif isinstance(owner, type):
+        wrapper = timed(found)
+    else:
+        wrapper = timed(getattr(owner, name))
+    before = vars(owner).get(name, _ABSENT) if hasattr(owner, "__dict__") else found
+    setattr(owner, name, wrapper)
+    layer.append(_Wrapped(callable_id, before, wrapper))
+
+
+def _restore(layer: list[_Wrapped]) -> None:
+    for callable_id, before, wrapper in reversed(layer):
+        owner, name = callable_id.obj, callable_id.name
+        if inspect.getattr_static(owner, name, _ABSENT) is not wrapper:
+            continue
+        if before is _ABSENT:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)

@@ -1,0 +1,110 @@
+"""What one GPU does and draws, by NVML; the one module that imports pynvml (nvidia-ml-py), when it is asked to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from trackside.instruments._gauges import Gauge
+
+_MILLI = 1e-3
+_MEGA = 1e6
+
+
+def gauges(local_rank: int, environ: Mapping[str, str] = os.environ) -> list[Gauge]:
+    """
+    Return what can be read of the GPU of one rank.
+
+    Args:
+        local_rank: Which of the node's ranks; negative if that is not known.
+        environ: Where ``CUDA_VISIBLE_DEVICES`` stands, by which the rank's GPU is found.
+
+    Raises:
+        RuntimeError: if there is nothing to read, with the reason.
+    """
+    try:
+        import pynvml  # noqa: PLC0415  whoever does not ask for it need not have it
+    except ImportError:
+        raise RuntimeError("nvidia-ml-py is not installed") from None
+    try:
+        return gauges_of(pynvml, device_of(local_rank, environ.get("CUDA_VISIBLE_DEVICES")))
+    except pynvml.NVMLError as error:
+        raise RuntimeError(f"NVML: {error}") from None
+
+
+def device_of(local_rank: int, visible: str | None) -> int | str:
+    """
+    Return the index or the UUID of the GPU that a rank uses.
+
+    Args:
+        local_rank: Which of the node's ranks; negative if that is not known.
+        visible: What ``CUDA_VISIBLE_DEVICES`` says; None if it is not set.
+
+    Raises:
+        RuntimeError: if no GPU is visible.
+    """
+    if visible is None:
+        return max(0, local_rank)
+    devices = [name.strip() for name in visible.split(",")]
+    if devices[0] in {"", "-1"}:
+        raise RuntimeError("CUDA_VISIBLE_DEVICES hides every GPU")
+    # A launcher that shows each rank its own GPU alone shows one.
+    device = devices[local_rank] if 0 <= local_rank < len(devices) else devices[0]
+    return int(device) if device.isdigit() else device
+
+
+def gauges_of(pynvml: Any, device: int | str) -> list[Gauge]:
+    """
+    Return what the module *pynvml* can read of *device*: what the GPU does not tell now is left out.
+
+    Raises:
+        pynvml.NVMLError: if there is no driver or no such device.
+    """
+    pynvml.nvmlInit()
+    if isinstance(device, int):
+        handle = pynvml.nvmlDeviceGetHandleByIndex(device)
+    else:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(device)
+    return [gauge for gauge in _gauges(pynvml, handle) if _tells(gauge.read, pynvml.NVMLError)]
+
+
+def _tells(read: Callable[[], object], refusal: type[Exception]) -> bool:
+    try:
+        read()
+    except refusal:
+        return False
+    return True
+
+
+def _gauges(pynvml: Any, handle: Any) -> Iterator[Gauge]:
+    def clock(kind: int) -> Callable[[], float]:
+        return lambda: pynvml.nvmlDeviceGetClockInfo(handle, kind) * _MEGA
+
+    yield Gauge(
+        "hw.gpu.utilization",
+        "1",
+        "share of the time in which any kernel ran",
+        lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
+    )
+    yield Gauge(
+        "hw.gpu.memory.usage",
+        "By",
+        "memory of the GPU that is allocated",
+        lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used,
+    )
+    yield Gauge("hw.gpu.power", "W", "power drawn", lambda: pynvml.nvmlDeviceGetPowerUsage(handle) * _MILLI)
+    yield Gauge(
+        "hw.gpu.energy",
+        "J",
+        "energy drawn since the driver was loaded",
+        lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) * _MILLI,
+    )
+    yield Gauge(
+        "hw.gpu.temperature",
+        "Cel",
+        "temperature of the GPU",
+        lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
+    )
+    yield Gauge("hw.gpu.clock.sm", "Hz", "clock of the multiprocessors", clock(pynvml.NVML_CLOCK_SM))
+    yield Gauge("hw.gpu.clock.memory", "Hz", "clock of the memory", clock(pynvml.NVML_CLOCK_MEM))

@@ -1,0 +1,60 @@
+"""What this process and its machine use; the one module that imports psutil, when it is asked to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from trackside.instruments._gauges import Gauge, Share
+
+_IDLE = ("idle", "iowait")
+_WITHIN_OTHERS = ("guest", "guest_nice")  # counted in ``user`` and ``nice`` as well
+
+
+def gauges() -> list[Gauge]:
+    """
+    Return what can be read here.
+
+    Raises:
+        RuntimeError: if psutil is not installed.
+    """
+    try:
+        import psutil  # noqa: PLC0415  whoever does not ask for it need not have it
+    except ImportError:
+        raise RuntimeError("psutil is not installed") from None
+    return list(gauges_of(psutil))
+
+
+def gauges_of(psutil: Any) -> Iterator[Gauge]:
+    """Yield what the module *psutil* can read."""
+    process = psutil.Process()
+
+    def own_s() -> float:
+        times = process.cpu_times()
+        return float(times.user + times.system)
+
+    def used_bytes() -> float:
+        memory = psutil.virtual_memory()
+        return float(memory.total - memory.available)
+
+    yield Gauge(
+        "process.cpu.utilization",
+        "1",
+        "CPU time of this process per second; 1 is a whole core",
+        Share(own_s, time.monotonic).read,
+    )
+    yield Gauge("process.memory.usage", "By", "RAM that this process occupies", lambda: process.memory_info().rss)
+    yield Gauge(
+        "system.cpu.utilization",
+        "1",
+        "share of the machine's CPU time that was not idle",
+        Share(lambda: _cpu_s(psutil, busy=True), lambda: _cpu_s(psutil, busy=False)).read,
+    )
+    yield Gauge("system.memory.usage", "By", "RAM of the machine that no other process could have now", used_bytes)
+
+
+def _cpu_s(psutil: Any, *, busy: bool) -> float:
+    """Return the CPU time of all cores since the machine began, or what of it was not idle."""
+    left_out = (*_WITHIN_OTHERS, *_IDLE) if busy else _WITHIN_OTHERS
+    return float(sum(seconds for name, seconds in psutil.cpu_times()._asdict().items() if name not in left_out))

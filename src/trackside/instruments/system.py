@@ -1,0 +1,117 @@
+"""
+What the machine does while it trains: CPU, memory and the rank's GPU, read in the background into counters.
+
+What cannot be read is absent: it has no counter, or a window without values, and is never 0.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Final
+
+from trackside.bus import Bus, Counter, default_bus
+from trackside.events import ConfigError, SystemSamplingStarted, process_source
+from trackside.instruments import nvml, psutil
+from trackside.instruments._gauges import Gauge
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+EVERY_S: Final = 2.0
+MAX_FAILURES: Final = 5
+"""In a row, after which a gauge is read no more."""
+
+Find = Callable[[], Sequence[Gauge]]
+
+
+class SystemSampling:
+    """
+    Reads gauges every *every_s* seconds on a thread of its own, into counters of the gauges' names.
+
+    One `SystemSamplingStarted` says what is read, and of what is not why. A reading that hangs, as those of a GPU that
+    fell off its bus do, holds up nothing but the readings.
+
+    Args:
+        bus: Whose counters they are.
+        every_s: Seconds between readings.
+        find: By what is asked (``cpu``, ``gpu``), what returns the gauges or raises with the reason why there are none;
+            this process's, its machine's and its rank's GPU's unless given.
+
+    Raises:
+        ConfigError: if neither psutil nor nvidia-ml-py is installed.
+    """
+
+    def __init__(
+        self, bus: Bus = default_bus, *, every_s: float = EVERY_S, find: dict[str, Find] | None = None
+    ) -> None:
+        if find is None and not any(map(importlib.util.find_spec, ("psutil", "pynvml"))):
+            raise ConfigError("system", "True", "it needs a library that reads: pip install 'trackside[psutil,nvml]'")
+        self._bus = bus
+        self._every_s = every_s
+        self._find = find or {"cpu": psutil.gauges, "gpu": lambda: nvml.gauges(process_source().local_rank)}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="trackside-system", daemon=True)
+        self._thread.start()
+
+    def close(self, timeout_s: float = 1.0) -> bool:
+        """Read no more; False if a reading did not come back in time. Safe to call twice."""
+        self._stop.set()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- on the thread -----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        readings = self._begin()
+        while readings:
+            readings = [reading for reading in readings if reading.take()]
+            if self._stop.wait(self._every_s):
+                return
+
+    def _begin(self) -> list[_Reading]:
+        """Find the gauges, and say which there are."""
+        found: list[Gauge] = []
+        absent: dict[str, str] = {}
+        for what, find in self._find.items():
+            try:
+                found += find()
+            except Exception as error:
+                absent[what] = str(error) or type(error).__name__
+        self._bus.log(SystemSamplingStarted(sampled=[gauge.name for gauge in found], absent=absent, step=-1, span_id=0))
+        return [_Reading(gauge, self._counter(gauge)) for gauge in found]
+
+    def _counter(self, gauge: Gauge) -> Counter:
+        told = ("mean", "min", "max", "value")
+        return self._bus.counter(gauge.name, unit=gauge.unit, help=gauge.help, aggregations=told)
+
+
+class _Reading:
+    """A gauge and its counter."""
+
+    def __init__(self, gauge: Gauge, counter: Counter) -> None:
+        self._gauge = gauge
+        self._counter = counter
+        self._failures = 0
+
+    def take(self) -> bool:
+        """Read it once; False if it is not worth being read again."""
+        try:
+            value = self._gauge.read()
+        except Exception:
+            self._failures += 1
+            return self._failures < MAX_FAILURES
+        self._failures = 0
+        if value is not None:
+            self._counter.add(value)
+        return True
