@@ -1,0 +1,202 @@
+"""The peer's monitor: uploads on threads of this process, each on its interval and once more at its end."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final, cast
+
+import attrs
+
+from trackside.bus import Bus, default_bus
+from trackside.compat.goodput._calculator import GoodputCalculator
+from trackside.compat.goodput.goodput_utils import GCPOptions
+from trackside.events import GoodputUpdated, Handler
+
+logger = logging.getLogger(__name__)
+
+FLUSH_S: Final = 10.0
+_UNTOLD: Final[dict[str, Any]] = {"goodput": None, "effective_goodput": None, "badput_s": {}, "informational_s": {}}
+"""What only the goodput uploader tells of."""
+
+
+class _Uploader:
+    """Calls *upload* on an interval, on a daemon thread that a job need not wait for."""
+
+    def __init__(self, name: str, every_s: float, upload: Callable[[], object]) -> None:
+        self._name = name
+        self._every_s = every_s
+        self._upload = upload
+        self._is_over = threading.Event()
+        self._is_final = False
+        self._thread = threading.Thread(target=self._run, name=f"trackside-{name}", daemon=True)
+        self._thread.start()
+
+    def stop(self, *, is_final: bool, timeout_s: float | None) -> None:
+        """End it, after one more upload if *is_final*; give up waiting after *timeout_s*."""
+        self._is_final = is_final
+        self._is_over.set()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            logger.warning("%s was not done within %s s; its last figures may be missing", self._name, timeout_s)
+
+    def _run(self) -> None:
+        while not self._is_over.wait(self._every_s):
+            self._try()
+        if self._is_final:
+            self._try()
+
+    def _try(self) -> None:
+        try:
+            self._upload()
+        except Exception as error:  # the job must not notice, and the next time it may go well
+            logger.warning("%s went wrong this time: %s", self._name, error)
+
+
+class UploadingMonitor:
+    """
+    Publishes a job's goodput on an interval, as `GoodputUpdated`: to its sinks, and on trackside's bus.
+
+    Args:
+        job_name: The job.
+        logger_name: As the recorder's.
+        tensorboard_dir: Where the scalars go, in ``goodput`` below it.
+        upload_interval: In seconds.
+        monitoring_enabled: Whether this process monitors; if not, every method does nothing.
+        pathway_enabled: Taken, and not used.
+        include_badput_breakdown: Whether the badput is told.
+        include_step_deviation: Whether the steps' deviation can be told.
+        configured_ideal_step_time: What a step should take, in seconds; found out unless given.
+        step_deviation_interval_seconds: The interval of that.
+        gcp_options: Taken, and not used.
+        skip_final_flush: Whether to stop without telling the last figures.
+        final_flush_timeout_seconds: How long stopping may take, in seconds; None for as long as it takes.
+        gcs_sync_interval_seconds: Taken, and not used.
+        cache_dir: Taken, and not used.
+        max_logs_retention_period: Taken, and not used.
+        directory: Where the records are; what ``TRACKSIDE_GOODPUT_DIR`` names unless given.
+    """
+
+    _make_calculator: type[GoodputCalculator] = GoodputCalculator
+
+    def __init__(
+        self,
+        job_name: str,
+        logger_name: str,
+        tensorboard_dir: str,
+        upload_interval: float,
+        monitoring_enabled: bool = False,
+        pathway_enabled: bool = False,  # noqa: ARG002  the peer's
+        include_badput_breakdown: bool = False,
+        include_step_deviation: bool = False,
+        configured_ideal_step_time: float | None = None,
+        step_deviation_interval_seconds: float = 10,
+        gcp_options: GCPOptions | None = None,  # noqa: ARG002
+        skip_final_flush: bool = False,
+        final_flush_timeout_seconds: float | None = FLUSH_S,
+        gcs_sync_interval_seconds: int = 3600,  # noqa: ARG002
+        cache_dir: str = "",  # noqa: ARG002
+        max_logs_retention_period: datetime.timedelta | None = None,  # noqa: ARG002
+        *,
+        directory: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._is_on = monitoring_enabled
+        if not self._is_on:
+            return
+        self._calculator = self._make_calculator(job_name, logger_name, directory=directory)
+        self._upload_s = upload_interval
+        self._deviation_s = step_deviation_interval_seconds
+        self._ideal_s = configured_ideal_step_time
+        self._tells_badput = include_badput_breakdown
+        self._tells_steps = include_step_deviation
+        self._skips = skip_final_flush
+        self._timeout_s = final_flush_timeout_seconds
+        self._windows_s: tuple[float, ...] = ()
+        self._told_ns = 0
+        self._uploaders: dict[str, _Uploader] = {}
+        self._bus = Bus()
+        for sink in self._sinks(os.path.join(tensorboard_dir, "goodput")):  # noqa: PTH118  it may be a URL
+            self._bus.subscribe(sink, to=GoodputUpdated)
+
+    def _sinks(self, directory: str) -> Sequence[Handler]:  # noqa: ARG002  for those that write there
+        """Return what takes the updates beside trackside's bus."""
+        return ()
+
+    # --- starting and stopping ---------------------------------------------------------------------------------
+
+    def start_goodput_uploader(self) -> None:
+        """Tell the goodput, and the badput if that is wanted, on an interval."""
+        if self._is_on:
+            self._start("goodput uploader", self._upload_s, self._upload_goodput)
+
+    def stop_goodput_uploader(self, skip_final_flush: bool | None = None) -> None:
+        """Tell the last figures and stop."""
+        if self._is_on:
+            self._stop("goodput uploader", self._upload_goodput, skip_final_flush)
+
+    def start_step_deviation_uploader(self) -> None:
+        """Tell each step's deviation, once, on an interval."""
+        if self._is_on and self._tells_steps:
+            self._start("step deviation uploader", self._deviation_s, self._upload_steps)
+
+    def stop_step_deviation_uploader(self, skip_final_flush: bool | None = None) -> None:
+        """Tell the last steps' and stop."""
+        if self._is_on:
+            self._stop("step deviation uploader", self._upload_steps, skip_final_flush)
+
+    def start_rolling_window_goodput_uploader(self, rolling_windows_seconds: Sequence[float]) -> None:
+        """Tell the goodput of the last so many seconds, for each of *rolling_windows_seconds*, on an interval."""
+        if self._is_on:
+            self._windows_s = tuple(rolling_windows_seconds)
+            self._start("rolling window uploader", self._upload_s, self._upload_windows)
+
+    def stop_rolling_window_goodput_uploader(self, skip_final_flush: bool | None = None) -> None:
+        """Tell them once more and stop."""
+        if self._is_on:
+            self._stop("rolling window uploader", self._upload_windows, skip_final_flush)
+
+    def close(self) -> None:
+        """Stop everything at once, without last figures; so does the end of the process."""
+        if self._is_on:
+            for uploader in self._uploaders.values():
+                uploader.stop(is_final=False, timeout_s=self._timeout_s)
+            self._uploaders.clear()
+            self._bus.close(FLUSH_S if self._timeout_s is None else self._timeout_s)
+
+    def _start(self, name: str, every_s: float, upload: Callable[[], object]) -> None:
+        if name in self._uploaders:
+            logger.warning("the %s is running already", name)
+        else:
+            self._uploaders[name] = _Uploader(name, every_s, upload)
+
+    def _stop(self, name: str, upload: Callable[[], object], skip: bool | None) -> None:
+        is_final = not (self._skips if skip is None else skip)
+        uploader = self._uploaders.pop(name, None)
+        if uploader is None and is_final:
+            uploader = _Uploader(name, threading.TIMEOUT_MAX, upload)
+        if uploader is not None:
+            uploader.stop(is_final=is_final, timeout_s=self._timeout_s)
+            self._bus.flush(threading.TIMEOUT_MAX if self._timeout_s is None else self._timeout_s)
+
+    # --- uploading ---------------------------------------------------------------------------------------------
+
+    def _upload_goodput(self) -> None:
+        update = self._calculator.update(ideal_s=self._ideal_s)
+        self._publish(update, {} if self._tells_badput else {"badput_s": {}, "informational_s": {}})
+
+    def _upload_steps(self) -> None:
+        update = self._calculator.update(ideal_s=self._ideal_s, told_ns=self._told_ns)
+        self._told_ns = update.at_ns
+        self._publish(update, _UNTOLD)
+
+    def _upload_windows(self) -> None:
+        self._publish(self._calculator.update(windows_s=self._windows_s), _UNTOLD)
+
+    def _publish(self, update: GoodputUpdated, changes: dict[str, Any]) -> None:
+        # Each bus gets one of its own to number.
+        for bus in (self._bus, default_bus):
+            changed: GoodputUpdated = attrs.evolve(cast("Any", update), **changes)
+            bus.log(changed)

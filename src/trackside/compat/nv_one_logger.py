@@ -1,0 +1,201 @@
+"""
+A job that NVIDIA's One Logger instruments already, on trackside's bus: NeMo's, Megatron's, anybody's.
+
+Installed, this is found by One Logger through its entry points; ``TRACKSIDE_ONE_LOGGER=runs/`` turns it on. It imports
+nothing of One Logger: an exporter is whatever has an exporter's methods.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+from trackside.bus import Bus, default_bus
+from trackside.events import (
+    CheckpointSaveSucceeded,
+    Event,
+    IterationEnded,
+    JobConfigured,
+    SpanEnded,
+    SpanEventAdded,
+    SpanStarted,
+    TrainingConfigured,
+    own_fields,
+    span_names,
+)
+from trackside.instruments import next_id
+from trackside.job import Job, start
+
+VARIABLE: Final = "TRACKSIDE_ONE_LOGGER"
+"""The environment variable that names the directory of the event log, and so turns the exporter on."""
+_TYPED: Final[dict[str, type[Event]]] = {
+    "one_logger_initialization": JobConfigured,
+    "update_training_telemetry_config": TrainingConfigured,
+}
+"""One Logger's events that are events of ours."""
+_SAVED: Final = "save_checkpoint_success"
+_KINDS: Final = {name: kind for kind, name in span_names.OF_ITERATION.items()} | {
+    span_names.TESTING_ITERATION_ALIAS: "testing"
+}
+_MOST_OPEN: Final = 4_096
+
+
+class TracksideExporterConfig:
+    """What One Logger's entry-point group ``nv_one_logger.exporter_configs`` asks for."""
+
+    @classmethod
+    def get_default_config(cls) -> dict[str, Any]:
+        """Return the exporter's configuration; it is enabled where `VARIABLE` names a directory."""
+        directory = os.environ.get(VARIABLE, "")
+        name = f"{TracksideExporter.__module__}.{TracksideExporter.__qualname__}"
+        return {"class_name": name, "config": {"directory": directory}, "enabled": bool(directory)}
+
+
+class TracksideExporter:
+    """
+    An exporter for One Logger: its spans and events become ours, with their own times.
+
+    What One Logger computes is kept as events of their spans; trackside's models compute their own. Single iterations
+    are among the spans that One Logger leaves out unless told otherwise: choose which ones in its export customization
+    to have steps, metrics and goodput.
+
+    Args:
+        directory: Where the event log goes, if telemetry is not on already; none is written if empty.
+        bus: The bus to use, if not the default one.
+    """
+
+    def __init__(self, directory: str = "", bus: Bus = default_bus) -> None:
+        self._directory = directory
+        self._bus = bus
+        self._job: Job | None = None
+        self._ids: dict[Any, int] = {}
+
+    def initialize(self) -> None:
+        """
+        Turn telemetry on if a directory was given and it is not on yet.
+
+        Raises:
+            ConfigError: if the directory cannot be one.
+        """
+        if self._directory and self._bus.is_idle:
+            self._job = start(self._directory, bus=self._bus)
+
+    def export_start(self, span: Any) -> None:
+        """Tell that *span* was opened, unless it is short: then its end tells."""
+        number = self._id(span)
+        if str(span.name) not in _KINDS:
+            self._log(
+                SpanStarted(
+                    at_ns=_ns(span.start_event),
+                    span_id=self._parent(span),
+                    step=-1,
+                    id=number,
+                    parent_id=self._parent(span),
+                    name=str(span.name),
+                    attributes=_plain(span.attributes),
+                )
+            )
+
+    def export_stop(self, span: Any) -> None:
+        """Tell that *span* was closed."""
+        number = self._id(span)
+        self._ids.pop(span.id, None)
+        start_ns, end_ns = _ns(span.start_event), _ns(span.stop_event)
+        attributes = _plain(span.attributes)
+        kind = _KINDS.get(str(span.name))
+        if kind is not None:
+            self._log(
+                IterationEnded(
+                    at_ns=end_ns,
+                    span_id=self._parent(span),
+                    step=_whole(attributes.get("iteration"), attributes.get("step")),
+                    id=number,
+                    kind=kind,
+                    duration_ns=end_ns - start_ns,
+                )
+            )
+            return
+        self._log(
+            SpanEnded(
+                at_ns=end_ns,
+                span_id=self._parent(span),
+                step=-1,
+                id=number,
+                parent_id=self._parent(span),
+                name=str(span.name),
+                duration_ns=end_ns - start_ns,
+                attributes=attributes,
+            )
+        )
+
+    def export_event(self, event: Any, span: Any) -> None:
+        """Tell of an *event* of *span*: as an event of ours where there is one, as a span event in any case."""
+        name, attributes = str(event.name), _plain(event.attributes)
+        at_ns, number = _ns(event), self._id(span)
+        typed = _typed(name, attributes, at_ns, number)
+        if typed is not None:
+            self._log(typed)
+        self._log(SpanEventAdded(at_ns=at_ns, span_id=number, step=-1, name=name, attributes=attributes))
+
+    def export_error(self, event: Any, span: Any) -> None:
+        """Tell of an error in *span*."""
+        self.export_event(event, span)
+
+    def export_telemetry_data_error(self, error: Any) -> None:
+        """Tell that One Logger's own telemetry lacks something."""
+        self._log(
+            SpanEventAdded(
+                at_ns=_ns(error), span_id=0, step=-1, name=str(error.name), attributes=_plain(error.attributes)
+            )
+        )
+
+    def close(self) -> None:
+        """Turn telemetry off if this turned it on."""
+        if self._job is not None:
+            self._job.close()
+            self._job = None
+
+    def _log(self, event: Event) -> None:
+        self._bus.log(event)
+
+    def _id(self, span: Any) -> int:
+        """Return our number of *span*."""
+        number = self._ids.get(span.id)
+        if number is None:
+            number = self._ids[span.id] = next_id()
+            if len(self._ids) > _MOST_OPEN:
+                del self._ids[next(iter(self._ids))]
+        return number
+
+    def _parent(self, span: Any) -> int:
+        return 0 if span.parent_span is None else self._ids.get(span.parent_span.id, 0)
+
+
+def _typed(name: str, attributes: dict[str, Any], at_ns: int, span_id: int) -> Event | None:
+    """Return the event of ours that says the same, if there is one and nothing it needs is missing."""
+    place: dict[str, Any] = {"at_ns": at_ns, "span_id": span_id, "step": -1}
+    try:
+        if name == _SAVED:
+            strategy = str(attributes.get("checkpoint_strategy", "sync"))
+            return CheckpointSaveSucceeded(global_step=int(attributes["current_iteration"]), strategy=strategy, **place)
+        cls = _TYPED.get(name)
+        if cls is None:
+            return None
+        fields = set(own_fields(cls))
+        if isinstance(attributes.get("perf_tag"), str):
+            attributes = {**attributes, "perf_tag": [attributes["perf_tag"]]}
+        return cls(**{key: value for key, value in attributes.items() if key in fields}, **place)
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _ns(event: Any) -> int:
+    return int(event.timestamp.seconds_since_epoch * 1e9)
+
+
+def _whole(*found: Any) -> int:
+    return next((value for value in found if isinstance(value, int)), -1)
+
+
+def _plain(attributes: Any) -> dict[str, Any]:
+    return dict(attributes.to_json()) if attributes is not None else {}

@@ -1,0 +1,46 @@
+"""What a configuration of telemetry must tell, whatever the application does."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+from trackside.compat.one_logger._enums import StrEnum
+
+
+class ApplicationType(StrEnum):
+    """What an application does."""
+
+    TRAINING = "training"
+    VALIDATION = "validation"
+    BATCH_INFERENCE = "batch_inference"
+    ONLINE_INFERENCE = "online_inference"
+    DATA_PROCESSING = "data_processing"
+
+
+@runtime_checkable
+class TelemetryConfig(Protocol):
+    """What `OneLoggerConfig` can be told of an application's telemetry."""
+
+    @property
+    def is_train_iterations_enabled(self) -> bool:
+        """Whether the application trains; likewise the next three."""
+
+    @property
+    def is_validation_iterations_enabled(self) -> bool:
+        """Whether it validates."""
+
+    @property
+    def is_test_iterations_enabled(self) -> bool:
+        """Whether it tests."""
+
+    @property
+    def is_save_checkpoint_enabled(self) -> bool:
+        """Whether it saves checkpoints."""
+
+    @property
+    def app_type(self) -> ApplicationType | str:
+        """What it does."""
+
+    @property
+    def custom_metadata(self) -> dict[str, Any] | None:
+        """What else is to be kept with the run."""

@@ -1,0 +1,3 @@
+"""Attributes, events, spans and times, as exporters see them."""
+
+__all__: list[str] = []

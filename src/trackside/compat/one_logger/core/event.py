@@ -1,0 +1,185 @@
+"""Events of spans, as exporters get them and as a job makes them."""
+
+from __future__ import annotations
+
+import enum
+import traceback
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from trackside.compat.one_logger._enums import StrEnum, text_of
+from trackside.compat.one_logger.core.attributes import Attribute, Attributes
+from trackside.compat.one_logger.core.exceptions import assert_that
+from trackside.compat.one_logger.core.time import TracingTimestamp
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+EventName: TypeAlias = str | enum.Enum
+
+
+class StandardEventName(StrEnum):
+    """Names of events that any span may have."""
+
+    SPAN_START = "span_start"
+    SPAN_STOP = "span_stop"
+    ERROR = "error"
+    TELEMETRY_DATA_ERROR = "telemetry_data_error"
+
+
+class StandardEventAttributeName(StrEnum):
+    """Names of attributes that any event may have."""
+
+    TIMESTAMP_MSEC = "timestamp_msec"
+    ERROR_MESSAGE = "error_message"
+    EXCEPTION_TYPE = "exception_type"
+    EXCEPTION_MESSAGE = "exception_message"
+    EXCEPTION_TRACEBACK = "exception_traceback"
+    TELEMETRY_DATA_ERROR_TYPE = "telemetry_data_error_type"
+
+
+class Event:
+    """A moment within a span: a name, a timestamp, and attributes, of which ``timestamp_msec`` is always one."""
+
+    def __init__(self, name: EventName, timestamp: TracingTimestamp, attributes: Attributes | None = None) -> None:
+        self.name = name
+        self.timestamp = timestamp
+        self.attributes = Attributes() if attributes is None else attributes
+        self.attributes.add(StandardEventAttributeName.TIMESTAMP_MSEC.value, timestamp.milliseconds_since_epoch)
+
+    @property
+    def name_str(self) -> str:
+        """The name as text."""
+        return text_of(self.name)
+
+    @classmethod
+    def create(
+        cls, name: EventName, attributes: Attributes | None = None, timestamp: TracingTimestamp | None = None
+    ) -> Event:
+        """Return an event of this moment, or of the one given."""
+        return Event(name, TracingTimestamp.now() if timestamp is None else timestamp, attributes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the event as plain data."""
+        return {
+            "name": self.name_str,
+            "timestamp": self.timestamp.to_json(),
+            "attributes": self.attributes.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Event:
+        """
+        Return the event that `to_json` wrote.
+
+        Raises:
+            OneLoggerError: if the name or the timestamp is missing.
+        """
+        assert_that(data.get("name") and data.get("timestamp"), f"{data!r} lacks a name or a timestamp")
+        kind = ErrorEvent if data["name"] == StandardEventName.ERROR else Event
+        made = kind.__new__(kind)
+        Event.__init__(
+            made,
+            data["name"],
+            TracingTimestamp.from_json(data["timestamp"]),
+            Attributes.from_json(data.get("attributes")),
+        )
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Event):
+            return NotImplemented
+        return (self.name_str, self.timestamp, self.attributes) == (other.name_str, other.timestamp, other.attributes)
+
+    def __hash__(self) -> int:
+        return hash((self.name_str, self.timestamp))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name_str!r} {self.attributes.to_json()}>"
+
+
+class ErrorEvent(Event):
+    """An error in the application: a message, and of an exception its type, message and traceback."""
+
+    def __init__(  # noqa: PLR0917  One Logger's own signature
+        self,
+        timestamp: TracingTimestamp,
+        error_message: str,
+        exception_type: str | None = None,
+        exception_message: str | None = None,
+        exception_traceback: str | None = None,
+        attributes: Attributes | None = None,
+    ) -> None:
+        if exception_type is not None and exception_traceback is None:
+            exception_traceback = traceback.format_exc()
+        known = {
+            StandardEventAttributeName.ERROR_MESSAGE: error_message,
+            StandardEventAttributeName.EXCEPTION_TYPE: exception_type,
+            StandardEventAttributeName.EXCEPTION_MESSAGE: exception_message,
+            StandardEventAttributeName.EXCEPTION_TRACEBACK: exception_traceback,
+        }
+        told = Attributes({name.value: value for name, value in known.items() if value is not None})
+        told.add_attributes(attributes or {})
+        super().__init__(StandardEventName.ERROR, timestamp, told)
+
+    @property
+    def error_message(self) -> str | None:
+        """What went wrong."""
+        return self.attributes.get_str_value(StandardEventAttributeName.ERROR_MESSAGE.value)
+
+    @property
+    def exception_type(self) -> str | None:
+        """The exception's class, if there was one; likewise the next two."""
+        return self.attributes.get_str_value(StandardEventAttributeName.EXCEPTION_TYPE.value)
+
+    @property
+    def exception_message(self) -> str | None:
+        """What the exception said."""
+        return self.attributes.get_str_value(StandardEventAttributeName.EXCEPTION_MESSAGE.value)
+
+    @property
+    def exception_traceback(self) -> str | None:
+        """Where it came from."""
+        return self.attributes.get_str_value(StandardEventAttributeName.EXCEPTION_TRACEBACK.value)
+
+    @classmethod
+    def create(  # type: ignore[override]  # One Logger's own signature
+        cls, error_message: str, exception: BaseException | None = None, exception_traceback: str | None = None
+    ) -> Self:
+        """Return the error of this moment, with what is known of *exception*."""
+        if exception is None:
+            return cls(TracingTimestamp.now(), error_message, exception_traceback=exception_traceback)
+        if exception_traceback is None:
+            exception_traceback = "".join(traceback.format_exception(exception))
+        told = (type(exception).__name__, str(exception), exception_traceback)
+        return cls(TracingTimestamp.now(), error_message, *told)
+
+
+class TelemetryDataError(Event):
+    """Telemetry itself lacks something."""
+
+    class ErrorType(StrEnum):
+        """How much is missing."""
+
+        NO_TELEMETRY_DATA = "no_telemetry_data"
+        INCOMPLETE_TELEMETRY_DATA = "incomplete_telemetry_data"
+
+    def __init__(
+        self,
+        error_type: ErrorType,
+        error_message: str | None,
+        timestamp: TracingTimestamp,
+        attributes: Attributes | None = None,
+    ) -> None:
+        told = Attributes({StandardEventAttributeName.TELEMETRY_DATA_ERROR_TYPE.value: error_type.value})
+        if error_message is not None:
+            told.add(StandardEventAttributeName.ERROR_MESSAGE.value, error_message)
+        told.add_attributes(attributes or {})
+        super().__init__(StandardEventName.TELEMETRY_DATA_ERROR, timestamp, told)
+
+    @classmethod
+    def create(  # type: ignore[override]  # One Logger's own signature
+        cls, error_type: ErrorType, error_message: str | None = None, attributes: Mapping[str, Attribute] | None = None
+    ) -> Self:
+        """Return the error of this moment."""
+        return cls(error_type, error_message, TracingTimestamp.now(), Attributes.merge(attributes))

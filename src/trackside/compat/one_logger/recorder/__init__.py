@@ -1,0 +1,3 @@
+"""The recorder that there is."""
+
+__all__: list[str] = []

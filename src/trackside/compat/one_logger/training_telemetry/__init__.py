@@ -1,0 +1,3 @@
+"""What a training job uses of One Logger."""
+
+__all__: list[str] = []

@@ -1,0 +1,56 @@
+"""The moments of a training job as functions to be called; `trackside.instruments.callbacks` says what they take."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec
+
+from trackside.compat.one_logger._held import HeldSpan
+from trackside.compat.one_logger.api.one_logger_provider import OneLoggerProvider
+from trackside.instruments import Span, callbacks
+
+P = ParamSpec("P")
+
+
+def _holding(start: Callable[P, Span]) -> Callable[P, HeldSpan]:
+    """Return *start* with One Logger's span as its result."""
+
+    @functools.wraps(start)
+    def begin(*args: P.args, **kwargs: P.kwargs) -> HeldSpan:
+        return HeldSpan(start(*args, **kwargs))
+
+    return begin
+
+
+def on_app_end(finish_time_msec: float | None = None) -> None:
+    """Close the span of the application and all that was left open, and have everything exported."""
+    callbacks.on_app_end(finish_time_msec)
+    OneLoggerProvider.instance().flush()
+
+
+on_app_start = _holding(callbacks.on_app_start)
+on_dataloader_init_start = _holding(callbacks.on_dataloader_init_start)
+on_distributed_init_start = _holding(callbacks.on_distributed_init_start)
+on_load_checkpoint_start = _holding(callbacks.on_load_checkpoint_start)
+on_model_init_start = _holding(callbacks.on_model_init_start)
+on_optimizer_init_start = _holding(callbacks.on_optimizer_init_start)
+on_save_checkpoint_start = _holding(callbacks.on_save_checkpoint_start)
+on_testing_start = _holding(callbacks.on_testing_start)
+on_train_start = _holding(callbacks.on_train_start)
+on_training_single_iteration_start = _holding(callbacks.on_training_single_iteration_start)
+on_validation_single_iteration_start = _holding(callbacks.on_validation_single_iteration_start)
+on_validation_start = _holding(callbacks.on_validation_start)
+
+on_dataloader_init_end = callbacks.on_dataloader_init_end
+on_distributed_init_end = callbacks.on_distributed_init_end
+on_load_checkpoint_end = callbacks.on_load_checkpoint_end
+on_model_init_end = callbacks.on_model_init_end
+on_optimizer_init_end = callbacks.on_optimizer_init_end
+on_save_checkpoint_end = callbacks.on_save_checkpoint_end
+on_save_checkpoint_success = callbacks.on_save_checkpoint_success
+on_testing_end = callbacks.on_testing_end
+on_train_end = callbacks.on_train_end
+on_training_single_iteration_end = callbacks.on_training_single_iteration_end
+on_validation_end = callbacks.on_validation_end
+on_validation_single_iteration_end = callbacks.on_validation_single_iteration_end

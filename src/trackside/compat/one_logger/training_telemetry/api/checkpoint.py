@@ -1,0 +1,19 @@
+"""How checkpoints are saved."""
+
+from __future__ import annotations
+
+from trackside.compat.one_logger._enums import StrEnum
+
+
+class CheckPointStrategy(StrEnum):
+    """Whether a save blocks training until it is complete."""
+
+    SYNC = "sync"
+    ASYNC = "async"
+
+
+class CheckPointType(StrEnum):
+    """Where a checkpoint lives."""
+
+    GLOBAL = "global"
+    LOCAL = "local"

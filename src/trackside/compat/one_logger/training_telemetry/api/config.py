@@ -1,0 +1,83 @@
+"""The training's configuration under One Logger's names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
+
+import attrs
+
+from trackside.compat.one_logger._settings import take, told
+from trackside.compat.one_logger.api.telemetry_config import ApplicationType
+from trackside.compat.one_logger.training_telemetry.api.checkpoint import CheckPointStrategy
+from trackside.job import TrainingConfig
+
+T = TypeVar("T")
+OrFunction: TypeAlias = T | Callable[[], T]
+
+
+def _told_by(field: str) -> Any:
+    """Return a property that reads *field*, and calls what it finds there if that is a function."""
+    return property(lambda self: told(getattr(self, field)), doc=f"What `{field}` says now.")
+
+
+@attrs.define(kw_only=True, init=False)
+class TrainingTelemetryConfig:
+    """
+    One Logger's `TrainingTelemetryConfig`, over `trackside.job.TrainingConfig`, which says what the fields mean.
+
+    Functions are called when the configuration is published, not when it is made.
+
+    Raises:
+        OneLoggerError: if a field is missing or wrong; it names the field, what was given, and what is right.
+    """
+
+    perf_tag_or_fn: OrFunction[str | list[str]]
+    global_batch_size_or_fn: OrFunction[int]
+    micro_batch_size_or_fn: OrFunction[int | None] = None
+    seq_length_or_fn: OrFunction[int | None] = None
+    flops_per_sample_or_fn: OrFunction[int | None] = None
+    train_iterations_target_or_fn: OrFunction[int | None] = None
+    train_samples_target_or_fn: OrFunction[int | None] = None
+    log_every_n_train_iterations: int = 50
+    is_train_iterations_enabled_or_fn: OrFunction[bool] = True
+    is_validation_iterations_enabled_or_fn: OrFunction[bool] = True
+    is_test_iterations_enabled_or_fn: OrFunction[bool] = True
+    is_save_checkpoint_enabled_or_fn: OrFunction[bool] = True
+    is_log_throughput_enabled_or_fn: OrFunction[bool] = False
+    save_checkpoint_strategy: CheckPointStrategy = attrs.field(
+        default=CheckPointStrategy.SYNC, converter=CheckPointStrategy
+    )
+    custom_metadata: dict[str, Any] | None = None
+
+    def __init__(self, **given: Any) -> None:
+        take(self, given)
+        self.to_trackside()
+
+    def to_trackside(self) -> TrainingConfig:
+        """
+        Return the same as trackside takes it.
+
+        Raises:
+            OneLoggerError: if a field is wrong.
+        """
+        fields = {field.name.removesuffix("_or_fn"): getattr(self, field.name) for field in attrs.fields(type(self))}
+        return TrainingConfig(**{**fields, "save_checkpoint_strategy": self.save_checkpoint_strategy.value})
+
+    perf_tag = _told_by("perf_tag_or_fn")
+    global_batch_size = _told_by("global_batch_size_or_fn")
+    micro_batch_size = _told_by("micro_batch_size_or_fn")
+    seq_length = _told_by("seq_length_or_fn")
+    flops_per_sample = _told_by("flops_per_sample_or_fn")
+    train_iterations_target = _told_by("train_iterations_target_or_fn")
+    train_samples_target = _told_by("train_samples_target_or_fn")
+    is_train_iterations_enabled = _told_by("is_train_iterations_enabled_or_fn")
+    is_validation_iterations_enabled = _told_by("is_validation_iterations_enabled_or_fn")
+    is_test_iterations_enabled = _told_by("is_test_iterations_enabled_or_fn")
+    is_save_checkpoint_enabled = _told_by("is_save_checkpoint_enabled_or_fn")
+    is_log_throughput_enabled = _told_by("is_log_throughput_enabled_or_fn")
+
+    @property
+    def app_type(self) -> ApplicationType:
+        """What the application does."""
+        return ApplicationType.TRAINING

@@ -1,0 +1,3 @@
+"""The exporters to Weights & Biases."""
+
+__all__: list[str] = []

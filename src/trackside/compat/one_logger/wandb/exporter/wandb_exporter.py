@@ -1,0 +1,245 @@
+"""One Logger's exporters to Weights & Biases: each attribute is a metric."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from trackside.compat.one_logger.core.attributes import Attribute
+from trackside.compat.one_logger.core.event import (
+    ErrorEvent,
+    Event,
+    StandardEventAttributeName,
+    StandardEventName,
+    TelemetryDataError,
+)
+from trackside.compat.one_logger.core.exceptions import assert_that
+from trackside.compat.one_logger.core.span import Span
+from trackside.compat.one_logger.exporter.exporter import BaseExporter, ExportError
+from trackside.handlers._courier import Courier
+from trackside.handlers.wandb import leave_dead_service, open_run
+
+_CLOSE_S: Final = 10.0
+
+
+@attrs.define
+class Config:
+    """Where to, and what the run is called; the meanings are those of ``wandb.init``."""
+
+    entity: str
+    host: str = "https://api.wandb.ai"
+    api_key: str = ""
+    """Unless given, W&B finds it as it always does."""
+    project: str = "one-logger-tracking"
+    run_name: str = attrs.field(factory=lambda: f"one-logger-tracking-run-{uuid.uuid4()}")
+    save_dir: str = "./wandb"
+    tags: list[str] = attrs.field(factory=lambda: ["e2e_metrics_enabled"])
+
+
+class MetricNamingStrategy(ABC):
+    """Says what the metric of an attribute is called."""
+
+    @abstractmethod
+    def from_span_attribute(self, span: Span, attribute: Attribute) -> str:
+        """Return the name for an attribute of *span*."""
+
+    @abstractmethod
+    def from_event_attribute(self, span: Span, event: Event, attribute: Attribute) -> str:
+        """Return the name for an attribute of *event* within *span*."""
+
+
+class HierarchicalMetricNamingStrategy(MetricNamingStrategy):
+    """``SPAN.ATTRIBUTE`` and ``SPAN.EVENT.ATTRIBUTE``."""
+
+    def __init__(self, separator: str = ".") -> None:
+        self._separator = separator
+
+    def from_span_attribute(self, span: Span, attribute: Attribute) -> str:
+        """Return the span's name and the attribute's."""
+        return self._separator.join((span.name_str, attribute.name))
+
+    def from_event_attribute(self, span: Span, event: Event, attribute: Attribute) -> str:
+        """Return the span's name, the event's and the attribute's."""
+        return self._separator.join((span.name_str, event.name_str, attribute.name))
+
+
+class FlatMetricNamingStrategy(MetricNamingStrategy):
+    """The attribute's name alone: the latest of any span wins."""
+
+    def from_span_attribute(self, span: Span, attribute: Attribute) -> str:  # noqa: ARG002  another's business
+        """Return the attribute's name."""
+        return attribute.name
+
+    def from_event_attribute(self, span: Span, event: Event, attribute: Attribute) -> str:  # noqa: ARG002
+        """Return the attribute's name."""
+        return attribute.name
+
+
+class _Run:
+    """A run of its own, opened with the first metrics, and again, as the same, if its connection breaks."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._id = uuid.uuid4().hex[:16]  # not the one that WANDB_RUN_ID names: that is the job's
+        self._run: Any = None
+
+    def open(self) -> None:
+        config = self._config
+        Path(config.save_dir).mkdir(parents=True, exist_ok=True)
+        told = {"base_url": config.host, **({"api_key": config.api_key} if config.api_key else {})}
+        init = {"project": config.project, "name": config.run_name, "entity": config.entity, "tags": config.tags}
+        self._run = open_run({**init, "dir": config.save_dir, "settings": told}, id=self._id, resume="allow")
+
+    def log(self, metrics: dict[str, Any]) -> None:
+        if self._run is None:
+            self.open()
+        try:
+            self._run.log(metrics)
+        except Exception as error:
+            self._run = None
+            leave_dead_service(error)
+            raise
+
+    def finish(self) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            run.finish()
+
+
+class WandBExporterBase(BaseExporter):
+    """
+    Exports a span's attributes at its start, what changed of them at its stop, and the attributes of its events.
+
+    Each set of metrics has ``app_last_log_time`` too, in ms since the epoch. The application's errors are not exported.
+    """
+
+    def __init__(self, config: Config, metric_naming_strategy: MetricNamingStrategy | None = None) -> None:
+        super().__init__()
+        self._run = _Run(config)
+        self._naming = metric_naming_strategy or HierarchicalMetricNamingStrategy()
+
+    def export_start(self, span: Span) -> None:
+        """Export all attributes of *span*, and those of its start."""
+        super().export_start(span)
+        self._export({**self._of_span(span, span.attributes.values()), **self._of_event(span, span.start_event)})
+
+    def export_stop(self, span: Span) -> None:
+        """Export what *span* has learned since its start, and the attributes of its stop."""
+        super().export_stop(span)
+        assert_that(span.stop_event is not None, f"span {span.name_str!r} is open")
+        stop = self._of_event(span, span.stop_event) if span.stop_event is not None else {}
+        self._export({**self._of_span(span, span.updated_attributes.values()), **stop})
+
+    def export_event(self, event: Event, span: Span) -> None:
+        """Export the attributes of *event*."""
+        super().export_event(event, span)
+        self._export(self._of_event(span, event))
+
+    def export_error(self, event: ErrorEvent, span: Span) -> None:
+        """Do nothing: W&B has no place for an error."""
+        super().export_error(event, span)
+
+    def export_telemetry_data_error(self, error: TelemetryDataError) -> None:
+        """Export how much is missing: ``NO_TELEMETRY_DATA`` or ``INCOMPLETE_TELEMETRY_DATA``."""
+        super().export_telemetry_data_error(error)
+        kind = error.attributes.get_str_value(StandardEventAttributeName.TELEMETRY_DATA_ERROR_TYPE.value) or ""
+        self._export({StandardEventName.TELEMETRY_DATA_ERROR.value: kind.upper()})
+
+    def _of_span(self, span: Span, attributes: Iterable[Attribute]) -> dict[str, Any]:
+        return {self._naming.from_span_attribute(span, attribute): attribute.value for attribute in attributes}
+
+    def _of_event(self, span: Span, event: Event) -> dict[str, Any]:
+        attributes = event.attributes.values()
+        return {self._naming.from_event_attribute(span, event, attribute): attribute.value for attribute in attributes}
+
+    def _export(self, metrics: dict[str, Any]) -> None:
+        if metrics:
+            self._log_metrics({**metrics, "app_last_log_time": round(time.time() * 1000)})
+
+    @abstractmethod
+    def _log_metrics(self, metrics: dict[str, Any]) -> None:
+        """
+        Hand over *metrics*.
+
+        Raises:
+            ExportError: if they cannot be.
+        """
+
+
+class WandBExporterSync(WandBExporterBase):
+    """Hands metrics over before it returns."""
+
+    def initialize(self) -> None:
+        """
+        Begin the run.
+
+        Raises:
+            ExportError: if W&B does not let us.
+        """
+        super().initialize()
+        self._tell(self._run.open)
+
+    def close(self) -> None:
+        """End the run."""
+        super().close()
+        self._tell(self._run.finish)
+
+    def _log_metrics(self, metrics: dict[str, Any]) -> None:
+        self._tell(self._run.log, metrics)
+
+    @staticmethod
+    def _tell(method: Any, *given: Any) -> None:
+        try:
+            method(*given)
+        except Exception as error:
+            raise ExportError(f"W&B: {error!r}") from error
+
+
+class WandBExporterAsync(WandBExporterBase):
+    """
+    Hands metrics over on a thread of its own, in order, and tries again what failed.
+
+    A failure is raised once, by the next call; what that call was given is handed over all the same. `close` gives up
+    after 10 s.
+    """
+
+    def __init__(self, config: Config, metric_naming_strategy: MetricNamingStrategy | None = None) -> None:
+        super().__init__(config, metric_naming_strategy)
+        # One at a time: after a failure nothing is handed over twice.
+        self._courier: Courier[dict[str, Any]] = Courier(self._deliver, name="wandb", batch_items=1, every_s=0.1)
+        self._raised = ""
+
+    def close(self) -> None:
+        """
+        Hand over what waits, and end the run.
+
+        Raises:
+            ExportError: if something could not be handed over.
+        """
+        super().close()
+        self._courier.put({}, events=0)  # behind all metrics: the end
+        if not self._courier.close(_CLOSE_S):
+            raise ExportError(f"W&B: {self._courier.losses()}: {self._courier.trouble}")
+
+    def _deliver(self, batch: list[dict[str, Any]]) -> None:
+        for metrics in batch:
+            if metrics:
+                self._run.log(metrics)
+            else:
+                self._run.finish()
+
+    def _log_metrics(self, metrics: dict[str, Any]) -> None:
+        taken = self._courier.put(metrics)
+        trouble = self._courier.trouble if taken else "too much waits"
+        if trouble != self._raised:
+            self._raised = trouble
+            if trouble:
+                raise ExportError(f"W&B: {trouble}")
+        if not taken:
+            raise ExportError(f"W&B: {trouble}")

@@ -1,0 +1,12 @@
+"""
+NVRx's names for straggler detection over our parts.
+
+A job that uses ``nvidia_resiliency_ext.straggler`` 0.4.1 (or ``nvidia_resiliency_ext.attribution.straggler``) replaces
+it by ``trackside.compat.straggler`` in its imports. No GPU is required.
+"""
+
+from trackside.compat.straggler._callables import CallableId
+from trackside.compat.straggler._detector import Detector
+from trackside.compat.straggler._report import Report, Statistic, StragglerId
+
+__all__ = ["CallableId", "Detector", "Report", "Statistic", "StragglerId"]

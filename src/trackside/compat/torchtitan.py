@@ -1,0 +1,96 @@
+"""
+torchtitan's structured logger, on trackside's bus.
+
+::
+
+    export TITAN_STRUCT_LOGGER_HANDLERS=trackside.compat.torchtitan.register_trackside_handler
+
+Its JSON lines of runs that are over are read by `trackside.handlers.torchtitan`, and by ``trackside import``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from typing import Any
+
+from trackside.bus import Bus, default_bus
+from trackside.events import TracksideError
+from trackside.handlers.torchtitan import TitanReader, TitanRecord
+from trackside.instruments import next_id
+from trackside.job import start
+
+_logger = logging.getLogger("trackside")
+
+
+def register_trackside_handler(
+    *, structured_logger: logging.Logger, rank: int, source: str, output_dir: str, **_others: Any
+) -> None:
+    """
+    Attach a handler that brings torchtitan's records onto the bus; a factory for ``TITAN_STRUCT_LOGGER_HANDLERS``.
+
+    If telemetry is not on yet, it is turned on, with its event log in ``trackside`` below *output_dir*.
+
+    Args:
+        structured_logger: torchtitan's logger.
+        rank: The rank, as torchtitan sees it; trackside takes its own from the launcher.
+        source: What kind of process this is.
+        output_dir: Where the run's files go.
+    """
+    if default_bus.is_idle:
+        try:
+            start(os.path.join(output_dir, "trackside"))  # noqa: PTH118  whatever kind of path it is
+        except TracksideError as error:
+            _logger.warning("torchtitan's records of %s rank %d are not recorded: %s", source, rank, error)
+            return
+    structured_logger.addHandler(TitanHandler())
+
+
+class TitanHandler(logging.Handler):
+    """
+    Brings torchtitan's records onto a bus.
+
+    Args:
+        bus: The bus, if not the default one.
+    """
+
+    def __init__(self, bus: Bus = default_bus) -> None:
+        super().__init__()
+        self._bus = bus
+        self._reader = TitanReader(next_id)
+        self._last_ns = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Log what *record* completes; logging calls this under the handler's lock."""
+        try:
+            found = _record(record)
+            if found is not None:
+                self._last_ns = found.at_ns
+                for event in self._reader.read(found):
+                    self._bus.log(event)
+        except Exception:
+            self.handleError(record)
+
+    def close(self) -> None:
+        """End the last iteration."""
+        for event in self._reader.finish(self._last_ns):
+            self._bus.log(event)
+        super().close()
+
+
+def _record(record: logging.LogRecord) -> TitanRecord | None:
+    name = getattr(record, "log_type_name", None)
+    if not isinstance(name, str):
+        return None  # plain text that strayed into the structured logger
+    step, value = getattr(record, "step", None), getattr(record, "value", None)
+    return TitanRecord(
+        name=name,
+        at_ns=round(record.created * 1e9),
+        is_span=str(getattr(record, "log_type", "event")) == "event",
+        step=step if isinstance(step, int) else -1,
+        value=float(value) if isinstance(value, (int, float)) else None,
+        metric=str(getattr(record, "event_name", "")) if name == "metric_value" else "",
+        track=(str(getattr(record, "task_name", None) or ""), threading.get_ident()),
+        message=record.getMessage()[:1_000],
+    )
