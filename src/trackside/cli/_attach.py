@@ -1,0 +1,115 @@
+"""``trackside attach``: what a running job does, as it does it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+from trackside.cli._print import event_line, printable, warn
+from trackside.events import Detail, Event, to_json
+from trackside.handlers.zeromq import Attachment, attach
+
+_LOOK_S: Final = 0.5
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser's *commands*."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "attach",
+        help="watch a running job, or a collector",
+        description="Print the events of a running job, one a line, from now on until it ends. The job never waits "
+        "for it; what it has to skip is told.",
+    )
+    parser.add_argument(
+        "endpoint",
+        metavar="ENDPOINT",
+        nargs="+",
+        help="ipc://… or tcp://… of a job or a collector, or the directory that a job on this machine writes to",
+    )
+    parser.add_argument(
+        "-t",
+        "--type",
+        metavar="GLOB",
+        action="append",
+        default=[],
+        help="only types whose wire name matches, as 'acme.*' or '*.iteration.ended'; may be given more than once",
+    )
+    parser.add_argument(
+        "--detail",
+        choices=[level.name.lower() for level in Detail],
+        help="the lowest level of detail; all unless given",
+    )
+    parser.add_argument("-n", "--count", metavar="N", type=_whole, help="stop after N events")
+    parser.add_argument("--keys", metavar="DIR", help="a directory of keys, where the endpoint asks for such")
+    parser.add_argument("--insecure", action="store_true", help="do without keys where they would be needed")
+    parser.add_argument("--json", action="store_true", help="print JSON, one object a line")
+    parser.set_defaults(run=run)
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
+    return int(text)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the events until the job ends; 1 if it fell silent instead and never came back before we were stopped."""
+    show: Callable[[Event], str] = to_json if options.json else event_line
+    with attach(
+        *options.endpoint,
+        to=tuple(options.type) or Event,
+        detail=Detail[options.detail.upper()] if options.detail else None,
+        keys=options.keys,
+        insecure=options.insecure,
+    ) as attachment:
+        _print(attachment, show, options.count)
+    return 0
+
+
+def _print(attachment: Attachment, show: Callable[[Event], str], most: int | None) -> None:
+    told, printed = Told(), 0
+    while not attachment.is_over:
+        events = attachment.read(_LOOK_S)
+        if most is not None:
+            events = events[: most - printed]
+        for event in events:
+            print(show(event))
+        if events:
+            sys.stdout.flush()
+            printed += len(events)
+        told.tell(attachment)
+        if most is not None and printed >= most:
+            return
+
+
+class Told:
+    """What was said, besides events, to whoever looks at the terminal."""
+
+    def __init__(self) -> None:
+        self._lost = 0
+        self._was_silent = False
+        self._is_met = False
+        self._busy = ""
+
+    def tell(self, attachment: Attachment) -> None:
+        """Say what is new: who answers, who no longer does, and what did not get here."""
+        peers = [printable(peer) for peer in attachment.peers if peer]
+        if peers and not self._is_met:
+            self._is_met = True
+            warn(f"trackside attach: watching {', '.join(peers)}")
+        if attachment.busy != self._busy:
+            self._busy = attachment.busy
+            if self._busy:
+                warn(f"trackside attach: busy: {printable(self._busy)}; asking again every second")
+        if attachment.is_silent != self._was_silent:
+            self._was_silent = attachment.is_silent
+            warn(
+                "trackside attach: nothing has come for 3 s; waiting for it to come back"
+                if self._was_silent
+                else "trackside attach: it is back"
+            )
+        if attachment.lost > self._lost:
+            warn(f"trackside attach: {attachment.lost - self._lost:,} events were skipped")
+            self._lost = attachment.lost

@@ -1,0 +1,96 @@
+"""``trackside collect``: many ranks in, their logs, and viewers out."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from trackside.bus import rule_from_wire
+from trackside.cli._print import event_line, warn
+from trackside.cli._serving import add_safety, paste_ready, until_signalled
+from trackside.events import ControlUsed, Event, EventsLost, PeerCut, RankFellSilent, RankSpokeAgain
+from trackside.handlers.zeromq import Collector, Quota
+
+_TOLD = (RankFellSilent, RankSpokeAgain, EventsLost, PeerCut, ControlUsed)
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser's *commands*."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "collect",
+        help="take many ranks in, keep their logs, let viewers attach",
+        description="Take the streams of many ranks in, keep their logs, and let viewers attach. Ranks that fall "
+        "silent, and events that are lost, are said on stderr. Ends at SIGINT or SIGTERM.",
+    )
+    parser.add_argument("--bind", metavar="ENDPOINT", required=True, help="where ranks connect to, as tcp://*:7070")
+    parser.add_argument("--publish", metavar="ENDPOINT", help="where viewers attach, as tcp://*:7071")
+    parser.add_argument("--log", metavar="DIR", help="keep every rank's log there; read back at the next start")
+    add_safety(parser)
+    parser.add_argument(
+        "--silent-after",
+        metavar="SECONDS",
+        type=float,
+        default=3.0,
+        help="when a rank counts as silent (default: 3, three heartbeats)",
+    )
+    parser.add_argument(
+        "--quota",
+        metavar="EVENTS",
+        type=float,
+        default=Quota().events,
+        help="events a second that one peer may send (default: %(default).0f)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Collect until a signal comes; 1 if something is in no log."""
+    collector = Collector(
+        options.bind,
+        publish=options.publish,
+        log=options.log,
+        keys=options.keys,
+        insecure=options.insecure,
+        silent_after_s=options.silent_after,
+        quota=Quota(events=options.quota),
+        read_rule=read_rule,
+    )
+    collector.models.append(_tell)
+    with until_signalled(collector.stop):
+        try:
+            _greet(collector, options)
+            collector.serve()
+        finally:
+            done = collector.close()
+    totals = collector.totals()
+    print(", ".join(f"{name} {count}" for name, count in totals.items()))
+    return 0 if done and not totals["not_logged"] else 1
+
+
+def _greet(collector: Collector, options: argparse.Namespace) -> None:
+    restored = collector.restored
+    for problem in restored.problems:
+        warn(f"trackside collect: {problem}")
+    if restored.frames:
+        known = collector.totals()["sources"]
+        print(f"read back {restored.events:,} events of {known:,} source(s) from {options.log}")
+    safety = f" --keys {options.keys}" if options.keys else " --insecure" if options.insecure else ""
+    endpoint = paste_ready(collector.endpoint)
+    print(f"ranks:   TRACKSIDE_COLLECTOR={endpoint}")
+    if collector.viewer_endpoint:
+        print(f"viewers: trackside attach {paste_ready(collector.viewer_endpoint)}{safety}")
+    sys.stdout.flush()
+
+
+def read_rule(wire: list[Any]) -> Callable[[Event], bool]:
+    """Return what decides as the rule in *wire* form does: whether an event is kept."""
+    decide = rule_from_wire(wire).start()
+    return lambda event: decide(event) is None
+
+
+def _tell(event: Event) -> None:
+    is_news = not isinstance(event, ControlUsed) or event.source.role == "collector"  # ranks say it too
+    if isinstance(event, _TOLD) and is_news:
+        warn(event_line(event))

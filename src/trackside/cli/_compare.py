@@ -1,0 +1,143 @@
+"""``trackside compare``: what changed between two sets of runs, and whether that can be chance."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator
+from typing import Any, Final
+
+from trackside.cli._print import printable, warn
+from trackside.cli._progress import ProgressLine
+from trackside.cli._unread import UNREADABLE
+from trackside.events import ConfigError, Source, UnreadableError
+from trackside.handlers.eventlog import outline
+from trackside.views import WORSE, Comparison, Row, Selected, compare
+
+_WORSE: Final = 1
+"""The exit code for it."""
+_WIDTH: Final = 44
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser's *commands*."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "compare",
+        help="say whether runs got better or worse, and in what",
+        description="Compare runs A with runs B. Each is a path, or the name of a run, a session or a perf tag below "
+        "--in. Exit code 1 says that B is worse.",
+    )
+    parser.add_argument("runs", metavar="A B", nargs="+", help="the runs before and after; B alone with --baseline")
+    parser.add_argument("--in", dest="where", metavar="PATH", action="append", default=[], help="where names are found")
+    parser.add_argument(
+        "--baseline",
+        action="store_true",
+        help="compare with the runs that are marked as baseline and have B's perf tags",
+    )
+    parser.add_argument(
+        "--least", metavar="PERCENT", type=float, default=1.0, help="the change of step time that matters (default: 1)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what changed; 1 if it is for the worse, 2 if part of the input could not be read."""
+    if not 0 < options.least < 100:  # noqa: PLR2004
+        raise ConfigError("--least", options.least, "give a percentage above 0")
+    before, after = _sides(options)
+    progress = ProgressLine("trackside compare")
+    try:
+        found = compare(before, after, least=options.least / 100, progress=progress)
+    finally:
+        progress.done()
+    if options.json:
+        print(json.dumps(found.to_json()))
+    else:
+        for line in _lines(found):
+            print(printable(line))
+    unread = [*found.before.unread, *found.after.unread]
+    for problem in unread:
+        warn(f"trackside compare: {problem}")
+    if unread:
+        return UNREADABLE
+    return _WORSE if found.verdict == WORSE else 0
+
+
+def _sides(options: argparse.Namespace) -> tuple[Selected, Selected]:
+    names, where = options.runs, options.where
+    if len(names) != 2 - options.baseline:
+        wanted = "give B alone with --baseline" if options.baseline else "give A and B"
+        raise ConfigError("compare", " ".join(names), wanted)
+    after = _selected(names[-1], where)
+    if not options.baseline:
+        return _selected(names[0], where), after
+    paths = where or after.paths
+    seen = outline(*paths).sources
+    chosen = {
+        one.source.id for one in outline(*after.paths).sources if after.wanted is None or after.wanted(one.source)
+    }
+    tags = {one.perf_tags for one in seen if one.source.id in chosen and not one.source.baseline}
+    ids = {one.source.id for one in seen if one.source.baseline and (one.perf_tags in tags or not tags)}
+    if not ids:
+        raise UnreadableError(" ".join(map(str, paths)), "holds no baseline with the same perf tags", "mark one")
+    marked = Selected("the baseline", paths, lambda source: source.id in ids)
+    own = after.wanted
+
+    def is_new(source: Source) -> bool:
+        return source.id not in ids and (own is None or own(source))
+
+    return marked, Selected(after.name, after.paths, is_new)
+
+
+def _selected(name: str, where: list[str]) -> Selected:
+    """
+    Return the runs that *name* names.
+
+    Raises:
+        ConfigError: There are none.
+    """
+    if os.path.lexists(name):
+        return Selected(name, [name])
+    if not where:
+        raise ConfigError("compare", name, "it is no path; name the logs with --in to look for a run of that name")
+    seen = outline(*where).sources
+    ids = {one.source.id for one in seen if name in {one.source.run_id, one.source.session_tag, *one.perf_tags} - {""}}
+    if not ids:
+        raise ConfigError("compare", name, "no run, session or perf tag has that name; see trackside runs")
+    return Selected(name, where, lambda source: source.id in ids)
+
+
+def _lines(found: Comparison) -> Iterator[str]:
+    for label, side in (("A", found.before), ("B", found.after)):
+        yield f"{label}: {side.name}: {len(side.runs)} run(s), {side.ranks} rank(s), {side.steps:,} steps"
+    yield ""
+    yield f"B is {found.verdict}" if found.verdict != "no difference shown" else "no difference shown"
+    yield from (f"  {note}" for note in found.notes)
+    yield ""
+    for title, rows in (("", found.judged), ("buckets", found.buckets), ("a step's parts", found.parts)):
+        if rows:
+            yield f"{title:<{_WIDTH}}{'A':>12}{'B':>12}{'change':>10}  between"
+            yield from map(_line, rows)
+            yield ""
+
+
+def _line(row: Row) -> str:
+    told = row.difference
+    change = "–" if told.change is None else _change(told.change, row)
+    bounds = "unknown"
+    if told.low is not None and told.high is not None:
+        bounds = f"{_change(told.low, row)} and {_change(told.high, row)}"
+    verdict = row.verdict if row.verdict != "no difference shown" else ""
+    name = row.name if len(row.name) <= _WIDTH - 3 else f"{row.name[: _WIDTH - 6]}..."
+    before, after = _figure(told.before, row), _figure(told.after, row)
+    return f"  {name:<{_WIDTH - 2}}{before:>12}{after:>12}{change:>10}  {bounds:<22}{verdict}".rstrip()
+
+
+def _figure(value: float, row: Row) -> str:
+    return f"{100 * value:.1f} %" if row.is_share else f"{value:.4g} s"
+
+
+def _change(value: float, row: Row) -> str:
+    return f"{100 * value:+.1f} pt" if row.is_share else f"{100 * value:+.2f} %"

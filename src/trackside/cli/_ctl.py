@@ -1,0 +1,79 @@
+"""``trackside ctl``: asking something of a running job, or of all ranks behind a collector."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from trackside.cli._print import printable
+from trackside.events import Detail
+from trackside.handlers.zeromq import VERBS, Outcome, command
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser's *commands*."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "ctl",
+        help="ask a running job how it is, or to record less",
+        description="Have all ranks, or some, say how they are (status), record less (detail, sample, pause), all "
+        "again (resume), or write what they have (flush). Each use is an event in their streams. Over TCP this takes "
+        "the control key.",
+    )
+    parser.add_argument("endpoint", metavar="ENDPOINT", help="where a job publishes, or a collector does")
+    parser.add_argument("verb", choices=VERBS)
+    parser.add_argument(
+        "value", nargs="?", help=f"for detail: {', '.join(Detail.__members__)}; for sample: each n-th step"
+    )
+    parser.add_argument("--rank", type=int, action="append", default=[], metavar="N", help="only this rank; repeatable")
+    parser.add_argument("--for", dest="seconds", type=float, metavar="SECONDS", help="end what is asked after so long")
+    parser.add_argument("--keys", metavar="DIR", help="a directory with the control key")
+    parser.add_argument("--timeout", type=float, default=5.0, metavar="SECONDS", help="how long to wait (default: 5)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Ask, and print what each said; 1 if one of them did not do it, or did not answer."""
+    outcomes = command(
+        options.endpoint,
+        options.verb,
+        _arguments(options),
+        targets=[f"rank:{rank}" for rank in options.rank],
+        keys=options.keys,
+        timeout_s=options.timeout,
+    )
+    for outcome in outcomes:
+        print(_json(outcome) if options.json else printable(_line(outcome)))
+    expected = outcomes[0].values.get("expected")
+    answers = sum("expected" not in outcome.values for outcome in outcomes)
+    is_all = not isinstance(expected, int) or answers >= expected
+    if not is_all:
+        print(f"{answers} of {expected} answered")
+    return 0 if is_all and all(outcome.done for outcome in outcomes) else 1
+
+
+def _arguments(options: argparse.Namespace) -> dict[str, Any]:
+    arguments: dict[str, Any] = {} if options.seconds is None else {"seconds": options.seconds}
+    if options.verb == "detail":
+        if options.value is None:
+            options.parser.error(f"detail: give a level, one of {', '.join(Detail.__members__)}")
+        arguments["level"] = options.value.upper()
+    elif options.verb == "sample":
+        if options.value is None or not options.value.isdecimal():
+            options.parser.error("sample: give a whole number: of each how many steps one is recorded")
+        arguments["every"] = int(options.value)
+    elif options.value is not None:
+        options.parser.error(f"{options.verb} takes no value")
+    return arguments
+
+
+def _json(outcome: Outcome) -> str:
+    return json.dumps({"source": outcome.source_id, "done": outcome.done, **outcome.values})
+
+
+def _line(outcome: Outcome) -> str:
+    values = outcome.values
+    who = f"rank {values['rank']}" if "rank" in values else f"source {outcome.source_id}"
+    said = "  ".join(f"{name}={value}" for name, value in values.items() if name != "rank")
+    return f"{who:<24} {'done' if outcome.done else 'NOT done'}  {said}"

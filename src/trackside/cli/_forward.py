@@ -1,0 +1,38 @@
+"""``trackside forward``: a node's ranks onto one connection."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from trackside.cli._serving import add_safety, paste_ready, until_signalled
+from trackside.handlers.zeromq import Forwarder
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser's *commands*."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "forward",
+        help="send a node's ranks on over one connection",
+        description="Take the streams of a node's ranks in and send them on, as they came, to a collector or "
+        "another forwarder. Ends at SIGINT or SIGTERM.",
+    )
+    parser.add_argument("--bind", metavar="ENDPOINT", required=True, help="where ranks connect to, as tcp://*:7070")
+    parser.add_argument("--to", metavar="ENDPOINT", required=True, help="the collector, or another forwarder")
+    add_safety(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Forward until a signal comes; 1 if the other end did not get everything."""
+    forwarder = Forwarder(options.bind, to=options.to, keys=options.keys, insecure=options.insecure)
+    with until_signalled(forwarder.stop):
+        try:
+            print(f"ranks: TRACKSIDE_COLLECTOR={paste_ready(forwarder.endpoint)}")
+            sys.stdout.flush()
+            forwarder.serve()
+        finally:
+            done = forwarder.close()
+    print(f"sent on {forwarder.counts['events']:,} events in {forwarder.counts['entries']:,} frames")
+    return 0 if done else 1

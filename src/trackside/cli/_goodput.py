@@ -1,0 +1,202 @@
+"""``trackside goodput``: what every second of a session was spent on."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Iterator
+from typing import Any, Final
+
+import attrs
+
+from trackside.cli._goodput_text import Reading, lines
+from trackside.cli._print import printable, warn
+from trackside.cli._times import time_ns
+from trackside.cli._unread import UNREADABLE, readable, tell_unread
+from trackside.events import ConfigError, Event, UnreadableError
+from trackside.handlers import replay
+from trackside.handlers.ml_goodput import RecordFiles, holds_records
+from trackside.handlers.models.goodput import GoodputAccumulator, GoodputResult
+
+_STEP_TIME: Final = ("ideal_s", "p50_s", "p90_s", "p99_s", "deviation_s")
+_MOST_SESSIONS: Final = 20
+_MOST_SECONDS: Final = 4e9
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser's *commands*."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "goodput",
+        help="say what every second of a session was spent on",
+        description="Assign every second of a session, over all its attempts, to one bucket. Times T are ISO 8601 "
+        "with a zone, or seconds since 1970.",
+    )
+    parser.add_argument("path", metavar="PATH", nargs="+", help="event logs or records, or directories with such")
+    parser.add_argument("--session", metavar="TAG", help="the session, by its tag or, without one, its run id")
+    parser.add_argument("--from", dest="start", metavar="T", help="count from then on")
+    parser.add_argument("--to", dest="end", metavar="T", help="count until then")
+    parser.add_argument("--window", metavar="SECONDS", help="count so many seconds: after --from, else the last ones")
+    parser.add_argument(
+        "--exclude", metavar="FROM/TO", action="append", default=[], help="leave this stretch out; may be repeated"
+    )
+    parser.add_argument("--ideal-step-time", metavar="S", help="what a step should take; found out unless given")
+    parser.add_argument(
+        "--format",
+        choices=("auto", "events", "ml-goodput"),
+        default="auto",
+        help="event logs, or ml-goodput-measurement's records as JSON lines; by content unless given",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the account; 2 if part of the input could not be read."""
+    question = _Question.of(options)
+    model = GoodputAccumulator(ideal_step_time_s=question.ideal_s)
+    reading, code = _read(options.path, options.format, model)
+    reading.ideal_is_given = question.ideal_s is not None
+    sessions = model.sessions()
+    if not sessions and code:
+        return code
+    result = question.ask(model, _chosen(options, sessions))
+    if options.json:
+        print(json.dumps(as_json(result)))
+        for problem, count in result.problems.items():
+            warn(f"trackside goodput: {count:,} × {problem}")
+    else:
+        for line in lines(result, reading):
+            print(printable(line))
+    return code
+
+
+def as_json(result: GoodputResult) -> dict[str, Any]:
+    """Return *result* as plain data for JSON; what was wrong with the input is not in it."""
+    plain = result.to_json()
+    plain.pop("problems", None)
+    return {**plain, "step_time": {name: plain["step_time"][name] for name in _STEP_TIME}}
+
+
+@attrs.frozen
+class _Question:
+    """What the options ask for."""
+
+    start_ns: int | None
+    end_ns: int | None
+    window_ns: int | None
+    exclude: list[tuple[int, int]]
+    ideal_s: float | None
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> _Question:
+        """
+        Return what *options* ask for.
+
+        Raises:
+            ConfigError: A value makes no sense.
+        """
+        start_ns = None if options.start is None else time_ns("--from", options.start)
+        end_ns = None if options.end is None else time_ns("--to", options.end)
+        if start_ns is not None and end_ns is not None and end_ns <= start_ns:
+            raise ConfigError("--to", options.end, "give a time later than --from")
+        window_s = None if options.window is None else _seconds("--window", options.window)
+        if window_s is not None and start_ns is not None and end_ns is not None:
+            raise ConfigError("--window", options.window, "it goes with --from or with --to, not with both")
+        return cls(
+            start_ns,
+            end_ns,
+            None if window_s is None else max(1, round(window_s * 1e9)),
+            [_stretch(text) for text in options.exclude],
+            None if options.ideal_step_time is None else _seconds("--ideal-step-time", options.ideal_step_time),
+        )
+
+    def ask(self, model: GoodputAccumulator, session: str) -> GoodputResult:
+        """Return the answer for *session*."""
+        start_ns, end_ns = self.start_ns, self.end_ns
+        if self.window_ns is not None:
+            if start_ns is not None:
+                end_ns = start_ns + self.window_ns
+            else:
+                if end_ns is None:
+                    end_ns = model.result(session=session).end_ns
+                start_ns = end_ns - self.window_ns
+        return model.result(session=session, start_ns=start_ns, end_ns=end_ns, exclude=self.exclude)
+
+
+def _seconds(option: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < _MOST_SECONDS:
+        raise ConfigError(option, text, "give a number of seconds above zero")
+    return value
+
+
+def _stretch(text: str) -> tuple[int, int]:
+    first, slash, last = text.partition("/")
+    if not slash:
+        raise ConfigError("--exclude", text, "give two times with a slash between them")
+    start_ns, end_ns = time_ns("--exclude", first), time_ns("--exclude", last)
+    if end_ns <= start_ns:
+        raise ConfigError("--exclude", text, "give the earlier time first")
+    return start_ns, end_ns
+
+
+def _read(paths: list[str], form: str, model: GoodputAccumulator) -> tuple[Reading, int]:
+    """Give *model* all that can be read, say what cannot, and return what was read and the exit code."""
+    reading, code = Reading(), 0
+    records = [path for path in paths if form == "ml-goodput" or (form == "auto" and holds_records(path))]
+    logs = [path for path in paths if path not in records]
+    if logs:
+        try:
+            recorded = replay(*logs)
+        except UnreadableError as problem:
+            warn(f"trackside goodput: {problem}")
+            code = UNREADABLE
+        else:
+            reading.events = _feed(readable(recorded), model)
+            reading.missing = recorded.missing
+            if recorded.missing:
+                model.miss(recorded.missing)
+            code = tell_unread("goodput", recorded)
+    if records:
+        files = RecordFiles(records)
+        _feed(files, model)
+        reading.records = files.records
+        for unread in files.problems:
+            warn(f"trackside goodput: {unread}")
+            code = UNREADABLE
+    return reading, code
+
+
+def _feed(events: Iterator[Event], model: GoodputAccumulator) -> int:
+    # All events, not only those that say what time is spent on: any of them shows that a process was alive.
+    count = 0
+    for event in events:
+        model(event)
+        count += 1
+    return count
+
+
+def _chosen(options: argparse.Namespace, sessions: list[str]) -> str:
+    """
+    Return the session to tell of.
+
+    Raises:
+        ConfigError: There is none of that name.
+        UnreadableError: There is none at all, or there are several and none was named.
+    """
+    where = " ".join(options.path)
+    if not sessions:
+        raise UnreadableError(where, "holds no session", "give the event logs of a job, or its records")
+    listed = ", ".join(sessions[:_MOST_SESSIONS]) + (", …" if len(sessions) > _MOST_SESSIONS else "")
+    if options.session is None:
+        if len(sessions) > 1:
+            what = f"holds {len(sessions)} sessions: {listed}"
+            raise UnreadableError(where, what, "choose one with --session")
+        return sessions[0]
+    if options.session not in sessions:
+        raise ConfigError("--session", options.session, f"there is {listed}")
+    return str(options.session)

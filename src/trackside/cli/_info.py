@@ -1,0 +1,156 @@
+"""``trackside info``: what is in logs, and what is not."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from typing import Any
+
+from trackside.cli._print import clock_text, duration_text, printable, warn
+from trackside.cli._unread import UNREADABLE
+from trackside.handlers import LogReport, inspect
+from trackside.handlers.eventlog import FileReport, SourceReport
+
+_MOST_LISTED = 20
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser's *commands*."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "info",
+        help="say what is in logs: sources, time, counts, losses, damage",
+        description="Read logs from end to end and say what they hold, what they miss and what is damaged.",
+    )
+    parser.add_argument("path", metavar="PATH", nargs="+", help="a .tslog file, or a directory with such at any depth")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the report; 2 if part of the input could not be read."""
+    report = inspect(*options.path)
+    if options.json:
+        print(json.dumps(as_json(report), indent=2))
+    else:
+        print(as_text(report))
+    for problem in report.problems:
+        warn(f"trackside info: {problem}")
+    return UNREADABLE if report.problems else 0
+
+
+def as_text(report: LogReport) -> str:
+    """Return *report* as people read it."""
+    lines = []
+    for run_id in sorted({source.source.run_id for source in report.sources}):
+        lines += _run_lines(run_id, [source for source in report.sources if source.source.run_id == run_id])
+    counts: Counter[str] = sum((source.by_type for source in report.sources), Counter())
+    lines += ["", "events by type"]
+    lines += [f"  {count:>12,}  {printable(name)}" for name, count in counts.most_common()] or ["  none"]
+    lines += ["", "losses", *_loss_lines(report), "", "files", *_file_lines(report)]
+    return "\n".join(lines)
+
+
+def _run_lines(run_id: str, sources: list[SourceReport]) -> list[str]:
+    starts = [source.first_ns for source in sources if source.first_ns is not None]
+    ends = [source.last_ns for source in sources if source.last_ns is not None]
+    span = duration_text(max(ends) - min(starts)) if starts and ends else "-"
+    events = sum(source.events for source in sources)
+    columns = f"  {'rank':>5} {'attempt':>7}  {'role':<9} {'host':<16} {'pid':>8}  {'events':>10}"
+    lines = [
+        f"run {printable(run_id)}: {len(sources)} source(s), {events:,} events, {span}",
+        f"{columns}  {'from':<24}  {'for':>9}  state",
+    ]
+    for report in sources[: _MOST_LISTED * 10]:
+        source = report.source
+        length = (
+            duration_text(report.last_ns - report.first_ns)
+            if report.first_ns is not None and report.last_ns is not None
+            else "-"
+        )
+        lines.append(
+            f"  {source.rank:>5} {source.attempt:>7}  {printable(source.role):<9} {printable(source.host)[:16]:<16}"
+            f" {source.pid:>8}  {report.events:>10,}  {clock_text(report.first_ns):<24}  {length:>9}  {_state(report)}"
+        )
+    if len(sources) > _MOST_LISTED * 10:
+        lines.append(f"  … and {len(sources) - _MOST_LISTED * 10} more")
+    return lines
+
+
+def _state(report: SourceReport) -> str:
+    if report.ended is None:
+        return "not ended: it runs, or died"
+    return f"ended: {printable(report.ended)}"
+
+
+def _loss_lines(report: LogReport) -> list[str]:
+    lines = []
+    for source in report.sources:
+        who = f"rank {source.source.rank} ({source.source.id[:8]})"
+        shed = sum(source.shed.values())
+        if shed:
+            told = ", ".join(f"{count:,} {printable(name)}" for name, count in sorted(source.shed.items()))
+            lines.append(f"  {who}: {shed:,} shed for lack of room before they had a number: {told}")
+        if source.missing:
+            told = ", ".join(f"{first}-{last}" for first, last in source.holes[:_MOST_LISTED])
+            lines.append(f"  {who}: {source.missing:,} missing, numbers {told}")
+        for loss in source.losses[:_MOST_LISTED]:
+            since = clock_text(loss.since_ns)
+            lines.append(f"  {who}: {loss.events:,} given up by the writer since {since}: {printable(loss.reason)}")
+    return lines or ["  none"]
+
+
+def _file_lines(report: LogReport) -> list[str]:
+    lines = []
+    for file in report.files:
+        state = "finished" if file.is_finished else "not finished"
+        lines.append(f"  {printable(str(file.path))}: {file.size_bytes:,} bytes, {file.frames:,} frames, {state}")
+        lines += [f"    {printable(str(damage))}" for damage in file.damage[:_MOST_LISTED]]
+        if len(file.damage) > _MOST_LISTED:
+            lines.append(f"    … and {len(file.damage) - _MOST_LISTED} more damaged ranges")
+    return lines or ["  none"]
+
+
+def as_json(report: LogReport) -> dict[str, Any]:
+    """Return *report* as plain data for JSON."""
+    return {
+        "sources": [_source_json(source) for source in report.sources],
+        "files": [_file_json(file) for file in report.files],
+        "problems": [str(problem) for problem in report.problems],
+    }
+
+
+def _source_json(report: SourceReport) -> dict[str, Any]:
+    return {
+        "identity": report.source.to_wire(),
+        "events": report.events,
+        "by_type": dict(report.by_type),
+        "first_seq": report.first_seq,
+        "last_seq": report.last_seq,
+        "first_ns": report.first_ns,
+        "last_ns": report.last_ns,
+        "missing": report.missing,
+        "missing_ranges": report.holes,
+        "repeated": report.repeated,
+        "shed": report.shed,
+        "losses": [
+            {"events": loss.events, "bytes": loss.size_bytes, "reason": loss.reason, "since_ns": loss.since_ns}
+            for loss in report.losses
+        ],
+        "ended": report.ended,
+    }
+
+
+def _file_json(report: FileReport) -> dict[str, Any]:
+    return {
+        "path": str(report.path),
+        "size_bytes": report.size_bytes,
+        "source_id": report.source_id,
+        "frames": report.frames,
+        "finished": report.is_finished,
+        "damaged_bytes": report.damaged_bytes,
+        "damage": [
+            {"offset": damage.offset, "length_bytes": damage.length_bytes, "reason": damage.reason}
+            for damage in report.damage
+        ],
+    }

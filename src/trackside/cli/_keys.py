@@ -1,0 +1,42 @@
+"""``trackside keys``: making keys for whom sends, watches and commands."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from trackside.handlers.zeromq import KEY_ROLES, new_keys
+
+_WHO = {
+    "server": "stays with the collector; server.*.public goes to everybody",
+    "rank": "goes to the ranks and forwarders, which send",
+    "viewer": "goes to whoever may watch",
+    "control": "goes to whoever may also use `trackside ctl`",
+}
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser's *commands*."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "keys", help="make keys for collectors, ranks and viewers", description="Make keys for endpoints over TCP."
+    )
+    kinds = parser.add_subparsers(dest="kind", metavar="new", required=True)
+    new = kinds.add_parser(
+        "new",
+        help="make a new key for each role",
+        description="Make a new key for each role. Of a role's keys the two newest are accepted: to replace one, make "
+        "a new one, hand it out, and make another when the old one should end.",
+    )
+    new.add_argument("directory", metavar="DIR", help="made for this user alone if it does not exist")
+    new.add_argument(
+        "--role", action="append", choices=KEY_ROLES, help="only this role; may be given more than once (default: all)"
+    )
+    new.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Make the keys and say who gets which."""
+    for path in new_keys(options.directory, options.role or KEY_ROLES):
+        if path.suffix == ".secret":
+            print(f"{path}: {_WHO[path.name.partition('.')[0]]}")
+    return 0

@@ -1,0 +1,149 @@
+"""``trackside runs``: which sessions, runs and attempts there are, and what became of them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from trackside.cli._print import clock_text, duration_text, printable, warn
+from trackside.cli._ranges import ranges
+from trackside.cli._unread import UNREADABLE
+from trackside.views import DIED, ENDED, UNKNOWN, Attempt, Process, Run, RunsReport, Session, read_runs
+
+_MOST_RANGES = 8
+_SAID = {ENDED: "ended", DIED: "died", UNKNOWN: "running, or died"}
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser's *commands*."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "runs",
+        help="list sessions, runs and attempts, and what became of them",
+        description="List what was run: sessions, perf tags, attempts, ranks, last steps, and how they ended. "
+        "Only the beginning and the end of each log are read.",
+    )
+    parser.add_argument("path", metavar="DIR", nargs="+", help="a directory of event logs, or a .tslog file")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the list; 2 if part of the input could not be read."""
+    report = read_runs(*options.path)
+    if options.json:
+        print(json.dumps(as_json(report), indent=2))
+    else:
+        print("\n".join(map(printable, _lines(report))))
+    for problem in report.problems:
+        warn(f"trackside runs: {problem}")
+    return UNREADABLE if report.problems else 0
+
+
+def _lines(report: RunsReport) -> Iterator[str]:
+    for session in report.sessions:
+        count = sum(len(run.attempts) for run in session.runs)
+        tag = "" if session.is_tagged else " (no session tag)"
+        yield f"session {session.name}{tag}: {len(session.runs)} run(s), {count} attempt(s)"
+        tags = None
+        for run in session.runs:
+            if run.perf_tags != tags:
+                tags = run.perf_tags
+                yield f"  perf {', '.join(tags) or '- (no perf tag)'}"
+            for attempt in run.attempts:
+                yield f"    {_attempt_line(run, attempt)}"
+                yield from (f"      {line}" for line in _state_lines(attempt, report.newest_ns))
+    yield f"newest event: {clock_text(report.newest_ns)}"
+
+
+def _attempt_line(run: Run, attempt: Attempt) -> str:
+    first_ns, last_ns = attempt.first_ns, attempt.last_ns
+    ranks = len({one.rank for one in attempt.processes})
+    parts = [
+        f"run {run.run_id} attempt {_number(attempt)}{' baseline' if run.baseline else ''}",
+        f"{ranks} of {attempt.world_size} rank(s)",
+        f"from {clock_text(first_ns)}",
+        f"for {duration_text(last_ns - first_ns) if first_ns is not None and last_ns is not None else '-'}",
+        f"last step {'-' if attempt.last_step is None else attempt.last_step}",
+    ]
+    if attempt.workers:
+        parts.append(f"{attempt.workers} worker(s)")
+    return ", ".join(parts)
+
+
+def _number(attempt: Attempt) -> str:
+    return f"{attempt.number}.{attempt.launch}" if attempt.launch else f"{attempt.number}"
+
+
+def _state_lines(attempt: Attempt, newest_ns: int | None) -> Iterator[str]:
+    """Yield a line for each state that ranks are in, with what is known of it and no more."""
+    for (state, reason), ranks in attempt.states.items():
+        who = "" if len(attempt.states) == 1 else f"rank(s) {ranges(ranks, most=_MOST_RANGES)} "
+        members = [one for one in attempt.processes if (one.state, one.reason) == (state, reason)]
+        since = "" if state == ENDED else _since(members, newest_ns)
+        yield f"{who}{_SAID[state]}: {reason}{since}"
+
+
+def _since(members: list[Process], newest_ns: int | None) -> str:
+    last_ns = max((one.last_ns for one in members if one.last_ns is not None), default=None)
+    if last_ns is None or newest_ns is None:
+        return ""
+    return f"; last heard of at {clock_text(last_ns)}, {duration_text(newest_ns - last_ns)} before the newest event"
+
+
+def as_json(report: RunsReport) -> dict[str, Any]:
+    """Return *report* as plain data for JSON."""
+    return {
+        "sessions": [_session_json(session) for session in report.sessions],
+        "newest_ns": report.newest_ns,
+        "problems": [str(problem) for problem in report.problems],
+    }
+
+
+def _session_json(session: Session) -> dict[str, Any]:
+    return {
+        "session": session.name,
+        "tagged": session.is_tagged,
+        "runs": [
+            {
+                "run": run.run_id,
+                "perf_tags": list(run.perf_tags),
+                "baseline": run.baseline,
+                "application": run.application,
+                "attempts": [_attempt_json(attempt) for attempt in run.attempts],
+            }
+            for run in session.runs
+        ],
+    }
+
+
+def _attempt_json(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "attempt": attempt.number,
+        "launch": attempt.launch,
+        "state": attempt.state,
+        "states": [
+            {"state": state, "reason": reason, "ranks": ranks} for (state, reason), ranks in attempt.states.items()
+        ],
+        "ranks_seen": len({one.rank for one in attempt.processes}),
+        "world_size": attempt.world_size,
+        "workers": attempt.workers,
+        "first_ns": attempt.first_ns,
+        "last_ns": attempt.last_ns,
+        "last_step": attempt.last_step,
+        "ranks": [
+            {
+                "rank": one.rank,
+                "host": one.host,
+                "pid": one.pid,
+                "state": one.state,
+                "reason": one.reason,
+                "first_ns": one.first_ns,
+                "last_ns": one.last_ns,
+                "last_heartbeat_ns": one.last_heartbeat_ns,
+                "last_step": one.last_step,
+            }
+            for one in attempt.processes
+        ],
+    }

@@ -1,0 +1,224 @@
+"""``trackside scores``: which rank is slow, where and since when."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from trackside.cli._print import printable
+from trackside.cli._ranges import ranges
+from trackside.cli._unread import readable, tell_unread
+from trackside.events import (
+    Event,
+    GpuTimingUnavailable,
+    KernelWindow,
+    SectionWindow,
+    TrainingConfigured,
+    UnreadableError,
+)
+from trackside.handlers import replay
+from trackside.handlers.models.scores import KindScores, Missing, ScoreAggregator, ScoreReport, Straggler
+
+_READ: Final[tuple[type[Event], ...]] = (SectionWindow, KernelWindow, GpuTimingUnavailable, TrainingConfigured)
+_MOST_RANKS: Final = 32
+_ENDS: Final = 10
+"""Of more ranks than fit, so many of the worst and of the best are shown."""
+
+Take = Callable[[str, ScoreReport], None]
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser's *commands*."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "scores",
+        help="say which rank is slow, where and since when",
+        description="Compare what the ranks measured of their sections and kernels; scores below 0.75 are stragglers'.",
+    )
+    parser.add_argument("path", metavar="PATH", nargs="+", help="a .tslog file, or a directory with such at any depth")
+    parser.add_argument(
+        "--window", metavar="N", type=int, help="show the window of this number; the latest closed one unless given"
+    )
+    parser.add_argument("--group", metavar="KEY", default="", help="compare ranks that share the value of this key")
+    parser.add_argument("--json", action="store_true", help="print JSON: all windows, unless one is named")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Replay the windows, and print what they come to."""
+    recorded = replay(*options.path, types=_READ)
+    shown = _Json(options.window) if options.json else _Text(options.window)
+    _score(readable(recorded), options.group, shown.take)
+    shown.finish()
+    code = tell_unread("scores", recorded)
+    if not shown.count and not code:
+        what = "any window" if options.window is None else f"a window {options.window}"
+        raise UnreadableError(
+            " ".join(map(str, options.path)), f"does not hold {what} of sections", "record one with trackside.section"
+        )
+    return code
+
+
+def _score(events: Iterator[Event], group: str, take: Take) -> None:
+    """Give the last report of each window, run by run in the order in which they are done, to *take*."""
+    runs: dict[str, ScoreAggregator] = {}
+    for event in events:
+        run_id = event.source.run_id
+        aggregator = runs.get(run_id)
+        if aggregator is None:
+
+            def leave(report: ScoreReport, run_id: str = run_id) -> None:
+                take(run_id, report)
+
+            aggregator = runs[run_id] = ScoreAggregator(group=group, on_leave=leave)
+        aggregator(event)
+    for run_id, aggregator in runs.items():
+        for report in aggregator.result().windows:
+            take(run_id, report)
+
+
+class _Json:
+    """Prints every window, as soon as nothing more can change it."""
+
+    def __init__(self, window: int | None) -> None:
+        self._window = window
+        self.count = 0
+
+    def take(self, run_id: str, report: ScoreReport) -> None:
+        if self._window in {None, report.window}:
+            sys.stdout.write('{"windows": [' if not self.count else ", ")
+            sys.stdout.write(json.dumps({"run": run_id, **_plain(report)}))
+            self.count += 1
+
+    def finish(self) -> None:
+        sys.stdout.write("]}\n" if self.count else '{"windows": []}\n')
+
+
+def _plain(report: ScoreReport) -> dict[str, Any]:
+    return {
+        "attempt": report.attempt,
+        "window": report.window,
+        "steps": [report.first_step, report.last_step],
+        "revision": report.revision,
+        "closed": report.is_closed,
+        **{kind: _scores(report, scores) for kind, scores in report.kinds()},
+        "waited_s_per_step": dict(zip(report.ranks, report.waited_s_per_step, strict=True)),
+        "nccl_s_per_step": dict(zip(report.ranks, report.left_out_s_per_step, strict=True)),
+        "missing": [{"rank": told.rank, "what": told.what, "why": told.why} for told in report.missing],
+        "stragglers": _sorted_ids(report.identify_stragglers()),
+    }
+
+
+def _scores(report: ScoreReport, scores: KindScores) -> dict[str, Any]:
+    def by_rank(column: list[float | None]) -> dict[int, float | None]:
+        return dict(zip(report.ranks, column, strict=True)) if column else {}
+
+    return {
+        "sections": {name: by_rank(column) for name, column in scores.sections.items()},
+        "gpu": by_rank(scores.gpu),
+    }
+
+
+def _sorted_ids(found: Any) -> Any:
+    if isinstance(found, dict):
+        return {key: _sorted_ids(value) for key, value in found.items()}
+    return [{"rank": one.rank, "node": one.node} for one in sorted(found)]
+
+
+class _Text:
+    """Prints one window of each run: the one asked for, or the latest that is closed."""
+
+    def __init__(self, window: int | None) -> None:
+        self._window = window
+        self._chosen: dict[str, ScoreReport] = {}
+
+    @property
+    def count(self) -> int:
+        return len(self._chosen)
+
+    def take(self, run_id: str, report: ScoreReport) -> None:
+        if self._window is None:
+            if report.is_closed or run_id not in self._chosen:
+                self._chosen[run_id] = report
+        elif self._window == report.window:
+            self._chosen[run_id] = report
+
+    def finish(self) -> None:
+        for run_id, report in sorted(self._chosen.items()):
+            for line in _lines(run_id, report):
+                print(printable(line))
+
+
+def _lines(run_id: str, report: ScoreReport) -> Iterator[str]:
+    silent = sum(told.what == "all" for told in report.missing)
+    ranks = f"{len(report.ranks) - silent} of {len(report.ranks)} rank(s)"
+    yield (
+        f"run {run_id}: window {report.window}, steps {report.first_step} to {report.last_step}, "
+        f"attempt {report.attempt}, {ranks}{'' if report.is_closed else ', still open'}"
+    )
+    yield ""
+    yield "stragglers"
+    yield from (f"  {_straggler(one)}" for one in report.stragglers)
+    if not report.stragglers:
+        yield "  none"
+    for kind, scores in report.kinds():
+        yield ""
+        yield from _table(kind, report, scores)
+    for what, waited in (("", report.waited_s_per_step), (" on the GPU, in NCCL", report.left_out_s_per_step)):
+        if any(waited):
+            yield ""
+            yield _waited(what, report.ranks, waited)
+    if report.missing:
+        yield ""
+        yield "missing"
+        yield from _missing(report.missing)
+    yield ""
+
+
+def _straggler(one: Straggler) -> str:
+    return (
+        f"rank {one.rank} on {one.node}: {one.what}, {one.kind} score {one.score:.3f} since step {one.since_step}"
+        f" (window {one.since_window}), {one.lost_s_per_step:.3g} s lost per step"
+    )
+
+
+def _table(kind: str, report: ScoreReport, scores: KindScores) -> Iterator[str]:
+    columns = [(name, column) for name, column in [("gpu", scores.gpu), *scores.sections.items()] if any(column)]
+    if not columns:
+        return
+    found = ([column[place] for _, column in columns] for place in range(len(report.ranks)))
+    worst = [min((score for score in row if score is not None), default=None) for row in found]
+    scored = sorted((score, place) for place, score in enumerate(worst) if score is not None)
+    for title, (score, place) in (("worst", scored[0]), ("best", scored[-1])):
+        yield f"{kind}, {title}: rank {report.ranks[place]} on {report.nodes[place]}, {score:.3f}"
+    yield f"  {'rank':>6}  {'node':<16}" + "".join(f"  {name[:16]:>16}" for name, _ in columns)
+    shown = [place for _, place in scored]
+    if len(shown) > _MOST_RANKS:
+        yield f"  ({_ENDS} worst and {_ENDS} best of {len(shown)})"
+        shown = shown[:_ENDS] + shown[-_ENDS:]
+    for place in shown:
+        cells = "".join(f"  {_cell(column[place]):>16}" for _, column in columns)
+        yield f"  {report.ranks[place]:>6}  {report.nodes[place][:16]:<16}{cells}"
+
+
+def _waited(what: str, ranks: list[int], seconds_of: list[float | None]) -> str:
+    waited = sorted((seconds, rank) for seconds, rank in zip(seconds_of, ranks, strict=True) if seconds is not None)
+    return (
+        f"waiting for others{what}: least rank {waited[0][1]}, {waited[0][0]:.3g} s per step;"
+        f" most rank {waited[-1][1]}, {waited[-1][0]:.3g} s per step"
+    )
+
+
+def _cell(score: float | None) -> str:
+    return "-" if score is None else f"{score:.3f}"
+
+
+def _missing(missing: list[Missing]) -> Iterator[str]:
+    """Yield a line for each reason, with the ranks that it holds for."""
+    together: dict[tuple[str, str], list[int]] = {}
+    for told in missing:
+        together.setdefault((told.what, told.why), []).append(told.rank)
+    for (what, why), ranks in together.items():
+        yield f"  {what}: {why}, rank(s) {ranges(ranks)}"

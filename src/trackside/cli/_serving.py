@@ -1,0 +1,45 @@
+"""What the commands that stay have in common: endpoints to paste, and an end at a signal."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+_EVERYWHERE = ("tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:")
+
+
+def add_safety(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that say how an endpoint is protected."""
+    parser.add_argument("--keys", metavar="DIR", help="a directory of keys that `trackside keys new` made")
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        help="use TCP without keys: whoever reaches the port can read and send; no control verb is accepted",
+    )
+
+
+def paste_ready(endpoint: str) -> str:
+    """Return *endpoint* as others can use it: where it is bound to all addresses, by this machine's name."""
+    for start in _EVERYWHERE:
+        if endpoint.startswith(start):
+            return f"tcp://{socket.gethostname()}:{endpoint.removeprefix(start)}"
+    return endpoint
+
+
+@contextlib.contextmanager
+def until_signalled(stop: Callable[[], object]) -> Iterator[None]:
+    """Let SIGINT and SIGTERM call *stop* while the block runs."""
+
+    def handle(number: int, frame: Any) -> None:  # noqa: ARG001  the signal module's
+        stop()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,72 @@
+"""``trackside tail``: events as lines."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import fnmatch
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from trackside.cli._print import event_line
+from trackside.cli._unread import readable, tell_unread
+from trackside.events import Event, to_json, wire_name_of
+from trackside.handlers import follow, replay
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser's *commands*."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "tail",
+        help="print recorded events, one a line",
+        description="Print the events of logs, one a line, all sources merged by time.",
+    )
+    parser.add_argument("path", metavar="PATH", nargs="+", help="a .tslog file, or a directory with such at any depth")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on with what is written from now on")
+    parser.add_argument(
+        "-t",
+        "--type",
+        metavar="GLOB",
+        action="append",
+        default=[],
+        help="only types whose wire name matches, as 'acme.*' or '*.iteration.ended'; may be given more than once",
+    )
+    parser.add_argument("-n", "--last", metavar="N", type=_whole, help="only the last N events of what is there")
+    parser.add_argument("--json", action="store_true", help="print JSON, one object a line")
+    parser.set_defaults(run=run)
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0")
+    return int(text)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the events; 2 if part of the input could not be read."""
+    show = to_json if options.json else event_line
+    if options.follow:
+        return _follow(options, show)
+    recorded = replay(*options.path)
+    events: Iterable[Event] = _matching(readable(recorded), options.type)
+    if options.last is not None:
+        events = collections.deque(events, maxlen=options.last)
+    for event in events:
+        print(show(event))
+    return tell_unread("tail", recorded)
+
+
+def _follow(options: argparse.Namespace, show: Callable[[Event], str]) -> int:
+    for path in options.path:
+        if os.path.isfile(path):  # noqa: PTH113  it answers where Path.is_file may raise
+            next(replay(path), None)  # a file that is no log, and will never be one, is an error now
+    for event in _matching(follow(*options.path), options.type):
+        print(show(event), flush=True)
+    return 0
+
+
+def _matching(events: Iterable[Event], globs: list[str]) -> Iterator[Event]:
+    for event in events:
+        if not globs or any(fnmatch.fnmatchcase(wire_name_of(event), glob) for glob in globs):
+            yield event

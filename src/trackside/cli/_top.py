@@ -1,0 +1,150 @@
+"""``trackside top``: what a running job does now."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from trackside.cli._print import clock_text, printable
+from trackside.events import ConfigError, Event, UnreadableError
+from trackside.handlers import follow, replay
+from trackside.handlers.zeromq import attach
+from trackside.views import Top, TopView, top_line
+
+_MOST_WAITING: Final = 20_000
+"""Events that may wait for us; then the reading waits."""
+_PAUSE_S: Final = 0.02
+_LOOK_S: Final = 0.1
+_PLAIN_EVERY_S: Final = 2.0
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser's *commands*."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "top",
+        help="show what a running job does now",
+        description="Show step rate, goodput, the worst ranks, open spans, counters and what was lost, twice a second.",
+    )
+    parser.add_argument(
+        "where", metavar="ENDPOINT|PATH", nargs="+", help="where a job is heard (ipc://, tcp://), or what it writes"
+    )
+    parser.add_argument("--keys", metavar="DIR", help="a directory of keys, where the endpoint asks for such")
+    parser.add_argument("--insecure", action="store_true", help="do without keys where they would be needed")
+    parser.add_argument("--once", action="store_true", help="show what there is, once")
+    parser.add_argument(
+        "--interval", metavar="SECONDS", type=float, help="how often to show it (default: 0.5; plain 2)"
+    )
+    parser.add_argument("--plain", action="store_true", help="print lines, as where there is no terminal")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Show the job until it ends, or until we are interrupted."""
+    if options.interval is not None and not 0.05 <= options.interval <= 3600:  # noqa: PLR2004
+        raise ConfigError("--interval", options.interval, "give seconds from 0.05 to 3600")
+    is_plain = options.plain or options.json or not sys.stdout.isatty()
+    with _watching(options) as (top, read), _screen(options, is_plain=is_plain) as show:
+        every_s = options.interval or (_PLAIN_EVERY_S if is_plain else 0.5)
+        due_s = time.monotonic() + (0.0 if not is_plain else min(every_s, 0.5))
+        while True:
+            is_over = read(_LOOK_S)
+            if time.monotonic() >= due_s or is_over:
+                show(top.view(time.time_ns()))
+                due_s = time.monotonic() + every_s
+            if is_over:
+                return 0
+
+
+Read = Callable[[float], bool]
+"""Takes in what comes within so many seconds; True if nothing more will."""
+
+
+@contextmanager
+def _watching(options: argparse.Namespace) -> Iterator[tuple[Top, Read]]:
+    remote = [where for where in options.where if "://" in where]
+    if remote and len(remote) < len(options.where):
+        raise ConfigError("top", " ".join(options.where), "give endpoints or paths, not both")
+    top = Top()
+    if remote:
+        # Models of several ranks are one only where all of their events come together.
+        models = top.models if len(remote) == 1 else ()
+        with attach(*remote, models=models, keys=options.keys, insecure=options.insecure) as attachment:
+            began_s = time.monotonic()
+
+            def read(timeout_s: float) -> bool:
+                for event in attachment.read(timeout_s):
+                    (top.take if models else top.drive)(event)
+                top.lose(attachment.lost)
+                top.partial = tuple(sorted(name for name, own in attachment.models.items() if not own.complete))
+                waited_s = time.monotonic() - began_s
+                return bool(attachment.is_over or (options.once and waited_s > _LATE_S))
+
+            yield top, read
+    elif options.once:
+        for event in replay(*options.where):
+            top.drive(event)
+        yield top, lambda _: True
+    else:
+        yield top, _followed(top, options.where)
+
+
+_LATE_S: Final = 1.5
+"""Within which who attaches late has the whole state."""
+
+
+def _followed(top: Top, paths: list[str]) -> Read:
+    """Return what reads a growing log; a thread waits for it, so that the screen goes on when nothing comes."""
+    for path in paths:
+        if not os.path.lexists(path):
+            raise UnreadableError(path, "does not exist", "give an endpoint, a .tslog file or a directory")
+    waiting: deque[Event] = deque()
+
+    def watch() -> None:
+        for event in follow(*paths, poll_s=0.2):
+            waiting.append(event)
+            while len(waiting) > _MOST_WAITING:
+                time.sleep(_PAUSE_S)
+
+    threading.Thread(target=watch, name="trackside top", daemon=True).start()
+
+    def read(timeout_s: float) -> bool:
+        until_s = time.monotonic() + timeout_s
+        while time.monotonic() < until_s:
+            if waiting:
+                top.drive(waiting.popleft())
+            else:
+                time.sleep(_PAUSE_S)
+        return False
+
+    return read
+
+
+@contextmanager
+def _screen(options: argparse.Namespace, *, is_plain: bool) -> Iterator[Callable[[TopView], None]]:
+    if options.json:
+        yield lambda view: print(json.dumps(view.to_json()), flush=True)
+        return
+    if is_plain:
+        yield lambda view: print(printable(f"{clock_text(view.at_ns)[11:19]}  {top_line(view)}"), flush=True)
+        return
+    try:
+        from trackside.views.rich import live_top, print_top
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "rich":
+            raise
+        remedy = "install trackside[rich], or ask for --plain or --json"
+        raise ConfigError("top", "a terminal", f"drawing in one takes rich; {remedy}") from error
+    if options.once:
+        yield print_top
+        return
+    with live_top() as show:
+        yield show

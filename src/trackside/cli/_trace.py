@@ -1,0 +1,100 @@
+"""``trackside trace``: a session as a trace for Perfetto."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from trackside.cli._print import printable, warn
+from trackside.cli._progress import ProgressLine
+from trackside.cli._unread import UNREADABLE
+from trackside.events import ConfigError, UnreadableError
+from trackside.views import Traced, write_trace
+
+_STRETCH: Final = re.compile(r"(\d{1,12})(?:-(\d{1,12}))?", re.ASCII)
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser's *commands*."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "trace",
+        help="write a trace that Perfetto opens, all ranks on one clock",
+        description="Write a session as a Chrome trace: open it at ui.perfetto.dev or in chrome://tracing.",
+    )
+    parser.add_argument("path", metavar="PATH", nargs="+", help="a .tslog file, or a directory with such at any depth")
+    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="write to FILE")
+    parser.add_argument("--session", metavar="TAG", help="the session, by its tag or, without one, its run id")
+    parser.add_argument("--steps", metavar="A-B", help="show steps A to B alone, and what was around them")
+    parser.add_argument("--ranks", metavar="LIST", help="show these ranks alone, as 0,4-7")
+    parser.add_argument(
+        "--merge", metavar="FILE", nargs="+", default=[], help="traces of torch.profiler of the same run, to be added"
+    )
+    parser.add_argument("--json", action="store_true", help="say what was written as one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the trace; the file appears under its name when it is whole."""
+    steps = None
+    if options.steps is not None:
+        first, last = _stretch("--steps", options.steps)
+        steps = range(first, last + 1)
+    wanted = None
+    if options.ranks is not None:
+        stretches = [_stretch("--ranks", part) for part in options.ranks.split(",")]
+        wanted = {rank for first, last in stretches for rank in range(first, last + 1)}
+    progress = ProgressLine("trackside trace")
+    target = Path(options.output)
+    part = target.with_name(f"{target.name}.{os.getpid()}.part")
+    try:
+        try:
+            with part.open("w", encoding="utf-8") as out:
+                told = write_trace(
+                    out,
+                    *options.path,
+                    session=options.session,
+                    steps=steps,
+                    ranks=None if wanted is None else wanted.__contains__,
+                    merge=options.merge,
+                    progress=progress,
+                )
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise UnreadableError(str(target), f"cannot be written: {error.strerror}", "give another -o FILE") from error
+    finally:
+        progress.done()
+    if options.json:
+        print(json.dumps({"file": str(target), **attrs.asdict(told), "problems": [str(one) for one in told.problems]}))
+    else:
+        _tell(told, target)
+    for problem in told.problems:
+        warn(f"trackside trace: {problem}")
+    return UNREADABLE if told.problems else 0
+
+
+def _tell(told: Traced, target: Path) -> None:
+    print(printable(f"{told.events:,} events of {told.ranks:,} rank(s) to {target}: open it at ui.perfetto.dev"))
+    for rank, note in sorted(told.notes.items())[:8]:
+        print(printable(f"rank {rank}: {note}"))
+    if told.unaligned:
+        ranks = ", ".join(map(str, told.unaligned[:16]))
+        warn(f"trackside trace: the clock of rank(s) {ranks} could not be aligned; they are marked")
+
+
+def _stretch(option: str, text: str) -> tuple[int, int]:
+    found = _STRETCH.fullmatch(text.strip())
+    if found is None:
+        raise ConfigError(option, text, "give a number, or two with a hyphen between them")
+    first = int(found[1])
+    last = int(found[2]) if found[2] else first
+    if last < first or last - first > 10**7:
+        raise ConfigError(option, text, "give the smaller number first")
+    return first, last

@@ -1,0 +1,205 @@
+"""What may be asked of a job from outside: a fixed list of verbs, each use of which is an event."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from trackside.bus import Bus
+from trackside.events import LIFECYCLE, ControlUsed, Detail, Event, Source
+from trackside.handlers.zeromq import Result, is_target, may_command
+from trackside.instruments import open_spans
+
+if TYPE_CHECKING:
+    from trackside.handlers.zeromq import Publisher, Verb
+
+_FLUSH_S: Final = 2.0
+_MOST_S: Final = 86_400.0
+_MOST_SAMPLED: Final = 1_000_000
+
+Answer = tuple[bool, dict[str, Any]]
+"""Whether it was done, and what there is to say."""
+
+
+@attrs.frozen
+class Restriction:
+    """What is recorded of a job while somebody asked for less; what matters most always is."""
+
+    detail: Detail = Detail.PROFILE
+    """The lowest level."""
+    every: int = 1
+    """Of the events that belong to a step, those of each n-th step."""
+    is_paused: bool = False
+    until_s: float | None = None
+    """When it ends by itself, by the monotonic clock."""
+
+    def admits(self, event: Event) -> bool:
+        """Return whether *event* is recorded."""
+        if event.detail >= LIFECYCLE:
+            return True
+        if self.until_s is not None and time.monotonic() >= self.until_s:
+            return True
+        if self.is_paused or event.detail < self.detail:
+            return False
+        return event.step < 0 or event.step % self.every == 0
+
+
+NOTHING: Final = Restriction()
+
+
+class Controls:
+    """
+    Does what verbs say, to one bus.
+
+    No verb runs code, names a file, or has more recorded than the job itself logs: they can only ask how it is, have
+    less recorded for a while, or have what was logged written. What they restrict is left out before events are
+    numbered, so the stream has no gap, and is counted as filtered.
+    """
+
+    def __init__(self, bus: Bus, source: Source) -> None:
+        self.restriction = NOTHING
+        self._bus = bus
+        self._source = source
+        self._redact = bus.redact
+        self._is_installed = False
+        self._performing = threading.Lock()
+
+    def perform(self, verb: str, arguments: Mapping[str, Any], by: str) -> Answer:
+        """Do what *verb* says, and publish that it was asked, and by whom."""
+        act = _VERBS.get(verb)
+        try:
+            done, values = act(self, arguments) if act is not None else (False, {"error": f"no verb {verb[:40]!r}"})
+        except _ArgumentError as error:
+            done, values = False, {"error": str(error)}
+        self.tell(verb, arguments, by, done=done, outcome=str(values.get("error", "")))
+        return done, values
+
+    def obey(self, publisher: Publisher, address: bytes, verb: Verb, user: str) -> None:
+        """
+        Do what somebody asks of *publisher*, if it is meant for this process and they may, and answer.
+
+        Args:
+            publisher: Through whom it was asked, and is answered.
+            address: Who asked, to the publisher.
+            verb: What was asked.
+            user: Role and fingerprint of the key it was asked with; empty for none.
+        """
+        source = self._source
+        if not is_target(source.id, source.rank, verb.targets):
+            return
+        if publisher.connects:  # to a collector, which judges who may; we know it by its key
+            is_allowed, by = publisher.safety.takes_control, "the collector"
+        else:
+            is_allowed, by = may_command(publisher.safety, user), user or "this machine"
+
+        def work() -> None:
+            # Apart from the publisher's thread, and one at a time: flushing waits for what that thread does.
+            with self._performing:
+                done, values = self.perform(verb.verb, verb.arguments, by) if is_allowed else self._refuse(verb, by)
+            values = {"rank": source.rank, **values}
+            publisher.outlet.answer(address, Result(verb.request, source.id, done, values))
+
+        threading.Thread(target=work, name="trackside-control", daemon=True).start()
+
+    def _refuse(self, verb: Verb, by: str) -> Answer:
+        reason = "it takes the control key, or a socket of this user's own"
+        self.tell(verb.verb, verb.arguments, by, done=False, outcome=reason)
+        return False, {"error": reason}
+
+    def tell(self, verb: str, arguments: Mapping[str, Any], by: str, *, done: bool, outcome: str) -> None:
+        """Publish that something was asked."""
+        self._bus.log(
+            ControlUsed(
+                verb=verb[:40], arguments=dict(arguments), by=by, done=done, outcome=outcome, span_id=0, step=-1
+            )
+        )
+
+    def close(self) -> None:
+        """Have everything recorded again."""
+        self._restrict(NOTHING)
+
+    # --- the verbs ----------------------------------------------------------------------------------------------------
+
+    def _status(self, arguments: Mapping[str, Any]) -> Answer:  # noqa: ARG002  the verbs'
+        stats, restriction = self._bus.stats(), self.restriction
+        source = self._source
+        return True, {
+            "run": source.run_id,
+            "host": source.host,
+            "pid": source.pid,
+            "published": stats.published,
+            "in_queue": stats.in_queue,
+            "shed": sum(stats.shed_by_type.values()),
+            "failed": stats.failed,
+            "detail": restriction.detail.name,
+            "every": restriction.every,
+            "paused": restriction.is_paused,
+            "open_spans": open_spans(),
+        }
+
+    def _detail(self, arguments: Mapping[str, Any]) -> Answer:
+        level = arguments.get("level")
+        if level not in Detail.__members__:
+            raise _ArgumentError(f"a level is one of {', '.join(Detail.__members__)}, not {str(level)[:40]!r}")
+        self._restrict(attrs.evolve(self.restriction, detail=Detail[str(level)], until_s=_until(arguments)))
+        return True, {"detail": level}
+
+    def _sample(self, arguments: Mapping[str, Any]) -> Answer:
+        every = arguments.get("every")
+        if type(every) is not int or not 1 <= every <= _MOST_SAMPLED:
+            raise _ArgumentError(f"give every as a whole number from 1 to {_MOST_SAMPLED:,}")
+        self._restrict(attrs.evolve(self.restriction, every=every, until_s=_until(arguments)))
+        return True, {"every": every}
+
+    def _pause(self, arguments: Mapping[str, Any]) -> Answer:
+        self._restrict(attrs.evolve(self.restriction, is_paused=True, until_s=_until(arguments)))
+        return True, {"paused": True}
+
+    def _resume(self, arguments: Mapping[str, Any]) -> Answer:  # noqa: ARG002  the verbs'
+        self._restrict(NOTHING)
+        return True, {"paused": False}
+
+    def _flush(self, arguments: Mapping[str, Any]) -> Answer:  # noqa: ARG002  the verbs'
+        done = self._bus.flush(_FLUSH_S)
+        return done, {"flushed": done, **({} if done else {"error": f"not done within {_FLUSH_S:g} s"})}
+
+    def _restrict(self, restriction: Restriction) -> None:
+        self.restriction = restriction
+        if restriction == NOTHING:
+            if self._is_installed:
+                self._bus.redact, self._is_installed = self._redact, False
+        elif not self._is_installed:
+            self._redact = self._bus.redact
+            self._bus.redact, self._is_installed = self._gate, True
+
+    def _gate(self, event: Event) -> Event | None:
+        if not self.restriction.admits(event):
+            return None
+        return self._redact(event) if self._redact is not None else event
+
+
+_VERBS: Final[dict[str, Callable[[Controls, Mapping[str, Any]], Answer]]] = {
+    "status": Controls._status,  # noqa: SLF001  its own verbs
+    "detail": Controls._detail,  # noqa: SLF001
+    "sample": Controls._sample,  # noqa: SLF001
+    "pause": Controls._pause,  # noqa: SLF001
+    "resume": Controls._resume,  # noqa: SLF001
+    "flush": Controls._flush,  # noqa: SLF001
+}
+
+
+class _ArgumentError(ValueError):
+    """A verb was asked with arguments that make no sense."""
+
+
+def _until(arguments: Mapping[str, Any]) -> float | None:
+    seconds = arguments.get("seconds")
+    if seconds is None:
+        return None
+    if type(seconds) not in (int, float) or not 0 < seconds <= _MOST_S:
+        raise _ArgumentError(f"give seconds from above 0 to {_MOST_S:,.0f}")
+    return time.monotonic() + float(seconds)

@@ -1,0 +1,303 @@
+"""Turning telemetry on, and off again: one line around a training script."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from trackside.bus import Bus, BusStats, Collector, Subscription, default_bus
+from trackside.bus.counters import CounterSnapshot
+from trackside.events import ConfigError, Event, Source, __version__, set_process_source
+from trackside.handlers import EventLog
+from trackside.handlers.models import TrainingMetrics
+from trackside.instruments import close_section_window, open_spans, parent_from
+from trackside.instruments.system import SystemSampling
+from trackside.job._apply import AppliedConfig, apply
+from trackside.job._goodput import ask_for_goodput, with_goodput_monitor
+from trackside.job._inherit import announce, leave_parent, withdraw
+from trackside.job._pulse import Pulse
+from trackside.job._remote import Remote, RemoteConfig
+from trackside.job._stragglers import end_watching, subscribed
+from trackside.job._summary import summarize
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from trackside.events import Handler
+    from trackside.job._config import JobConfig
+
+_UNDO_S: Final = 0.5
+
+_SECONDS: Final = (0.001, 1e6)
+
+_running: dict[Bus, Job] = {}
+"""The job of each bus that has one."""
+
+
+def start(
+    directory: str | os.PathLike[str],
+    *,
+    job: JobConfig | None = None,
+    handlers: Sequence[Handler] = (),
+    collect_every_s: float = 10.0,
+    heartbeat_s: float = 1.0,
+    redact: Callable[[Event], Event | None] | None = None,
+    system: bool = False,
+    report: bool | None = None,
+    publish: bool | str = False,
+    collector: str | None = None,
+    keys: str | os.PathLike[str] | None = None,
+    insecure: bool = False,
+    bus: Bus = default_bus,
+) -> Job:
+    """
+    Turn telemetry on: an event log below *directory*, training metrics, counter windows, heartbeats, clock readings.
+
+    ::
+
+        with trackside.start("runs/"):
+            train()
+
+    Use it as a context manager, or keep the result and `Job.close` it; what is still open at exit is closed then.
+    Every rank calls this with the same directory: each process writes a file of its own.
+
+    Args:
+        directory: Where the event log goes; made if it does not exist, readable by this user alone.
+        job: Who this run is: names, tags, metadata, and which ranks take part. On one that does not, nothing is started
+            or written. Without it the launcher's variables say what they can.
+        handlers: Models, sinks and callables to subscribe for as long as the job runs.
+        collect_every_s: The length of counter windows, in seconds.
+        heartbeat_s: Between two heartbeats, in seconds.
+        redact: Called with every event before it is recorded; returns what to record, or None for nothing.
+        system: Whether to read CPU, memory and the rank's GPU into counters, in the background, every two seconds.
+        report: Whether to print a summary to stderr at the end. By default rank 0 does, and any rank that lost events.
+        publish: Let others watch while it runs: True for this user on this machine (`trackside attach DIRECTORY`), or
+            an endpoint to bind.
+        collector: The collector to send everything to; else the one that ``TRACKSIDE_COLLECTOR`` names, if any.
+        keys: A directory of keys for these endpoints; else the one that ``TRACKSIDE_KEYS`` names, if any.
+        insecure: Do without keys where they are needed.
+        bus: The bus to use, if not the default one.
+
+    Raises:
+        ConfigError: if an argument is wrong, or telemetry was turned on already.
+    """
+    _check_seconds("collect_every_s", collect_every_s)
+    _check_seconds("heartbeat_s", heartbeat_s)
+    running = _running.get(bus)
+    if running is not None and running.is_open:
+        raise ConfigError(
+            "start()", str(directory), f"telemetry is on already, into {running.directory}; close that first"
+        )
+    remote = RemoteConfig.resolve(publish, collector, keys, insecure=insecure)
+    log, source = EventLog(directory), describe(job)
+    is_on = job is None or job.is_enabled(source.rank)
+    leave_parent()
+    if running is not None:
+        running.leave_to_parent()
+    return Job(
+        log if is_on else None,
+        source=source,
+        config=job,
+        handlers=handlers if is_on else (),
+        collect_every_s=collect_every_s,
+        heartbeat_s=heartbeat_s,
+        redact=redact,
+        system=system,
+        report=report,
+        remote=remote,
+        bus=bus,
+    )
+
+
+def running_job(bus: Bus = default_bus) -> Job | None:
+    """Return the job by which telemetry is on in this process; None if it is off."""
+    found = _running.get(bus)
+    return found if found is not None and found.is_open else None
+
+
+def _check_seconds(field: str, given: object) -> None:
+    least, most = _SECONDS
+    if not isinstance(given, (int, float)) or not least <= given <= most:
+        raise ConfigError(field, given, f"give seconds from {least:g} to {most:,.0f}")
+
+
+def describe(job: JobConfig | None) -> Source:
+    """Return this process's identity as its launcher, whoever started it and *job* say it."""
+    given = dict(job.source_fields()) if job is not None else {}
+    source = Source.detect(**{"parent": parent_from(), **given})
+    return attrs.evolve(source, versions={**source.versions, "trackside": __version__})
+
+
+class Job:
+    """Telemetry that is on; made by `start`."""
+
+    def __init__(
+        self,
+        log: EventLog | None,
+        *,
+        source: Source,
+        config: JobConfig | None,
+        handlers: Sequence[Handler],
+        collect_every_s: float,
+        heartbeat_s: float,
+        redact: Callable[[Event], Event | None] | None,
+        system: bool,
+        report: bool | None,
+        remote: RemoteConfig,
+        bus: Bus,
+    ) -> None:
+        self.source = source
+        self.log = log
+        self.bus = bus
+        self._report = report
+        self._began_s = time.monotonic()
+        self._pid = os.getpid()
+        self._is_closed = False
+        self._subscriptions: list[Subscription] = []
+        self._redact_before = bus.redact
+        self._applied: AppliedConfig | None = None
+        self._collector: Collector | None = None
+        self._pulse: Pulse | None = None
+        self._remote: Remote | None = None
+        self._system: SystemSampling | None = None
+        set_process_source(source)
+        if redact is not None:
+            bus.redact = redact
+        bus.end("succeeded by another job")  # of a stream that was open before; ours begins when the log joins
+        try:
+            if log is not None:
+                handlers = with_goodput_monitor(handlers, publish=bus.publish, directory=log.directory, source=source)
+                for handler in (log, TrainingMetrics(publish=bus.publish), *handlers):
+                    # One by one: those before a bad one must leave.
+                    self._subscriptions.append(subscribed(handler, bus, source, log.directory))
+                self._remote = Remote(remote, bus=bus, source=source, directory=log.directory)
+            self._applied = apply(config, source, bus) if config is not None else None
+            if log is not None:
+                self._system = SystemSampling(bus) if system else None
+                self._collector = bus.collect(interval_s=collect_every_s)
+        except BaseException:
+            self._leave(time.monotonic() + _UNDO_S)
+            raise
+        if log is not None:
+            self._pulse = Pulse(bus, every_s=heartbeat_s, read_open_spans=open_spans)
+            self._pulse.start()
+            announce(log.directory, source)
+            self._invite(log)
+        _running[bus] = self
+        atexit.register(self._close_at_exit)
+
+    @property
+    def directory(self) -> Path | None:
+        """Where the event log is; None on a rank that does not take part."""
+        return self.log.directory if self.log is not None else None
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Where this process can be watched, and the collector that it sends to."""
+        return self._remote.endpoints if self._remote is not None else []
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether a viewer is here now, or the collector."""
+        return self._remote is not None and self._remote.is_watched
+
+    @property
+    def is_open(self) -> bool:
+        """Whether telemetry is on by this job, in this process: a forked child has its parent's log, not its job."""
+        return not self._is_closed and os.getpid() == self._pid
+
+    def close(self, *, reason: str = "closed", timeout_s: float = 2.0) -> bool:
+        """
+        Turn telemetry off: publish the last windows, write everything, print the summary.
+
+        Args:
+            reason: Why, for whoever reads the log.
+            timeout_s: The longest this may take, in seconds, whatever is stalled.
+
+        Returns:
+            Whether everything was written.
+        """
+        if not self.is_open:
+            return True
+        self._is_closed = True
+        _running.pop(self.bus, None)
+        atexit.unregister(self._close_at_exit)
+        withdraw()
+        deadline_s = time.monotonic() + timeout_s
+        ask_for_goodput(subscription.handler for subscription in self._subscriptions)  # by the last heartbeat
+        if self._pulse is not None:
+            self._pulse.stop(timeout_s / 10)
+        if self._system is not None:
+            self._system.close(timeout_s / 10)
+        if self._collector is not None:
+            self._collector.close()
+        if self.bus is default_bus:
+            close_section_window()  # the sections speak to the default bus
+        counters = self.bus.registry.snapshots()
+        # What models publish when they read the last events belongs before the end, too.
+        self.bus.flush(timeout_s / 4)
+        end_watching((subscription.handler for subscription in self._subscriptions), timeout_s / 4)
+        self.bus.end(reason)
+        done = self.bus.flush(max(0.0, deadline_s - time.monotonic()))
+        stats = self.bus.stats()
+        done = self._leave(deadline_s) and done
+        if self.log is not None and (self._report or (self._report is None and (self.source.rank == 0 or stats.lost))):
+            self._tell(self.log, stats, counters)
+        return done
+
+    def _leave(self, deadline_s: float) -> bool:
+        """Close what was subscribed, each with a fair share of the time, and leave the bus as it was found."""
+        if self._system is not None:
+            self._system.close(0)
+        end_watching((subscription.handler for subscription in self._subscriptions), 0)
+        if self._remote is not None:
+            self._remote.close(max(0.0, deadline_s - time.monotonic()) / 3)
+        done = self._applied.end(max(0.0, deadline_s - time.monotonic()) / 2) if self._applied is not None else True
+        for place, subscription in enumerate(self._subscriptions):
+            share_s = max(0.0, deadline_s - time.monotonic()) / (len(self._subscriptions) - place)
+            done = subscription.close(share_s) and done
+        self.bus.redact = self._redact_before
+        set_process_source(None)
+        return done
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: leave the log that came with the parent's job, to start one's own."""
+        self.bus.end("succeeded by a job of its own")
+        for subscription in self._subscriptions:
+            subscription.close(_UNDO_S)
+
+    def _invite(self, log: EventLog) -> None:
+        """Say how this job can be watched, in a line that can be pasted."""
+        if self._remote is not None and self._remote.is_open and self._report is not False and self.source.rank == 0:
+            _say(f"trackside: watch it with: trackside attach {shlex.quote(str(log.directory))}")
+
+    def _tell(self, log: EventLog, stats: BusStats, counters: Sequence[CounterSnapshot]) -> None:
+        elapsed_s = time.monotonic() - self._began_s
+        _say(summarize(self.source, stats, counters, log, elapsed_s))
+
+    def _close_at_exit(self) -> None:
+        self.close(reason="exit")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(reason="closed" if kind is None else kind.__name__)
+
+
+def _say(text: str) -> None:
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more, or it was closed
+            print(text, file=sys.stderr, flush=True)  # noqa: T201

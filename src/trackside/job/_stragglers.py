@@ -1,0 +1,337 @@
+"""Watching for stragglers while the job runs: reports, actions, and an agreed stop."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from trackside.bus import Bus, Subscription
+from trackside.events import (
+    SIDING,
+    ConfigError,
+    Event,
+    GpuTimingUnavailable,
+    Handler,
+    KernelWindow,
+    SectionWindow,
+    Source,
+    StragglerReport,
+    TrainingConfigured,
+    UnreadableError,
+    process_source,
+)
+from trackside.handlers import follow
+from trackside.handlers.models.scores import KINDS, ScoreAggregator, ScoreReport, Thresholds
+from trackside.instruments.torch import RankGroup, is_distributed
+from trackside.job._gather import gathered
+from trackside.job._log_config import LOGGER
+
+LOG: Final = "log"
+GATHER: Final = "gather"
+CALLS: Final = "calls"
+
+_READ: Final[tuple[type[Event], ...]] = (SectionWindow, KernelWindow, GpuTimingUnavailable, TrainingConfigured)
+_MAX_OWN: Final = 256
+"""Events of this rank that wait to be gathered; beyond, the oldest are left out."""
+_MAX_TOLD: Final = 64
+
+
+class StragglerWatch:
+    """
+    Scores all ranks while they train, tells of stragglers, and stops the job if that is asked for.
+
+    ::
+
+        watch = StragglerWatch(on_straggler=tell_the_operators)
+        with trackside.start("runs/", handlers=[watch]):
+            for step, batch in enumerate(batches):
+                ...
+                report = watch.report_if_due()
+
+    Rank 0 makes the reports, unless told otherwise from what it reads in the event logs below the job's directory, on a
+    thread of its own. There is no collective but for *windows_from* ``gather`` and for *stop_if_detected*.
+
+    Args:
+        on_straggler: Called with each report that names one, and again when the report is amended, on a thread of the
+            watch's (gathering: in `generate_report`). It may take its time, and what it raises is logged.
+        thresholds: Scores strictly below which a rank is one.
+        windows_from: Where the windows of the other ranks come from: ``log``, the directory that they all write to;
+            ``gather``, a collective in every `generate_report`, which all ranks have to call then; ``calls``, whatever
+            the watch is called with, as with events from elsewhere.
+        report_every_s: How often `report_if_due` returns a report, in seconds.
+        report_every_steps: The same counted in its calls, in place of seconds; gathering needs it, for all ranks to
+            agree on when.
+        stop_if_detected: Let `should_stop` say yes on every rank at the same step, once there is a straggler.
+        agree_every_steps: How often the ranks agree on that: one all-reduce of one number, on a gloo group of its own.
+        timeout_s: How long a rank waits for the others in a collective, in seconds; after that there is none any more.
+        group: The key of the windows' ``groups`` by whose value ranks are peers; all are unless given.
+        kinds: The kinds of scores, ``relative`` and ``individual``.
+        relax: The share by which a rank's best grows before each window.
+        poll_s: How often the logs are looked at, in seconds.
+
+    Raises:
+        ConfigError: if an argument is out of its range.
+    """
+
+    runs_on = SIDING
+
+    def __init__(
+        self,
+        *,
+        on_straggler: Callable[[ScoreReport], object] | None = None,
+        thresholds: Thresholds | None = None,
+        windows_from: str = LOG,
+        report_every_s: float = 60.0,
+        report_every_steps: int | None = None,
+        stop_if_detected: bool = False,
+        agree_every_steps: int = 50,
+        timeout_s: float = 60.0,
+        group: str = "",
+        kinds: Sequence[str] = KINDS,
+        relax: float = 0.001,
+        poll_s: float = 0.5,
+    ) -> None:
+        if windows_from not in {LOG, GATHER, CALLS}:
+            raise ConfigError("windows_from", windows_from, f'give "{LOG}", "{GATHER}" or "{CALLS}"')
+        if windows_from == GATHER and report_every_steps is None:
+            raise ConfigError("report_every_steps", None, "gathering needs it: all ranks have to agree on the step")
+        self._publish: Callable[[Event], None] | None = None
+        self._attempt = 0
+        self._aggregator = ScoreAggregator(
+            publish=self._pass_on,
+            on_report=self._take_report,
+            thresholds=thresholds,
+            group=group,
+            kinds=kinds,
+            relax=relax,
+        )
+        self._on_straggler = on_straggler
+        self._windows_from = windows_from
+        self._stop_if_detected = stop_if_detected
+        self._timeout_s = timeout_s
+        self._poll_s = poll_s
+        self._lock = threading.RLock()
+        """Held while the model is used."""
+        self._told: deque[ScoreReport] = deque(maxlen=_MAX_TOLD)
+        self._own: deque[Event] = deque(maxlen=_MAX_OWN)
+        self._makes_reports = True
+        self._reads_log = False
+        self._reader: threading.Thread | None = None
+        self._ends = threading.Event()
+        self._group: RankGroup | None = None
+        self._is_alone = False
+        self._is_detected = self._is_agreed = False
+        self._steps = 0
+        self._reported_at_s = time.monotonic()
+        self._every_s, self._every_steps, self._agree_every_steps = 60.0, report_every_steps, 50
+        self.configure(
+            report_every_s=report_every_s, report_every_steps=report_every_steps, agree_every_steps=agree_every_steps
+        )
+
+    def configure(
+        self,
+        *,
+        thresholds: Thresholds | None = None,
+        report_every_s: float | None = None,
+        report_every_steps: int | None = None,
+        agree_every_steps: int | None = None,
+    ) -> None:
+        """
+        Change how it is watched, from now on; what is not given stays as it is.
+
+        What is counted in steps has to be changed on all ranks at the same step.
+
+        Raises:
+            ConfigError: if one of them is out of its range.
+        """
+        if report_every_s is not None and not report_every_s >= 0:
+            raise ConfigError("report_every_s", report_every_s, "give a number of seconds, from 0 on")
+        for field, steps in (("report_every_steps", report_every_steps), ("agree_every_steps", agree_every_steps)):
+            if steps is not None and steps < 1:
+                raise ConfigError(field, steps, "give a number of steps, at least 1")
+        with self._lock:
+            if thresholds is not None:
+                self._aggregator.thresholds = thresholds
+            self._every_s = self._every_s if report_every_s is None else report_every_s
+            self._every_steps = self._every_steps if report_every_steps is None else report_every_steps
+            self._agree_every_steps = self._agree_every_steps if agree_every_steps is None else agree_every_steps
+
+    @property
+    def thresholds(self) -> Thresholds:
+        """Scores strictly below which a rank is a straggler."""
+        return self._aggregator.thresholds
+
+    # --- begin and end, by the job -----------------------------------------------------------------------------
+
+    def begin(self, bus: Bus, source: Source, directory: Path) -> Subscription:
+        """
+        Watch the process *source*: take its windows from *bus*, and those of the others from where they come.
+
+        Args:
+            bus: Where the windows of this rank are published, and the reports are to be.
+            source: Who this process is.
+            directory: Where the logs of all ranks are.
+        """
+        self._publish, self._attempt, self._ends = bus.publish, source.attempt, threading.Event()
+        is_first = source.rank == 0
+        self._makes_reports = is_first or self._windows_from == CALLS
+        if self._windows_from == LOG and is_first and source.world_size > 1:
+            self._reads_log = True
+            self._reader = threading.Thread(
+                target=self._read, args=(directory, source), name="trackside-stragglers", daemon=True
+            )
+            self._reader.start()
+        return bus.subscribe(self, to=_READ)
+
+    def end(self, timeout_s: float) -> bool:
+        """Read what was written until now, and no more; False if that took too long. Safe to call twice."""
+        self._ends.set()
+        reader, self._reader = self._reader, None
+        if reader is None:
+            return True
+        reader.join(timeout_s)
+        return not reader.is_alive()
+
+    def _read(self, directory: Path, source: Source) -> None:
+        def is_ours(other: Source) -> bool:
+            return other.run_id == source.run_id and other.role == source.role
+
+        while not directory.exists():  # the log makes it with its first events
+            if self._ends.wait(self._poll_s) and not directory.exists():
+                return
+        try:
+            for event in follow(directory, types=_READ, sources=is_ours, poll_s=self._poll_s, stop=self._ends):
+                self._take(event)
+        except UnreadableError as error:
+            LOGGER.warning("stragglers are not watched any more: %s", error)
+
+    # --- taking ------------------------------------------------------------------------------------------------
+
+    def __call__(self, event: Event) -> None:
+        """Take a window, or what else matters here."""
+        if self._windows_from == GATHER:
+            with self._lock:
+                self._own.append(event)
+        elif self._makes_reports and not self._reads_log:
+            self._take(event)
+
+    def _take(self, event: Event) -> None:
+        with self._lock:
+            self._aggregator(event)
+        self._tell()
+
+    def _pass_on(self, event: Event) -> None:
+        # The logs of earlier attempts are read for what the ranks were capable of; that was reported then.
+        if self._publish is not None and isinstance(event, StragglerReport) and event.attempt >= self._attempt:
+            self._publish(event)
+
+    def _take_report(self, report: ScoreReport) -> None:
+        if report.attempt < self._attempt:
+            return
+        self._is_detected = bool(report.stragglers)
+        if report.stragglers:
+            self._told.append(report)
+
+    def _tell(self) -> None:
+        """Tell of the stragglers that were found, with no lock held."""
+        while self._told:
+            try:
+                report = self._told.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            if self._on_straggler is not None:
+                try:
+                    self._on_straggler(report)
+                except Exception:
+                    LOGGER.warning("what is to be done about stragglers failed", exc_info=True)
+
+    # --- reports -----------------------------------------------------------------------------------------------
+
+    def generate_report(self) -> ScoreReport | None:
+        """
+        Return the scores of the latest closed window; None on ranks that make no reports, or if none has closed.
+
+        A collective where the windows are gathered; nowhere else.
+        """
+        if self._windows_from == GATHER:
+            self._gather()
+        if not self._makes_reports:
+            return None
+        with self._lock:
+            return self._aggregator.latest()
+
+    def report_if_due(self) -> ScoreReport | None:
+        """Return a report if it is time for one; to be called once per step, on every rank where they are gathered."""
+        self._steps += 1
+        if self._every_steps is not None:
+            is_due = self._steps % self._every_steps == 0
+        else:
+            now_s = time.monotonic()
+            is_due = now_s >= self._reported_at_s + self._every_s
+            self._reported_at_s = now_s if is_due else self._reported_at_s
+        return self.generate_report() if is_due else None
+
+    def _gather(self) -> None:
+        with self._lock:
+            mine = list(self._own)
+            self._own.clear()
+        events: Iterable[Event] = mine
+        try:
+            group = self._joined()
+            if group is not None:
+                events = gathered(group, process_source(), mine)
+        except RuntimeError as error:
+            self._be_alone("the ranks' windows cannot be gathered", error)
+        if self._makes_reports:
+            for event in events:
+                self._take(event)
+
+    # --- stopping ----------------------------------------------------------------------------------------------
+
+    def should_stop(self, step: int) -> bool:
+        """
+        Return whether to stop after *step*, the same on all ranks; to be called at each step, on every rank.
+
+        Every *agree_every_steps* the ranks agree, and only then it can turn true. Always false without
+        *stop_if_detected*.
+        """
+        if self._stop_if_detected and not self._is_agreed and (step + 1) % self._agree_every_steps == 0:
+            self._is_agreed = self._agree()
+        return self._is_agreed
+
+    def _agree(self) -> bool:
+        try:
+            group = self._joined()
+            if group is None:
+                return self._is_detected and not self._is_alone
+            return group.largest(int(self._is_detected)) > 0
+        except RuntimeError as error:
+            self._be_alone("the ranks cannot agree on whether to stop", error)
+            return False
+
+    def _joined(self) -> RankGroup | None:
+        """Return the group of all ranks, made when it is first needed; None where there is one process."""
+        if self._group is None and not self._is_alone and is_distributed():
+            self._group = RankGroup(self._timeout_s)
+        return self._group
+
+    def _be_alone(self, what: str, error: Exception) -> None:
+        """Do without the others: a rank that is dead holds nobody up twice."""
+        self._is_alone, self._group = True, None
+        LOGGER.warning("%s, and no more is tried: %s", what, error)
+
+
+def subscribed(handler: Handler, bus: Bus, source: Source, directory: Path) -> Subscription:
+    """Subscribe *handler* to *bus*; a watch begins."""
+    return handler.begin(bus, source, directory) if isinstance(handler, StragglerWatch) else bus.subscribe(handler)
+
+
+def end_watching(handlers: Iterable[object], timeout_s: float) -> None:
+    """End every watch among *handlers*: what it has to say belongs before the stream's end."""
+    for handler in handlers:
+        if isinstance(handler, StragglerWatch):
+            handler.end(timeout_s)

@@ -1,0 +1,82 @@
+"""What is said at the end of a job, in a few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from trackside.bus import BusStats
+from trackside.bus.counters import CounterSnapshot
+from trackside.events import Source
+from trackside.handlers import EventLog
+
+_MOST_LISTED = 6
+
+
+def summarize(
+    source: Source, stats: BusStats, counters: Sequence[CounterSnapshot], log: EventLog, elapsed_s: float
+) -> str:
+    """Return the summary of one process's telemetry, as text of a few lines."""
+    who = f"{source.run_id}, rank {source.rank} of {source.world_size}, attempt {source.attempt}"
+    lines = [
+        f"trackside: {who}, {elapsed_s:.1f} s",
+        f"  events    {stats.published:,}: {_listed(stats.by_type)}" if stats.published else "  events    none",
+    ]
+    lines += [
+        f"  {'counters' if not place else '':9} {_counter(snapshot)}"
+        for place, snapshot in enumerate(counters[:_MOST_LISTED])
+    ]
+    if len(counters) > _MOST_LISTED:
+        lines.append(f"            and {len(counters) - _MOST_LISTED} more counters")
+    lines.append(f"  lost      {_losses(stats)}")
+    lines += [f"  {'log' if not place else '':9} {path} ({_size(path)})" for place, path in enumerate(log.paths)]
+    if not log.paths:
+        lines.append(f"  log       nothing could be written below {log.directory}")
+    lines.append(f"  look      trackside info {log.directory}")
+    return "\n".join(lines)
+
+
+def _listed(by_type: dict[str, int]) -> str:
+    ordered = sorted(by_type.items(), key=lambda item: (-item[1], item[0]))
+    told = [f"{count:,} {name.removeprefix('trackside.')}" for name, count in ordered[:_MOST_LISTED]]
+    rest = sum(count for _, count in ordered[_MOST_LISTED:])
+    return ", ".join(told) + (f", {rest:,} of {len(ordered) - _MOST_LISTED} other types" if rest else "")
+
+
+def _counter(counter: CounterSnapshot) -> str:
+    unit = f" {counter.unit}" if counter.unit else ""
+    if not counter.count:
+        return f"{counter.name}: no values"
+    return (
+        f"{counter.name}: {counter.count:,} values, sum {counter.sum:,.6g}{unit},"
+        f" mean {counter.sum / counter.count:,.4g}{unit}, last {counter.last:,.4g}{unit}"
+    )
+
+
+def _losses(stats: BusStats) -> str:
+    if not stats.lost:
+        return "nothing"
+    # No total: an event that two handlers lost is two losses, and still one event.
+    parts = [
+        f"{handler.name.rpartition('.')[2]} {handler.lost:,} of {handler.logged:,} events"
+        for handler in stats.handlers
+        if handler.lost
+    ]
+    return ", ".join(parts)
+
+
+def _size(path: Path) -> str:
+    try:
+        return readable_bytes(path.stat().st_size)
+    except OSError:
+        return "gone"
+
+
+def readable_bytes(size_bytes: int) -> str:
+    """Return a size as people read it: ``1.2 MiB``."""
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:  # noqa: PLR2004
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
