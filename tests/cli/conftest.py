@@ -1,0 +1,131 @@
+"""Logs to read, and the command that reads them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import NamedTuple
+
+import msgpack
+import pytest
+
+from trackside.bus import Bus
+from trackside.cli import main
+from trackside.events import ITERATION, Event, Source, clock, event
+from trackside.handlers import EventLog
+
+START_NS = 1_700_000_000 * 10**9
+"""2023-11-14 22:13:20 UTC."""
+
+
+@event("test.cli.stepped", detail=ITERATION)
+class Stepped(Event):
+    """A step was made."""
+
+    text: str = ""
+    loss: float = 0.5
+
+
+def make_source(rank=0, **told):
+    """Return the identity of a rank."""
+    given = {"run_id": "run-1", "host": "node-1", "pid": 100 + rank, "rank": rank, "world_size": 2, **told}
+    return Source(id=f"{rank:016x}", **given)
+
+
+class Outcome(NamedTuple):
+    """What a command printed, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self):
+        """The lines on stdout."""
+        return self.out.splitlines()
+
+
+@pytest.fixture
+def write_log():
+    """
+    Give a function that records steps 0, 1, 2 … of a rank, a second apart, and returns the file.
+
+    The process's clock stands still meanwhile, so that the first and the last event of the stream have that time too.
+    """
+
+    def write(directory, *, rank=0, steps=3, offset_ns=0, texts=(), **told):
+        log = EventLog(directory)
+        at_ns = START_NS + offset_ns
+        with clock.installed(lambda: at_ns, lambda: at_ns), Bus(source=make_source(rank, **told)) as bus:
+            bus.subscribe(log)
+            for step in range(steps):
+                text = texts[step] if step < len(texts) else f"rank {rank}"
+                bus.log(Stepped(text=text, at_ns=at_ns + step * 10**9, step=step, span_id=0))
+        assert bus.stats().lost == 0
+        return log.paths[0]
+
+    return write
+
+
+@pytest.fixture
+def write_frames():
+    """Give a function that writes a log of frames as a hostile process might make them; it returns the file."""
+
+    def write(directory, *frames, **told):
+        log = EventLog(directory)
+        log.open(make_source(**told))
+        for frame in frames:
+            assert log.take(msgpack.packb(frame), events=1)
+        assert log.close()
+        return log.paths[0]
+
+    return write
+
+
+@pytest.fixture
+def command(capsys):
+    """Give a function that runs the command in this process."""
+
+    def run(*arguments):
+        capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        return Outcome(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def start():
+    """Give a function that starts the command in a process of its own; it is ended with the test."""
+    children = []
+
+    def run(*arguments, **options):
+        # A shell starts what runs in its background deaf to Ctrl-C, and so the tests, and what they start.
+        listen = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        program = [sys.executable, "-c", listen + "from trackside.cli import main; sys.exit(main())"]
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        # As users have it: what is not buffered cannot be left in a buffer.
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        child = subprocess.Popen([*program, *map(str, arguments)], **{**streams, "env": env, **options})
+        children.append(child)
+        return child
+
+    yield run
+    for child in children:
+        child.kill()
+        child.communicate()
+
+
+@pytest.fixture
+def readable(tmp_path, write_log):
+    """Give a log with three steps."""
+    return write_log(tmp_path / "runs")
+
+
+@pytest.fixture
+def unreadable(tmp_path):
+    """Give a file that is no log."""
+    path = tmp_path / "notes.tslog"
+    path.write_text("a shopping list, and nothing else\n" * 100)
+    return path

@@ -1,0 +1,91 @@
+"""``trackside attach``."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+
+import trackside
+from trackside.cli._main import main
+
+pytestmark = pytest.mark.once
+
+
+@trackside.event("attach.step.taken")
+class StepTaken(trackside.Event):
+    """An event."""
+
+    number: int
+
+
+@pytest.fixture
+def place(monkeypatch):
+    """Give a directory of this user's alone, with a name short enough for sockets."""
+    directory = tempfile.mkdtemp(prefix="ts-")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
+    yield Path(directory)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def job(place, tmp_path):
+    """Give a job that publishes, and logs ten events as soon as somebody wants them."""
+    with trackside.Bus() as bus, trackside.start(tmp_path / "run", bus=bus, publish=True, report=False) as job:
+        thread = threading.Thread(target=log_ten, args=(bus, job))
+        thread.start()
+        yield job
+        thread.join()
+
+
+def log_ten(bus, job):
+    while not job.is_watched and job.is_open:
+        threading.Event().wait(0.01)
+    for number in range(10):
+        bus.log(StepTaken(number=number))
+    bus.flush()
+
+
+class TestAttach:
+    def test_lines(self, job, capsys):
+        """Events come as lines, and who is watched is said beside them."""
+        assert main(["attach", str(job.directory), "--type", "attach.*", "-n", "10"]) == 0
+        told = capsys.readouterr()
+        assert told.out.count("attach.step.taken") == 10
+        assert "watching" in told.err
+
+    def test_json(self, job, capsys):
+        """Events come as JSON."""
+        assert main(["attach", *job.endpoints, "-t", "attach.*", "-n", "3", "--json"]) == 0
+        lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [line["fields"]["number"] for line in lines] == [0, 1, 2]
+
+    def test_until_the_end(self, job, capsys):
+        """It ends when the job does."""
+        threading.Timer(1.0, job.close).start()
+        assert main(["attach", *job.endpoints, "--detail", "lifecycle"]) == 0
+        assert "trackside.source.ended" in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("endpoint", "message"),
+        [
+            ("tcp://127.0.0.1:9", "give keys"),
+            ("nowhere/at/all", "no directory and no endpoint"),
+            ("ipc:///nowhere/at/all", "is the job running"),
+            ("http://x", "ipc:///directory/name or tcp://host:port"),
+        ],
+    )
+    def test_wrong(self, endpoint, message, capsys):
+        """What cannot be attached to is one line with what is wrong and what would be right; the exit code is 2."""
+        assert main(["attach", endpoint]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert message in line
+
+    def test_nobody_there(self, place, capsys):
+        """A directory where nothing publishes is said to be one."""
+        assert main(["attach", str(place)]) == 2
+        assert "start it with publish=True" in capsys.readouterr().err

@@ -1,0 +1,58 @@
+"""What a log says of itself never steers a terminal, whatever command prints it."""
+
+from __future__ import annotations
+
+import pytest
+
+from trackside.bus import Bus
+from trackside.events import (
+    IterationEnded,
+    SectionWindow,
+    Source,
+    SpanEnded,
+    SpanStarted,
+    UnknownEvent,
+)
+from trackside.handlers import EventLog
+
+pytestmark = pytest.mark.once
+
+EVIL = "\x1b[2J\x07\r\n\x9b1m\u202e"
+COMMANDS = ["runs", "info", "tail", "scores", "goodput", "export --jsonl -"]
+
+
+@pytest.fixture(scope="module")
+def evil_log(tmp_path_factory):
+    """Give a log in which every text that can be chosen would clear a terminal, ring its bell and turn it round."""
+    directory = tmp_path_factory.mktemp("evil")
+    source = Source(
+        run_id=EVIL, session_tag=EVIL, host=EVIL, application=EVIL, perf_tags=(EVIL,), metadata={EVIL: EVIL}
+    )
+    times = {"min_ns": [1.0], "max_ns": [1.0], "median_ns": [1.0], "mean_ns": [1.0], "std_ns": [0.0]}
+    error = {"type": EVIL, "message": EVIL, "traceback": EVIL}
+    events = [
+        SpanStarted(id=1, parent_id=0, name=EVIL, attributes={EVIL: EVIL}),
+        SpanEnded(id=2, parent_id=1, name=EVIL, duration_ns=5, attributes={"badput_type": EVIL}, error=error),
+        SectionWindow(window=0, first_step=0, last_step=1, start_ns=0, names=[EVIL], counts=[1], entries=[1], **times),
+        UnknownEvent(name=EVIL, fields={EVIL: EVIL}),
+        *(IterationEnded(step=step, duration_ns=10**6) for step in range(3)),
+    ]
+    with Bus(source=source) as bus:
+        bus.subscribe(EventLog(directory))
+        for event in events:
+            bus.log(event)
+        bus.end(EVIL)
+    assert bus.stats().lost == 0
+    return directory
+
+
+class TestControlCharacters:
+    @pytest.mark.parametrize("line", [*COMMANDS, *(f"{name} --json" for name in COMMANDS[:-1])])
+    def test_are_escaped(self, command, evil_log, line):
+        """No character that is not printable reaches the terminal but the end of a line."""
+        name, *options = line.split()
+        outcome = command(name, evil_log, *options)
+
+        assert outcome.code == 0
+        assert "[2J" in outcome.out
+        assert [char for char in outcome.out + outcome.err if not char.isprintable() and char != "\n"] == []

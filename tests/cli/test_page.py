@@ -1,0 +1,79 @@
+"""The page on the command line shows what the commands print."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trackside.cli._main import build_parser
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+(PROGRAM,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+SAMPLES = dict(re.findall(r"```console\n\$ (.*?)\n(.*?)```", PAGE, re.DOTALL))
+
+# Commands about jobs that run, or about what the page's job does not write: other pages show them.
+SHOWN_ELSEWHERE = {"attach", "collect", "ctl", "forward", "import", "run"}
+
+# What differs from one time to the next: times, durations, the ids of processes, all other numbers, and what they show.
+MASKS = (
+    (r"\[#*\.*\]", "BAR"),
+    (r"(waited most for) .*", r"\1 RANK"),
+    (r"\d+-\d+-\d+ \d+:\d+:\d+\.\d+Z|\d+:\d+:\d+\.\d+Z", "TIME"),
+    (r"\b[\d.]+ (ns|µs|ms|s|min|h)\b", "DURATION"),
+    (r"\.[0-9a-f]{8}\.", ".ID."),
+    (r"\d[\d.,]*", "N"),
+    (r"[-+](?=N)", "±"),  # what is next to nothing may be on either side of it
+    (r".*\.( report\.html says more)", r"VERDICT\1"),  # on a busy machine something else may cost most
+    (r" +", " "),
+)
+
+
+def masked(text):
+    """Return the lines of *text* without what differs from one time to the next; equal counts come in any order."""
+    host = socket.gethostname()
+    text = re.sub(rf"(?<!\w)({re.escape(host)}|{re.escape(host[:16])})(?!\w)", "node-1", text)
+    for pattern, name in MASKS:
+        text = re.sub(pattern, name, text)
+    return sorted(line.strip() for line in text.splitlines() if line.strip())
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    """Run the page's job where it says, as the two ranks that it says."""
+    directory = tmp_path_factory.mktemp("page")
+    (directory / "train.py").write_text(PROGRAM)
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "train.py"],
+            cwd=directory,
+            env={**os.environ, "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"},
+            stderr=subprocess.DEVNULL,
+        )
+        for rank in "01"
+    ]
+    assert [rank.wait(timeout=60) for rank in ranks] == [0, 0]
+    return directory
+
+
+class TestPage:
+    def test_every_command(self):
+        """Each command has a sample, but for those that take a running job."""
+        (commands,) = (action.choices for action in build_parser()._actions if action.dest == "command")
+
+        assert {shlex.split(line)[1] for line in SAMPLES} | SHOWN_ELSEWHERE == set(commands)
+
+    @pytest.mark.parametrize("line", SAMPLES)
+    def test_sample(self, line, directory, command, monkeypatch):
+        """A sample is what its command prints of the page's job, but for times and other numbers."""
+        monkeypatch.chdir(directory)
+        outcome = command(*shlex.split(line)[1:])
+
+        assert (outcome.code, outcome.err) == (0, "")
+        assert masked(outcome.out) == masked(SAMPLES[line])

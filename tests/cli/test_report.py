@@ -1,0 +1,151 @@
+"""The commands that show what a session's logs say: report, trace, compare and top."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.once
+
+HEADLINE = "Nothing says what 2 s, 100.0 % of the time, was spent on."
+"""Of a job whose only events are of its own kind."""
+
+
+class TestReport:
+    @pytest.fixture
+    def job(self, write_log, tmp_path):
+        """Give the logs of a job of two ranks."""
+        for rank in (0, 1):
+            write_log(tmp_path / "runs", rank=rank)
+        return tmp_path / "runs"
+
+    def test_page(self, job, command, tmp_path):
+        """The page is written, and a line says what stands out and where more is."""
+        outcome = command("report", job, "--html", tmp_path / "report.html")
+        assert (outcome.code, outcome.err) == (0, "")
+        assert outcome.out == f"{HEADLINE} {tmp_path / 'report.html'} says more.\n"
+        assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")
+
+    def test_page_to_stdout(self, job, command):
+        """A hyphen is standard output, and nothing else is there."""
+        assert command("report", job, "--html", "-").out.startswith("<!DOCTYPE html>")
+
+    def test_json(self, job, command):
+        """The object holds the verdict."""
+        outcome = command("report", job, "--json")
+        assert json.loads(outcome.out)["verdict"]["headline"] == HEADLINE
+
+    def test_text(self, job, command):
+        """Without options it is printed."""
+        pytest.importorskip("rich", reason="rich is not installed in this environment")
+        outcome = command("report", job)
+        assert (outcome.code, "What is missing" in outcome.out) == (0, True)
+
+    def test_without_rich(self, job, command, monkeypatch):
+        """Where rich is not installed, one line says so, and what does without it."""
+        for name in [name for name in sys.modules if name.startswith(("rich", "trackside.views.rich"))]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, "rich", None)
+        outcome = command("report", job)
+        assert (outcome.code, outcome.out, len(outcome.err.splitlines())) == (2, "", 1)
+        assert "install trackside[rich], or ask for --html or --json" in outcome.err
+
+    def test_unreadable(self, job, command, unreadable):
+        """What cannot be read is a line, after everything else was read, and exit code 2."""
+        outcome = command("report", job, unreadable, "--json")
+        assert (outcome.code, json.loads(outcome.out)["ranks_total"]) == (2, 2)
+        assert len(outcome.err.splitlines()) == 1
+
+    @pytest.mark.parametrize("options", [["--session", "x"], ["--html", "/nowhere/at/all.html"]])
+    def test_refusals(self, job, command, options):
+        """A session that is not there, and a place that cannot be written, are one line and exit code 2."""
+        outcome = command("report", job, "--json", *options)
+        assert (outcome.code, len(outcome.err.splitlines())) == (2, 1)
+
+
+class TestTrace:
+    def test_writes(self, readable, command, tmp_path):
+        """The trace is written whole, and a line says where it opens."""
+        outcome = command("trace", readable, "-o", tmp_path / "t.json")
+        assert (outcome.code, "ui.perfetto.dev" in outcome.out) == (0, True)
+        assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["t.json"]
+        json.loads((tmp_path / "t.json").read_text())
+
+    def test_unaligned(self, readable, command, tmp_path):
+        """Ranks whose clock could not be aligned are named on stderr."""
+        assert "rank(s) 0 could not be aligned" in command("trace", readable, "-o", tmp_path / "t.json").err
+
+    def test_json(self, readable, command, tmp_path):
+        """With --json it says what was written as an object."""
+        told = json.loads(command("trace", readable, "-o", tmp_path / "t.json", "--json").out)
+        assert (told["ranks"], told["unaligned"], told["file"]) == (1, [0], str(tmp_path / "t.json"))
+
+    @pytest.mark.parametrize(
+        "options", [["--steps", "9-3"], ["--steps", "x"], ["--ranks", "0,,1"], ["--merge", "/nowhere.json"]]
+    )
+    def test_refusals(self, readable, command, tmp_path, options):
+        """An option that makes no sense is one line and exit code 2, and no file is left."""
+        outcome = command("trace", readable, "-o", tmp_path / "t.json", *options)
+        assert (outcome.code, len(outcome.err.splitlines())) == (2, 1)
+        assert not list(tmp_path.glob("t.json*"))
+
+
+class TestCompare:
+    def test_same(self, readable, command):
+        """A run beside itself shows no difference, and exit code 0."""
+        outcome = command("compare", readable, readable)
+        assert (outcome.code, "no difference shown" in outcome.out) == (0, True)
+
+    def test_by_name(self, write_log, command, tmp_path):
+        """Runs, sessions and perf tags are found by their names."""
+        for rank, told in enumerate([{"run_id": "a"}, {"session_tag": "s"}, {"perf_tags": ("p",)}]):
+            write_log(tmp_path, rank=rank, **told)
+        for name in ("a", "s", "p"):
+            outcome = command("compare", name, name, "--in", tmp_path, "--json")
+            assert len(json.loads(outcome.out)["before"]["runs"]) == 1
+
+    def test_baseline(self, write_log, command, tmp_path):
+        """The baseline is the runs that are marked so and have the same tags."""
+        write_log(tmp_path, rank=0, run_id="old", perf_tags=("p",), baseline=True)
+        write_log(tmp_path, rank=1, run_id="other", perf_tags=("q",), baseline=True)
+        write_log(tmp_path, rank=2, run_id="new", perf_tags=("p",))
+        told = json.loads(command("compare", "--baseline", "new", "--in", tmp_path, "--json").out)
+        assert (told["before"]["runs"], told["after"]["runs"]) == (["old"], ["new"])
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [["a"], ["a", "b", "c"], ["nowhere", "nowhere"], ["--baseline", "a", "b"], ["--least", "0", "a", "b"]],
+    )
+    def test_refusals(self, command, arguments):
+        """What cannot be compared is one line and exit code 2."""
+        outcome = command("compare", *arguments)
+        assert (outcome.code, len(outcome.err.splitlines())) == (2, 1)
+
+
+class TestTop:
+    def test_once(self, readable, command):
+        """Without a terminal it is a line."""
+        outcome = command("top", "--once", readable.parent)
+        assert (outcome.code, len(outcome.lines)) == (0, 1)
+        assert "run-1: step -1, " in outcome.out
+
+    def test_json(self, readable, command):
+        """With --json it is an object."""
+        assert json.loads(command("top", "--once", "--json", readable).out)["session"] == "run-1"
+
+    def test_follows(self, start, tmp_path, write_log):
+        """It goes on with what is written, of a directory in which nothing was yet."""
+        directory = tmp_path / "runs"
+        directory.mkdir()
+        child = start("top", directory, "--json", "--interval", "0.1")
+        assert json.loads(child.stdout.readline())["session"] == ""
+        write_log(directory)
+        assert any(json.loads(line)["session"] == "run-1" for line in child.stdout)
+
+    @pytest.mark.parametrize("arguments", [["/nowhere"], ["ipc://x", "/nowhere"], ["/nowhere", "--interval", "0"]])
+    def test_refusals(self, command, arguments):
+        """What cannot be watched is one line and exit code 2."""
+        outcome = command("top", *arguments)
+        assert (outcome.code, len(outcome.err.splitlines())) == (2, 1)

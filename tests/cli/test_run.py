@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+import trackside
+from trackside.events import IterationEnded
+
+pytestmark = pytest.mark.once
+
+JOB = """
+    import sys, trackside
+
+    with trackside.start(sys.argv[1], report=False), trackside.training_loop(0):
+        for _ in range(20):
+            with trackside.training_iteration():
+                pass
+    sys.exit(int(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def command(tmp_path):
+    """Return the beginning of a command line that keeps the logs in ``logs``."""
+    return [Path(sys.executable).with_name("trackside"), "run", "--log", tmp_path / "logs", "--no-report", "--"]
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Return the command line of a small job."""
+    script = tmp_path / "job.py"
+    script.write_text(textwrap.dedent(JOB))
+    return [sys.executable, script, tmp_path / "own"]
+
+
+class TestRun:
+    def test_collects(self, command, job, tmp_path):
+        """The job finds the collector by itself: what it told is in the collector's log."""
+        subprocess.run([*command, *job, "0"], check=True, capture_output=True, timeout=60)
+        steps = [event.step for event in trackside.replay(tmp_path / "logs") if isinstance(event, IterationEnded)]
+        assert steps == list(range(20))
+
+    def test_exit_code(self, command, job):
+        """The exit code is the job's."""
+        assert subprocess.run([*command, *job, "3"], check=False, capture_output=True, timeout=60).returncode == 3
+
+    def test_says_where(self, command, job):
+        """It says how to watch the job."""
+        told = subprocess.run([*command, *job, "0"], check=True, capture_output=True, text=True, timeout=60).stderr
+        assert told.startswith("watch it: trackside attach ipc://")
+
+    def test_killed_job(self, command):
+        """A job that a signal ended gives the exit code that a shell would."""
+        kill = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
+        assert subprocess.run([*command, *kill], check=False, capture_output=True, timeout=60).returncode == 137
+
+    @pytest.mark.hang_guard(60)
+    def test_terminated(self, command, tmp_path):
+        """SIGTERM reaches the job, and its end is waited for."""
+        wait = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(50)"
+        ready = tmp_path / "ready"
+        process = subprocess.Popen([*command, sys.executable, "-c", wait, ready], stderr=subprocess.DEVNULL)
+        try:
+            while not ready.exists():
+                time.sleep(0.01)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=30) == 143
+        finally:
+            process.kill()
+            process.wait()
+
+    def test_no_program(self, command):
+        """A program that is not there is said in one line, with exit code 2."""
+        done = subprocess.run([*command, "no-such-program"], check=False, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2
+        assert "no-such-program: cannot be run: No such file or directory" in done.stderr.splitlines()[-1]
+
+    def test_nothing(self, command):
+        """Without a command there is nothing to run: one line, exit code 2."""
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)

@@ -1,0 +1,149 @@
+"""``trackside runs``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+FROM = "2023-11-14 22:13:20.000Z"
+UNTIL = "2023-11-14 22:13:22.000Z"
+
+
+class TestText:
+    def test_whole(self, command, tmp_path, write_log):
+        """The list says whose run it was, how many ranks of it there are, when, how long, how far and how it ended."""
+        write_log(tmp_path, session_tag="task", perf_tags=("v1", "h200"), baseline=True)
+        outcome = command("runs", tmp_path)
+
+        assert (outcome.code, outcome.err) == (0, "")
+        assert outcome.lines == [
+            "session task: 1 run(s), 1 attempt(s)",
+            "  perf v1, h200",
+            f"    run run-1 attempt 0 baseline, 1 of 2 rank(s), from {FROM}, for 2 s, last step 2",
+            "      ended: closed",
+            f"newest event: {UNTIL}",
+        ]
+
+    def test_no_tags(self, command, tmp_path, write_log):
+        """A run without tags is listed under its own name."""
+        write_log(tmp_path)
+        lines = command("runs", tmp_path).lines
+
+        assert lines[:2] == ["session run-1 (no session tag): 1 run(s), 1 attempt(s)", "  perf - (no perf tag)"]
+
+    def test_hostile(self, command, tmp_path, write_log):
+        """Nothing that a log says of itself steers a terminal."""
+        write_log(tmp_path, session_tag="s\x1b[2J", perf_tags=("p\n",), run_id="r\x1b")
+        outcome = command("runs", tmp_path)
+
+        assert outcome.code == 0
+        assert "\x1b" not in outcome.out
+        assert len(outcome.lines) == 5
+        assert outcome.lines[0].startswith(r"session s\x1b[2J: ")
+
+
+class TestJson:
+    def test_whole(self, command, tmp_path, write_log):
+        """As JSON the list is one object with all that is known."""
+        for rank in (0, 1):
+            write_log(tmp_path, rank=rank, session_tag="task", perf_tags=("v1",))
+        ranks = [
+            {
+                "rank": rank,
+                "host": "node-1",
+                "pid": 100 + rank,
+                "state": "ended",
+                "reason": "closed",
+                "first_ns": 1_700_000_000 * 10**9,
+                "last_ns": 1_700_000_002 * 10**9,
+                "last_heartbeat_ns": None,
+                "last_step": 2,
+            }
+            for rank in (0, 1)
+        ]
+
+        assert json.loads(command("runs", tmp_path, "--json").out) == {
+            "sessions": [
+                {
+                    "session": "task",
+                    "tagged": True,
+                    "runs": [
+                        {
+                            "run": "run-1",
+                            "perf_tags": ["v1"],
+                            "baseline": False,
+                            "application": "",
+                            "attempts": [
+                                {
+                                    "attempt": 0,
+                                    "launch": 0,
+                                    "state": "ended",
+                                    "states": [{"state": "ended", "reason": "closed", "ranks": [0, 1]}],
+                                    "ranks_seen": 2,
+                                    "world_size": 2,
+                                    "workers": 0,
+                                    "first_ns": 1_700_000_000 * 10**9,
+                                    "last_ns": 1_700_000_002 * 10**9,
+                                    "last_step": 2,
+                                    "ranks": ranks,
+                                }
+                            ],
+                        }
+                    ],
+                }
+            ],
+            "newest_ns": 1_700_000_002 * 10**9,
+            "problems": [],
+        }
+
+
+class TestKilled:
+    PROGRAM = """
+import os, signal, sys, trackside
+from trackside.job import JobConfig
+trackside.start(sys.argv[1], job=JobConfig(application_name="a", run_id="run-1", session_tag="task"))
+for step in range(7):
+    with trackside.training_iteration(step=step):
+        pass
+trackside.flush()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+    def test_for_all_we_know(self, command, tmp_path):
+        """A log that just stops proves nothing; it is said when it was last heard of."""
+        subprocess.run([sys.executable, "-c", self.PROGRAM, tmp_path], check=False, timeout=60)
+        lines = command("runs", tmp_path).lines
+
+        assert lines[2].endswith(", last step 6")
+        assert lines[3].startswith("      running, or died: no end record; last heard of at 20")
+        assert lines[3].endswith("Z, 0 ns before the newest event")
+
+    def test_launched_again(self, command, tmp_path):
+        """Once its rank was launched again, it has died."""
+        for _ in range(2):
+            subprocess.run([sys.executable, "-c", self.PROGRAM, tmp_path], check=False, timeout=60)
+        (session,) = json.loads(command("runs", tmp_path, "--json").out)["sessions"]
+        (run,) = session["runs"]
+
+        assert [(attempt["attempt"], attempt["launch"], attempt["state"]) for attempt in run["attempts"]] == [
+            (0, 0, "died"),
+            (0, 1, "unknown"),
+        ]
+
+
+class TestUnreadable:
+    def test_in_part(self, command, tmp_path, readable, unreadable):
+        """What cannot be read is one line and exit code 2; the rest is listed."""
+        outcome = command("runs", readable, unreadable)
+
+        assert outcome.code == 2
+        assert "      ended: closed" in outcome.lines
+        assert outcome.err == f"trackside runs: {unreadable}: is no event log; give a .tslog file or a directory\n"
+
+    def test_nothing(self, command, tmp_path):
+        """A directory that does not exist is one line and exit code 2."""
+        outcome = command("runs", tmp_path / "no")
+
+        assert (outcome.code, outcome.out) == (2, "")
+        assert outcome.err == f"trackside runs: {tmp_path / 'no'}: does not exist; give a .tslog file or a directory\n"

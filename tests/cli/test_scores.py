@@ -1,0 +1,198 @@
+"""``trackside scores``."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from trackside.bus import Bus
+from trackside.events import GpuTimingUnavailable, KernelWindow, SectionWindow, Source, clock
+from trackside.handlers import EventLog
+
+pytestmark = pytest.mark.once
+
+START_NS = 1_700_000_000 * 10**9
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """
+    Record three windows of three ranks in two stages; rank 1 loads its data at half speed from the second on.
+
+    Rank 2 stops before the last window. No rank has a GPU.
+    """
+    for rank in range(3):
+        source = Source(id=f"{rank:016x}", run_id="run-1", rank=rank, world_size=3, host=f"node-{rank // 2}")
+        with clock.installed(lambda: START_NS, lambda: START_NS), Bus(source=source) as bus:
+            bus.subscribe(EventLog(tmp_path / "runs"))
+            bus.log(GpuTimingUnavailable(reason="no CUDA device"))
+            for window in range(2 if rank == 2 else 3):
+                data = 20e6 if rank == 1 and window else 10e6
+                columns = {name: [data, 30e6] for name in ("min_ns", "max_ns", "median_ns", "mean_ns")}
+                bus.log(
+                    SectionWindow(
+                        at_ns=START_NS + (window + 1) * 10**9,
+                        window=window,
+                        first_step=window * 100,
+                        last_step=window * 100 + 99,
+                        start_ns=START_NS + window * 10**9,
+                        names=["data", "forward"],
+                        counts=[100, 100],
+                        entries=[100, 100],
+                        std_ns=[0.0, 0.0],
+                        groups={"stage": "01"[rank == 1]},
+                        **columns,
+                    )
+                )
+    return tmp_path / "runs"
+
+
+class TestText:
+    def test_latest(self, command, runs):
+        """The latest closed window says who is slow in what, since when and at what cost."""
+        outcome = command("scores", runs)
+
+        assert (outcome.code, outcome.err) == (0, "")
+        assert outcome.lines == [
+            "run run-1: window 1, steps 100 to 199, attempt 0, 3 of 3 rank(s)",
+            "",
+            "stragglers",
+            "  rank 1 on node-0: section data, relative score 0.500 since step 100 (window 1), 0.01 s lost per step",
+            (
+                "  rank 1 on node-0: section data, individual score 0.500 since step 100 (window 1), "
+                "0.00999 s lost per step"
+            ),
+            "",
+            "relative, worst: rank 1 on node-0, 0.500",
+            "relative, best: rank 2 on node-1, 1.000",
+            "    rank  node                          data           forward",
+            "       1  node-0                       0.500             1.000",
+            "       0  node-0                       1.000             1.000",
+            "       2  node-1                       1.000             1.000",
+            "",
+            "individual, worst: rank 1 on node-0, 0.500",
+            "individual, best: rank 2 on node-1, 1.000",
+            "    rank  node                          data           forward",
+            "       1  node-0                       0.500             1.000",
+            "       0  node-0                       1.000             1.000",
+            "       2  node-1                       1.000             1.000",
+            "",
+            "missing",
+            "  gpu: off: no CUDA device, rank(s) 0-2",
+            "",
+        ]
+
+    def test_one_window(self, command, runs):
+        """A window that is asked for is shown, also one without stragglers."""
+        lines = command("scores", runs, "--window", "0").lines
+        assert lines[0] == "run run-1: window 0, steps 0 to 99, attempt 0, 3 of 3 rank(s)"
+        assert lines[3] == "  none"
+
+    def test_open_window(self, command, runs):
+        """A window that not all are in says so, and names who is silent."""
+        lines = command("scores", runs, "--window", "2").lines
+        assert lines[0] == "run run-1: window 2, steps 200 to 299, attempt 0, 2 of 3 rank(s), still open"
+        assert "  all: rank silent, rank(s) 2" in lines
+
+    def test_group(self, command, runs):
+        """Who is alone in its group is slow by its own past alone."""
+        lines = command("scores", runs, "--group", "stage").lines
+        assert [line.split(",")[1].split()[0] for line in lines[3:5] if line] == ["individual"]
+
+
+class TestWaiting:
+    def test_least_and_most(self, command, tmp_path):
+        """Who waits least is who the others wait for."""
+        for rank, wait_ns in enumerate((4e6, 1e6)):
+            source = Source(id=f"{rank:016x}", run_id="run-1", rank=rank, world_size=2)
+            with clock.installed(lambda: START_NS, lambda: START_NS), Bus(source=source) as bus:
+                bus.subscribe(EventLog(tmp_path / "runs"))
+                columns = {name: [wait_ns] for name in ("min_ns", "max_ns", "median_ns", "mean_ns", "std_ns")}
+                bus.log(
+                    SectionWindow(
+                        window=0,
+                        first_step=0,
+                        last_step=1,
+                        start_ns=0,
+                        names=["barrier"],
+                        counts=[4],
+                        entries=[4],
+                        waits=["barrier"],
+                        **columns,
+                    )
+                )
+        assert (
+            "waiting for others: least rank 1, 0.002 s per step; most rank 0, 0.008 s per step"
+            in command("scores", tmp_path).lines
+        )
+
+    def test_on_the_gpu(self, command, tmp_path):
+        """So it is told of the GPU's time in NCCL, where kernels are known."""
+        for rank, wait_ns in enumerate((4e6, 1e6)):
+            source = Source(id=f"{rank:016x}", run_id="run-1", rank=rank, world_size=2)
+            with clock.installed(lambda: START_NS, lambda: START_NS), Bus(source=source) as bus:
+                bus.subscribe(EventLog(tmp_path / "runs"))
+                bus.log(
+                    KernelWindow(
+                        window=0,
+                        first_step=0,
+                        last_step=1,
+                        start_ns=0,
+                        names=["ncclDevKernel_AllReduce"],
+                        counts=[4],
+                        **{name: [wait_ns] for name in ("min_ns", "max_ns", "median_ns", "mean_ns", "std_ns")},
+                    )
+                )
+        told = command("scores", tmp_path)
+        assert (
+            "waiting for others on the GPU, in NCCL: least rank 1, 0.002 s per step; most rank 0, 0.008 s per step"
+            in told.lines
+        )
+        (window,) = json.loads(command("scores", tmp_path, "--json").out)["windows"]
+        assert window["nccl_s_per_step"] == {"0": 0.008, "1": 0.002}
+
+
+class TestJson:
+    def test_all_windows(self, command, runs):
+        """Every window is printed, with scores, reasons and the four kinds of stragglers."""
+        windows = json.loads(command("scores", runs, "--json").out)["windows"]
+
+        assert [window["steps"] for window in windows] == [[0, 99], [100, 199], [200, 299]]
+        assert windows[1]["relative"] == {
+            "sections": {"data": {"0": 1.0, "1": 0.5, "2": 1.0}, "forward": {"0": 1.0, "1": 1.0, "2": 1.0}},
+            "gpu": {"0": None, "1": None, "2": None},
+        }
+        assert windows[1]["stragglers"] == {
+            "straggler_gpus_relative": [],
+            "straggler_gpus_individual": [],
+            "straggler_sections_relative": {"data": [{"rank": 1, "node": "node-0"}]},
+            "straggler_sections_individual": {"data": [{"rank": 1, "node": "node-0"}]},
+        }
+        assert {"rank": 2, "what": "all", "why": "rank silent"} in windows[2]["missing"]
+
+    def test_one_window(self, command, runs):
+        """One window can be asked for."""
+        windows = json.loads(command("scores", runs, "--json", "--window", "1").out)["windows"]
+        assert [window["window"] for window in windows] == [1]
+
+
+class TestErrors:
+    def test_no_windows(self, command, readable):
+        """A log without sections is a clear error."""
+        outcome = command("scores", readable)
+        assert outcome.code == 2
+        assert outcome.err.startswith("trackside scores: ")
+        assert "does not hold any window of sections" in outcome.err
+
+    def test_no_such_window(self, command, runs):
+        """So is a window that is not there."""
+        outcome = command("scores", runs, "--window", "7")
+        assert outcome.code == 2
+        assert "does not hold a window 7 of sections" in outcome.err
+
+    def test_unreadable(self, command, runs, unreadable):
+        """What cannot be read is said, after everything that can."""
+        outcome = command("scores", runs, unreadable)
+        assert outcome.code == 2
+        assert outcome.lines[0].startswith("run run-1: window 1")

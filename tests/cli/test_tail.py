@@ -1,0 +1,268 @@
+"""``trackside tail``."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+
+import pytest
+
+from trackside.bus import Bus
+from trackside.events import ITERATION, Event, event
+from trackside.handlers import EventLog
+
+pytestmark = pytest.mark.once
+
+
+@event("test.tail.seen", detail=ITERATION)
+class Seen(Event):
+    """Something was seen."""
+
+    number: int
+
+
+class TestText:
+    def test_lines(self, command, tmp_path, write_log):
+        """An event is a line: time, rank, number, step, type and fields."""
+        write_log(tmp_path, steps=2)
+
+        outcome = command("tail", tmp_path, "--type", "test.*")
+
+        assert (outcome.code, outcome.err) == (0, "")
+        assert outcome.lines == [
+            "22:13:20.000Z  rank 0               1  step 0      test.cli.stepped  text=rank 0 loss=0.5",
+            "22:13:21.000Z  rank 0               2  step 1      test.cli.stepped  text=rank 0 loss=0.5",
+        ]
+
+    def test_all_types(self, command, tmp_path, write_log):
+        """Unless told otherwise all events are shown, from the stream's first to its last."""
+        write_log(tmp_path, steps=1)
+        types = [line.split("  ")[-2].split()[-1] for line in command("tail", tmp_path).lines]
+
+        assert types == ["trackside.source.started", "test.cli.stepped", "trackside.source.ended"]
+
+    def test_merged_by_time(self, command, tmp_path, write_log):
+        """Ranks are merged by time."""
+        write_log(tmp_path, rank=0, steps=2)
+        write_log(tmp_path, rank=1, steps=2, offset_ns=500_000_000)
+        lines = command("tail", tmp_path, "-t", "test.*").lines
+
+        assert [line.split()[2] for line in lines] == ["0", "1", "0", "1"]
+
+    def test_worker(self, command, tmp_path, write_log):
+        """A worker's events say that they are a worker's."""
+        write_log(tmp_path, rank=1, steps=1, role="worker")
+
+        assert "  rank 1/worker " in command("tail", tmp_path, "-t", "test.*").out
+
+
+class TestOptions:
+    def test_json(self, command, tmp_path, write_log):
+        """As JSON, an event is an object a line."""
+        write_log(tmp_path, steps=1)
+        lines = [json.loads(line) for line in command("tail", tmp_path, "--json", "-t", "test.*").lines]
+
+        assert lines == [
+            {
+                "source": "0000000000000000",
+                "rank": 0,
+                "seq": 1,
+                "time_ns": 1_700_000_000 * 10**9,
+                "span_id": 0,
+                "step": 0,
+                "type": "test.cli.stepped",
+                "fields": {"text": "rank 0", "loss": 0.5},
+            }
+        ]
+
+    @pytest.mark.parametrize(
+        ("globs", "expected"),
+        [(["*.started"], 1), (["test.cli.*"], 3), (["test.*", "*.ended"], 4), (["TEST.*"], 0), (["nothing"], 0)],
+    )
+    def test_type(self, command, tmp_path, write_log, globs, expected):
+        """A type is chosen by a pattern for its wire name; several patterns choose what any of them does."""
+        write_log(tmp_path)
+        options = [option for glob in globs for option in ("--type", glob)]
+        outcome = command("tail", tmp_path, *options)
+
+        assert (outcome.code, len(outcome.lines)) == (0, expected)
+
+    @pytest.mark.parametrize(("last", "expected"), [(0, []), (2, ["3", "4"]), (99, ["0", "1", "2", "3", "4"])])
+    def test_last(self, command, tmp_path, write_log, last, expected):
+        """Only the last so many of what would be shown are."""
+        write_log(tmp_path, steps=5)
+        lines = command("tail", tmp_path, "-n", last, "-t", "test.*").lines
+
+        assert [line.partition("step ")[2][0] for line in lines] == expected
+
+    @pytest.mark.parametrize("last", ["-1", "x", "1.5"])
+    def test_last_that_is_no_number(self, command, tmp_path, last, capsys):
+        """What is no whole number from 0 is refused, with what was given."""
+        with pytest.raises(SystemExit) as caught:
+            command("tail", tmp_path, f"--last={last}")
+
+        assert caught.value.code == 2
+        assert f"'{last}' is no whole number from 0" in capsys.readouterr().err
+
+    def test_several_paths(self, command, tmp_path, write_log):
+        """Files and directories can be given together; one that is given twice is read once."""
+        first = write_log(tmp_path / "a", rank=0, steps=1)
+        write_log(tmp_path / "b", rank=1, steps=1)
+        outcome = command("tail", first, tmp_path / "b", first, "-t", "test.*")
+
+        assert (outcome.code, len(outcome.lines)) == (0, 2)
+
+
+class TestUnreadable:
+    @pytest.mark.parametrize("options", [[], ["--json"], ["-n", "1"], ["--follow"]])
+    def test_missing(self, command, tmp_path, options):
+        """A path that does not exist is exit code 2 and one line."""
+        outcome = command("tail", tmp_path / "nowhere", *options)
+
+        assert outcome == (
+            2,
+            "",
+            f"trackside tail: {tmp_path}/nowhere: does not exist; give a .tslog file or a directory\n",
+        )
+
+    @pytest.mark.parametrize("options", [[], ["-n", "1"], ["--follow"]])
+    def test_no_log(self, command, unreadable, options):
+        """A file that is no log is exit code 2 and one line; nobody waits for it to become one."""
+        outcome = command("tail", unreadable, *options)
+
+        assert (outcome.code, outcome.out) == (2, "")
+        assert outcome.err.count("\n") == 1
+        assert f"trackside tail: {unreadable}: is no event log;" in outcome.err
+
+    def test_empty_directory(self, command, tmp_path):
+        """A directory without logs is exit code 2 and one line."""
+        outcome = command("tail", tmp_path)
+
+        assert (outcome.code, outcome.err) == (
+            2,
+            f"trackside tail: {tmp_path}: holds no .tslog file; give a directory of event logs\n",
+        )
+
+    @pytest.mark.parametrize(("options", "shown"), [([], 3), (["-n", "2"], 2), (["--json"], 3)])
+    def test_one_of_two(self, command, readable, unreadable, options, shown):
+        """What can be read is shown whole before what cannot be read is told."""
+        outcome = command("tail", unreadable, readable, "-t", "test.*", *options)
+
+        assert (outcome.code, len(outcome.lines)) == (2, shown)
+        assert outcome.err.count("\n") == 1
+
+    def test_each_is_told(self, command, tmp_path, readable, unreadable):
+        """Of several that cannot be read each has its line."""
+        outcome = command("tail", unreadable, tmp_path / "nowhere", readable)
+
+        assert (outcome.code, outcome.err.count("\n")) == (2, 2)
+
+
+class TestLosses:
+    def test_damage(self, command, tmp_path, write_log):
+        """What was damaged and what is missing is said on stderr; the rest is shown."""
+        path = write_log(tmp_path, steps=3)
+        frames_end = path.read_bytes().rfind(b"test.cli.stepped")
+        data = bytearray(path.read_bytes())
+        data[frames_end + 20] ^= 0xFF
+        path.write_bytes(data)
+        outcome = command("tail", tmp_path)
+
+        assert outcome.code == 0
+        assert "damaged byte(s) were passed over; see trackside info" in outcome.err
+
+    def test_torn_end(self, command, tmp_path, write_log):
+        """A log cut short is shown as far as it goes."""
+        path = write_log(tmp_path, steps=3)
+        os.truncate(path, path.stat().st_size - 10)
+        outcome = command("tail", tmp_path, "-t", "test.*")
+
+        assert (outcome.code, len(outcome.lines)) == (0, 3)
+        assert "damaged byte(s)" in outcome.err
+
+
+class TestHostile:
+    def test_control_characters(self, command, tmp_path, write_log):
+        """What a log holds cannot steer a terminal: control characters are shown as escapes, on one line."""
+        write_log(tmp_path, steps=1, texts=["\x1b[2J\x1b]0;owned\x07 two\nlines \u202egnp.exe"])
+        line = command("tail", tmp_path, "-t", "test.*").out
+
+        assert r"text=\x1b[2J\x1b]0;owned\x07 two\nlines \u202egnp.exe loss=0.5" in line
+        assert line.count("\n") == 1
+
+    @pytest.mark.parametrize("options", [[], ["--json"]])
+    def test_names(self, command, tmp_path, write_frames, options):
+        """Nor can names of types and fields."""
+        row = [0, 0, 10**18, 0, -1, {"\x1b[31m": 1}]
+        write_frames(tmp_path, [1, "0" * 16, 0, 0, {}, [[0, "acme.\x1b[2J", 1, ["a\x1b[8m"]]], [row]])
+        outcome = command("tail", tmp_path, *options)
+
+        assert outcome.code == 0
+        assert "\x1b" not in outcome.out + outcome.err
+        assert "acme." in outcome.out
+
+    @pytest.mark.parametrize("key", [b"bytes", 7, 1.5, None, True])
+    @pytest.mark.parametrize("options", [[], ["--json"]])
+    def test_odd_keys(self, command, tmp_path, write_frames, options, key):
+        """A table whose keys are no text is shown, or passed over as damage; it ends nothing."""
+        row = [0, 0, 10**18, 0, -1, {key: 1}]
+        write_frames(tmp_path, [1, "0" * 16, 0, 0, {}, [[0, "acme.odd", 1, ["table"]]], [row]])
+        outcome = command("tail", tmp_path, *options)
+
+        assert outcome.code == 0
+        assert "acme.odd" in outcome.out or "damaged" in outcome.err
+
+    def test_times_beyond_the_calendar(self, command, tmp_path, write_frames):
+        """A time that no calendar has is shown as the number that it is."""
+        row = [0, 0, 2**63, 0, -1]
+        write_frames(tmp_path, [1, "0" * 16, 0, 0, {}, [[0, "acme.late", 1, []]], [row]])
+        outcome = command("tail", tmp_path)
+
+        assert outcome.code == 0
+        assert "acme.late" in outcome.out
+
+    def test_long_values(self, command, tmp_path, write_log):
+        """A value of many characters is cut in text, to 200, and whole as JSON."""
+        write_log(tmp_path, steps=1, texts=["x" * 1000])
+
+        assert f"text={'x' * 197}... loss" in command("tail", tmp_path).out
+        assert "x" * 1000 in command("tail", tmp_path, "--json").out
+
+
+class TestFollow:
+    def test_growing_log(self, start, tmp_path):
+        """What is written while the command watches is shown as it is written, until it is interrupted."""
+        with Bus() as bus:
+            bus.subscribe(EventLog(tmp_path), to=Seen)
+            bus.log(Seen(number=0))
+            bus.flush()
+            child = start("tail", "--follow", "--json", tmp_path, "-t", "test.*")
+            shown = [json.loads(child.stdout.readline())["fields"]["number"]]
+            for number in (1, 2):
+                bus.log(Seen(number=number))
+                bus.flush()
+                shown.append(json.loads(child.stdout.readline())["fields"]["number"])
+        child.send_signal(signal.SIGINT)
+        _, err = child.communicate(timeout=60)
+
+        assert (shown, child.returncode, err) == ([0, 1, 2], 130, "")
+
+    def test_log_that_comes_later(self, start, tmp_path, write_log):
+        """A log that is begun below the directory later is shown too."""
+        write_log(tmp_path / "runs", rank=0, steps=1)
+        write_log(tmp_path / "elsewhere", rank=1, steps=1)
+        child = start("tail", "--follow", tmp_path / "runs", "-t", "test.*")
+        first = child.stdout.readline()
+        shutil.copytree(tmp_path / "elsewhere", tmp_path / "runs" / "more")
+        second = child.stdout.readline()
+
+        assert ("rank 0" in first, "rank 1" in second) == (True, True)
+
+    def test_empty_directory(self, start, tmp_path, write_log):
+        """Nothing need be there yet."""
+        child = start("tail", "--follow", tmp_path, "-t", "test.*")
+        write_log(tmp_path, steps=1)
+
+        assert "test.cli.stepped" in child.stdout.readline()

@@ -1,0 +1,126 @@
+"""One Logger's names, and a process that has not configured them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from trackside.bus import default_bus
+from trackside.compat.one_logger.api.config import OneLoggerConfig
+from trackside.compat.one_logger.exporter.exporter import BaseExporter
+from trackside.compat.one_logger.exporter.file_exporter import FileExporter
+from trackside.compat.one_logger.training_telemetry.api.config import TrainingTelemetryConfig
+from trackside.compat.one_logger.training_telemetry.api.training_telemetry_provider import TrainingTelemetryProvider
+from trackside.events import NOWHERE, ambient
+from trackside.instruments._moments import end_all
+from trackside.instruments._registry import open_by_id
+
+
+class Recording(BaseExporter):
+    """An exporter that keeps what it is told: the call and the name, and for each the attributes."""
+
+    def __init__(self, fails=lambda call: False):
+        super().__init__()
+        self.calls = []
+        self.told = []
+        self.threads = set()
+        self._fails = fails
+
+    def keep(self, call, name, attributes):
+        """Keep one call, or fail."""
+        self._check_state()
+        if self._fails(call):
+            raise ConnectionError(f"no connection for {call}")
+        self.calls.append((call, name))
+        self.told.append(attributes.to_json())
+
+    def export_start(self, span):
+        """Keep it."""
+        self.keep("start", span.name_str, span.attributes)
+
+    def export_stop(self, span):
+        """Keep it."""
+        self.keep("stop", span.name_str, span.attributes)
+
+    def export_event(self, event, span):
+        """Keep it, with the span's name."""
+        self.keep(f"event on {span.name_str}", event.name_str, event.attributes)
+
+    def export_error(self, event, span):
+        """Keep it, with the span's name."""
+        self.keep(f"error on {span.name_str}", event.name_str, event.attributes)
+
+    def export_telemetry_data_error(self, error):
+        """Keep it."""
+        self.keep("data error", error.name_str, error.attributes)
+
+    def close(self):
+        """Keep that it was closed."""
+        self.calls.append(("close", ""))
+        super().close()
+
+    def of(self, call, name):
+        """Return what was told by such calls."""
+        return [told for made, told in zip(self.calls, self.told, strict=False) if made == (call, name)]
+
+
+@pytest.fixture
+def one_logger(tmp_path):
+    """Give One Logger over trackside, not configured yet; afterwards it is as before."""
+    yield OneLogger(tmp_path / "telemetry" / "spans.jsonl")
+    TrainingTelemetryProvider.forget()
+    end_all("the test was over", None)
+    open_by_id.clear()
+    ambient.set(NOWHERE)
+
+
+class OneLogger:
+    """What a test needs of One Logger."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def config(self, **given):
+        """Return a configuration of the job."""
+        needed = {"application_name": "test", "world_size_or_fn": 2, "session_tag_or_fn": "session"}
+        return OneLoggerConfig(**needed | given)
+
+    def training(self, **given):
+        """Return a configuration of the training."""
+        needed = {"perf_tag_or_fn": "perf", "global_batch_size_or_fn": 4, "log_every_n_train_iterations": 2}
+        return TrainingTelemetryConfig(**needed | given)
+
+    def start(self, *exporters, customization=None, training=None, **given):
+        """Turn telemetry on, into a file unless there are exporters."""
+        provider = TrainingTelemetryProvider.instance()
+        provider.with_base_config(self.config(telemetry_config=training or self.training(), **given))
+        for exporter in exporters or (FileExporter(self.path),):
+            provider.with_exporter(exporter)
+        if customization is not None:
+            provider.with_export_customization(*customization)
+        provider.configure_provider()
+        return provider
+
+    def records(self):
+        """Return what the file holds so far."""
+        assert default_bus.flush(10)
+        return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
+
+    def names(self, kind):
+        """Return the names of the records of a kind, in their order."""
+        key = "name" if kind in {"start", "stop", "complete"} else "event"
+        found = [record[key] for record in self.records() if record["type"] == kind]
+        return found if key == "name" else [event["name"] for event in found]
+
+
+@pytest.fixture
+def recording():
+    """Give an exporter that keeps what it is told."""
+    return Recording()
+
+
+@pytest.fixture
+def failing():
+    """Give a function that makes an exporter that fails at some calls."""
+    return Recording

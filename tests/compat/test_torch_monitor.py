@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import datetime
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+
+import trackside
+from trackside.bus import Bus
+from trackside.events import CounterWindow
+from trackside.handlers import Capture
+
+monitor = pytest.importorskip("torch.monitor")
+
+from trackside.compat.torch_monitor import TorchMonitorEvent, ToTorchMonitor, from_torch_monitor  # noqa: E402
+
+WHEN = datetime.datetime(2026, 1, 2, 3, 4, 5)
+
+
+@trackside.event("test.torch_monitor.told")
+class Told(trackside.Event):
+    step_time_s: float
+    parts: dict[str, float]
+    note: str | None = None
+
+
+@pytest.fixture
+def bus():
+    with Bus() as bus:
+        yield bus
+
+
+@pytest.fixture
+def heard():
+    """Return what is logged through torch.monitor meanwhile, as names and data."""
+    found = []
+    handle = monitor.register_event_handler(lambda event: found.append((event.name, event.data)))
+    yield found
+    monitor.unregister_event_handler(handle)
+
+
+class TestFrom:
+    def test_event(self, bus):
+        """An event of torch.monitor is one of ours, with its name, data and time."""
+        with bus.subscribe(Capture()) as capture:
+            with from_torch_monitor(bus):
+                monitor.log_event(monitor.Event(name="job.said", timestamp=WHEN, data={"a": 1, "b": "two"}))
+            (event,) = capture.handler.events
+        assert (event.name, event.data) == ("job.said", {"a": 1, "b": "two"})
+        assert event.at_ns == WHEN.timestamp() * 1e9
+
+    def test_stat(self, bus):
+        """A window of a stat is a window of a counter, with the totals so far."""
+        with bus.subscribe(Capture(), to=CounterWindow) as capture:
+            with from_torch_monitor(bus):
+                for value in (1.0, 2.0, 3.0, 4.0):
+                    stat = monitor.Stat("loss", [monitor.Aggregation.SUM, monitor.Aggregation.COUNT], 3600.0, 2)
+                    stat.add(value)
+                    stat.add(10 * value)
+            windows = capture.handler.events
+        assert [window.values for window in windows] == [{"sum": 11.0 * n, "count": 2.0} for n in (1, 2, 3, 4)]
+        assert (windows[-1].total_count, windows[-1].total_sum) == (8, 110.0)
+
+    def test_closed(self, bus):
+        """After it was closed nothing comes, and closing it again is harmless."""
+        with bus.subscribe(Capture()) as capture:
+            tap = from_torch_monitor(bus)
+            tap.close()
+            tap.close()
+            monitor.log_event(monitor.Event(name="job.said", timestamp=WHEN, data={}))
+        assert capture.handler.events == []
+
+    @pytest.mark.hang_guard(60)
+    def test_threads(self, bus, scaled):
+        """Threads that log through torch.monitor while a handler of ours is slow stop nobody, and nothing is lost."""
+        each = scaled(10_000)
+
+        def log():
+            for number in range(each):
+                monitor.log_event(monitor.Event(name="job.said", timestamp=WHEN, data={"number": number}))
+
+        with bus.subscribe(Capture(), to=TorchMonitorEvent) as capture:
+            with from_torch_monitor(bus):
+                threads = [threading.Thread(target=log) for _ in range(4)]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+            assert len(capture.handler.events) == 4 * each
+
+    def test_exit(self):
+        """A process that ends with it open ends well, and what was logged last arrives."""
+        source = """
+            import datetime, torch.monitor, trackside
+            from trackside.compat.torch_monitor import from_torch_monitor
+
+            trackside.subscribe(lambda event: print(event.name, flush=True))
+            from_torch_monitor()
+            when = datetime.datetime.now()
+            torch.monitor.log_event(torch.monitor.Event(name="the.last", timestamp=when, data={}))
+        """
+        command = [sys.executable, "-c", textwrap.dedent(source)]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "the.last\n", "")
+
+
+class TestTo:
+    def test_event(self, bus, heard):
+        """An event of ours is one of torch.monitor's, with nested fields under dotted names and None left out."""
+        with bus.subscribe(ToTorchMonitor(), to=Told):
+            bus.log(Told(step_time_s=0.5, parts={"forward": 0.25}))
+            bus.flush()
+        assert heard == [("test.torch_monitor.told", {"step_time_s": 0.5, "parts.forward": 0.25})]
+
+    def test_counter(self, bus, heard):
+        """A counter's window is what torch.monitor's own TensorBoard handler takes for a stat."""
+        counter = bus.counter("loss", aggregations=[trackside.Aggregation.SUM])
+        with bus.subscribe(ToTorchMonitor(), to=CounterWindow):
+            with bus.collect(interval_s=3600):
+                counter.add(2.0)
+                counter.add(3.0)
+            bus.flush()
+        assert heard == [("torch.monitor.Stat", {"loss.sum": 5.0})]
+
+    def test_no_echo(self, bus, heard):
+        """Both ways at once: what came from one side does not come back to it."""
+        both = (Told, TorchMonitorEvent)
+        with bus.subscribe(Capture()) as capture, bus.subscribe(ToTorchMonitor(), to=both), from_torch_monitor(bus):
+            bus.log(Told(step_time_s=0.5, parts={}))
+            monitor.log_event(monitor.Event(name="job.said", timestamp=WHEN, data={}))
+            bus.flush()
+        assert [type(event) for event in capture.handler.events] == [Told, TorchMonitorEvent]
+        assert sorted(name for name, _ in heard) == ["job.said", "test.torch_monitor.told"]

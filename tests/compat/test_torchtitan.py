@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+import trackside
+from trackside.bus import Bus
+from trackside.cli import main
+from trackside.compat.torchtitan import TitanHandler
+from trackside.events import CounterWindow, IterationEnded, SpanEnded, SpanEventAdded
+from trackside.handlers import Capture
+from trackside.handlers.models import TrainingMetrics
+from trackside.handlers.torchtitan import TitanFiles
+
+BEGAN_US = 1_700_000_000_000_000
+
+
+def line(name, at_us, step=None, **given):
+    """Return a line as torchtitan's formatter writes it; its fields that nobody reads are left out."""
+    told = {"rank": 1, "global_rank": 1, "local_rank": 1, "source": "training", "host_name": "node-1", "pid": 77}
+    told |= {"tid": 5, "time_us": BEGAN_US + at_us, "log_type": "event", "log_type_name": name, "seq_id": 0}
+    return told | ({"step": step} if step is not None else {}) | given
+
+
+def step_of(step, at_us):
+    """Return the lines of a step that takes 100 ms: 60 ms forward and backward, 30 ms the optimizer."""
+    return [
+        line("fwd_bwd_start", at_us, step),
+        line("fwd_bwd_end", at_us + 60_000, step, value=60.0),
+        line("optimizer_start", at_us + 65_000, step),
+        line("optimizer_end", at_us + 95_000, step, value=30.0),
+        line("metric_value", at_us + 96_000, step, log_type="instant", event_name="train.loss", value=0.5 * step),
+    ]
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Return a function that writes lines to a file and returns its directory."""
+
+    def write(lines, name="training.global_rank_1.jsonl"):
+        directory = tmp_path / "structured_logs"
+        directory.mkdir(exist_ok=True)
+        (directory / name).write_text("".join(json.dumps(told) + "\n" for told in lines))
+        return directory
+
+    return write
+
+
+class TestTitanFiles:
+    def test_spans(self, write):
+        """A start and its end are a span, as long as the end says."""
+        events = TitanFiles([write(step_of(1, 0))])
+        spans = [(event.name, event.duration_ns, event.step) for event in events if isinstance(event, SpanEnded)]
+        assert spans == [("fwd_bwd", 60_000_000, 1), ("optimizer", 30_000_000, 1)]
+
+    def test_iterations(self, write):
+        """A change of the step ends an iteration; the last one ends with the file."""
+        events = TitanFiles([write(step_of(1, 0) + step_of(2, 100_000))])
+        found = [(event.step, event.duration_ns) for event in events if isinstance(event, IterationEnded)]
+        assert found == [(1, 100_000_000), (2, 96_000_000)]
+
+    def test_parents(self, write):
+        """A span inside of another has it as its parent, and the outer one the iteration."""
+        lines = [
+            line("outer_start", 0, 1),
+            line("inner_start", 10, 1),
+            line("inner_end", 20, 1),
+            line("outer_end", 30, 1),
+        ]
+        inner, outer, iteration = (
+            event for event in TitanFiles([write(lines)]) if isinstance(event, (SpanEnded, IterationEnded))
+        )
+        assert (inner.parent_id, outer.parent_id) == (outer.id, iteration.id)
+
+    def test_scalars(self, write):
+        """A scalar is a counter's window, with the totals so far."""
+        events = TitanFiles([write(step_of(1, 0) + step_of(2, 100_000))])
+        windows = [event for event in events if isinstance(event, CounterWindow)]
+        assert [(window.name, window.values["value"]) for window in windows] == [
+            ("train.loss", 0.5),
+            ("train.loss", 1.0),
+        ]
+        assert (windows[-1].total_count, windows[-1].total_sum) == (2, 1.5)
+
+    def test_error(self, write):
+        """A span that failed says so."""
+        lines = [
+            line("load_start", 0),
+            line("load_error", 5, message="[step N/A] load_error: ValueError: no"),
+            line("load_end", 6),
+        ]
+        (span,) = [event for event in TitanFiles([write(lines)]) if isinstance(event, SpanEnded)]
+        assert span.error == {"type": "", "message": "[step N/A] load_error: ValueError: no"}
+
+    def test_instants(self, write):
+        """A point in time without a step belongs to the step that it is in."""
+        lines = [*step_of(3, 0), line("checkpoint_staged", 97_000, log_type="instant")]
+        (told,) = [event for event in TitanFiles([write(lines)]) if isinstance(event, SpanEventAdded)]
+        assert (told.name, told.step) == ("checkpoint_staged", 3)
+
+    def test_nothing_is_lost(self, write):
+        """Of 1,000 lines each is read, and each pair, scalar and step comes out once."""
+        files = TitanFiles([write([told for step in range(200) for told in step_of(step, step * 100_000)])])
+        kinds = [type(event).__name__ for event in files]
+        assert (files.records, files.unpaired, files.problems) == (1_000, 0, [])
+        assert [kinds.count(kind) for kind in ("IterationSpanEnded", "CounterWindow", "IterationEnded")] == [
+            400,
+            200,
+            200,
+        ]
+
+    def test_source(self, write):
+        """The events come from the rank that wrote the file, the same one whenever it is read."""
+        directory = write(step_of(1, 0))
+        first, again = (next(TitanFiles([directory])).source for _ in range(2))
+        assert (first.rank, first.host, first.pid, first.id) == (1, "node-1", 77, again.id)
+
+    def test_bad_lines(self, write):
+        """Lines that are no records are named, and all others read."""
+        directory = write(step_of(1, 0))
+        with (directory / "training.global_rank_1.jsonl").open("a") as file:
+            file.write('{"torn": \n[1]\n{"log_type_name": 3, "time_us": "x"}\n')
+        files = TitanFiles([directory])
+        list(files)
+        assert files.records == 5
+        assert "3 line(s) hold no record of torchtitan's: line 6, 7, 8" in str(files.problems[0])
+
+    def test_unpaired(self, write):
+        """An end without its start is counted, and nothing is made of it."""
+        files = TitanFiles([write([line("a_end", 0, value=1.0), line("b_start", 1)])])
+        assert [event for event in files if isinstance(event, SpanEnded)] == []
+        assert files.unpaired == 1
+
+
+class TestTitanHandler:
+    @pytest.fixture
+    def logger(self):
+        """Give torchtitan's logger, set up as it does."""
+        logger = logging.getLogger("torchtitan.structured_logger")
+        logger.propagate = False
+        logger.setLevel(logging.INFO)
+        yield logger
+        for handler in logger.handlers[:]:
+            logger.removeHandler(handler)
+
+    def test_records(self, logger):
+        """What is logged as torchtitan does it becomes spans and iterations, and metrics come of them."""
+        with Bus() as bus:
+            capture, metrics = Capture(), TrainingMetrics()
+            bus.subscribe(capture)
+            bus.subscribe(metrics)
+            handler = TitanHandler(bus)
+            logger.addHandler(handler)
+            for step in (1, 2):
+                for name in ("fwd_bwd_start", "fwd_bwd_end"):
+                    extra = {"log_type": "event", "log_type_name": name, "step": step, "value": None}
+                    logger.info("[step] %s", name, extra=extra)
+            handler.close()
+            bus.flush()
+        spans = [(event.name, event.step) for event in capture.events if isinstance(event, SpanEnded)]
+        assert spans == [("fwd_bwd", 1), ("fwd_bwd", 2)]
+        assert metrics.result().sources[0].training.num_iterations == 2
+
+    def test_plain_text(self, logger):
+        """Plain text that strays in is passed over."""
+        with Bus() as bus, bus.subscribe(Capture()) as capture:
+            logger.addHandler(TitanHandler(bus))
+            logger.info("hello")
+        assert capture.handler.events == []
+
+
+class TestImport:
+    def test_log(self, write, tmp_path, capsys):
+        """What was imported is read like any log of ours, and the command says how much it was."""
+        directory = write(step_of(1, 0) + step_of(2, 100_000))
+        write(step_of(1, 0), name="training.global_rank_0.jsonl")
+        assert main(["import", str(directory), "-o", str(tmp_path / "runs")]) == 0
+        told = capsys.readouterr().out
+        assert told.startswith("15 records of 2 process(es): 12 events in ")
+        steps = [event.step for event in trackside.replay(tmp_path / "runs") if isinstance(event, IterationEnded)]
+        assert sorted(steps) == [1, 1, 2]
+
+    def test_nothing_there(self, tmp_path, capsys):
+        """A directory without records is refused in one line, with exit code 2."""
+        assert main(["import", str(tmp_path), "-o", str(tmp_path / "runs")]) == 2
+        assert "holds no .jsonl or .json file; give the files of torchtitan's" in capsys.readouterr().err
+
+    def test_keeps_what_is_there(self, write, tmp_path, capsys):
+        """A directory that has something in it is not written to."""
+        directory = write(step_of(1, 0))
+        assert main(["import", str(directory), "-o", str(directory)]) == 2
+        assert "exists and is not empty" in capsys.readouterr().err

@@ -1,0 +1,130 @@
+"""What every test runs under: a hang guard, a seed, a scale, and a process as a user would find it."""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib.util
+import os
+import random
+import secrets
+import sys
+import zlib
+
+import hypothesis
+import pytest
+
+from trackside.events import set_process_source
+
+HANG_GUARD_S = 120.0
+FULL_GUARD_FACTOR = 10.0
+
+# What a launcher or a scheduler around the tests would tell the processes under test about themselves.
+FOREIGN_VARIABLES = tuple("TRACKSIDE_ TRACEPARENT SLURM_ TORCHELASTIC_ MASTER_ RANK LOCAL_RANK WORLD_SIZE".split())
+
+hypothesis.settings.register_profile(
+    "trackside",
+    deadline=None,  # a busy machine is no failure; the hang guard is for what never ends
+    print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("trackside")
+
+_stderr_copy = pytest.StashKey[int]()
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("trackside")
+    group.addoption("--seed", type=int, help="repeat a run: the seed that its first lines name")
+    group.addoption("--scale", type=float, default=0.1, help="the share of the long recipes to run (default: 0.1)")
+    group.addoption("--full", dest="scale", action="store_const", const=1.0, help="as --scale=1")
+
+
+def pytest_configure(config):
+    # Set here, the seed travels to pytest-xdist's workers with the other options.
+    if config.option.seed is None:
+        config.option.seed = secrets.randbelow(2**32)
+    # A copy, because what a test writes to stderr is captured and would be lost with the process.
+    config.stash[_stderr_copy] = os.dup(sys.__stderr__.fileno())
+
+
+def pytest_unconfigure(config):
+    os.close(config.stash[_stderr_copy])
+
+
+def pytest_report_header(config):
+    return f"seed: {config.option.seed}, scale: {config.option.scale}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Print every thread's stack and end the process if the test, its fixtures included, takes too long."""
+    mark = item.get_closest_marker("hang_guard")
+    seconds = mark.args[0] if mark else HANG_GUARD_S
+    if item.config.option.scale >= 1.0:
+        seconds *= FULL_GUARD_FACTOR
+    faulthandler.dump_traceback_later(seconds, exit=True, file=item.config.stash[_stderr_copy])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def pytest_runtest_setup(item):
+    needs_gpu = item.get_closest_marker("gpu") is not None
+    if (needs_gpu or item.get_closest_marker("torch")) and importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed in this environment")
+    if needs_gpu:
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("there is no CUDA device here")
+
+
+@pytest.fixture
+def seed(request):
+    """
+    Give the test a seed of its own; a failure shows it, and ``--seed`` with the run's first lines repeats it.
+    """
+    own = zlib.crc32(f"{request.config.option.seed}:{request.node.nodeid}".encode())
+    print(f"seed of this test: {own} (repeat with --seed={request.config.option.seed})")
+    return own
+
+
+@pytest.fixture
+def rng(seed):
+    """Give the test a random generator of its own, seeded by `seed`."""
+    return random.Random(seed)
+
+
+@pytest.fixture
+def scale(request):
+    """
+    Give the share of a long recipe to run: 0.1, less on further interpreters, 1.0 with ``--full``.
+
+    Durations are multiplied by it; counts go through `scaled`.
+    """
+    return request.config.option.scale
+
+
+@pytest.fixture
+def scaled(scale):
+    """
+    Give a function that scales a count, down to one and not to nothing.
+
+        def test_survives_kills(self, scaled):
+            for _ in range(scaled(300)):
+                ...
+    """
+    return lambda count: max(1, round(count * scale))
+
+
+@pytest.fixture(autouse=True)
+def untouched_process(monkeypatch):
+    """Hide what surrounds the tests, and undo after each what it changed for the whole process."""
+    for name in [name for name in os.environ if name.startswith(FOREIGN_VARIABLES)]:
+        monkeypatch.delenv(name)
+    set_process_source(None)
+    switch_interval = sys.getswitchinterval()
+    yield
+    sys.setswitchinterval(switch_interval)
+    set_process_source(None)

@@ -1,0 +1,81 @@
+"""Frames on their way to the disk, and what had no room."""
+
+from __future__ import annotations
+
+import pytest
+
+from trackside.handlers.eventlog._buffer import Buffer
+from trackside.handlers.eventlog._entries import Loss
+from trackside.handlers.eventlog._series import Taken
+
+
+@pytest.fixture
+def buffer(fake_clock):
+    return Buffer(100, fake_clock)
+
+
+class TestBuffer:
+    def test_order(self, buffer):
+        """Frames come out as they went in."""
+        for frame in (b"a", b"b", b"c"):
+            buffer.put(frame, 1)
+        assert buffer.batch(1000) == [Taken(b"a", 1), Taken(b"b", 1), Taken(b"c", 1)]
+
+    def test_batch_size(self, buffer):
+        """A batch ends with the entry that reaches its size."""
+        for _ in range(5):
+            buffer.put(b"x" * 10, 1)
+        assert len(buffer.batch(25)) == 3
+
+    def test_kept_until_settled(self, buffer):
+        """What was looked at is there until it is settled, and takes its room until then."""
+        buffer.put(b"x" * 60, 2)
+        assert buffer.batch(1000) == buffer.batch(1000)
+        assert not buffer.put(b"y" * 60, 1)
+        buffer.settle(buffer.batch(1000)[:1])
+        assert buffer.put(b"y" * 60, 1)
+
+    def test_counts(self, buffer):
+        """Frames, events and bytes are counted while they wait."""
+        buffer.put(b"x" * 60, 2)
+        buffer.put(b"y" * 30, 3)
+        buffer.settle(buffer.batch(1))
+        assert (buffer.taken, buffer.settled, buffer.waiting_events, buffer.size_bytes) == (2, 1, 3, 30)
+
+    def test_refused_in_place(self, buffer, fake_clock):
+        """What had no room is named between what came before it and what came after."""
+        buffer.put(b"x" * 100, 1)
+        buffer.put(b"refused", 4)
+        fake_clock.pass_s(1)
+        buffer.put(b"too", 1)
+        buffer.settle([Taken(b"x" * 100, 1)])
+        buffer.put(b"next", 1)
+        reason = "the disk is slower than the stream"
+        assert buffer.batch(1000) == [Loss(5, 10, reason, 1_000_000_000), Taken(b"next", 1)]
+
+    def test_refused_at_last(self, buffer):
+        """Also if nothing came after it."""
+        buffer.put(b"x" * 100, 1)
+        buffer.put(b"refused", 4)
+        assert [type(entry) for entry in buffer.batch(1000)] == [Taken, Loss]
+
+    def test_refusals_join(self, buffer):
+        """However often the disk is tried meanwhile, one stretch of refusals is one loss."""
+        buffer.put(b"x" * 100, 1)
+        for _ in range(5):
+            buffer.put(b"refused", 4)
+            buffer.batch(1000)
+        assert buffer.batch(1000)[1:] == [Loss(20, 35, "the disk is slower than the stream", 1_000_000_000)]
+
+    def test_reason(self, buffer):
+        """The reason for a refusal is the disk's trouble, if it has any."""
+        buffer.trouble = "No space left on device"
+        buffer.put(b"x" * 101, 1)
+        assert buffer.batch(1000)[0].reason == "No space left on device"
+
+    def test_put_first(self, buffer):
+        """A loss of what was written before comes before what waits."""
+        buffer.put(b"x", 1)
+        loss = Loss(7, 70, "vanished", 0)
+        buffer.put_first(loss)
+        assert buffer.batch(1000) == [loss, Taken(b"x", 1)]

@@ -1,0 +1,41 @@
+"""Reading logs source by source."""
+
+from __future__ import annotations
+
+from trackside.events import Source
+from trackside.handlers.eventlog import replay
+
+
+class TestBySource:
+    def test_each_alone(self, record, tmp_path):
+        """Each source comes with its own events in their order, whatever the others' times are."""
+        record(tmp_path, Source(id="b", rank=1), [(10, "a"), (30, "c")], [(60, "f")])
+        record(tmp_path, Source(id="a", rank=0), [(20, "b"), (40, "d")])
+        found = [
+            (source.rank, [event.text for batch in batches for event in batch])
+            for source, batches in replay(tmp_path).by_source()
+        ]
+        assert found == [(0, ["b", "d"]), (1, ["a", "c", "f"])]
+
+    def test_not_asked_for(self, record, tmp_path):
+        """Of a source that nobody asks for nothing is read, and nothing of it is missing."""
+        record(tmp_path, Source(id="a"), [(10, "a")])
+        (path,) = record(tmp_path, Source(id="b"), [(20, "b")])
+        recorded = replay(tmp_path)
+        (_, first), (_, second) = recorded.by_source()
+        path.unlink()
+        assert [event.text for batch in first for event in batch] == ["a"]
+        assert recorded.problems == []
+        assert list(second) == []
+        assert len(recorded.problems) == 1
+
+    def test_counts(self, record, tmp_path):
+        """What is missing is counted as it is when all is merged."""
+        (path,) = record(tmp_path, Source(id="a"), [(10, "a")], [(20, "b")], [(30, "c")])
+        data = bytearray(path.read_bytes())
+        data[data.index(b"\xa1b")] ^= 0xFF
+        path.write_bytes(data)
+        merged, apart = replay(tmp_path), replay(tmp_path)
+        assert len(list(merged)) == sum(len(batch) for _, batches in apart.by_source() for batch in batches)
+        assert (apart.missing, apart.damaged_bytes) == (merged.missing, merged.damaged_bytes)
+        assert apart.missing == 1

@@ -1,0 +1,109 @@
+"""Headers, gaps and endings."""
+
+from __future__ import annotations
+
+import time
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trackside.events import ConfigError, DecodeError, Source, clock
+from trackside.handlers.eventlog._entries import (
+    Ending,
+    Loss,
+    decode_ending,
+    decode_header,
+    decode_loss,
+    encode_ending,
+    encode_header,
+    encode_loss,
+)
+
+DECODERS = (decode_header, decode_loss, decode_ending)
+
+
+class TestHeader:
+    def test_identity(self):
+        """A header gives back the source and the part."""
+        source = Source(run_id="r", rank=7, metadata={"owner": "me"}, perf_tags=("a", "b"))
+        header = decode_header(encode_header(source, 4))
+        assert (header.source, header.part) == (source, 4)
+
+    def test_clocks(self):
+        """It holds a reading of both clocks at the time it was written."""
+        with clock.installed(lambda: 500):
+            before_ns = time.time_ns()
+            anchor = decode_header(encode_header(Source(), 0)).anchor
+        assert anchor.mono_ns == 500
+        assert before_ns <= anchor.wall_ns <= time.time_ns()
+
+    def test_no_clocks(self):
+        """One without is read all the same."""
+        entry = msgpack.unpackb(encode_header(Source(), 0))
+        entry["anchor"] = {"mono_ns": "soon"}
+        assert decode_header(msgpack.packb(entry)).anchor == clock.Anchor(0, 0, 0)
+
+    def test_too_large(self):
+        """An identity that no reader would take is refused when it is given."""
+        with pytest.raises(ConfigError, match="metadata"):
+            encode_header(Source(metadata={"note": "x" * 70_000}), 0)
+
+    def test_not_plain(self):
+        """So is one of things that are no data."""
+        with pytest.raises(ConfigError, match="source"):
+            encode_header(Source(metadata={"note": object()}), 0)
+
+    def test_of_something_else(self):
+        """Somebody else's record is not taken for a header."""
+        with pytest.raises(DecodeError):
+            decode_header(msgpack.packb({"format": "other", "part": 0, "source": {}}))
+
+
+class TestLoss:
+    def test_round(self):
+        """A gap record gives back what was lost, why and since when."""
+        loss = Loss(12, 345, "No space left on device", 678)
+        assert decode_loss(encode_loss(loss)) == loss
+
+    def test_incomplete(self):
+        """One that does not say how much is malformed."""
+        with pytest.raises(DecodeError):
+            decode_loss(msgpack.packb({"events": "many"}))
+
+
+class TestEnding:
+    @pytest.mark.parametrize("is_continued", [True, False])
+    def test_round(self, is_continued):
+        """An end says whether another part follows."""
+        assert decode_ending(encode_ending(Ending(is_continued))) == Ending(is_continued)
+
+
+class TestHostile:
+    @given(st.binary(max_size=200))
+    def test_bytes(self, payload):
+        """Bytes at random raise nothing but DecodeError."""
+        for decode in DECODERS:
+            try:
+                decode(payload)
+            except DecodeError:
+                continue
+
+    @pytest.mark.parametrize(
+        "payload",
+        [
+            msgpack.packb([]),
+            msgpack.packb(msgpack.ExtType(1, b"")),
+            b"\x91" * 100_000,
+            b"\xdf\xff\xff\xff\xff",
+            b"\xa1\xff",
+            bytes(70_000),
+        ],
+        ids=["list", "extension", "deep", "endless map", "not text", "large"],
+    )
+    def test_named(self, payload):
+        """What msgpack allows and an entry does not is a DecodeError."""
+        for decode in DECODERS:
+            with pytest.raises(DecodeError):
+                decode(payload)

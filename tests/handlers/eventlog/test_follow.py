@@ -1,0 +1,174 @@
+"""Reading events while they are recorded."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from trackside.events import Source, UnreadableError
+from trackside.handlers.eventlog import EventLog, follow
+
+
+class Reader:
+    """Follows *paths* one look at a time."""
+
+    def __init__(self, *paths, **options):
+        self.stop = threading.Event()
+        self.paths, self.options = paths, options
+        self.events = follow(*paths, stop=self.stop, poll_s=0.001, **options)
+
+    def next(self, count):
+        """Return the texts of the next events."""
+        return [next(self.events).text for _ in range(count)]
+
+    def rest(self):
+        """Return the texts of all that is left, after telling it to stop."""
+        self.stop.set()
+        return [event.text for event in self.events]
+
+
+@pytest.fixture
+def log(tmp_path, source):
+    log = EventLog(tmp_path)
+    log.open(source)
+    yield log
+    log.close()
+
+
+@pytest.fixture
+def say(log, source, framed, noted):
+    """Give a function that records a text and flushes."""
+    seqs = iter(range(10**6))
+
+    def record(text):
+        log.take(framed(source, next(seqs), [noted(text=text)]), events=1)
+        assert log.flush()
+
+    return record
+
+
+class TestFollow:
+    def test_as_written(self, say, tmp_path):
+        """What was there comes first, then what is written, as it is written."""
+        say("before")
+        reader = Reader(tmp_path)
+        assert reader.next(1) == ["before"]
+        say("during")
+        say("still")
+        assert reader.next(2) == ["during", "still"]
+
+    def test_stop(self, say, tmp_path):
+        """It ends once it is told to and has read what was written by then."""
+        say("one")
+        reader = Reader(tmp_path)
+        assert reader.next(1) == ["one"]
+        say("two")
+        assert reader.rest() == ["two"]
+
+    def test_waits(self, say, tmp_path):
+        """Where nothing is written yet it waits, in a directory that holds nothing yet too."""
+        reader = Reader(tmp_path)
+        got = []
+        thread = threading.Thread(target=lambda: got.extend(reader.next(1)))
+        thread.start()
+        say("at last")
+        thread.join(20)
+        assert got == ["at last"]
+
+    def test_half_written(self, say, log, tmp_path):
+        """A record that is half written is waited for, and read once it is whole."""
+        say("one")
+        say("two")
+        data = log.paths[0].read_bytes()
+        copy = tmp_path / "copy" / "log.tslog"
+        copy.parent.mkdir()
+        copy.write_bytes(data[:-10])
+        reader = Reader(copy)
+        assert reader.next(1) == ["one"]
+        copy.write_bytes(data)
+        assert reader.rest() == ["two"]
+
+    def test_half_written_header(self, say, log, tmp_path):
+        """So is a file whose first record is."""
+        say("one")
+        data = log.paths[0].read_bytes()
+        (tmp_path / "copy").mkdir()
+        copy = tmp_path / "copy" / "log.tslog"
+        copy.write_bytes(data[:30])
+        reader = Reader(copy)
+        thread = threading.Timer(0.05, copy.write_bytes, [data])
+        thread.start()
+        assert reader.next(1) == ["one"]
+
+    def test_new_parts(self, tmp_path, record, source):
+        """New parts join in their order."""
+        reader = Reader(tmp_path)
+        groups = [[(n, f"{n}" + "x" * 40_000) for _ in range(15)] for n in range(6)]
+        record(tmp_path, source, *groups[:1], rotate_bytes=1 << 20)
+        first = reader.next(15)
+        log = EventLog(tmp_path)
+        log.close()
+        record(tmp_path, source, *groups[1:], first_seq=15, rotate_bytes=1 << 20)
+        assert [text[0] for text in first + reader.rest()] == [str(n) for n in range(6) for _ in range(15)]
+
+    def test_new_sources(self, tmp_path, record):
+        """New sources join, merged by time with what else came."""
+        record(tmp_path, Source(rank=0), [(10, "a")])
+        reader = Reader(tmp_path)
+        assert reader.next(1) == ["a"]
+        record(tmp_path, Source(rank=1), [(30, "c"), (50, "e")])
+        record(tmp_path, Source(rank=2), [(20, "b"), (40, "d")])
+        assert reader.rest() == ["b", "c", "d", "e"]
+
+    def test_vanished(self, say, log, tmp_path):
+        """A file that is removed is no reason to stop."""
+        say("one")
+        reader = Reader(tmp_path)
+        assert reader.next(1) == ["one"]
+        log.paths[0].unlink()
+        log.flush()
+        say("two")
+        assert reader.rest() == ["two"]
+
+    def test_stranger(self, say, tmp_path):
+        """Nor is a file that is no log."""
+        (tmp_path / "other.tslog").write_bytes(b"something else")
+        say("one")
+        reader = Reader(tmp_path)
+        assert reader.next(1) == ["one"]
+        assert reader.rest() == []
+
+    def test_types(self, say, tmp_path, noted):
+        """Only the classes that are asked for come."""
+        say("one")
+        assert Reader(tmp_path, types=Source).rest() == []
+        assert Reader(tmp_path, types=noted).rest() == ["one"]
+
+    def test_missing(self, tmp_path):
+        """A path that does not exist is an error at once."""
+        with pytest.raises(UnreadableError, match="does not exist"):
+            follow(tmp_path / "nowhere")
+
+    def test_kept_up(self, say, tmp_path):
+        """Following for long gives each event once."""
+        reader = Reader(tmp_path)
+        for n in range(300):
+            say(str(n))
+            if n % 7 == 0:
+                assert reader.next(1 if n == 0 else 7)[-1] == str(n)
+        assert reader.rest() == [str(n) for n in range(295, 300)]
+
+
+class TestSources:
+    def test_only_these(self, say, tmp_path, framed, noted):
+        """Only the sources that are asked for are yielded, the later ones too."""
+        say("not this")
+        reader = Reader(tmp_path, sources=lambda source: source.rank == 7)
+        other = EventLog(tmp_path)
+        asked_for = Source(id="asked", rank=7)
+        other.open(asked_for)
+        other.take(framed(asked_for, 0, [noted(text="this")]), events=1)
+        other.close()
+        say("nor this")
+        assert reader.rest() == ["this"]

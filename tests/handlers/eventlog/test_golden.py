@@ -1,0 +1,72 @@
+"""Files that earlier releases wrote; they stay readable for ever. New versions add files, nothing replaces one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trackside.events import IterationEnded, Parent, SourceEnded, SourceStarted, SpanEventAdded, UnknownEvent, clock
+from trackside.handlers.eventlog import inspect, replay
+
+DATA = Path(__file__).parents[2] / "data"
+BEGAN_NS = 1_700_000_000_000_000_000
+
+
+class TestVersion1:
+    @pytest.fixture
+    def path(self):
+        """Give the file that release 0.1 wrote."""
+        return DATA / "eventlog-v1.tslog"
+
+    def test_events(self, path):
+        """Every event is read: known ones as what they are, one of a class that nobody here declares as unknown."""
+        started, iteration, unknown, mark, ended = replay(path)
+        assert type(started) is SourceStarted
+        assert iteration == IterationEnded(
+            at_ns=BEGAN_NS + 1, span_id=9, step=1, duration_ns=250, tokens=4096, loss=2.5
+        )
+        assert unknown == UnknownEvent(
+            at_ns=BEGAN_NS + 2,
+            span_id=0,
+            step=1,
+            name="acme.brake.tested",
+            fields={"pressure": 4.5, "label": "µ-brake"},
+            name_version=3,
+        )
+        assert mark == SpanEventAdded(
+            at_ns=BEGAN_NS + 6,
+            span_id=9,
+            step=2,
+            name="a mark in a payload",
+            attributes={"bytes": b"\xc1TSL\xc1TS"},
+        )
+        assert ended == SourceEnded(at_ns=BEGAN_NS + 7, span_id=0, step=-1, reason="closed")
+
+    def test_numbers(self, path):
+        """Each has its number."""
+        assert [event.seq for event in replay(path)] == [0, 1, 2, 6, 7]
+
+    def test_source(self, path):
+        """All of the identity is read."""
+        source = next(replay(path)).source
+        assert (source.id, source.run_id, source.session_tag) == ("0123456789abcdef", "golden", "s")
+        assert (source.attempt, source.rank, source.local_rank, source.world_size) == (2, 5, 1, 8)
+        assert (source.host, source.pid, source.application) == ("node-1", 4242, "trainer")
+        assert (source.perf_tags, source.metadata) == (("a100", "bf16"), {"owner": "tests"})
+        assert source.versions == {"trackside": "0.1.0"}
+        assert source.parent == Parent("fedcba9876543210", 7)
+        assert source.anchor == clock.Anchor(1000, BEGAN_NS, 40)
+
+    def test_report(self, path):
+        """Losses, sheds and the end are read, and nothing is damaged."""
+        report = inspect(path)
+        (source,) = report.sources
+        (loss,) = source.losses
+        assert (loss.events, loss.size_bytes, loss.reason) == (3, 777, "No space left on device")
+        assert (source.missing, source.holes) == (3, [(3, 5)])
+        assert source.shed == {"trackside.span.ended.profile": 11}
+        assert source.ended == "closed"
+        (file,) = report.files
+        assert file.is_finished
+        assert file.damage == []

@@ -1,0 +1,77 @@
+"""Writers that are killed, and writers that fork."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+import trackside.events
+from trackside.handlers.eventlog import inspect, replay
+
+HERE = Path(__file__).parent
+PACKAGE = Path(trackside.events.__file__).parents[2]
+
+
+def run_script(name, *arguments, timeout_s):
+    """Run a script that lies beside this file; return its lines of JSON."""
+    done = subprocess.run(
+        [sys.executable, str(HERE / name), *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": str(PACKAGE)},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+class TestKilled:
+    @pytest.mark.hang_guard(120)
+    def test_any_moment(self, tmp_path, seed, scaled):
+        """
+        Killed at any moment, a log holds what was flushed and some of what was not, without a hole; the only damage
+        is a torn tail.
+        """
+        rounds = run_script("killed_writer.py", tmp_path, scaled(300), seed, timeout_s=300)
+        assert len(rounds) == scaled(300)
+        for one in rounds:
+            if not list(Path(one["directory"]).rglob("*.tslog")):
+                assert one["safe"] == 0
+                continue
+            events = replay(one["directory"])
+            numbers = [(event.seq, event.duration_ns) for event in events]
+            assert numbers == [(n, n) for n in range(len(numbers))]
+            assert len(numbers) >= one["safe"]
+            assert len(numbers) % one["batch"] == 0
+            damage = [damage.reason for file in inspect(one["directory"]).files for damage in file.damage]
+            assert damage in ([], ["torn tail"])
+        if len(rounds) >= 30:  # of a few, all may have been killed before their first flush
+            assert any(one["safe"] for one in rounds)
+
+
+class TestForked:
+    @pytest.mark.hang_guard(120)
+    def test_any_moment(self, tmp_path, scaled):
+        """
+        Whatever the log's threads do at that moment, a forked child writes to a file of its own and does not hang,
+        and the parent's file has each of the parent's events once.
+        """
+        (told,) = run_script("forking_writer.py", tmp_path, scaled(600), timeout_s=300)
+        assert set(told["children"].values()) == {0}
+        assert told["closed"]
+        found = defaultdict(list)
+        events = replay(tmp_path)
+        for event in events:
+            found[event.source.id].append((event.seq, event.duration_ns))
+        expected = {child: [(n, n) for n in range(100)] for child in told["children"]}
+        expected[told["parent"]] = [(n, n) for n in range(told["events"])]
+        assert found == expected
+        assert (events.repeated, events.missing, events.damaged_bytes) == (0, 0, 0)
+        assert all(file.is_finished for file in inspect(tmp_path).files)

@@ -1,0 +1,202 @@
+"""Streams of events and records of the peer, made up one by one; what the tests of goodput share."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+
+import pytest
+
+from trackside.events import (
+    Heartbeat,
+    IterationEnded,
+    IterationSpanEnded,
+    ProfileSpanEnded,
+    Source,
+    SourceEnded,
+    SourceStarted,
+    SpanEnded,
+    SpanStarted,
+    StepStarted,
+)
+from trackside.handlers.models.goodput import GoodputAccumulator, read_payloads
+
+
+class Stream:
+    """One process's events, in the order in which it publishes them."""
+
+    def __init__(self, source=None, **identity):
+        identity = {"id": f"p{identity.get('rank', 0)}-{identity.get('attempt', 0)}", "run_id": "run", **identity}
+        self.source = source or Source(**identity)
+        self.events = []
+        self.ids = itertools.count(1)
+
+    def put(self, event):
+        """Publish *event*."""
+        event._source, event._seq = self.source, len(self.events)
+        self.events.append(event)
+        return self
+
+    def start(self, at):
+        """Publish that the process starts."""
+        return self.put(SourceStarted(at_ns=at, identity=self.source.to_wire(), span_id=0, step=-1))
+
+    def end(self, at, reason="exit"):
+        """Publish that the process comes to a good end."""
+        return self.put(SourceEnded(at_ns=at, reason=reason, span_id=0, step=-1))
+
+    def step(self, number, start, end, **fields):
+        """Publish the end of an iteration."""
+        duration = end - start
+        return self.put(
+            IterationEnded(at_ns=end, duration_ns=duration, id=next(self.ids), step=number, span_id=0, **fields)
+        )
+
+    def step_start(self, number, at):
+        """Publish the start of a step whose end nobody tells."""
+        return self.put(StepStarted(at_ns=at, step=number, span_id=0))
+
+    def open(self, name, at, parent=0, **attributes):
+        """Publish the start of a long span and return its id."""
+        number = next(self.ids)
+        self.put(
+            SpanStarted(at_ns=at, id=number, parent_id=parent, name=name, attributes=attributes, span_id=0, step=-1)
+        )
+        return number
+
+    def span(self, name, start, end, *, kind=None, id=None, parent=0, **attributes):  # noqa: A002
+        """Publish the end of a span; without *id* it never said that it began."""
+        kind = kind or (ProfileSpanEnded if name == "data_loading" else IterationSpanEnded)
+        return self.put(
+            kind(
+                at_ns=end,
+                duration_ns=end - start,
+                id=id or next(self.ids),
+                parent_id=parent,
+                name=name,
+                attributes=attributes,
+                span_id=0,
+                step=-1,
+            )
+        )
+
+    def long(self, name, start, end, **attributes):
+        """Publish both the start and the end of a span."""
+        number = self.open(name, start, **attributes)
+        return self.span(name, start, end, kind=SpanEnded, id=number, **attributes)
+
+    def beat(self, at, inside=None):
+        """Publish a heartbeat; *inside* is the innermost open span of the main thread: id, name, start."""
+        spans = {"MainThread": list(inside)} if inside else {}
+        return self.put(Heartbeat(at_ns=at, sequence=0, open_spans=spans, span_id=0, step=-1))
+
+
+def fed(*streams, **settings):
+    """Return a model that was given all of *streams*, one after the other."""
+    model = GoodputAccumulator(**settings)
+    for stream in streams:
+        for event in stream.events:
+            model(event)
+    return model
+
+
+def shuffled(streams, rng):
+    """Yield the events of *streams*, those of each in their order."""
+    left = [collections.deque(stream.events) for stream in streams]
+    while left := [events for events in left if events]:
+        yield rng.choice(left).popleft()
+
+
+class Records:
+    """
+    The payloads that ml-goodput-measurement's recorder writes, with times in seconds since the job's start.
+    """
+
+    START_S = 1_704_070_800.0
+
+    def __init__(self, name="job"):
+        self.name = name
+        self.payloads = []
+
+    def put(self, **payload):
+        """Write one record; what ends in ``_time`` is a time."""
+        times = {key: value + self.START_S for key, value in payload.items() if key.endswith(("_time", "timestamp"))}
+        self.payloads.append({"job_name": self.name, **payload, **times})
+        return self
+
+    def job(self, start):
+        """Write a job start."""
+        return self.put(job_start_time=start)
+
+    def end(self, at):
+        """Write a job end."""
+        return self.put(job_end_time=at)
+
+    def pair(self, what, start, end, **more):
+        """Write a start and an end."""
+        return self.put(**more, **{f"{what}_start_time": start}).put(**more, **{f"{what}_end_time": end})
+
+    def custom(self, kind, start, end):
+        """Write the start and the end of a custom event."""
+        return self.pair("custom_badput_event", start, end, custom_badput_event_type=kind)
+
+    def steps(self, numbers, at, length=3, extra=0):
+        """Write the starts of *numbers* and return when the last one would be over; the first takes *extra*."""
+        for place, number in enumerate(numbers):
+            self.put(step_count=number, step_start_time=at)
+            at += length + (extra if place == 0 else 0)
+        return at
+
+    def orbax(self, event_type, step, start, duration, part):
+        """Write what Orbax writes."""
+        self.payloads.append(
+            {
+                "event_type": event_type,
+                "step": step,
+                "directory": "gs://bucket/path",
+                f"{part}_start_time": self.START_S + start,
+                f"{part}_duration_secs": duration,
+            }
+        )
+        return self
+
+    def model(self, **settings):
+        """Return a model that has read the records."""
+        model = GoodputAccumulator(**settings)
+        for event in read_payloads(self.payloads):
+            model(event)
+        return model
+
+    def result(self, *, end=None, start=None, exclude=(), **question):
+        """Return the account, with times in seconds since the job's start."""
+        times = [(start, "start_ns"), (end, "end_ns")]
+        question |= {name: self.ns(at) for at, name in times if at is not None}
+        return self.model().result(exclude=[(self.ns(first), self.ns(last)) for first, last in exclude], **question)
+
+    def ns(self, at):
+        """Return *at* in ns since the epoch."""
+        return round((self.START_S + at) * 1e6) * 1000
+
+
+@pytest.fixture
+def stream():
+    """Give the class of a process's events."""
+    return Stream
+
+
+@pytest.fixture
+def feed():
+    """Give a function that returns a model which was given some streams."""
+    return fed
+
+
+@pytest.fixture
+def shuffle():
+    """Give a function that mixes streams."""
+    return shuffled
+
+
+@pytest.fixture
+def records():
+    """Give an empty log of ml-goodput-measurement's records."""
+    return Records()

@@ -1,0 +1,137 @@
+"""The account against one that looks at each instant by itself, over jobs made up at random."""
+
+from __future__ import annotations
+
+import random
+
+import msgpack
+import pytest
+
+from trackside.handlers.models.goodput import GoodputAccumulator, _archive, _track
+
+pytestmark = pytest.mark.once
+
+HISTORIES = 1_000
+
+
+@pytest.fixture
+def tiny_blocks(monkeypatch):
+    """Pack after a few slices, so that the packed past matters in a short history."""
+
+    def shrink(rng):
+        monkeypatch.setattr(_track, "BLOCK", rng.choice((1, 2, 3, 5, 8)))
+        monkeypatch.setattr(_archive, "MARK", rng.choice((1, 2, 3)))
+
+    return shrink
+
+
+@pytest.fixture
+def expected(truth, count):
+    """Give a function that returns what a job's time was spent on, the slow way."""
+    return lambda streams: count(truth(streams))
+
+
+class TestHistories:
+    def test_every_instant(self, historian, expected, feed, seed):
+        """Each instant is in the bucket that the rules say, in a thousand jobs with all that can go wrong."""
+        for history in range(seed, seed + HISTORIES):
+            streams = historian(history).job()
+
+            assert (history, feed(*streams).result().spent_ns) == (history, expected(streams))
+
+    def test_sum(self, historian, feed, seed):
+        """The productive time and all badput make up the time that elapsed."""
+        for history in range(seed, seed + HISTORIES):
+            result = feed(*historian(history).job()).result()
+            customs = result.badput_s["CUSTOM_BADPUT_EVENTS"]
+            lost = sum(value for key, value in result.badput_s.items() if key != "CUSTOM_BADPUT_EVENTS")
+
+            total = result.productive_s + lost + sum(customs.values())
+            assert (history, total) == (history, pytest.approx(result.elapsed_s, rel=1e-9))
+
+    def test_packed(self, historian, expected, feed, tiny_blocks, seed):
+        """What is packed away answers as what is not."""
+        for history in range(seed, seed + HISTORIES // 2):
+            streams = historian(history).job()
+            tiny_blocks(random.Random(history))
+
+            assert (history, feed(*streams).result().spent_ns) == (history, expected(streams))
+
+    def test_any_stretch(self, historian, truth, count, feed, seed):
+        """The account of any stretch is that of its instants, by all that is known in the end."""
+        for history in range(seed, seed + HISTORIES // 4):
+            streams = historian(history).job()
+            instants = truth(streams)
+            rng = random.Random(history)
+            if instants:
+                first, last = min(instants), max(instants) + 1
+                start = rng.randint(first - 3, last)
+                end = rng.randint(start, last)
+
+                found = feed(*streams).result(start_ns=start, end_ns=end).spent_ns
+                assert (history, found) == (history, count(instants, start, end))
+
+    def test_windows_add_up(self, historian, feed, seed):
+        """Consecutive windows of any length make up the whole, bucket by bucket, to the nanosecond."""
+        for history in range(seed, seed + HISTORIES // 10):
+            model = feed(*historian(history).job())
+            total = {}
+            for window in model.windows(random.Random(history).randint(1, 40) * 1e-9):
+                for bucket, length in window.spent_ns.items():
+                    total[bucket] = total.get(bucket, 0) + length
+
+            assert (history, total) == (history, model.result().spent_ns)
+
+    def test_any_interleaving(self, historian, feed, shuffle, seed):
+        """How the streams of several processes interleave changes neither the answer nor the state."""
+        for history in range(seed, seed + HISTORIES // 4):
+            streams = historian(history).job()
+            expected = feed(*streams)
+            model = GoodputAccumulator()
+            for event in shuffle(streams, random.Random(history)):
+                model(event)
+
+            assert (history, model.result()) == (history, expected.result())
+            assert (history, model.dump()) == (history, expected.dump())
+
+    def test_asking_changes_nothing(self, historian, feed, shuffle, tiny_blocks, seed):
+        """Whether and when somebody asks has no influence on any later answer."""
+        for history in range(seed, seed + HISTORIES // 4):
+            streams = historian(history).job()
+            rng = random.Random(history)
+            tiny_blocks(rng)
+            model = GoodputAccumulator()
+            for event in shuffle(streams, rng):
+                model(event)
+                if model.sessions() and rng.random() < 0.3:
+                    model.result()
+
+            assert (history, model.result()) == (history, feed(*streams).result())
+
+    def test_state_travels(self, historian, feed, shuffle, tiny_blocks, seed):
+        """A model that takes over another's state at any moment, over the wire, goes on as that one does."""
+        for history in range(seed, seed + HISTORIES // 4):
+            streams = historian(history).job()
+            rng = random.Random(history)
+            tiny_blocks(rng)
+            model = GoodputAccumulator()
+            for event in shuffle(streams, rng):
+                model(event)
+                if rng.random() < 0.1:
+                    state = msgpack.unpackb(msgpack.packb(model.dump()))
+                    model = GoodputAccumulator()
+                    model.load(state)
+
+            assert (history, model.result()) == (history, feed(*streams).result())
+
+    def test_torn(self, historian, expected, feed, seed):
+        """A log that is torn at any event gives the account of what is there, and says that the end is missing."""
+        for history in range(seed, seed + HISTORIES // 4):
+            streams = historian(history).job()
+            rng = random.Random(history)
+            for stream in streams:
+                del stream.events[rng.randint(1, len(stream.events)) :]
+            result = feed(*streams).result()
+
+            assert (history, result.spent_ns) == (history, expected(streams))
+            assert result.has_ended or "an attempt that fell silent without an end" in result.problems

@@ -1,0 +1,241 @@
+"""Slices of time: laid over each other, packed away, and found again."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from trackside.handlers.models.goodput._block import Block, Tally, _pack, _unpack, steps_of
+from trackside.handlers.models.goodput._buckets import FIRST, INSIDE, KIND_SHIFT, SAVE, STEP_CODE, WASTED
+from trackside.handlers.models.goodput._lengths import Lengths
+from trackside.handlers.models.goodput._paint import joined, paint, paint_step, waste
+from trackside.handlers.models.goodput._track import BLOCK, Track
+
+pytestmark = pytest.mark.once
+
+LOADING = 7 << KIND_SHIFT
+SAVING = SAVE << KIND_SHIFT
+STEP = STEP_CODE | FIRST
+
+
+def painted(*slices):
+    return list(slices)
+
+
+class TestPack:
+    @pytest.mark.parametrize(
+        "numbers", [[0], [5, 5, 5], [0, 255], [0, 256], [1 << 62, (1 << 62) + 3], [-7, 9], list(range(1_000))]
+    )
+    def test_round_trip(self, numbers):
+        """What is packed comes back."""
+        least, planes = _pack(numbers)
+        assert _unpack(least, planes, len(numbers)) == numbers
+
+    @pytest.mark.parametrize(("numbers", "width"), [([9, 9], 0), ([9, 264], 1), ([9, 265], 2), ([0, 1 << 40], 6)])
+    def test_width(self, numbers, width):
+        """A number takes the bytes that the greatest difference needs."""
+        assert len(_pack(numbers)[1]) == width * len(numbers)
+
+
+class TestBlock:
+    def random_slices(self, rng, count):
+        """Return some slices."""
+        at, number, slices = 10**18, 100, []
+        for _ in range(count):
+            start = at + rng.choice((0, 0, rng.randrange(1, 10**6)))
+            at = start + rng.randrange(1, 10**9)
+            if rng.random() < 0.6:
+                number += rng.choice((1, 1, 1, 10, -30))
+                slices.append((start, at, STEP | rng.choice((0, WASTED)), number))
+            else:
+                slices.append((start, at, rng.choice((LOADING, SAVING, LOADING | INSIDE)), 0))
+        return slices
+
+    @pytest.mark.parametrize("count", [1, 2, 512])
+    def test_round_trip(self, rng, count):
+        """Slices that are packed come back, and so do they from a dump."""
+        slices = self.random_slices(rng, count)
+        block, tally = Block.of(slices, -1)
+        assert block.slices() == slices
+        assert (block.start, block.end) == (slices[0][0], slices[-1][1])
+        loaded, other = Block.load(block.dump())
+        assert (loaded.slices(), loaded.sums, loaded.samples) == (slices, block.sums, block.samples)
+        assert (other.sums, other.nets) == (tally.sums, tally.nets)
+
+    def test_steps_alone(self):
+        """Steps in a row take what their lengths differ by, and next to nothing else."""
+        rng, at, slices = random.Random(1), 10**18, []
+        for step in range(512):
+            at, start = at + 3 * 10**8 + rng.randrange(1 << 16), at
+            slices.append((start, at, STEP, step))
+        assert len(Block.of(slices, -1)[0].data) == 2 * 512
+
+    def test_last_step(self):
+        """The last step that counts is the last that was not done again; without one it is that of the block before."""
+        assert Block.of([(0, 1, STEP, 5), (1, 2, STEP | WASTED, 6)], -1)[0].last_step == 5
+        assert Block.of([(0, 1, LOADING, 0)], 7)[0].last_step == 7
+
+
+class TestTally:
+    def test_sums(self):
+        """Lengths add up by code; whether a step begins makes no difference."""
+        tally = Tally([(0, 4, STEP, 1), (4, 6, LOADING | INSIDE, 0), (6, 9, STEP_CODE, 0), (9, 10, LOADING, 0)])
+        assert tally.sums == {STEP_CODE: 7, LOADING | INSIDE: 2, LOADING: 1}
+
+    def test_nets(self):
+        """A step's own time is all of it that nothing else has; a step without any is no sample."""
+        slices = [
+            (0, 4, STEP, 1),
+            (4, 6, LOADING | INSIDE, 0),
+            (6, 9, STEP_CODE, 0),
+            (9, 10, LOADING | FIRST | INSIDE, 2),
+        ]
+        assert Tally(slices).nets == [7]
+
+    def test_in_portions(self, rng):
+        """What is added in portions is what is added at once."""
+        slices = TestBlock().random_slices(rng, 200)
+        portions = Tally()
+        for place in range(0, 200, 3):
+            portions.add(slices[place : place + 3])
+        whole = Tally(slices)
+        assert (portions.sums, portions.nets, portions.wasted) == (whole.sums, whole.nets, whole.wasted)
+
+    def test_counted_in_portions(self, rng):
+        """Lengths that are counted now and then are those of all steps, the one that may go on included."""
+        tally, at = Tally(), 0
+        for number in range(40):
+            length = rng.randrange(1, 9)
+            wasted = WASTED if rng.random() < 0.3 else 0
+            tally.add([(at, at + length, STEP_CODE | FIRST | wasted, number)])
+            at += length
+            if rng.random() < 0.4:
+                expected, expected_wasted, lengths, lost = Lengths(), Lengths(), Lengths(), Lengths()
+                expected.add(tally.nets)
+                expected_wasted.add(tally.wasted)
+                tally.count_into(lengths, lost)
+                assert (lengths.ordered(), lost.ordered()) == (expected.ordered(), expected_wasted.ordered())
+
+    def test_steps(self):
+        """A step is the slice it begins with and what follows without a gap."""
+        slices = [(0, 4, STEP, 1), (4, 6, LOADING | INSIDE, 0), (7, 9, STEP_CODE, 0), (9, 10, STEP, 2)]
+        assert list(steps_of(slices)) == [slices[:2], slices[3:]]
+
+
+class TestPaint:
+    def test_free(self):
+        """Where nothing is, a span has its time."""
+        slices = painted((0, 2, LOADING, 0), (6, 8, LOADING, 0))
+        paint(slices, 3, 5, SAVING)
+        assert slices == [(0, 2, LOADING, 0), (3, 5, SAVING, 0), (6, 8, LOADING, 0)]
+
+    def test_higher(self):
+        """A higher priority takes what it covers."""
+        slices = painted((0, 10, LOADING, 0))
+        paint(slices, 3, 5, SAVING)
+        assert slices == [(0, 3, LOADING, 0), (3, 5, SAVING, 0), (5, 10, LOADING, 0)]
+
+    def test_lower(self):
+        """A lower one gets what is left."""
+        slices = painted((3, 5, SAVING, 0))
+        paint(slices, 0, 10, LOADING)
+        assert slices == [(0, 3, LOADING, 0), (3, 5, SAVING, 0), (5, 10, LOADING, 0)]
+
+    def test_equal(self):
+        """Of equals the first one stays."""
+        first, second = 16 << KIND_SHIFT, 17 << KIND_SHIFT
+        slices = painted((3, 5, second, 0))
+        paint(slices, 0, 10, first)
+        assert slices == [(0, 3, first, 0), (3, 5, second, 0), (5, 10, first, 0)]
+
+    def test_within_a_step(self):
+        """What covers the beginning of a step leaves it the step's beginning."""
+        slices = painted((0, 10, STEP, 4))
+        paint(slices, 0, 3, LOADING)
+        assert slices == [(0, 3, LOADING | FIRST | INSIDE, 4), (3, 10, STEP_CODE, 0)]
+
+    def test_amid_a_step(self):
+        """What covers the middle of a step leaves it one step."""
+        slices = painted((0, 10, STEP, 4))
+        paint(slices, 3, 5, LOADING)
+        assert slices == [(0, 3, STEP, 4), (3, 5, LOADING | INSIDE, 0), (5, 10, STEP_CODE, 0)]
+
+    def test_step_around(self):
+        """A step that ends around other things has them inside."""
+        slices = painted((0, 3, LOADING, 0))
+        assert paint_step(slices, 0, 10, 4, 0)
+        assert slices == [(0, 3, LOADING | FIRST | INSIDE, 4), (3, 10, STEP_CODE, 0)]
+
+    def test_step_over_a_step(self):
+        """A step gets no time that another one has."""
+        slices = painted((2, 8, STEP, 4))
+        assert paint_step(slices, 0, 10, 3, 0)
+        assert slices == [(0, 2, STEP, 3), (2, 8, STEP, 4), (8, 10, STEP_CODE, 0)]
+        assert not paint_step(slices, 2, 8, 5, 0)
+
+    def test_wasted(self):
+        """What lies within steps from some moment on can be marked as done again."""
+        slices = [(0, 2, STEP, 1), (2, 3, LOADING, 0), (3, 5, STEP, 2)]
+        assert waste(slices, 2) == [(0, 2, STEP, 1), (2, 3, LOADING, 0), (3, 5, STEP | WASTED, 2)]
+
+    def test_joined(self):
+        """Neighbours that say the same become one, but a step stays a step."""
+        slices = [(0, 2, LOADING, 0), (2, 3, LOADING, 0), (3, 5, STEP, 2), (5, 6, STEP_CODE, 0), (6, 7, STEP, 3)]
+        assert joined(slices) == [(0, 3, LOADING, 0), (3, 6, STEP, 2), (6, 7, STEP, 3)]
+
+
+class TestTrack:
+    @pytest.fixture
+    def long(self):
+        """Give a track of many steps of 10 ns, every third followed by 5 ns of saving."""
+        track, at = Track(), 1_000
+        for step in range(4 * BLOCK):
+            track.append_step(step, at, at := at + 10)
+            if step % 3 == 0:
+                track.add(at, at := at + 5, SAVING)
+        return track
+
+    @pytest.mark.parametrize("place", [0, 1, 2, 3, 1_500, 4 * BLOCK - 1])
+    def test_time_of(self, long, place):
+        """Where a step begins is found wherever it is kept."""
+        assert long.time_of(place) == 1_000 + 10 * place + 5 * ((place + 2) // 3)
+
+    def test_time_of_none(self, long):
+        """A step that never began began never."""
+        assert long.time_of(4 * BLOCK) is None
+
+    def test_until(self, long, rng):
+        """What was done until any moment is what the slices before it say."""
+        slices = list(long._slices_from())
+        for moment in [0, 1_000, 10**6, *(rng.randrange(1_000, long.top) for _ in range(50))]:
+            expected = Tally([(s, min(e, moment), code, n) for s, e, code, n in slices if s < moment])
+            assert long.until(moment) == (expected.sums, len(expected.nets))
+
+    def test_changed_past(self, long):
+        """What comes late lies where it belongs, and all else stays."""
+        before = list(long._slices_from())
+        place = next(place for place in range(100, 200) if before[place][2] == SAVING)
+        long.add(before[place][0], before[place][1], LOADING)
+        assert list(long._slices_from()) == before
+        long.add(before[place - 1][0], before[place + 1][1], SAVING)
+        changed = list(long._slices_from())
+        step = SAVING | FIRST | INSIDE
+        first, second = ((s, e, step, n) for s, e, _, n in (before[place - 1], before[place + 1]))
+        assert changed == [*before[: place - 1], first, before[place], second, *before[place + 2 :]]
+
+    def test_carried(self, long):
+        """A track that was carried over is the same."""
+        other = Track.load(long.dump())
+        assert list(other._slices_from()) == list(long._slices_from())
+        assert (other.until(other.top), other.dump()) == (long.until(long.top), long.dump())
+
+    def test_a_step_is_never_cut(self):
+        """A step with more inside than a block holds is packed whole, once another one has begun."""
+        track = Track()
+        for load in range(3 * BLOCK):
+            track.add(10 * load, 10 * load + 5, LOADING)
+        track.add_step(0, 0, 30 * BLOCK)
+        track.add_step(1, 30 * BLOCK, 30 * BLOCK + 10)
+        assert [step.__len__() for step in track.steps_from(0)] == [6 * BLOCK, 1]
+        assert track.until(track.top)[1] == 2

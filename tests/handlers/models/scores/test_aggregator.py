@@ -1,0 +1,561 @@
+from __future__ import annotations
+
+import json
+
+import attrs
+import msgpack
+import pytest
+
+from trackside.events import (
+    ConfigError,
+    GpuTimingUnavailable,
+    SpanEnded,
+    StragglerReport,
+    TrainingConfigured,
+)
+from trackside.handlers.models.scores import Missing, ScoreAggregator, Thresholds
+
+pytestmark = pytest.mark.once
+
+
+@pytest.fixture
+def published():
+    return []
+
+
+@pytest.fixture
+def aggregator(published):
+    return ScoreAggregator(publish=published.append, relax=0.0)
+
+
+@pytest.fixture
+def feed(aggregator, source, section_window):
+    """Feed one window: of each rank given the median of its one section, or all its medians."""
+
+    def take(window, medians, world=4, **given):
+        for rank, median in medians.items():
+            table = median if isinstance(median, dict) else {"s": median}
+            aggregator(section_window(source(rank, world=world, **given), window, table))
+
+    return take
+
+
+def told(published):
+    return [(event.window, event.revision) for event in published]
+
+
+class TestClosing:
+    def test_all_in(self, feed, published):
+        """A window closes with the last rank's."""
+        feed(0, {0: 1, 1: 1, 2: 1})
+        assert told(published) == []
+        feed(0, {3: 1})
+        assert told(published) == [(0, 4)]
+
+    def test_others_past_it(self, feed, published):
+        """A dead rank holds nothing up: the window closes when all the others are in the next one."""
+        feed(0, {0: 1, 1: 1, 2: 1})
+        feed(1, {0: 1, 1: 1})
+        assert told(published) == []
+        feed(1, {2: 1})
+        assert told(published) == [(0, 3)]
+
+    def test_few_do_not_close(self, feed, published):
+        """Less than half of the ranks cannot close a window by going on to the next."""
+        feed(0, {0: 1})
+        feed(1, {0: 1})
+        assert told(published) == []
+
+    def test_far_ahead(self, feed, published):
+        """A rank that is two windows ahead closes one that few were in."""
+        feed(0, {0: 1})
+        feed(1, {0: 1})
+        feed(2, {0: 1})
+        assert told(published) == [(0, 1)]
+
+    def test_dead_rank_is_named(self, feed, aggregator):
+        """A rank that was stopped is reported as silent, and the others are scored without it."""
+        feed(0, {0: 1, 1: 1, 2: 2, 3: 1})
+        feed(1, {0: 1, 1: 1, 2: 2})
+        feed(2, {0: 1, 1: 1, 2: 2})
+        report = aggregator.result().windows[1]
+        assert report.is_closed
+        assert report.relative.sections["s"] == [1.0, 1.0, 0.5, None]
+        assert Missing(3, "all", "rank silent") in report.missing
+
+    def test_measured_twice(self, feed, published):
+        """A rank that goes through a window twice does not stand for another one."""
+        feed(0, {0: 1}, world=2)
+        feed(0, {0: 1}, world=2)
+        assert told(published) == []
+
+    def test_new_attempt(self, feed, published):
+        """The first window of the next attempt closes what was left open by the one before."""
+        feed(5, {0: 1, 1: 1})
+        feed(5, {0: 1}, attempt=1)
+        assert told(published) == [(5, 2)]
+
+
+class TestAmending:
+    def test_later_revision(self, feed, published):
+        """What comes late amends the report under a higher revision, at once when it makes the window whole."""
+        feed(0, {0: 2, 1: 2, 2: 2})
+        feed(1, {0: 2, 1: 2, 2: 2})
+        feed(0, {3: 1})
+        assert told(published) == [(0, 3), (0, 4)]
+
+    def test_scores_follow(self, feed, aggregator):
+        """The amended scores are those of all."""
+        feed(0, {0: 2, 1: 2, 2: 2})
+        feed(1, {0: 2, 1: 2, 2: 2})
+        feed(0, {3: 1})
+        assert aggregator.result().windows[0].relative.sections["s"] == [0.5, 0.5, 0.5, 1.0]
+
+    def test_not_for_each_late_one(self, feed, published):
+        """Late ones that leave the window incomplete are published together, with the next new window."""
+        feed(0, {0: 1, 1: 1}, world=8)
+        feed(2, {0: 1}, world=8)
+        feed(0, {2: 1, 3: 1}, world=8)
+        assert told(published) == [(0, 2)]
+        feed(3, {0: 1}, world=8)
+        assert told(published) == [(0, 2), (0, 4)]
+
+    def test_too_late(self, feed, aggregator):
+        """What comes when its window is no longer kept is counted."""
+        for window in range(9):
+            feed(window, {0: 1})
+        feed(0, {1: 1})
+        assert (aggregator.too_late, len(aggregator.result().windows)) == (1, 8)
+
+    def test_leaving(self, source, section_window):
+        """Who asks for it gets the last report of each window that is no longer kept."""
+        left = []
+        aggregator = ScoreAggregator(keep=2, on_leave=left.append)
+        for window in range(4):
+            for rank, median in enumerate((1, 2)):
+                aggregator(section_window(source(rank, world=2), window, {"s": median}))
+        assert [(report.window, report.relative.sections["s"]) for report in left] == [(0, [1.0, 0.5]), (1, [1.0, 0.5])]
+
+    def test_measured_again(self, feed, aggregator):
+        """A window that a rank goes through again after a roll-back is what it was the second time."""
+        feed(0, {0: 1, 1: 1}, world=2)
+        feed(0, {1: 2}, world=2)
+        report = aggregator.result().windows[0]
+        assert (report.relative.sections["s"], report.revision) == ([1.0, 0.5], 3)
+
+
+class TestPeers:
+    def test_groups(self, source, section_window):
+        """Ranks are compared with those of their own group."""
+        aggregator = ScoreAggregator(group="stage", relax=0.0)
+        for rank, (stage, median) in enumerate((("0", 10), ("0", 20), ("1", 100), ("1", 100))):
+            aggregator(section_window(source(rank), 0, {"s": median}, groups={"stage": stage}))
+        report = aggregator.result().windows[0]
+        assert report.relative.sections["s"] == [1.0, 0.5, 1.0, 1.0]
+        assert report.peers == ["0", "0", "1", "1"]
+
+    def test_names_of_a_group(self, source, section_window):
+        """A section that only one group has is common within it, and missing elsewhere."""
+        aggregator = ScoreAggregator(group="stage")
+        aggregator(section_window(source(0, world=2), 0, {"embed": 1}, groups={"stage": "0"}))
+        aggregator(section_window(source(1, world=2), 0, {"head": 1}, groups={"stage": "1"}))
+        report = aggregator.result().windows[0]
+        assert report.relative.sections == {"embed": [1.0, None], "head": [None, 1.0]}
+        assert Missing(0, "section head", "no samples") in report.missing
+
+    def test_workers_are_no_ranks(self, aggregator, source, section_window):
+        """What a rank's worker processes measure is not the rank's."""
+        aggregator(section_window(source(0, role="worker", id="w"), 0, {"s": 1}))
+        assert aggregator.result().windows == []
+
+
+class TestReasons:
+    def test_gpu_off(self, aggregator, source, section_window):
+        """A rank that said why it has no GPU times is quoted."""
+        event = GpuTimingUnavailable(reason="there is no GPU")
+        event._source = source(0, world=1)
+        aggregator(event)
+        aggregator(section_window(source(0, world=1), 0, {"s": 1}))
+        assert aggregator.result().windows[0].missing == [Missing(0, "gpu", "off: there is no GPU")]
+
+    def test_something_else_is_timed(self, aggregator, source, section_window):
+        """A rank that times something in the kernels' place has GPU times: it is not off."""
+        event = GpuTimingUnavailable(reason="CUPTI is taken", instead="the sections' stretches of the stream")
+        event._source = source(0, world=1)
+        aggregator(event)
+        aggregator(section_window(source(0, world=1), 0, {"a": 1.0}))
+        assert aggregator.result().windows[0].missing == [Missing(0, "gpu", "no samples")]
+
+    def test_excluded(self, aggregator, source, kernel_window):
+        """A rank all of whose kernels are excluded says so."""
+        aggregator(kernel_window(source(0, world=1), 0, {"ncclDevKernel": 5}))
+        assert aggregator.result().windows[0].missing == [Missing(0, "gpu", "excluded")]
+
+    def test_no_samples(self, aggregator, source, section_window):
+        """A rank without kernels has no GPU score for want of samples."""
+        aggregator(section_window(source(0, world=1), 0, {"s": 1}))
+        assert aggregator.result().windows[0].missing == [Missing(0, "gpu", "no samples")]
+
+    def test_not_common(self, aggregator, source, kernel_window):
+        """Kernels that no peer has leave a rank without a relative score alone."""
+        aggregator(kernel_window(source(0, world=2), 0, {"a": 1}))
+        aggregator(kernel_window(source(1, world=2), 0, {"b": 1}))
+        assert aggregator.result().windows[0].missing == [
+            Missing(0, "relative gpu", "not common to the peers"),
+            Missing(1, "relative gpu", "not common to the peers"),
+        ]
+
+    @pytest.mark.parametrize("median", [0.0, -1.0, float("nan"), float("inf")])
+    def test_impossible_median(self, aggregator, source, section_window, median):
+        """A median that no duration can have is no sample."""
+        aggregator(section_window(source(0, world=1), 0, {"s": median, "t": 1}))
+        assert aggregator.result().windows[0].relative.sections == {"t": [1.0]}
+
+    def test_coverage(self, aggregator, source, kernel_window):
+        """The coverage is the share of a rank's kernel time, NCCL's aside, in kernels that all peers have."""
+        shared = {"k": (10, 10, 3), "ncclDevKernel": (1000, 1000, 1)}
+        aggregator(kernel_window(source(0, world=2), 0, {**shared, "own": (10, 10, 1)}))
+        aggregator(kernel_window(source(1, world=2), 0, shared))
+        assert aggregator.result().windows[0].coverage == [0.75, 1.0]
+
+
+class TestHistory:
+    def test_relaxes(self, source, section_window):
+        """A rank's best grows by the given share before each window."""
+        aggregator = ScoreAggregator(relax=0.1)
+        for window, median in enumerate((100, 200, 200)):
+            aggregator(section_window(source(0, world=1), window, {"s": median}))
+        scores = [report.individual.sections["s"][0] for report in aggregator.result().windows]
+        assert scores == pytest.approx([1.0, 110 / 200, 121 / 200], rel=1e-12)
+
+    def test_survives_restarts(self, feed, aggregator):
+        """The next attempt is compared with what the rank was capable of in the one before."""
+        feed(0, {0: 10}, world=1)
+        feed(1, {0: 20}, world=1, attempt=1)
+        assert aggregator.result().windows[-1].individual.sections["s"] == [0.5]
+
+    @pytest.mark.parametrize("best", [0, 1, 3])
+    def test_survives_many_restarts(self, feed, aggregator, best):
+        """So it is after more attempts than are kept apart, whichever was the best."""
+        for attempt in range(9):
+            feed(attempt, {0: 10 if attempt == best else 20}, world=1, attempt=attempt)
+        assert aggregator.result().windows[-1].individual.sections["s"] == [0.5]
+
+    def test_many_restarts_under_another_tag(self, feed, aggregator):
+        """Attempts that are no longer kept apart pass nothing on to another kind of work."""
+        for attempt in range(9):
+            feed(attempt, {0: 20 if attempt else 10}, world=1, attempt=attempt, perf_tags=("b",) if attempt else ("a",))
+        assert aggregator.result().windows[-1].individual.sections["s"] == [1.0]
+
+    def test_relaxes_across_restarts(self, source, section_window):
+        """What an earlier attempt was capable of relaxes with the windows of the later one."""
+        aggregator = ScoreAggregator(relax=0.1)
+        for attempt, window, median in ((0, 0, 100), (1, 1, 200), (1, 2, 200)):
+            aggregator(section_window(source(0, world=1, attempt=attempt), window, {"s": median}))
+        scores = [report.individual.sections["s"][0] for report in aggregator.result().windows]
+        assert scores == pytest.approx([1.0, 110 / 200, 121 / 200], rel=1e-12)
+
+    def test_earlier_attempt_comes_late(self, feed, aggregator):
+        """What is learnt of an earlier attempt changes the scores of a later one that were told already."""
+        feed(1, {0: 20}, world=1, attempt=1)
+        before = aggregator.result().windows[-1].individual.sections["s"]
+        feed(0, {0: 10}, world=1)
+        after = aggregator.result().windows[-1].individual.sections["s"]
+        assert (before, after) == ([1.0], [0.5])
+
+    def test_another_perf_tag(self, feed, aggregator):
+        """Under another performance tag the work is another, and the history begins anew."""
+        feed(0, {0: 10}, world=1, perf_tags=("small",))
+        feed(1, {0: 20}, world=1, attempt=1, perf_tags=("large",))
+        assert aggregator.result().windows[-1].individual.sections["s"] == [1.0]
+
+    def test_perf_tag_of_the_training(self, feed, aggregator, source):
+        """A training that is configured under another tag resets the history as well."""
+        feed(0, {0: 10}, world=1)
+        event = TrainingConfigured(perf_tag=["large"])
+        event._source = source(0, world=1)
+        aggregator(event)
+        feed(1, {0: 20}, world=1)
+        assert aggregator.result().windows[-1].individual.sections["s"] == [1.0]
+
+    def test_names_come_and_go(self, feed, aggregator):
+        """A section keeps its history through windows in which it did not run."""
+        for window, table in enumerate(({"a": 10, "b": 5}, {"b": 5}, {"c": 1, "a": 20})):
+            feed(window, {0: table}, world=1)
+        assert aggregator.result().windows[-1].individual.sections == {"a": [0.5], "c": [1.0]}
+
+
+class TestStragglers:
+    def test_since(self, feed, aggregator):
+        """A straggler is reported with the window and step since which it has been one."""
+        for window, median in enumerate((10, 10, 30, 30, 30)):
+            feed(window, {0: 10, 1: median}, world=2)
+        found = aggregator.latest().stragglers
+        assert {(one.rank, one.kind, one.what, one.since_window, one.since_step) for one in found} == {
+            (1, "relative", "section s", 2, 200),
+            (1, "individual", "section s", 2, 200),
+        }
+
+    def test_since_before_what_is_kept(self, feed, aggregator):
+        """It is known since when also after that window is gone."""
+        for window in range(20):
+            feed(window, {0: 10, 1: 10 if window < 3 else 30}, world=2)
+        assert {one.since_window for one in aggregator.latest().stragglers} == {3}
+
+    def test_recovered(self, feed, aggregator):
+        """Who was fast in between has been a straggler since it was so again."""
+        for window, median in enumerate((30, 10, 30)):
+            feed(window, {0: 10, 1: median}, world=2)
+        assert {one.since_window for one in aggregator.latest().stragglers} == {2}
+
+    def test_missing_in_between(self, feed, aggregator):
+        """A window without a score neither ends nor begins anything."""
+        feed(0, {0: 10, 1: 30}, world=2)
+        feed(1, {0: 10}, world=2)
+        feed(2, {0: 10, 1: 30}, world=2)
+        assert {one.since_window for one in aggregator.latest().stragglers} == {0}
+
+    def test_name_missing_in_between(self, feed, aggregator):
+        """Nor does one in which the section did not run."""
+        feed(0, {0: 10, 1: 30}, world=2)
+        feed(1, {0: {"t": 1}, 1: {"t": 1}}, world=2)
+        feed(2, {0: 10, 1: 30}, world=2)
+        assert {one.since_window for one in aggregator.latest().stragglers} == {0}
+
+    def test_another_node(self, feed, aggregator):
+        """A rank that was moved to another node is another matter there."""
+        feed(0, {0: 10, 1: 30}, world=2)
+        feed(1, {0: 10, 1: 30}, world=2, attempt=1, host="elsewhere")
+        assert {(one.node, one.since_window) for one in aggregator.latest().stragglers} == {("elsewhere", 1)}
+
+    def test_moved_away_and_back(self, feed, aggregator):
+        """Back on the first node it begins anew there, too."""
+        for attempt, host in enumerate(("a", "b", "a")):
+            feed(attempt, {0: 10, 1: 30}, world=2, attempt=attempt, host=host)
+        assert {(one.node, one.since_window) for one in aggregator.latest().stragglers} == {("a", 2)}
+
+    def test_moved_without_a_score(self, feed, aggregator):
+        """Where the rank ran elsewhere meanwhile, a missing score does not bridge the gap."""
+        for attempt, (host, name) in enumerate((("a", "s"), ("b", "t"), ("a", "s"))):
+            feed(attempt, {0: {name: 10}, 1: {name: 30}}, world=2, attempt=attempt, host=host)
+        assert {one.since_window for one in aggregator.latest().stragglers} == {2}
+
+    def test_lost_seconds(self, aggregator, source, section_window):
+        """
+        At 3 s instead of 2 s, entered 200 times in 100 steps, a step takes 2 s too long.
+        """
+        for rank, median in enumerate((2e9, 3e9)):
+            aggregator(section_window(source(rank, world=2), 0, {"s": median}, entries=200))
+        (found,) = aggregator.latest().stragglers
+        assert found.lost_s_per_step == pytest.approx(2.0, rel=1e-12)
+
+    def test_lost_seconds_of_a_gpu(self, aggregator, source, kernel_window):
+        """
+        Ten launches of 2 s instead of 1 s in 100 steps cost 0.1 s a step.
+        """
+        for rank, median in enumerate((1e9, 2e9)):
+            aggregator(kernel_window(source(rank, world=2), 0, {"k": median}))
+        (found,) = aggregator.result().windows[0].stragglers
+        assert found.lost_s_per_step == pytest.approx(0.1, rel=1e-12)
+
+    def test_thresholds_while_running(self, feed, aggregator):
+        """Thresholds can be changed at any time, and hold from then on."""
+        feed(0, {0: 10, 1: 12}, world=2)
+        assert aggregator.latest().stragglers == []
+        aggregator.thresholds = Thresholds(section_relative=0.9)
+        assert [one.rank for one in aggregator.latest().stragglers] == [1]
+
+    def test_worst_first(self, feed, aggregator):
+        """The worst come first."""
+        feed(0, {0: 10, 1: 20, 2: 40, 3: 30})
+        assert [one.rank for one in aggregator.latest().stragglers] == [2, 3, 1]
+
+
+class TestWaiting:
+    @pytest.fixture
+    def report(self, aggregator, source, section_window):
+        """Give a window in which rank 1 is slow, and the others wait for it."""
+        for rank, (work, wait) in enumerate(((1e9, 2e9), (3e9, 0.5e9))):
+            window = section_window(source(rank, world=2), 0, {"work": work, "all_reduce": wait}, waits=["all_reduce"])
+            aggregator(window)
+        return aggregator.latest()
+
+    def test_is_not_scored(self, report):
+        """Who waits is not slow: sections of waiting have no scores."""
+        assert report.relative.sections == {"work": [1.0, 1 / 3]}
+        assert [(one.rank, one.what) for one in report.stragglers] == [(1, "section work")]
+
+    def test_seconds(self, report):
+        """
+        What each rank waited is told per step: 100 entries in 100 steps.
+        """
+        assert report.waited_s_per_step == [2.0, 0.5]
+
+    def test_on_the_gpu(self, aggregator, source, kernel_window):
+        """
+        The time in NCCL's kernels, which wait on the device, is told per step: 10 launches of 2 s in 100 steps.
+        """
+        for rank, nccl_ns in enumerate((2e9, 1e9)):
+            aggregator(kernel_window(source(rank, world=2), 0, {"gemm": 5e9, "ncclDevKernel_AllReduce": nccl_ns}))
+        assert aggregator.result().windows[0].left_out_s_per_step == [0.2, 0.1]
+
+    def test_no_kernels(self, report):
+        """Where no kernels are known that is not known either, and is not 0."""
+        assert report.left_out_s_per_step == [None, None]
+
+    def test_dumped(self, aggregator, report):
+        """It moves with the state."""
+        other = ScoreAggregator(relax=0.0)
+        other.load(aggregator.dump())
+        assert other.latest() == report
+
+
+class TestInput:
+    def test_derived_events(self, feed, aggregator, published):
+        """A model does not read what models publish."""
+        feed(0, {0: 1, 1: 1, 2: 1, 3: 1})
+        before = aggregator.result()
+        aggregator(published[0])
+        assert aggregator.result() == before
+
+    def test_other_events(self, aggregator):
+        """What is none of its business changes nothing."""
+        aggregator(SpanEnded(id=1, parent_id=0, name="s", duration_ns=1))
+        assert aggregator.result().windows == []
+
+    def test_columns_of_unequal_length(self, aggregator, source, section_window):
+        """A window whose columns do not fit together is refused, and counted."""
+        event = section_window(source(0), 0, {"a": 1, "b": 2})
+        event.median_ns = [1.0]
+        aggregator(event)
+        assert (aggregator.result().windows, aggregator.result().malformed) == ([], 1)
+
+    def test_name_twice(self, aggregator, source, section_window):
+        """So is one that names a section twice."""
+        event = section_window(source(0), 0, {"a": 1, "b": 2})
+        event.names[1] = "a"
+        aggregator(event)
+        assert (aggregator.result().windows, aggregator.result().malformed) == ([], 1)
+
+    def test_impossible_rank(self, aggregator, source, section_window):
+        """A rank beyond all that can be is refused, and counted."""
+        aggregator(section_window(source(1 << 30), 0, {"a": 1}))
+        assert aggregator.result().malformed == 1
+
+    def test_impossible_world(self, aggregator, source, section_window):
+        """A world of two billion ranks does not make a report of two billion."""
+        aggregator(section_window(source(1, world=(1 << 31) - 1), 0, {"a": 1}))
+        assert aggregator.result().windows[0].ranks == [0, 1]
+
+    def test_missed(self, aggregator):
+        """What did not get here is in the result."""
+        aggregator.miss(3)
+        assert aggregator.result().missed == 3
+
+    @pytest.mark.parametrize(
+        "given",
+        [{"kinds": ["absolute"]}, {"kinds": "relative"}, {"relax": 1.0}, {"relax": -0.1}, {"keep": 0}, {"patience": 0}],
+    )
+    def test_settings(self, given):
+        """A setting out of its range is refused by name."""
+        with pytest.raises(ConfigError, match=next(iter(given))):
+            ScoreAggregator(**given)
+
+    @pytest.mark.parametrize("value", [-0.1, float("nan"), True, "0.75"])
+    def test_thresholds(self, value):
+        """So is a threshold that is no score."""
+        with pytest.raises(ConfigError, match="gpu_relative"):
+            Thresholds(gpu_relative=value)
+
+
+class TestResult:
+    def test_json(self, feed, aggregator):
+        """The result is plain data."""
+        feed(0, {0: 10, 1: 20}, world=3)
+        text = json.dumps(attrs.asdict(aggregator.result()), allow_nan=False)
+        assert json.loads(text)["windows"][0]["relative"]["sections"] == {"s": [1.0, 0.5, None]}
+
+    def test_summaries(self, source, section_window, kernel_window):
+        """The full statistics of one rank can be kept."""
+        aggregator = ScoreAggregator(summaries_of=1)
+        for rank in range(2):
+            aggregator(kernel_window(source(rank, world=2), 0, {"k": (4, 5, 6)}))
+            aggregator(section_window(source(rank, world=2), 0, {"s": 7 + rank}))
+        assert aggregator.latest().summaries == {
+            "sections": {"s": {"count": 100, "min": 8, "max": 8, "median": 8, "mean": 8, "std": 0}},
+            "kernels": {"k": {"count": 6, "min": 4, "max": 4, "median": 4, "mean": 5, "std": 0}},
+        }
+
+
+class TestDump:
+    @pytest.fixture
+    def full(self, aggregator, feed, source, kernel_window):
+        """Give a model that has seen something of everything."""
+        for window in range(12):
+            for rank in range(4):
+                aggregator(kernel_window(source(rank), window, {"k": 10 * (rank + 1), "ncclDev": 3}))
+            feed(window, {0: 10, 1: 10, 2: 10 + window, 3: {"s": 10, "t": 5}})
+        feed(12, {0: 10}, attempt=1)
+        aggregator.miss(2)
+        return aggregator
+
+    def test_same_result(self, full):
+        """Loaded elsewhere, the state gives the same result."""
+        other = ScoreAggregator(relax=0.0)
+        other.load(full.dump())
+        assert other.result() == full.result()
+
+    def test_plain_data(self, full):
+        """The dumped state is plain data: it survives msgpack."""
+        other = ScoreAggregator(relax=0.0)
+        other.load(msgpack.unpackb(msgpack.packb(full.dump())))
+        assert other.result() == full.result()
+
+    def test_goes_on(self, full, source, section_window):
+        """What comes afterwards has the same effect there as here."""
+        other = ScoreAggregator(relax=0.0)
+        other.load(full.dump())
+        for rank in range(4):
+            event = section_window(source(rank, attempt=1), 13, {"s": 15})
+            full(event)
+            other(event)
+        assert other.result() == full.result()
+
+    def test_not_published_again(self, full):
+        """What was published there is not published here again."""
+        published = []
+        other = ScoreAggregator(publish=published.append, relax=0.0)
+        other.load(full.dump())
+        assert published == []
+
+    @pytest.mark.parametrize("data", [{}, {"format": 2}, {"format": 1, "ranks": 7}, None, []])
+    def test_something_else(self, data):
+        """What is no dumped state is refused, and leaves an empty model."""
+        other = ScoreAggregator()
+        with pytest.raises(ValueError, match="dumped state"):
+            other.load(data)
+        assert other.result().windows == []
+
+
+class TestOnReport:
+    def test_without_events(self, source, section_window):
+        """Whoever wants reports in place of events gets each when it closes, and when it is amended."""
+        told = []
+        aggregator = ScoreAggregator(on_report=told.append, patience=1)
+        aggregator(section_window(source(0, world=2), 0, {"a": 1.0}))
+        aggregator(section_window(source(0, world=2), 1, {"a": 1.0}))
+        aggregator(section_window(source(1, world=2), 0, {"a": 1.0}))
+        assert [(report.window, report.revision) for report in told] == [(0, 1), (0, 2)]
+
+
+class TestReportEvents:
+    def test_is_derived(self, feed, published):
+        """The report is a derived event."""
+        feed(0, {0: 1, 1: 1, 2: 1, 3: 1})
+        assert type(published[0]) is StragglerReport
+        assert published[0].derived
+
+    def test_time(self, feed, published):
+        """Its time is the end of what it reports on: that of the window's last event."""
+        feed(0, {0: 1, 1: 1, 2: 1, 3: 1})
+        assert published[0].at_ns == 1_000_000_000

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from trackside.events import ClockCompared, Source
+from trackside.handlers.models import ClockOffsets
+
+ROOT, FORWARDER = (Source.detect({}, id=name, role="collector") for name in ("root", "forwarder"))
+
+
+def compared(by, source_id, offset_ns, *, sure_ns=10, at_ns=1):
+    """Return the event in which *by* says how far a source's clock is ahead of its own."""
+    event = ClockCompared(source_id=source_id, offset_ns=offset_ns, uncertainty_ns=sure_ns, exchanges=16, at_ns=at_ns)
+    event._source = by
+    return event
+
+
+def offsets(*events):
+    """Return what the model makes of *events*."""
+    model = ClockOffsets()
+    for event in events:
+        model(event)
+    return {name: (one.offset_ns, one.uncertainty_ns, one.root) for name, one in model.result().offsets.items()}
+
+
+class TestClockOffsets:
+    def test_one_link(self):
+        """
+        Over one link the offset is what was told.
+        """
+        assert offsets(compared(ROOT, "rank", 500)) == {"rank": (500, 10, "root")}
+
+    def test_adds_up_along_the_way(self):
+        """
+        A rank 300 ns ahead of its forwarder, which is 200 ns behind the collector, is 100 ns ahead of that.
+        """
+        told = compared(FORWARDER, "rank", 300, sure_ns=7), compared(ROOT, "forwarder", -200, sure_ns=5)
+
+        assert offsets(*told)["rank"] == offsets(*reversed(told))["rank"] == (100, 12, "root")
+
+    def test_latest_word_of_each_counts(self):
+        """
+        What was told later replaces what was told before, in whatever order it is read.
+        """
+        told = compared(ROOT, "rank", 500, at_ns=1), compared(ROOT, "rank", 900, at_ns=2)
+
+        assert offsets(*told) == offsets(*reversed(told)) == {"rank": (900, 10, "root")}
+
+    def test_surest_of_several(self):
+        """
+        Of a collector that was started again and its predecessor the one counts that knew it better.
+        """
+        told = compared(ROOT, "rank", 500, sure_ns=50), compared(FORWARDER, "rank", 480, sure_ns=20)
+
+        assert offsets(*told)["rank"] == (480, 20, "forwarder")
+
+    def test_circle_ends(self):
+        """
+        Two that were compared with each other are no endless way.
+        """
+        told = compared(ROOT, "forwarder", 1), compared(FORWARDER, "root", -1)
+
+        assert set(offsets(*told)) == {"forwarder", "root"}
+
+    def test_dumped_and_loaded(self):
+        """
+        The state survives being plain data.
+        """
+        model, other = ClockOffsets(), ClockOffsets()
+        model(compared(ROOT, "rank", 500))
+        model.miss(3)
+
+        other.load(model.dump())
+
+        assert other.result() == model.result()

@@ -1,0 +1,117 @@
+"""The board of counters."""
+
+from __future__ import annotations
+
+import json
+
+import attrs
+import pytest
+
+from trackside.events import CounterWindow, Event, Sketch, Source
+from trackside.handlers.models.counters import CounterBoard
+
+pytestmark = pytest.mark.once
+
+
+def told(source: Source, *, name="train.loss", count=2, total=(2, 3.0), values=None, end_ns=10, sketch=b"") -> Event:
+    window = CounterWindow(
+        name=name,
+        unit="nats",
+        start_ns=0,
+        end_ns=end_ns,
+        count=count,
+        values=values if values is not None else {"mean": 1.5},
+        sketch=sketch,
+        total_count=total[0],
+        total_sum=total[1],
+    )
+    window._source = source
+    return window
+
+
+LEFT = Source(id="a", rank=0)
+RIGHT = Source(id="b", rank=1)
+
+
+class TestCounterBoard:
+    def test_totals_add_up_over_ranks(self):
+        """The total over two ranks is the sum of their latest cumulative figures."""
+        board = CounterBoard()
+        for window in (told(LEFT), told(LEFT, total=(5, 9.0), end_ns=20), told(RIGHT, total=(3, 4.5))):
+            board(window)
+
+        totals = board.result().counters["train.loss"]
+
+        assert (totals.count, totals.sum) == (8, 13.5)
+
+    def test_lost_window(self):
+        """A window that never came costs nothing of the total, since the next one carries it."""
+        board = CounterBoard()
+        board(told(LEFT, count=1, total=(100, 250.0), end_ns=90))
+
+        assert board.result().counters["train.loss"].count == 100
+
+    def test_late_window(self):
+        """A window that comes after a later one does not set the total back."""
+        board = CounterBoard()
+        board(told(LEFT, total=(5, 9.0), end_ns=20, values={"mean": 3.0}))
+        board(told(LEFT, total=(2, 3.0), end_ns=10))
+
+        totals = board.result().counters["train.loss"]
+
+        assert (totals.count, totals.windows) == (5, [{"mean": 3.0}])
+
+    def test_empty_window(self):
+        """An empty window leaves the figures of the one before it."""
+        board = CounterBoard()
+        board(told(LEFT, end_ns=10, values={"mean": 1.5}))
+        board(told(LEFT, end_ns=20, count=0, values={"count": 0.0}))
+
+        assert board.result().counters["train.loss"].windows == [{"mean": 1.5}]
+
+    def test_quantiles_of_merged_ranks(self):
+        """Quantiles over two ranks are those of all values together, within 1 %."""
+        board = CounterBoard()
+        board(told(LEFT, sketch=Sketch(range(1, 501)).to_wire()))
+        board(told(RIGHT, sketch=Sketch(range(501, 1001)).to_wire()))
+
+        quantiles = board.result().counters["train.loss"].quantiles
+
+        assert quantiles["p50"] == pytest.approx(500, rel=0.011)
+        assert quantiles["p99"] == pytest.approx(990, rel=0.011)
+
+    def test_extremes(self):
+        """Minimum and maximum are the extremes over all windows that told theirs."""
+        board = CounterBoard()
+        board(told(LEFT, values={"min": -1.0, "max": 2.0}))
+        board(told(RIGHT, values={"min": 0.0, "max": 7.0}))
+
+        totals = board.result().counters["train.loss"]
+
+        assert (totals.minimum, totals.maximum) == (-1.0, 7.0)
+
+    def test_dump_and_load(self):
+        """A board that loads another's state goes on as that one would."""
+        board, other = CounterBoard(), CounterBoard()
+        board(told(LEFT, sketch=Sketch([1.0, 2.0]).to_wire()))
+        board.miss(3)
+        other.load(board.dump())
+        for each in (board, other):
+            each(told(RIGHT, sketch=Sketch([3.0]).to_wire()))
+
+        assert other.dump() == board.dump()
+
+    def test_result_is_json(self):
+        """The result serializes to JSON."""
+        board = CounterBoard()
+        board(told(LEFT))
+
+        assert json.loads(json.dumps(attrs.asdict(board.result())))["counters"]["train.loss"]["counts"] == [2]
+
+    def test_missed(self):
+        """What the board did not get is in its result."""
+        board = CounterBoard()
+        board.miss(4)
+        board.miss(1)
+
+        assert board.result().missed == 5

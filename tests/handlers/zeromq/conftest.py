@@ -1,0 +1,256 @@
+"""Jobs in processes of their own that do what they are told, places for sockets, and waiting for what must come."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import msgpack
+import pytest
+
+import trackside
+from trackside.events import wire_name_of
+from trackside.handlers.zeromq import Collector, Forwarder
+
+SCRIPTS = Path(__file__).parent / "scripts"
+DEADLINE_S = 30.0
+
+
+class RemoteJob:
+    """A job in a process of its own; every method of `scripts/job.py` can be called on it."""
+
+    def __init__(self, directory, **config):
+        self.process = subprocess.Popen(
+            [sys.executable, str(SCRIPTS / "job.py"), str(directory)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+        self.pid = self.process.pid
+        self.endpoints = self._tell("start", config)
+
+    def __getattr__(self, name):
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda **arguments: self._tell(name, arguments)
+
+    def _tell(self, verb, arguments):
+        self.process.stdin.write(json.dumps([verb, arguments]) + "\n")
+        line = self.process.stdout.readline()
+        assert line, f"the job ended while it did {verb}"
+        return json.loads(line)
+
+    @property
+    def endpoint(self):
+        """Where it was bound."""
+        return self.endpoints[0]
+
+    def leave(self):
+        """Let it end; return its exit code."""
+        self.process.stdin.close()
+        code = self.process.wait(DEADLINE_S)
+        self.process.stdout.close()
+        return code
+
+    def kill(self):
+        """End it at once, if it runs still."""
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, signal.SIGCONT)
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+
+
+@pytest.fixture
+def place():
+    """Give a directory of this user's alone, with a name short enough for sockets."""
+    directory = tempfile.mkdtemp(prefix="ts-")
+    yield Path(directory)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def jobs(place):
+    """Give a function that starts jobs; they are ended after the test, whatever they are at."""
+    started = []
+
+    def start(**config):
+        config.setdefault("publish", f"ipc://{place}/job{len(started)}")
+        started.append(RemoteJob(place, **config))
+        return started[-1]
+
+    yield start
+    for job in started:
+        if job.process.poll() is None or not job.process.stdout.closed:
+            job.kill()
+
+
+@pytest.fixture(scope="session")
+def scripted():
+    """Give the module of `scripts/job.py`."""
+    spec = importlib.util.spec_from_file_location("scripted_job", SCRIPTS / "job.py")
+    module = sys.modules["scripted_job"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def here(place, scripted):
+    """Give a function that makes the same jobs in this process, where starting costs nothing; the sockets are real."""
+    made = []
+
+    def make(**config):
+        config.setdefault("publish", f"ipc://{place}/here{len(made)}")
+        config.setdefault("models", False)
+        made.append(scripted.Job(place, **config))
+        return made[-1]
+
+    yield make
+    for job in made:
+        job.close(0.1)
+        job.bus.close(0.5)
+
+
+@pytest.fixture
+def attached():
+    """Give `attach`; what it returned is closed after the test."""
+    with contextlib.ExitStack() as stack:
+        yield lambda *endpoints, **options: stack.enter_context(trackside.attach(*endpoints, **options))
+
+
+@pytest.fixture
+def states():
+    """Give a function that returns, by name, what *models* dump, or what a job told that its own did."""
+
+    def unpacked(models):
+        packed = (
+            models if isinstance(models, dict) else {type(one).__name__: msgpack.packb(one.dump()) for one in models}
+        )
+        return {
+            name: msgpack.unpackb(bytes.fromhex(state) if isinstance(state, str) else state, strict_map_key=False)
+            for name, state in packed.items()
+        }
+
+    return unpacked
+
+
+@pytest.fixture
+def read_until():
+    """Give a function that reads from an attachment until *enough* is true of what came, and returns that."""
+
+    def read(attachment, enough, timeout_s=DEADLINE_S):
+        events = []
+        deadline = time.monotonic() + timeout_s
+        while not enough(events):
+            assert time.monotonic() < deadline, f"{len(events)} events, lost {attachment.lost}, and then no more"
+            assert not attachment.is_over or enough(events), f"it ended after {len(events)} events"
+            events += attachment.read(0.1)
+        return events
+
+    return read
+
+
+@pytest.fixture
+def until():
+    """Give a function that waits until something is true."""
+
+    def wait(is_true, timeout_s=DEADLINE_S):
+        deadline = time.monotonic() + timeout_s
+        while not is_true():
+            assert time.monotonic() < deadline, "it never became true"
+            time.sleep(0.01)
+
+    return wait
+
+
+class Served:
+    """A collector or forwarder that serves on a thread, and the events that it heard."""
+
+    def __init__(self, server):
+        self.server = server
+        self.events = []
+        if hasattr(server, "models"):
+            server.models.append(self.events.append)
+        self._thread = threading.Thread(target=server.serve, daemon=True)
+        self._thread.start()
+
+    def __getattr__(self, name):
+        return getattr(self.server, name)
+
+    def heard(self, kind, source_id=None):
+        """Return what it heard of a *kind*, by class or wire name."""
+        of_kind = (lambda event: wire_name_of(event) == kind) if isinstance(kind, str) else (lambda e: type(e) is kind)
+        return [e for e in list(self.events) if of_kind(e) and source_id in (None, e.source.id)]
+
+    def end(self):
+        """Stop and close; safe to call twice."""
+        self.server.stop()
+        self._thread.join(DEADLINE_S)
+        return self.server.close()
+
+
+@pytest.fixture
+def collectors():
+    """Give a function that runs collectors in this process, insecure unless told otherwise."""
+    with contextlib.ExitStack() as stack:
+
+        def start(**options):
+            if "keys" not in options:
+                options.setdefault("insecure", True)
+            options.setdefault("bind", "tcp://127.0.0.1:*")
+            served = Served(Collector(options.pop("bind"), **options))
+            stack.callback(served.end)
+            return served
+
+        yield start
+
+
+@pytest.fixture
+def forwarders():
+    """Give a function that runs forwarders in this process, insecure unless told otherwise."""
+    with contextlib.ExitStack() as stack:
+
+        def start(to, **options):
+            if "keys" not in options:
+                options.setdefault("insecure", True)
+            options.setdefault("bind", "tcp://127.0.0.1:*")
+            served = Served(Forwarder(options.pop("bind"), to=to, **options))
+            stack.callback(served.end)
+            return served
+
+        yield start
+
+
+@pytest.fixture
+def command_line():
+    """Give a function that starts `trackside` with some arguments; what runs still is killed after the test."""
+    started = []
+
+    def start(*arguments):
+        code = "import sys; from trackside.cli import main; sys.exit(main(sys.argv[1:]))"
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()

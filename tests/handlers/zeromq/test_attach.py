@@ -1,0 +1,338 @@
+"""Attaching to a job in another process: what comes, what is asked for, and what the job notices of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+import trackside
+from trackside.events import ConfigError, SourceEnded, UnknownEvent, UnreadableError, fields_of, wire_name_of
+from trackside.handlers.models import SpanBuilder, TrainingMetrics
+from trackside.handlers.models.counters import CounterBoard
+from trackside.handlers.models.goodput import GoodputAccumulator
+from trackside.handlers.models.scores import ScoreAggregator
+
+pytestmark = pytest.mark.once
+
+STEP = "test.step.taken"
+MODELS = (SpanBuilder, CounterBoard, GoodputAccumulator, ScoreAggregator, TrainingMetrics)
+
+
+def numbers(events):
+    fields = [event.fields if isinstance(event, UnknownEvent) else fields_of(event) for event in events]
+    names = map(wire_name_of, events)
+    return [told["number"] for told, name in zip(fields, names, strict=True) if name == STEP]
+
+
+class TestWhatComes:
+    def test_from_now_on(self, here, attached, read_until):
+        """A viewer gets what is logged after it came, in order, each once."""
+        job = here()
+        job.log(count=10)
+        viewer = attached(job.endpoint)
+        assert viewer.wait()
+        job.log(count=100)
+
+        assert numbers(read_until(viewer, lambda events: len(numbers(events)) == 100)) == list(range(10, 110))
+
+    def test_whose_it_is(self, jobs, attached, read_until):
+        """Events carry the job's identity and their numbers there, though the job introduced itself long before."""
+        job = jobs(rank=3)
+        job.log(count=5)
+        viewer = attached(job.endpoint)
+        viewer.wait()
+        job.log(count=2)
+        events = read_until(viewer, lambda events: len(numbers(events)) == 2)
+
+        assert {(event.source.rank, event.source.run_id, event.source.pid) for event in events} == {
+            (3, "test", job.pid)
+        }
+        assert [event.seq for event in events] == [6, 7]  # 0 is SourceStarted
+
+    def test_until_the_end(self, here, attached):
+        """The iteration ends when the job has ended, with its last event."""
+        job = here()
+        viewer = attached(job.endpoint)
+        viewer.wait()
+        job.log(count=10)
+        job.end(reason="done")
+        job.close()
+
+        events = list(viewer)
+        assert numbers(events) == list(range(10))
+        assert isinstance(events[-1], SourceEnded)
+        assert viewer.lost == 0
+
+    def test_two_jobs(self, here, attached, read_until):
+        """One viewer can watch several jobs."""
+        both = [here(rank=rank) for rank in range(2)]
+        viewer = attached(*(job.endpoint for job in both))
+        viewer.wait()
+        for job in both:
+            job.log(count=20)
+        events = read_until(viewer, lambda events: len(numbers(events)) == 40)
+
+        assert {event.source.rank for event in events} == {0, 1}
+
+    def test_by_directory(self, here, attached, place, read_until):
+        """A job is found by the directory it writes to, and no longer when it has left."""
+        job = here()
+        viewer = attached(str(place))
+        viewer.wait()
+        job.log(count=1)
+        read_until(viewer, lambda events: numbers(events) == [0])
+        job.close()
+
+        with pytest.raises(UnreadableError, match="no job that publishes"):
+            trackside.attach(place.as_posix())
+
+    def test_left_by_a_killed_job(self, jobs, place):
+        """What a killed job left behind is not taken for a job."""
+        job = jobs(models=False)
+        job.kill()
+
+        with pytest.raises(UnreadableError, match="no job that publishes"):
+            trackside.attach(place.as_posix())
+
+
+class TestWhatIsAskedFor:
+    def test_nobody_asked(self, here, attached, until):
+        """What no viewer asked for nobody wants in the job, before, during and after a visit."""
+        job = here()
+        assert not job.wants(name="step")
+        viewer = attached(job.endpoint, to="test.rare.*")
+        viewer.wait()
+        assert job.wants(name="rare")
+        assert not job.wants(name="step")
+        viewer.close()
+        until(lambda: not job.wants(name="rare"))
+
+    def test_by_name(self, here, attached, read_until):
+        """Only the types that were named come, and the sources' own words about themselves only if asked for."""
+        job = here()
+        viewer = attached(job.endpoint, to=("test.rare.noted", SourceEnded))
+        viewer.wait()
+        job.log(count=50)
+        job.note(count=3)
+        job.end()
+        events = read_until(viewer, lambda events: any(isinstance(event, SourceEnded) for event in events))
+
+        assert [type(event).__name__ for event in events] == ["RareNoted"] * 3 + ["SourceEnded"]
+        assert {wire_name_of(event) for event in events[:3]} == {"test.rare.noted"}
+
+    def test_declared_later(self, here, attached, read_until):
+        """A type that the job declares after somebody asked for it by a glob comes."""
+        job = here()
+        viewer = attached(job.endpoint, to="acme.*")
+        viewer.wait()
+        job.declare(name="acme.late.came", count=2)
+
+        events = read_until(viewer, lambda events: len(events) == 2)
+        assert {wire_name_of(event) for event in events} == {"acme.late.came"}
+
+    def test_derived_types(self, here, attached, read_until):
+        """A class stands for the classes derived from it."""
+        job = here()
+        viewer = attached(job.endpoint, to=trackside.events.SpanEnded)
+        viewer.wait()
+        job.work(seed=1, steps=20)
+        job.end()
+        job.close()
+
+        assert {type(event).__name__ for event in viewer} == {"SpanEnded", "IterationSpanEnded", "ProfileSpanEnded"}
+
+    def test_by_detail(self, here, attached, read_until):
+        """Below the level that was asked for nothing leaves the job."""
+        job = here()
+        viewer = attached(job.endpoint, detail=trackside.LIFECYCLE)
+        viewer.wait()
+        assert not job.wants(name="step")
+        job.log(count=10)
+        job.note(count=2)
+        events = read_until(viewer, lambda events: len(events) >= 2)
+
+        assert {"RareNoted"} == {type(event).__name__ for event in events} - {"SourceStarted"}
+
+    def test_rule_in_the_job(self, here, attached, read_until):
+        """A rule is applied in the job: what it leaves out does not cross the socket, and is no loss."""
+        job = here()
+        viewer = attached(job.endpoint, to=STEP, keep=trackside.every(10))
+        viewer.wait()
+        job.log(count=100)
+
+        assert numbers(read_until(viewer, lambda events: len(events) >= 10)) == list(range(0, 100, 10))
+        assert sum(line.feed.before for line in viewer._lines) == 11  # with SourceStarted
+        assert viewer.lost == 0
+
+    def test_predicate_here(self, here, attached, read_until):
+        """A predicate is applied by the viewer."""
+        job = here()
+        viewer = attached(job.endpoint, to=STEP, keep=trackside.where(lambda event: event.step % 7 == 0))
+        viewer.wait()
+        job.log(count=50)
+
+        assert numbers(read_until(viewer, lambda events: len(events) >= 8)) == list(range(0, 50, 7))
+
+    def test_equal_filters(self, here, attached, read_until):
+        """Viewers who ask for the same share what is kept for them."""
+        job = here()
+        viewers = [attached(job.endpoint, to="test.*") for _ in range(3)]
+        assert all(viewer.wait() for viewer in viewers)
+        job.log(count=10)
+
+        assert [len(read_until(viewer, lambda events: len(events) == 10)) for viewer in viewers] == [10, 10, 10]
+        assert job.stats()["handlers"] == ["Tap"]
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"to": 3},
+            {"to": ()},
+            {"to": "step"},
+            {"detail": 9},
+            {"keep": len},
+            {"models": [SpanBuilder(), SpanBuilder()]},
+        ],
+        ids=["type", "nothing", "word", "detail", "rule", "models"],
+    )
+    def test_wrong(self, place, wrong):
+        """What cannot be asked for is refused before anything is connected."""
+        with pytest.raises(ConfigError):
+            trackside.attach(f"ipc://{place}/x", **wrong)
+
+    def test_models_over_several(self, place):
+        """Models over several ranks need somebody who has them all."""
+        with pytest.raises(ConfigError, match="collector"):
+            trackside.attach(f"ipc://{place}/x", f"ipc://{place}/y", models=[SpanBuilder()])
+
+
+class TestModels:
+    def test_live_is_remote(self, jobs, attached, seed, states):
+        """Every model ends in the same state in the job and at a viewer that was there from the beginning."""
+        job = jobs()
+        models = [make() for make in MODELS]
+        viewer = attached(job.endpoint, models=models)
+        viewer.wait()
+        job.work(seed=seed, steps=200)
+        job.end()
+        dumps = job.dumps()
+        job.close()
+        list(viewer)
+
+        assert states(models) == states(dumps)
+        assert viewer.lost == 0
+
+    def test_late_join(self, here, attached, seed, scaled, states):
+        """Whenever a viewer comes, the snapshot and the stream from there make the job's state (R14)."""
+        turns = scaled(100)
+        for first in range(0, turns, 20):
+            job = here(models=True)
+            job.pace(per_s=5000)
+            viewers = []
+            for turn in range(first, min(first + 20, turns)):
+                job.work(seed=seed + turn, steps=20)
+                viewers.append((attached(job.endpoint, models=(models := [make() for make in MODELS])), models))
+                assert viewers[-1][0].wait()
+            job.rest()
+            job.work(seed=seed, steps=20)
+            job.end()
+            dumps = states(job.dumps())
+            job.close()
+            for viewer, models in viewers:
+                count = sum(1 for _ in viewer)
+                assert count > 0
+                assert states(models) == dumps
+                assert all(joined.complete for joined in viewer.models.values())
+                assert viewer.lost == 0
+
+    def test_not_run_by_the_job(self, here, attached):
+        """A model that the job does not run says since when it knows something, and that this is not all."""
+        job = here()
+        job.log(count=1)
+        viewer = attached(job.endpoint, models=[SpanBuilder()])
+        viewer.wait()
+
+        joined = viewer.models["SpanBuilder"]
+        assert not joined.complete
+        assert joined.reason == "it is not run there"
+        assert abs(joined.since_ns - trackside.events.clock.now_ns()) < 60e9
+
+    def test_nothing_derived(self, here, attached):
+        """What models in the job derived is shown, and given to no model here: it would be counted twice."""
+
+        class Kept:
+            def __init__(self):
+                self.events = []
+
+            def __call__(self, event):
+                self.events.append(event)
+
+        job, model = here(models=True), Kept()
+        viewer = attached(job.endpoint, models=[model])
+        viewer.wait()
+        job.work(seed=1, steps=50)
+        job.end()
+        job.close()
+        shown = list(viewer)
+
+        assert model.events == [event for event in shown if not event.derived]
+        assert len(model.events) < len(shown)
+
+    def test_what_is_shown_besides(self, here, attached):
+        """Models read everything, and the iteration still gives only what was asked for."""
+        job = here(models=True)
+        model = TrainingMetrics()
+        viewer = attached(job.endpoint, to="trackside.source.*", models=[model])
+        viewer.wait()
+        job.work(seed=1, steps=50)
+        job.end()
+        job.close()
+
+        assert {type(event).__name__ for event in viewer} == {"SourceStarted", "SourceEnded"}
+        assert model.result().sources
+
+
+class TestLinks:
+    def test_restarted_job(self, jobs, attached, read_until, place):
+        """When a job is killed and another takes its place, the viewer goes on with that by itself."""
+        first = jobs(models=False, publish=f"ipc://{place}/same")
+        viewer = attached(first.endpoint)
+        viewer.wait()
+        first.log(count=3)
+        read_until(viewer, lambda events: len(numbers(events)) == 3)
+        first.kill()
+        second = jobs(models=False, publish=f"ipc://{place}/same")
+        second.log(count=4)  # nobody is there yet
+        read_until(viewer, lambda _: second.wants(name="step"))
+        second.log(count=5)
+        events = read_until(viewer, lambda events: len(numbers(events)) == 5)
+
+        assert numbers(events) == [4, 5, 6, 7, 8]
+        assert {event.source.pid for event in events} == {second.pid}
+
+    @pytest.mark.integration  # three seconds of silence cannot be had in less
+    def test_stopped_job(self, jobs, attached, read_until):
+        """A job that stands still is called silent, and no longer when it goes on."""
+        job = jobs(models=False)
+        viewer = attached(job.endpoint)
+        viewer.wait()
+        os.kill(job.pid, signal.SIGSTOP)
+        read_until(viewer, lambda _: viewer.is_silent)
+        os.kill(job.pid, signal.SIGCONT)
+        read_until(viewer, lambda _: not viewer.is_silent)
+        job.log(count=1)
+
+        assert numbers(read_until(viewer, lambda events: len(events) >= 1)) == [0]
+
+    def test_status(self, here, attached, read_until):
+        """What the job says of itself comes with the beats: its numbers and its open spans."""
+        job = here()
+        viewer = attached(job.endpoint)
+        viewer.wait()
+        job.log(count=7)
+        read_until(viewer, lambda _: viewer.status[0].get("seq", 0) == 8)
+
+        assert viewer.status[0]["counts"]["shed"] == 0
+        assert "open_spans" in viewer.status[0]

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from trackside.events import ClockCompared
+from trackside.handlers.zeromq._clock_offset import ClockOffset
+
+
+def exchange(estimate, now_ns, offset_ns, there_ns, back_ns):
+    """Let *estimate* see an exchange with a clock that is *offset_ns* ahead; return the time after it."""
+    think_ns = 1000
+    received = now_ns + there_ns + offset_ns
+    replied = received + think_ns
+    end = now_ns + there_ns + think_ns + back_ns
+    estimate.add(now_ns, received, replied, end)
+    return end
+
+
+class TestClockOffset:
+    def test_equal_ways(self):
+        """
+        When the ways there and back take as long, the offset is exact.
+        """
+        estimate = ClockOffset()
+
+        exchange(estimate, 0, 5_000_000, 300_000, 300_000)
+
+        assert estimate.best.offset_ns == 5_000_000
+        assert estimate.best.uncertainty_ns == 300_000
+
+    @pytest.mark.parametrize("offset_ns", [0, 3_000_000_000, -3_000_000_000])
+    def test_truth_is_within_the_uncertainty(self, rng, offset_ns):
+        """
+        However unequal the ways are, the true offset is within the uncertainty of the estimate.
+        """
+        for _ in range(200):
+            estimate, now = ClockOffset(), 0
+            for _ in range(16):
+                there, back = (int(rng.expovariate(1 / 200_000)) for _ in range(2))
+                now = exchange(estimate, now, offset_ns, there, back)
+            assert abs(estimate.best.offset_ns - offset_ns) <= estimate.best.uncertainty_ns
+
+    def test_quickest_of_sixteen_counts(self):
+        """
+        One quick exchange among slow ones decides.
+        """
+        estimate, now = ClockOffset(), 0
+        for place in range(16):
+            there = 10_000 if place == 9 else 5_000_000
+            now = exchange(estimate, now, 777, there, 10_000)
+
+        assert estimate.best == type(estimate.best)(777, 10_000)
+
+    def test_follows_drift(self):
+        """
+        Old exchanges leave: a clock that runs 200 ppm fast is followed.
+        """
+        estimate, now = ClockOffset(), 0
+        for second in range(600):
+            now = second * 1_000_000_000
+            exchange(estimate, now, second * 200_000, 100_000, 100_000)
+
+        assert abs(estimate.best.offset_ns - 599 * 200_000) <= 16 * 200_000
+
+    def test_says_nothing_twice(self):
+        """
+        What is no better and did not move is not told again.
+        """
+        estimate, now = ClockOffset(), 0
+        now = exchange(estimate, now, 100, 50_000, 50_000)
+        assert estimate.news() is not None
+
+        exchange(estimate, now, 101, 50_000, 50_000)
+
+        assert estimate.news() is None
+
+    def test_tells_a_step(self):
+        """
+        A clock that was set is told, once nothing of before is left.
+        """
+        estimate, now, rng = ClockOffset(), 0, random.Random(1)
+        now = exchange(estimate, now, 0, 50_000, 50_000)
+        estimate.news()
+        for _ in range(16):
+            now = exchange(estimate, now, 3_600_000_000_000, 50_000 + rng.randrange(100), 50_000)
+
+        assert abs(estimate.news().offset_ns - 3_600_000_000_000) < 100_000
+
+    def test_impossible_exchange_is_passed_over(self):
+        """
+        An answer from before the question was asked is not believed.
+        """
+        estimate = ClockOffset()
+
+        estimate.add(1000, 5000, 9000, 2000)
+
+        assert estimate.best is None
+
+
+@pytest.mark.integration
+class TestOverLink:
+    def test_same_machine(self, jobs, collectors, until):
+        """
+        The clock of a job on this machine is found to be the same, to within what the exchanges can tell.
+        """
+        collector = collectors()
+        jobs(publish=False, collector=collector.endpoint, insecure=True).log(count=1)
+
+        until(lambda: collector.heard(ClockCompared))
+
+        told = collector.heard(ClockCompared)[-1]
+        assert abs(told.offset_ns) <= told.uncertainty_ns + 1_000_000

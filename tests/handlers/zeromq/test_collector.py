@@ -1,0 +1,340 @@
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+
+import pytest
+
+from trackside.events import (
+    EventsLost,
+    Frame,
+    IterationEnded,
+    PeerCut,
+    RankFellSilent,
+    RankSpokeAgain,
+    RowEncoder,
+    Source,
+    SourceEnded,
+    encode_frame,
+)
+from trackside.handlers import feed, inspect, replay
+from trackside.handlers.eventlog._reader import LogReader
+from trackside.handlers.models import ClockOffsets, CounterBoard, SpanBuilder
+from trackside.handlers.models.goodput import GoodputAccumulator
+from trackside.handlers.models.scores import ScoreAggregator
+from trackside.handlers.zeromq import Quota
+from trackside.handlers.zeromq._keeper import Keeper
+from trackside.handlers.zeromq._roll import Roll
+from trackside.handlers.zeromq._sockets import new_context
+
+pytestmark = pytest.mark.once
+
+STEP = "test.step.taken"
+
+
+def frame_of(source, first, last):
+    """Return a frame with the iterations *first* to *last*."""
+    encoder, schemas, rows = RowEncoder(), {}, []
+    for seq in range(first, last + 1):
+        schema, row = encoder.encode(IterationEnded(duration_ns=1, step=seq, at_ns=seq, span_id=0), seq - first)
+        schemas[schema.number] = schema.entry
+        rows.append(row)
+    return encode_frame(source.id, first, last, shed={}, schemas=schemas.values(), rows=rows)
+
+
+class Undecoded:
+    """Keeps the frames of a log file as they are, by the source that its header names."""
+
+    def __init__(self):
+        self.frames = {}
+
+    def introduce(self, source):
+        """Note whose frames follow."""
+        self._current = self.frames.setdefault(source.id, [])
+
+    def decode(self, payload):
+        """Keep a frame."""
+        self._current.append(payload)
+        return Frame(None, 0, 0, {}, [])
+
+
+@pytest.fixture
+def sent(jobs):
+    """Give a function that starts a job that sends to a collector, with a rank."""
+    return lambda collector, rank=0, **options: jobs(
+        publish=False, collector=collector.endpoint, insecure="keys" not in options, rank=rank, **options
+    )
+
+
+@pytest.fixture
+def free_port():
+    """Give a port that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class TestLogs:
+    @pytest.mark.integration
+    def test_everything_is_there_once(self, collectors, sent, tmp_path):
+        """
+        The logs of two jobs hold every event that they logged, each under its number.
+        """
+        collector = collectors(log=tmp_path)
+        pair = [sent(collector, rank, models=False) for rank in range(2)]
+        for rank, job in enumerate(pair):
+            job.log(count=3000 + rank)
+            job.end()
+            job.leave()
+
+        assert collector.end()
+
+        report = {one.source.rank: one for one in inspect(tmp_path).sources if one.source.role == "main"}
+        assert [report[rank].by_type[STEP] for rank in range(2)] == [3000, 3001]
+        assert [report[rank].missing for rank in range(2)] == [0, 0]
+        assert [report[rank].ended for rank in range(2)] == ["closed", "closed"]
+
+    def test_frames_byte_for_byte(self, tmp_path):
+        """
+        A log's records are the frames that came, not a bit changed.
+        """
+        sources = [Source.detect({}, run_id="run", rank=rank) for rank in range(3)]
+        frames = {source.id: [frame_of(source, 10 * n, 10 * n + 9) for n in range(20)] for source in sources}
+        keeper = Keeper(tmp_path, most_open=1)
+        for n in range(20):
+            for source in sources:
+                keeper.take(source, frames[source.id][n], 10)
+            if n % 5 == 0:
+                keeper.flush()  # so that files are closed and opened again in between
+        assert keeper.close()
+
+        kept = Undecoded()
+        for path in tmp_path.rglob("*.tslog"):
+            list(LogReader(path, kept).read())
+        assert kept.frames == frames
+
+    def test_vanished_file_is_named(self, tmp_path):
+        """
+        What was in a file that somebody removed is counted in the next, and events go on being kept.
+        """
+        source = Source.detect({}, run_id="run")
+        keeper = Keeper(tmp_path, most_open=0)
+        keeper.take(source, frame_of(source, 0, 9), 10)
+        assert keeper.flush()
+        next(tmp_path.rglob("*.tslog")).unlink()
+
+        keeper.take(source, frame_of(source, 10, 19), 10)
+
+        assert keeper.close()
+        (report,) = inspect(tmp_path).sources
+        assert (report.events, report.lost_events) == (10, 10)
+
+    def test_full_buffer_is_counted(self, tmp_path):
+        """
+        What the disk has no room for in time is refused, counted, and named in the log.
+        """
+        source = Source.detect({}, run_id="run")
+        frame = frame_of(source, 0, 9)
+        keeper = Keeper(tmp_path, buffer_bytes=len(frame), flush_s=60)
+        keeper.take(source, frame, 10)
+
+        assert not keeper.take(source, frame_of(source, 10, 19), 10)
+
+        assert keeper.stats()["refused_events"] == 10
+        keeper.close()
+        (report,) = inspect(tmp_path).sources
+        assert (report.events, report.lost_events) == (10, 10)
+
+
+@pytest.mark.integration
+class TestModels:
+    def test_as_if_the_log_were_replayed(self, collectors, sent, tmp_path):
+        """
+        The states of a collector's models are what replaying its logs gives.
+        """
+        collector = collectors(log=tmp_path)
+        pair = [sent(collector, rank) for rank in range(2)]
+        for rank, job in enumerate(pair):
+            job.work(seed=rank, steps=20)
+            job.end()
+            job.leave()
+        assert collector.end()
+
+        live = {type(model).__name__: model for model in collector.models if hasattr(model, "dump")}
+        fresh = feed(
+            (event for event in replay(tmp_path) if not event.derived),
+            SpanBuilder(),
+            GoodputAccumulator(),
+            ScoreAggregator(),
+            CounterBoard(),
+            ClockOffsets(),
+        )
+
+        assert {type(model).__name__: model.result() for model in fresh if type(model) is not GoodputAccumulator} == {
+            name: model.result() for name, model in live.items() if name != "GoodputAccumulator"
+        }
+        goodput = next(model for model in fresh if type(model) is GoodputAccumulator)
+        assert goodput.result(session="test") == live["GoodputAccumulator"].result(session="test")
+
+
+class TestRestart:
+    @pytest.mark.integration
+    def test_killed_and_started_again(self, command_line, jobs, tmp_path, free_port):
+        """
+        A collector is killed while a job sends, and started again: the job comes back by itself and nothing is lost.
+        """
+        arguments = ("collect", "--bind", f"tcp://127.0.0.1:{free_port}", "--log", tmp_path / "log", "--insecure")
+        first = command_line(*arguments)
+        first.stdout.readline()
+        job = jobs(publish=False, collector=f"tcp://127.0.0.1:{free_port}", insecure=True, models=False)
+        job.pace(per_s=2000)
+        time.sleep(1.2)
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+
+        second = command_line(*arguments)
+        assert "read back" in second.stdout.readline()
+        logged = job.rest()
+        job.end()
+        job.close(timeout_s=10)
+        second.send_signal(signal.SIGTERM)
+        output, complaints = second.communicate(timeout=20)
+
+        report = next(one for one in inspect(tmp_path / "log").sources if one.source.role == "main")
+        assert (report.by_type[STEP], report.missing, report.ended) == (logged, 0, "closed"), output + complaints
+
+    def test_what_passed_meanwhile_is_named(self, collectors, tmp_path):
+        """
+        What a ring no longer held when a collector came back is lost, and said to be, to the event.
+        """
+        source = Source.detect({}, run_id="run")
+        keeper = Keeper(tmp_path)
+        keeper.take(source, frame_of(source, 0, 9), 10)
+        keeper.close()
+        collector = collectors(log=tmp_path)
+        assert collector.restored.events == 10
+
+        collection = collector.server.collection
+        member = collection.roll.members[source.id]
+        data = frame_of(source, 25, 29)
+        collection._add(collection._decoder.decode(data), data, member)
+
+        (lost,) = collector.heard(EventsLost)
+        assert (lost.source_id, lost.first_seq, lost.last_seq) == (source.id, 10, 24)
+        assert collector.totals()["lost"] == 15
+
+
+class TestSilence:
+    @pytest.mark.integration
+    @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+    def test_named_with_its_span(self, collectors, sent, until, how):
+        """
+        A rank that is killed, or stopped, is named within three heartbeats; the others are not.
+        """
+        collector = collectors(silent_after_s=2.0)
+        pair = [sent(collector, rank, models=False) for rank in range(2)]
+        for job in pair:
+            job.log(count=10)
+        until(lambda: collector.totals()["events"] >= 20)
+
+        os.kill(pair[1].pid, how)
+        start = time.monotonic()
+        until(lambda: collector.heard(RankFellSilent))
+
+        assert time.monotonic() - start < 10
+        assert [event.rank for event in collector.heard(RankFellSilent)] == [1]
+        assert collector.heard(RankFellSilent)[0].step == 9
+
+    @pytest.mark.integration
+    def test_stopped_one_speaks_again(self, collectors, sent, until):
+        """
+        A rank that goes on is said to be there again, and nothing of it is lost.
+        """
+        collector = collectors(silent_after_s=1.5)
+        job = sent(collector, models=False)
+        job.log(count=10)
+        until(lambda: collector.totals()["events"] >= 10)
+        os.kill(job.pid, signal.SIGSTOP)
+        until(lambda: collector.heard(RankFellSilent))
+
+        os.kill(job.pid, signal.SIGCONT)
+        job.log(count=10)
+
+        until(lambda: collector.heard(RankSpokeAgain) and len(collector.heard(STEP)) == 20)
+        assert collector.totals()["silent"] == 0
+
+    def test_ended_rank_is_not_silent(self):
+        """
+        A rank that said that it ended may say nothing more.
+        """
+        roll = Roll(silent_after_s=3.0)
+        source = Source.detect({}, run_id="run")
+        member = roll.member(source, 0.0)
+        member.admit(Frame(source, 0, 0, {}, [SourceEnded(reason="closed")]))
+
+        assert list(roll.silent(100.0, 0)) == []
+
+    def test_said_once(self):
+        """
+        One silence is said once, with the time of the last sign.
+        """
+        roll = Roll(silent_after_s=3.0)
+        roll.member(Source.detect({}, run_id="run", rank=7), 10.0)
+
+        told = [event for second in range(20) for event in roll.silent(10.0 + second, 10**9 * second)]
+
+        assert [(event.rank, event.silent_s, event.last_heard_ns) for event in told] == [(7, 3.0, 0)]
+
+    def test_not_said_again_after_a_restart(self, collectors, tmp_path):
+        """
+        A collector that was started again does not name the ranks again that it had named before.
+        """
+        source = Source.detect({}, run_id="run", rank=3)
+        keeper = Keeper(tmp_path)
+        keeper.take(source, frame_of(source, 0, 9), 10)
+        keeper.close()
+        first = collectors(log=tmp_path)
+        roll = first.collection.roll
+        roll.members[source.id].heard_s -= 100.0
+        deadline = time.monotonic() + 10
+        while not first.heard(RankFellSilent) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        (told,) = first.heard(RankFellSilent)
+        assert (told.rank, told.last_heard_ns) == (3, 9)  # when its last event was
+        first.end()
+
+        second = collectors(log=tmp_path)
+        second.collection.roll.members[source.id].heard_s -= 100.0
+        time.sleep(0.5)
+
+        assert second.heard(RankFellSilent) == []
+
+
+@pytest.mark.integration
+class TestQuota:
+    def test_noisy_peer_is_cut_and_counted(self, collectors, sent, until):
+        """
+        One rank sends more than its share: it is cut and named, and another's events all arrive.
+        """
+        collector = collectors(quota=Quota(events=500.0))
+        noisy, quiet = (sent(collector, rank, models=False) for rank in range(2))
+        noisy.pace(per_s=20_000)
+        quiet.log(count=100)
+        until(lambda: sum(event.source.rank == 1 for event in collector.heard(STEP)) == 100)
+        until(lambda: collector.heard(PeerCut))
+        noisy.rest()
+
+        assert collector.heard(PeerCut)[0].messages > 0
+
+
+class TestDescriptors:
+    def test_context_needs_a_libzmq_that_is_safe(self, monkeypatch):
+        """
+        A libzmq with known holes is refused in one line that says what to install.
+        """
+        monkeypatch.setattr("zmq.zmq_version_info", lambda: (4, 3, 4))
+
+        with pytest.raises(Exception, match=r"it must be 4\.3\.5 or newer"):
+            new_context()

@@ -1,0 +1,104 @@
+"""The last of a stream: what is kept, for how long, and where it begins."""
+
+from __future__ import annotations
+
+import pytest
+
+from trackside.handlers.zeromq._ring import Lost, Ring, Room
+
+
+class Clock:
+    """Ticks when told to."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def __call__(self):
+        """Return the time."""
+        return self.now_s
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def room(clock):
+    return Room(10_000, 30.0, clock)
+
+
+class TestRing:
+    def test_numbers(self, room):
+        """Entries are numbered from 0, and know how many events were before them."""
+        ring = Ring(room)
+        for events in (3, 0, 5):
+            ring.append(b"frame", events)
+        ring.append(Lost("source", 8, 9, "why"), 0)
+
+        assert [(entry.place, entry.before, entry.events) for entry in ring.read(0, 9)] == [
+            (0, 0, 3),
+            (1, 3, 0),
+            (2, 3, 5),
+            (3, 8, 0),
+        ]
+        assert (ring.next_index, ring.before) == (4, 8)
+
+    def test_bounded_by_bytes(self, room):
+        """The oldest go when there is no room, and what is left is contiguous."""
+        ring = Ring(room)
+        for _ in range(100):
+            ring.append(bytes(744), 1)  # 1,000 bytes with what an entry takes besides
+
+        assert [entry.place for entry in ring.read(90, 99)] == list(range(90, 100))
+        assert ring.read(89, 99) == []
+        assert ring.position(3) == (90, 90)
+        assert room.size_bytes == 10_000
+
+    def test_bounded_by_time(self, room, clock):
+        """What is older than thirty seconds goes when something new comes."""
+        ring = Ring(room)
+        ring.append(b"old", 1)
+        clock.now_s = 20.0
+        ring.append(b"younger", 1)
+        clock.now_s = 31.0
+        ring.append(b"new", 1)
+
+        assert ring.position(0) == (1, 1)
+
+    def test_room_is_shared(self, room):
+        """Two rings have the room of one between them; the larger one gives way."""
+        large, small = Ring(room), Ring(room)
+        small.append(bytes(744), 1)
+        for _ in range(20):
+            large.append(bytes(744), 1)
+
+        assert len(small.read(0, 99)) == 1
+        assert len(large.read(large.position(0)[0], 99)) == 9
+
+    def test_larger_than_the_room(self, room):
+        """What is larger than the whole room is not kept, and is counted as having been there."""
+        ring = Ring(room)
+        ring.append(bytes(20_000), 7)
+
+        assert ring.position(0) == (1, 7)
+        assert room.size_bytes == 0
+
+    def test_room_comes_back(self, room):
+        """A ring that is closed gives its room back."""
+        ring = Ring(room)
+        ring.append(bytes(744), 1)
+        ring.close()
+        ring.close()
+
+        assert room.size_bytes == 0
+        assert room.rings == []
+
+    @pytest.mark.parametrize(("index", "most", "expected"), [(0, 2, [0, 1]), (4, 9, [4]), (5, 9, []), (2, 0, [])])
+    def test_read(self, room, index, most, expected):
+        """Entries are read from any that is there."""
+        ring = Ring(room)
+        for _ in range(5):
+            ring.append(b"", 1)
+
+        assert [entry.place for entry in ring.read(index, most)] == expected

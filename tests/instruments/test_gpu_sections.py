@@ -1,0 +1,213 @@
+"""GPU times, with a GPU that a test advances."""
+
+from __future__ import annotations
+
+import pytest
+
+from trackside.bus import Bus
+from trackside.events import GpuTimingUnavailable, KernelWindow, SectionWindow
+from trackside.handlers import Capture
+from trackside.instruments import _gpu_sections as module
+from trackside.instruments.sections import Sections
+from trackside.instruments.torch import cuda_event_timer
+
+
+class FakeGpu:
+    """A GPU that works through what it was given when it is told to; each stretch takes 100 ns more than the last."""
+
+    def __init__(self):
+        self.marks = []
+        self.done = 0
+        self.capturing = False
+        self.broken = None
+
+    def begin(self):
+        """Mark a beginning."""
+        if self.broken:
+            raise self.broken
+        return None if self.capturing else [len(self.marks)]
+
+    def end(self, mark):
+        """Mark an end."""
+        self.marks.append(mark)
+        mark.append(len(self.marks))
+
+    def elapsed_ns(self, mark):
+        """Say how long it took, if that is over."""
+        return mark[1] * 100 if mark[1] <= self.done else None
+
+
+@pytest.fixture
+def gpu():
+    return FakeGpu()
+
+
+@pytest.fixture
+def published():
+    return Capture()
+
+
+@pytest.fixture
+def sections(gpu, published, ticking):
+    bus = Bus(strict=True)
+    bus.subscribe(published)
+    made = Sections(bus, find_timer=lambda: gpu)
+    made.configure(window_steps=1)
+    yield made
+    made.close()
+    bus.close()
+
+
+class TestTimes:
+    def test_finished(self, sections, gpu, published):
+        """What the GPU has finished at the end of the window is in it, under the section's name."""
+        gpu.done = 2
+        for _ in range(2):
+            with sections.section("forward", gpu=True):
+                pass
+        sections.step_ended(0)
+        (event,) = published.of(KernelWindow)
+        assert (event.names, event.counts, event.min_ns, event.max_ns, event.window) == (
+            ["forward"],
+            [2],
+            [100.0],
+            [200.0],
+            0,
+        )
+
+    def test_not_yet_finished(self, sections, gpu, published):
+        """What it has not finished comes in a later window, and nobody waits for it."""
+        for step in range(3):
+            with sections.section("forward", gpu=True):
+                pass
+            gpu.done = step
+            sections.step_ended(step)
+        assert [(event.window, event.counts, event.max_ns) for event in published.of(KernelWindow)] == [
+            (1, [1], [100.0]),
+            (2, [1], [200.0]),
+        ]
+
+    def test_before_the_sections(self, sections, gpu, published):
+        """The kernels' window comes before the sections', which makes the rank complete."""
+        gpu.done = 1
+        with sections.section("forward", gpu=True):
+            pass
+        sections.step_ended(0)
+        assert [type(event) for event in published] == [KernelWindow, SectionWindow]
+
+    def test_same_entries(self, sections, gpu, published):
+        """Entries that a profiling interval skips are not timed on the GPU either."""
+        sections.configure(profiling_interval=2, window_steps=4)
+        gpu.done = 9
+        for step in range(4):
+            with sections.section("forward", gpu=True):
+                pass
+            sections.step_ended(step)
+        assert [event.counts for event in published.of(KernelWindow)] == [[2]]
+
+    def test_exception(self, sections, gpu, published):
+        """A block that raises leaves no GPU time."""
+        gpu.done = 9
+        with pytest.raises(KeyError), sections.section("forward", gpu=True):
+            raise KeyError
+        sections.step_ended(0)
+        assert published.of(KernelWindow) == []
+
+    def test_nested(self, sections, gpu, published):
+        """Sections with GPU times may lie within each other."""
+        gpu.done = 9
+        one = sections.section("forward", gpu=True)
+        with one, one:
+            pass
+        sections.step_ended(0)
+        assert [event.counts for event in published.of(KernelWindow)] == [[2]]
+
+    def test_decorator(self, sections, gpu, published):
+        """As a decorator it times the GPU in each call."""
+        gpu.done = 9
+        work = sections.section("forward", gpu=True)(lambda: 7)
+        assert (work(), work()) == (7, 7)
+        sections.step_ended(0)
+        assert [event.counts for event in published.of(KernelWindow)] == [[2]]
+
+    def test_capture(self, sections, gpu, published):
+        """While a graph is captured the GPU is not timed, and the section is."""
+        gpu.capturing = True
+        with sections.section("forward", gpu=True):
+            pass
+        sections.step_ended(0)
+        assert [type(event) for event in published] == [SectionWindow]
+
+    def test_too_many(self, sections, gpu, published, monkeypatch):
+        """What a GPU that does not come back cannot finish is bounded, and counted."""
+        monkeypatch.setattr(module, "MAX_PENDING", 3)
+        for _ in range(5):
+            with sections.section("forward", gpu=True):
+                pass
+        sections.step_ended(0)
+        assert [(event.names, event.dropped) for event in published.of(KernelWindow)] == [([], 2)]
+
+
+class TestUnavailable:
+    def test_said_once(self, published, ticking):
+        """Where there is no GPU one event says why, and sections are timed without."""
+
+        def nothing():
+            raise RuntimeError("there is no GPU here")
+
+        bus = Bus(strict=True)
+        bus.subscribe(published)
+        sections = Sections(bus, find_timer=nothing)
+        sections.configure(window_steps=1)
+        for step in range(2):
+            with sections.section("forward", gpu=True):
+                pass
+            sections.step_ended(step)
+        bus.close()
+        assert [event.reason for event in published.of(GpuTimingUnavailable)] == ["there is no GPU here"]
+        assert [event.counts for event in published.of(SectionWindow)] == [[1], [1]]
+        assert published.of(KernelWindow) == []
+
+    def test_breaks_later(self, sections, gpu, published):
+        """A GPU that fails later is turned off with its reason; training goes on."""
+        gpu.done = 9
+        for step in range(3):
+            if step == 1:
+                gpu.broken = RuntimeError("device lost")
+            with sections.section("forward", gpu=True):
+                pass
+            sections.step_ended(step)
+        assert [event.reason for event in published.of(GpuTimingUnavailable)] == ["device lost"]
+        assert len(published.of(SectionWindow)) == 3
+
+    @pytest.mark.torch
+    def test_no_device(self):
+        """Without a CUDA device torch's timer says so."""
+        import torch
+
+        if torch.cuda.is_available():
+            pytest.skip("there is a CUDA device here")
+        with pytest.raises(RuntimeError, match="no CUDA device"):
+            cuda_event_timer()
+
+
+@pytest.mark.gpu
+class TestCudaEvents:
+    def test_long_and_short(self):
+        """On a real device, ten times the work takes several times as long, and nothing is waited for."""
+        import torch
+
+        timer = cuda_event_timer()
+        work = torch.randn(4096, 4096, device="cuda")
+        torch.cuda.synchronize()
+        marks = []
+        for repeats in (5, 5, 50):
+            mark = timer.begin()
+            for _ in range(repeats):
+                work @ work
+            timer.end(mark)
+            marks.append(mark)
+        assert timer.elapsed_ns(marks[-1]) is None
+        torch.cuda.synchronize()
+        _, short_ns, long_ns = (timer.elapsed_ns(mark) for mark in marks)
+        assert 3 < long_ns / short_ns < 30

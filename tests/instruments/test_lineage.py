@@ -1,0 +1,151 @@
+"""Who started this process, and what those that it starts are told."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from trackside.events import Parent, Source, set_process_source
+from trackside.instruments import environ_for_child, parent_from, span
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+
+
+class TestParentFrom:
+    def test_ours(self):
+        """Our variable names source and span."""
+        assert parent_from({"TRACKSIDE_PARENT": "00c0ffee00c0ffee:17"}) == Parent("00c0ffee00c0ffee", 17)
+
+    def test_w3c(self):
+        """The W3C's names trace and span."""
+        found = parent_from({"TRACEPARENT": f"00-{TRACE}-b7ad6b7169203331-01"})
+        assert found == Parent(TRACE, 0xB7AD6B7169203331)
+
+    def test_ours_first(self):
+        """Where both are there, ours is exact."""
+        environ = {"TRACKSIDE_PARENT": "00c0ffee00c0ffee:17", "TRACEPARENT": f"00-{TRACE}-b7ad6b7169203331-01"}
+        assert parent_from(environ) == Parent("00c0ffee00c0ffee", 17)
+
+    def test_w3c_of_ours(self):
+        """A trace made of a source of ours is that source."""
+        environ = {"TRACEPARENT": f"00-00c0ffee00c0ffee{'0' * 16}-0000000000000011-01"}
+        assert parent_from(environ) == Parent("00c0ffee00c0ffee", 17)
+
+    def test_later_version(self):
+        """Later versions of the W3C's may say more."""
+        assert parent_from({"TRACEPARENT": f"cc-{TRACE}-b7ad6b7169203331-01-what-else"}) is not None
+
+    @pytest.mark.parametrize(
+        "environ",
+        [
+            {},
+            {"TRACKSIDE_PARENT": ""},
+            {"TRACKSIDE_PARENT": "17"},
+            {"TRACKSIDE_PARENT": "a b:17"},
+            {"TRACKSIDE_PARENT": "00c0ffee00c0ffee:-1"},
+            {"TRACKSIDE_PARENT": "x" * 1_000_000},
+            {"TRACEPARENT": "00"},
+            {"TRACEPARENT": f"00-{'0' * 32}-b7ad6b7169203331-01"},
+            {"TRACEPARENT": f"00-{TRACE}-{'0' * 16}-01"},
+            {"TRACEPARENT": f"00-{TRACE.upper()}-b7ad6b7169203331-01"},
+        ],
+    )
+    def test_nobody(self, environ):
+        """What is missing or malformed is passed over."""
+        assert parent_from(environ) is None
+
+
+class TestEnvironForChild:
+    def test_there_and_back(self, captured):
+        """A child finds the innermost open span, by either variable."""
+        set_process_source(Source(id="00c0ffee00c0ffee", run_id="r"))
+        with span("spawn") as around:
+            told = environ_for_child()
+        assert parent_from(told) == Parent("00c0ffee00c0ffee", around.id)
+        assert parent_from({"TRACEPARENT": told["TRACEPARENT"]}) == Parent("00c0ffee00c0ffee", around.id)
+
+    def test_no_span(self):
+        """Without an open span the process itself is the parent; the W3C has no word for that."""
+        set_process_source(Source(id="00c0ffee00c0ffee", run_id="r"))
+        assert environ_for_child() == {"TRACKSIDE_PARENT": "00c0ffee00c0ffee:0"}
+
+    def test_trace_goes_on(self, captured):
+        """
+        A process that was started in a trace hands that on; it is not alone there, so its id is in its spans'.
+        """
+        set_process_source(Source(id="00c0ffee00c0ffee", run_id="r", parent=Parent(TRACE, 5)))
+        with span("spawn") as around:
+            number = around.id ^ 0x00C0FFEE00C0FFEE
+            assert environ_for_child()["TRACEPARENT"] == f"00-{TRACE}-{number:016x}-01"
+
+    def test_odd_source(self, captured):
+        """A source whose id makes no trace has ours alone."""
+        set_process_source(Source(id="my-source", run_id="r"))
+        with span("spawn"):
+            assert set(environ_for_child()) == {"TRACKSIDE_PARENT"}
+
+
+def run(script, **environ):
+    """Run *script* in a fresh interpreter and return what it printed, from JSON."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **environ},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+class TestProcesses:
+    def test_subprocess(self):
+        """A process that was told its parent says so in its source."""
+        script = """
+            import json
+            from trackside.job import JobConfig
+            parent = JobConfig(application_name="child").source_fields()["parent"]
+            print(json.dumps([parent.source_id, parent.span_id]))
+        """
+        assert run(script, TRACKSIDE_PARENT="00c0ffee00c0ffee:17") == ["00c0ffee00c0ffee", 17]
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+    def test_fork(self):
+        """
+        A forked child has no open spans: its own hang under nothing of its own process, which names the span around
+        the fork as its parent; those around the fork end once, in the parent.
+        """
+        script = """
+            import json, os, sys
+            from trackside.bus import default_bus
+            from trackside.events import SpanEnded, process_source
+            from trackside.instruments import open_spans, span
+            found = []
+            default_bus.subscribe(found.append, to=SpanEnded)
+            read, write = os.pipe()
+            parent = process_source()
+            pid = 0
+            with span("around") as around:
+                pid = os.fork()
+                if not pid:
+                    open_at_first = open_spans()
+                    with span("in child"):
+                        pass
+            if not pid:
+                told = [[event.name, event.parent_id] for event in found]
+                source = process_source()
+                told = [told, open_at_first, source.parent.span_id == around.id, source.parent.source_id == parent.id]
+                os.write(write, json.dumps(told).encode())
+                os._exit(0)
+            os.waitpid(pid, 0)
+            print(json.dumps([json.loads(os.read(read, 4096)), [event.name for event in found]]))
+        """
+        in_child, in_parent = run(script)
+        assert in_child == [[["in child", 0]], {}, True, True]
+        assert in_parent == ["around"]

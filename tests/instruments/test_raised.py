@@ -1,0 +1,321 @@
+"""Exceptions that leave spans: recorded where they were raised, and handed on as they are."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import concurrent.futures
+import contextlib
+import gc
+import weakref
+
+import pytest
+
+from trackside.events import IterationEnded, SpanEnded, SpanEventAdded, ambient
+from trackside.instruments import (
+    application,
+    checkpoint_load,
+    data_loading,
+    model_forward,
+    span,
+    training_iteration,
+    training_loop,
+)
+
+# The blocks of a job, as they are nested.
+BLOCKS = [application, training_loop, training_iteration, model_forward, lambda: span("attention")]
+
+
+def ended(captured, name):
+    (found,) = [event for event in captured.of(SpanEnded) if event.name == name]
+    return found
+
+
+def run(blocks, raised, where):
+    """Open *blocks* inside each other and raise at depth *where*, counted from the outside."""
+    with contextlib.ExitStack() as stack:
+        for depth, block in enumerate(blocks):
+            if depth == where:
+                raise raised
+            stack.enter_context(block())
+        raise raised
+
+
+class TestNested:
+    @pytest.mark.parametrize("depth", range(1, len(BLOCKS) + 1))
+    def test_unchanged(self, captured, depth):
+        """Whatever it passes on its way, the caller gets the very exception, with its arguments and no more."""
+        raised = ValueError("bad batch", 7)
+        with pytest.raises(ValueError) as caught:
+            run(BLOCKS, raised, depth)
+        assert caught.value is raised
+        assert (raised.args, raised.__dict__, raised.__cause__, raised.__context__) == (
+            ("bad batch", 7),
+            {},
+            None,
+            None,
+        )
+
+    @pytest.mark.parametrize("depth", range(1, len(BLOCKS) + 1))
+    def test_everything_closes(self, captured, depth):
+        """Every span that was open ends, and nothing surrounds what follows."""
+        with pytest.raises(ValueError):
+            run(BLOCKS, ValueError("bad batch"), depth)
+        assert len(captured.of(SpanEnded)) + len(captured.of(IterationEnded)) == depth
+        assert tuple(ambient.get()) == (0, -1)
+
+    @pytest.mark.parametrize("depth", range(1, len(BLOCKS) + 1))
+    def test_one_origin(self, captured, depth):
+        """The traceback is recorded once, with the innermost span."""
+        with pytest.raises(ValueError):
+            run(BLOCKS, ValueError("bad batch"), depth)
+        names = ["application", "training_loop", "(iteration)", "model_forward", "attention"]
+        origins = [event.name for event in captured.of(SpanEnded) if event.error and "traceback" in event.error]
+        origins += ["(iteration)" for event in captured.of(SpanEventAdded) if event.name == "error"]
+        assert origins == [names[depth - 1]]
+
+    @pytest.mark.parametrize("depth", range(1, len(BLOCKS) + 1))
+    def test_those_around(self, captured, depth):
+        """Every span around it says which one it was raised in."""
+        with pytest.raises(ValueError):
+            run(BLOCKS, ValueError("bad batch"), depth)
+        ids = [event.id for event in captured if isinstance(event, (SpanEnded, IterationEnded))]
+        errors = [event.error for event in captured.of(SpanEnded) if event.error and "traceback" not in event.error]
+        assert all(
+            error == {"type": "ValueError", "message": "bad batch", "raised_in": str(ids[0])} for error in errors
+        )
+
+    def test_type_message_traceback(self, captured):
+        """Type, message and the line that raised are recorded."""
+        with pytest.raises(ZeroDivisionError), span("divide"):
+            1 / 0  # noqa: B018  the line in question
+        error = ended(captured, "divide").error
+        assert (error["type"], error["message"]) == ("ZeroDivisionError", "division by zero")
+        assert "1 / 0  # noqa: B018  the line in question" in error["traceback"]
+
+    def test_qualified_type(self, captured):
+        """A class that is not built in is named with its module."""
+        with pytest.raises(concurrent.futures.CancelledError), span("x"):
+            raise concurrent.futures.CancelledError
+        assert ended(captured, "x").error["type"].endswith("CancelledError")
+        assert "." in ended(captured, "x").error["type"]
+
+    def test_caught_inside(self, captured):
+        """An exception that is caught inside a span is none of its business."""
+        with span("outer"), pytest.raises(ValueError), span("inner"):
+            raise ValueError
+        assert ended(captured, "outer").error is None
+        assert ended(captured, "inner").error["type"] == "ValueError"
+
+    def test_raised_from(self, captured):
+        """An exception raised because of another is one of its own."""
+
+        def fail():
+            try:
+                with span("inner"):
+                    raise ValueError("first")
+            except ValueError as error:
+                raise RuntimeError("second") from error
+
+        with pytest.raises(RuntimeError), span("outer"):
+            fail()
+        assert "traceback" in ended(captured, "inner").error
+        assert ended(captured, "outer").error["message"] == "second"
+        assert "traceback" in ended(captured, "outer").error
+
+    def test_raised_again(self, captured):
+        """An exception that is caught and raised again was raised where it was first."""
+
+        def fail():
+            try:
+                with span("inner"):
+                    raise ValueError("first")
+            except ValueError:
+                raise
+
+        with pytest.raises(ValueError), span("outer"):
+            fail()
+        assert ended(captured, "outer").error["raised_in"] == str(ended(captured, "inner").id)
+
+    def test_same_address(self, captured):
+        """An exception that happens to lie where a forgotten one lay is not taken for it."""
+        for _ in range(100):
+            with contextlib.suppress(ValueError), span("outer"):
+                with contextlib.suppress(ValueError), span("inner"):
+                    raise ValueError("first")
+                raise ValueError("second")
+        outer = [event.error for event in captured.of(SpanEnded) if event.name == "outer"]
+        assert [error for error in outer if error["message"] != "second" or "traceback" not in error] == []
+
+    def test_same_line(self, captured):
+        """Nor if both were raised by the same line of the same function."""
+
+        def fail():
+            raise ValueError("no")
+
+        for _ in range(100):
+            with contextlib.suppress(ValueError), span("outer"):
+                with contextlib.suppress(ValueError), span("inner"):
+                    fail()
+                fail()
+        outer = [event.error for event in captured.of(SpanEnded) if event.name == "outer"]
+        assert [error for error in outer if "traceback" not in error] == []
+
+    def test_again_and_again(self, captured):
+        """Nor if both left a span of the same block: each was raised in its own."""
+        for _ in range(100):
+            with contextlib.suppress(ValueError), span("outer"), span("inner"):
+                raise ValueError("no")
+        inner = [event.error for event in captured.of(SpanEnded) if event.name == "inner"]
+        assert [error for error in inner if "traceback" not in error] == []
+
+    def test_is_not_kept(self, captured):
+        """Nothing of an exception is kept alive: its frames may hold a model's memory."""
+
+        class Held:
+            pass
+
+        def fail():
+            held = Held()
+            watched.append(weakref.ref(held))
+            raise ValueError
+
+        watched = []
+        with contextlib.suppress(ValueError), span("outer"), span("inner"):
+            fail()
+        gc.collect()
+        assert watched[0]() is None
+
+    def test_through_a_decorator(self, captured):
+        """It is the same with decorated functions, however deep."""
+
+        @span("descend")
+        def descend(depth):
+            if not depth:
+                raise ValueError("bottom")
+            descend(depth - 1)
+
+        with pytest.raises(ValueError):
+            descend(5)
+        errors = [event.error for event in captured.of(SpanEnded)]
+        assert ["traceback" in error for error in errors] == [True, False, False, False, False, False]
+
+    def test_through_tasks(self, captured):
+        """It is the same where an exception passes from a task to who awaits it."""
+
+        async def fail():
+            with span("inner"):
+                await asyncio.sleep(0)
+                raise ValueError
+
+        async def main():
+            with span("outer"):
+                await asyncio.create_task(fail())
+
+        with pytest.raises(ValueError):
+            asyncio.run(main())
+        assert ended(captured, "outer").error["raised_in"] == str(ended(captured, "inner").id)
+
+    def test_through_threads(self, captured):
+        """It is the same where an exception passes from a thread to who waits for it."""
+
+        def fail():
+            with span("inner"):
+                raise ValueError
+
+        with pytest.raises(ValueError), concurrent.futures.ThreadPoolExecutor(1) as pool, span("outer"):
+            pool.submit(fail).result()
+        assert ended(captured, "outer").error["raised_in"] == str(ended(captured, "inner").id)
+
+
+class TestOdd:
+    @pytest.mark.parametrize("over", [StopIteration, GeneratorExit, StopAsyncIteration])
+    def test_no_errors(self, captured, over):
+        """What says that something is over is no error."""
+        with contextlib.suppress(over), data_loading():
+            raise over
+        assert ended(captured, "data_loading").error is None
+
+    @pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
+    def test_endings(self, captured, raised):
+        """What ends a program or a task is recorded as any other, and handed on."""
+        with pytest.raises(raised), span("x"):
+            raise raised
+        assert ended(captured, "x").error["type"].endswith(raised.__name__)
+
+    def test_long_message(self, captured):
+        """A long message is cut."""
+        with contextlib.suppress(ValueError), span("x"):
+            raise ValueError("y" * 1_000_000)
+        error = ended(captured, "x").error
+        assert (len(error["message"]), len(error["traceback"])) == (2_000, 16_000)
+
+    def test_deep_recursion(self, captured):
+        """A traceback of a thousand frames is cut."""
+
+        def descend():
+            descend()
+
+        with contextlib.suppress(RecursionError), span("x"):
+            descend()
+        assert ended(captured, "x").error["type"] == "RecursionError"
+        assert len(ended(captured, "x").error["traceback"]) <= 16_000
+
+    def test_broken_message(self, captured):
+        """An exception that cannot say what it is, is recorded all the same."""
+
+        class Mute(Exception):
+            def __str__(self):
+                raise RuntimeError
+
+        with pytest.raises(Mute), span("x"):
+            raise Mute
+        assert ended(captured, "x").error["message"] == "(no message: str() raised RuntimeError)"
+
+    def test_group(self, captured):
+        """An exception group is recorded with its members."""
+        group = getattr(builtins, "ExceptionGroup", None)
+        if group is None:
+            pytest.skip("this Python has no exception groups")
+        with pytest.raises(group), span("x"):
+            raise group("several", [ValueError("one"), KeyError("two")])
+        assert "ValueError: one" in ended(captured, "x").error["traceback"]
+
+
+class TestIteration:
+    def test_event(self, captured):
+        """An exception raised in an iteration is an event on it, under One Logger's names."""
+        with pytest.raises(ValueError), training_iteration(3) as iteration:
+            raise ValueError("bad batch")
+        (event,) = captured.of(SpanEventAdded)
+        assert (event.span_id, event.step, event.name) == (iteration.id, 3, "error")
+        assert event.attributes["exception_type"] == "ValueError"
+        assert event.attributes["exception_message"] == "bad batch"
+        assert event.attributes["error_message"] == "ValueError: bad batch"
+        assert 'raise ValueError("bad batch")' in event.attributes["exception_traceback"]
+
+    def test_fails(self, captured):
+        """An iteration that an exception left has failed."""
+        with pytest.raises(ValueError), training_iteration(3):
+            raise ValueError
+        assert [event.failed for event in captured.of(IterationEnded)] == [True]
+
+    def test_exhausted_loader(self, captured):
+        """Also if it is the end of the data: there was no such iteration."""
+        with contextlib.suppress(StopIteration), training_iteration(3):
+            next(iter([]))
+        assert [event.failed for event in captured.of(IterationEnded)] == [True]
+        assert captured.of(SpanEventAdded) == []
+
+    def test_passing_through(self, captured):
+        """An exception that was raised in a span inside is that span's."""
+        with pytest.raises(ValueError), training_iteration(3), model_forward():
+            raise ValueError
+        assert captured.of(SpanEventAdded) == []
+        assert [event.failed for event in captured.of(IterationEnded)] == [True]
+
+    def test_load(self, captured):
+        """A checkpoint that cannot be loaded says why."""
+        with pytest.raises(FileNotFoundError), checkpoint_load(path="/nowhere"):
+            raise FileNotFoundError("/nowhere")
+        assert ended(captured, "checkpoint_load").error["type"] == "FileNotFoundError"

@@ -1,0 +1,469 @@
+"""Spans: what they publish, what surrounds them, and what becomes of disorder."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import attrs
+import pytest
+
+from trackside.bus import default_bus
+from trackside.events import (
+    LIFECYCLE,
+    NOWHERE,
+    PROFILE,
+    Ambient,
+    ConfigError,
+    IterationSpanEnded,
+    ProfileSpanEnded,
+    SpanEnded,
+    SpanEventAdded,
+    SpanMisplaced,
+    SpanStarted,
+    ambient,
+)
+from trackside.instruments import SpanOrderError, application, span
+
+
+def ended(captured, name):
+    """Return the one span called *name* that ended."""
+    (found,) = [event for event in captured.of(SpanEnded) if event.name == name]
+    return found
+
+
+class TestEvents:
+    def test_one_event(self, captured):
+        """A short span is one event, when it ends."""
+        with span("tokenize"):
+            assert len(captured) == 0
+        assert [type(event) for event in captured] == [IterationSpanEnded]
+
+    def test_profile(self, captured):
+        """The level of detail is the span's own."""
+        with span("tokenize", detail=PROFILE):
+            pass
+        assert [type(event) for event in captured] == [ProfileSpanEnded]
+
+    def test_long(self, captured):
+        """A long span is published when it starts, too."""
+        with span("evaluate", detail=LIFECYCLE):
+            assert [type(event) for event in captured] == [SpanStarted]
+        assert [type(event) for event in captured] == [SpanStarted, SpanEnded]
+
+    def test_start_and_end_agree(self, captured):
+        """Start and end name the same span."""
+        with span("evaluate", detail=LIFECYCLE, epoch=3):
+            pass
+        start, end = captured.events
+        assert (start.id, start.name, start.attributes) == (end.id, "evaluate", {"epoch": 3})
+
+    def test_times(self, captured, ticking):
+        """A span ends at its end, and lasts as long as it does."""
+        ticking.pass_ns(5)
+        with span("tokenize"):
+            ticking.pass_ns(70)
+        end = ended(captured, "tokenize")
+        assert (end.at_ns, end.duration_ns) == (11_000_000_075, 70)
+
+    def test_start_time(self, captured, ticking):
+        """A long span starts at its start."""
+        with span("evaluate", detail=LIFECYCLE):
+            ticking.pass_ns(70)
+        assert captured.of(SpanStarted)[0].at_ns == 11_000_000_000
+
+    @pytest.mark.parametrize("detail", [PROFILE, LIFECYCLE])
+    def test_every_field_is_set(self, captured, detail):
+        """An event that is filled in by hand lacks no field."""
+        with span("tokenize", detail=detail):
+            pass
+        event = captured.events[-1]
+        assert [field.name for field in attrs.fields(type(event)) if not hasattr(event, field.name)] == []
+
+    def test_explicit_times(self, captured):
+        """Explicit times replace the clock's."""
+        span("tokenize").open(at_ns=1_000).close(at_ns=5_000)
+        end = ended(captured, "tokenize")
+        assert (end.at_ns, end.duration_ns) == (5_000, 4_000)
+
+    def test_explicit_times_backwards(self, captured):
+        """A span that is said to end before it started lasts no time, and that is named."""
+        span("tokenize").open(at_ns=5_000).close(at_ns=1_000)
+        assert ended(captured, "tokenize").duration_ns == 0
+        assert [event.problem for event in captured.of(SpanMisplaced)] == ["ended before it started"]
+
+
+class TestAttributes:
+    def test_given(self, captured):
+        """What is known at the start is recorded."""
+        with span("tokenize", files=3):
+            pass
+        assert ended(captured, "tokenize").attributes == {"files": 3}
+
+    def test_set(self, captured):
+        """What is learned meanwhile is recorded, too."""
+        with span("tokenize", files=3) as work:
+            work.set(tokens=500, files=4)
+        assert ended(captured, "tokenize").attributes == {"files": 4, "tokens": 500}
+
+    def test_set_leaves_the_start_alone(self, captured):
+        """What is learned later does not appear in the start, which may not have been written yet."""
+        with span("evaluate", detail=LIFECYCLE) as work:
+            work.set(tokens=500)
+        assert captured.of(SpanStarted)[0].attributes == {}
+
+    def test_used_again(self, captured):
+        """A span that is used again starts with what it was made with."""
+        work = span("tokenize", files=3)
+        with work:
+            work.set(tokens=500)
+        with work:
+            pass
+        assert [event.attributes for event in captured.of(SpanEnded)] == [{"files": 3, "tokens": 500}, {"files": 3}]
+
+    def test_any_name(self, captured):
+        """An attribute may be called as the arguments are."""
+        with span("tokenize", name="x", self="y"):
+            pass
+        assert ended(captured, "tokenize").attributes == {"name": "x", "self": "y"}
+
+    def test_event(self, captured):
+        """An event on a span carries the span's id and its own attributes."""
+        with span("tokenize") as outer, span("inner"):
+            outer.event("cache missed", key="a")
+        (event,) = captured.of(SpanEventAdded)
+        assert (event.span_id, event.name, event.attributes) == (outer.id, "cache missed", {"key": "a"})
+
+
+class TestNesting:
+    def test_parent(self, captured):
+        """A span's parent is the one around it."""
+        with span("outer") as outer, span("inner"):
+            pass
+        assert ended(captured, "inner").parent_id == outer.id
+
+    def test_no_parent(self, captured):
+        """The outermost span has none."""
+        with span("outer"):
+            pass
+        assert ended(captured, "outer").parent_id == 0
+
+    def test_siblings(self, captured):
+        """A span that ended is nobody's parent."""
+        with span("outer") as outer:
+            with span("first"):
+                pass
+            with span("second"):
+                pass
+        assert ended(captured, "second").parent_id == outer.id
+
+    def test_what_is_logged_inside(self):
+        """What is logged inside belongs to the span."""
+        with default_bus.subscribe(lambda _: None), span("outer") as outer:
+            assert SpanEventAdded(name="x").span_id == outer.id
+
+    def test_ids_count_up(self, captured):
+        """Ids are never used twice."""
+        first, second = span("x"), span("x")
+        with first, second:
+            pass
+        with first:
+            assert first.id > second.id > 0
+
+    def test_step_is_kept(self, captured):
+        """A span does not change the step."""
+        before = ambient.set(Ambient(0, 7))
+        with span("x"):
+            assert ambient.get().step == 7
+        ambient.reset(before)
+        assert ended(captured, "x").step == 7
+
+
+class TestOff:
+    def test_nothing_is_done(self):
+        """While nobody listens a span takes no id and surrounds nothing."""
+        with span("x") as work:
+            work.event("y")
+            assert (work.id, work.is_open, ambient.get().span_id) == (0, False, 0)
+
+    def test_nobody_wants_it(self):
+        """A span of a level that nobody asked for is nothing to those inside it."""
+        found = []
+        outer = span("evaluate", detail=LIFECYCLE)
+        subscription = default_bus.subscribe(found.append, to=SpanEnded, detail=LIFECYCLE)
+        with subscription, outer, span("tokenize"), span("load", detail=LIFECYCLE):
+            pass
+        assert [(event.name, event.parent_id) for event in found] == [("load", outer.id), ("evaluate", 0)]
+
+    def test_turned_on_inside(self):
+        """Who comes while a span is open does not see its end."""
+        found = []
+        with span("x"), default_bus.subscribe(found.append):
+            pass
+        assert found == []
+
+    def test_turned_off_inside(self):
+        """Who leaves while a span is open leaves no trace in what surrounds others."""
+        subscription = default_bus.subscribe(lambda _: None)
+        with span("x"):
+            subscription.close()
+        assert ambient.get().span_id == 0
+
+
+class TestDisorder:
+    def problems(self, captured):
+        """Return what was out of order."""
+        return [(event.name, event.problem) for event in captured.of(SpanMisplaced)]
+
+    def test_parent_first(self, captured):
+        """A span that is closed before what was opened inside it does not become the parent of what follows."""
+        outer, inner = span("outer").open(), span("inner").open()
+        outer.close()
+        inner.close()
+        assert self.problems(captured) == [("outer", "was closed before what was opened inside it")]
+        assert ambient.get().span_id == 0
+
+    def test_parent_first_keeps_parents(self, captured):
+        """Its children keep it as their parent."""
+        outer, inner = span("outer").open(), span("inner").open()
+        outer.close()
+        inner.close()
+        assert ended(captured, "inner").parent_id == outer.id
+
+    def test_grandparent_first(self, captured):
+        """However deep the disorder, what follows belongs to what is still open."""
+        spans = [span(name).open() for name in "abcd"]
+        spans[1].close()
+        spans[3].close()
+        assert ambient.get().span_id == spans[2].id
+        spans[2].close()
+        assert ambient.get().span_id == spans[0].id
+        spans[0].close()
+
+    def test_twice(self, captured):
+        """A span that is closed twice ends once."""
+        work = span("x").open()
+        work.close()
+        work.close()
+        assert len(captured.of(SpanEnded)) == 1
+        assert self.problems(captured) == [("x", "was closed again")]
+
+    def test_open_twice(self, captured):
+        """A span that is opened while it is open is closed before."""
+        work = span("x").open()
+        work.open()
+        work.close()
+        assert len(captured.of(SpanEnded)) == 2
+        assert self.problems(captured) == [("x", "was opened again while open")]
+
+    def test_never_opened(self, captured):
+        """A span that was never opened can be closed without harm."""
+        span("x").close()
+        assert list(captured) == []
+
+    def test_in_another_thread(self, captured):
+        """A span may be closed by another thread, and that is named."""
+        work = span("x").open()
+        thread = threading.Thread(target=work.close)
+        thread.start()
+        thread.join()
+        assert self.problems(captured) == [("x", "was closed in another thread or task than it was opened in")]
+        assert len(captured.of(SpanEnded)) == 1
+        ambient.set(NOWHERE)
+
+    def test_strict(self, captured, strict):
+        """In a strict bus disorder is an error that names span and problem."""
+        work = span("x").open()
+        work.close()
+        with pytest.raises(SpanOrderError, match="span 'x' was closed again"):
+            work.close()
+
+    def test_strict_does_not_hide_an_error(self, captured, strict):
+        """An exception on its way is never replaced."""
+        work = span("x")
+
+        def fail():
+            work.close()
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError), work:
+            fail()
+
+
+class TestDecorator:
+    def test_each_call(self, captured):
+        """A decorated function is a span at each call."""
+
+        @span("double", kind="test")
+        def double(number):
+            return 2 * number
+
+        assert [double(1), double(2)] == [2, 4]
+        assert [event.attributes for event in captured.of(SpanEnded)] == [{"kind": "test"}] * 2
+
+    def test_recursion(self, captured):
+        """Each depth of a recursion is a span within the one above."""
+
+        @span("descend")
+        def descend(depth):
+            if depth:
+                descend(depth - 1)
+
+        descend(3)
+        by_id = {event.id: event for event in captured.of(SpanEnded)}
+        parents = [by_id[number].parent_id for number in sorted(by_id)]
+        assert parents == [0, *sorted(by_id)[:-1]]
+
+    def test_coroutine(self, captured):
+        """A decorated coroutine function is a span for as long as each run takes."""
+
+        @span("fetch")
+        async def fetch():
+            await asyncio.sleep(0)
+            return ambient.get().span_id
+
+        assert asyncio.run(fetch()) == ended(captured, "fetch").id
+
+    def test_coroutines_at_once(self, captured):
+        """Runs at the same time are spans of their own."""
+
+        @span("fetch")
+        async def fetch():
+            await asyncio.sleep(0)
+
+        async def main():
+            await asyncio.gather(fetch(), fetch())
+
+        asyncio.run(main())
+        assert len({event.id for event in captured.of(SpanEnded)}) == 2
+        assert captured.of(SpanMisplaced) == []
+
+    def test_threads(self, captured):
+        """Calls in several threads are spans of their own."""
+        meeting = threading.Barrier(8)
+
+        @span("work")
+        def work():
+            meeting.wait(10)
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len({event.id for event in captured.of(SpanEnded)}) == 8
+
+    def test_decorated_while_off(self):
+        """A function that was decorated before anybody listened is a span once somebody does."""
+        work = span("work")(lambda: None)
+        found = []
+        with default_bus.subscribe(found.append, to=SpanEnded):
+            work()
+        assert [event.name for event in found] == ["work"]
+
+    def test_keeps_the_name(self):
+        """A decorated function keeps its name and documentation."""
+
+        @span("work")
+        def documented():
+            """Do it."""
+
+        assert (documented.__name__, documented.__doc__) == ("documented", "Do it.")
+
+    def test_generators(self):
+        """A generator function is refused: its work does not happen in the call."""
+
+        def generate():
+            yield 1
+
+        with pytest.raises(ConfigError, match="put the loop over a generator in a with block"):
+            span("x")(generate)
+
+
+class TestThreads:
+    def run(self, function):
+        """Run *function* in a thread."""
+        thread = threading.Thread(target=function, name="loader")
+        thread.start()
+        thread.join()
+
+    def work(self):
+        """Have a span."""
+        with span("load"):
+            pass
+
+    def test_root(self, captured):
+        """A new thread's spans hang under the application."""
+        with application() as app, span("outer"):
+            self.run(self.work)
+        assert ended(captured, "load").parent_id == app.id
+
+    def test_no_root(self, captured):
+        """Without an application they hang under nothing."""
+        with span("outer"):
+            self.run(self.work)
+        assert ended(captured, "load").parent_id == 0
+
+    def test_after_the_application(self, captured):
+        """Once the application is closed, nothing hangs under it."""
+        with application():
+            pass
+        self.run(self.work)
+        assert ended(captured, "load").parent_id == 0
+
+    def test_thread_is_named(self, captured):
+        """A span says which thread it ran in, if it was not the main one."""
+        self.run(self.work)
+        self.work()
+        assert [event.attributes for event in captured.of(SpanEnded)] == [{"thread": "loader"}, {}]
+
+
+class TestTasks:
+    def test_parents_do_not_cross(self, captured):
+        """Of 1,000 tasks that take turns, every inner span belongs to its own task's outer span."""
+
+        async def work(number):
+            with span("outer", number=number):
+                await asyncio.sleep(0)
+                with span("inner", number=number):
+                    await asyncio.sleep(0)
+
+        async def all_of_them():
+            await asyncio.gather(*(work(number) for number in range(1_000)))
+
+        asyncio.run(all_of_them())
+        outer = {event.id: event.attributes["number"] for event in captured.of(SpanEnded) if event.name == "outer"}
+        inner = [event for event in captured.of(SpanEnded) if event.name == "inner"]
+        assert len(outer) == len(inner) == 1_000
+        assert [event for event in inner if outer.get(event.parent_id) != event.attributes["number"]] == []
+
+    def test_child_tasks(self, captured):
+        """A task's spans hang under the span in which the task was made."""
+
+        async def inner():
+            with span("inner"):
+                await asyncio.sleep(0)
+
+        async def main():
+            with span("outer") as outer:
+                await asyncio.create_task(inner())
+            return outer.id
+
+        assert asyncio.run(main()) == ended(captured, "inner").parent_id
+
+    def test_task_that_outlives(self, captured):
+        """A span may end while a task that was made inside it still runs: no disorder."""
+
+        async def inner():
+            with span("inner"):
+                await asyncio.sleep(0)
+
+        async def main():
+            with span("outer"):
+                task = asyncio.create_task(inner())
+                await asyncio.sleep(0)
+            await task
+
+        asyncio.run(main())
+        assert captured.of(SpanMisplaced) == []
+        assert ended(captured, "inner").parent_id == ended(captured, "outer").id

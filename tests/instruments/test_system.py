@@ -1,0 +1,284 @@
+"""What is read off the machine, with a machine that a test plays."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import namedtuple
+from types import SimpleNamespace
+
+import pytest
+
+from trackside.bus import Bus
+from trackside.events import ConfigError, SystemSamplingStarted
+from trackside.handlers import Capture
+from trackside.instruments import nvml, psutil, system
+from trackside.instruments._gauges import Gauge, Share
+from trackside.instruments.system import SystemSampling
+
+DEADLINE_S = 30.0
+
+CpuTimes = namedtuple("CpuTimes", "user system idle iowait guest")  # noqa: PYI024  as psutil's are made
+OwnTimes = namedtuple("OwnTimes", "user system")  # noqa: PYI024
+Memory = namedtuple("Memory", "total available")  # noqa: PYI024
+
+
+class FakePsutil:
+    """A machine of 100 bytes."""
+
+    def __init__(self):
+        self.times = CpuTimes(10.0, 5.0, 80.0, 5.0, 3.0)
+        self.own = OwnTimes(1.0, 1.0)
+
+    def cpu_times(self):
+        """Tell the machine's CPU times."""
+        return self.times
+
+    def virtual_memory(self):
+        """Tell its memory."""
+        return Memory(100, 40)
+
+    def Process(self):
+        """Return this process."""
+        return SimpleNamespace(cpu_times=lambda: self.own, memory_info=lambda: SimpleNamespace(rss=7))
+
+
+class NVMLError(Exception):
+    """What NVML raises."""
+
+
+class FakeNvml:
+    """A node with GPUs; *without* are the functions that this kind of GPU refuses."""
+
+    NVMLError = NVMLError
+    NVML_TEMPERATURE_GPU, NVML_CLOCK_SM, NVML_CLOCK_MEM = 0, 1, 2
+
+    def __init__(self, *without):
+        self.without = without
+        self.asked = []
+
+    def __getattr__(self, name):
+        told = {
+            "nvmlInit": lambda: None,
+            "nvmlDeviceGetHandleByIndex": lambda index: self.asked.append(index),
+            "nvmlDeviceGetHandleByUUID": lambda uuid: self.asked.append(uuid),
+            "nvmlDeviceGetUtilizationRates": lambda _: SimpleNamespace(gpu=25),
+            "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(used=1 << 30),
+            "nvmlDeviceGetPowerUsage": lambda _: 300_500,
+            "nvmlDeviceGetTotalEnergyConsumption": lambda _: 2_000,
+            "nvmlDeviceGetTemperature": lambda _, sensor: 61,
+            "nvmlDeviceGetClockInfo": lambda _, kind: {1: 1980, 2: 2619}[kind],
+        }.get(name)
+        if told is None:
+            raise AttributeError(name)
+        return self.refuse if name in self.without else told
+
+    def refuse(self, *_):
+        """Refuse, as NVML does what a GPU cannot tell."""
+        raise NVMLError("Not Supported")
+
+
+class TestShare:
+    def test_absent_at_first(self):
+        """The first reading has nothing to compare with: it is absent, not 0."""
+        assert Share(lambda: 5.0, lambda: 9.0).read() is None
+
+    def test_growth(self):
+        """3 of 4 more are three quarters."""
+        part, whole = iter([1.0, 4.0]), iter([10.0, 14.0])
+        share = Share(lambda: next(part), lambda: next(whole))
+        share.read()
+        assert share.read() == 0.75
+
+    def test_no_time_passed(self):
+        """Where nothing has grown there is no share."""
+        share = Share(lambda: 1.0, lambda: 10.0)
+        share.read()
+        assert share.read() is None
+
+
+class TestPsutil:
+    def test_values(self):
+        """The machine's share leaves idle and waiting out, and counts guests once; memory is what is not available."""
+        fake = FakePsutil()
+        gauges = {gauge.name: gauge.read for gauge in psutil.gauges_of(fake)}
+        gauges["system.cpu.utilization"]()
+        fake.times = CpuTimes(12.0, 6.0, 86.0, 6.0, 4.0)  # 3 busy of 10
+        assert gauges["system.cpu.utilization"]() == pytest.approx(0.3)
+        assert gauges["system.memory.usage"]() == 60
+        assert gauges["process.memory.usage"]() == 7
+
+    def test_own_cpu(self, monkeypatch):
+        """A process that used 1.5 s of CPU in a second occupied one and a half cores."""
+        now_s = iter([100.0, 101.0])
+        monkeypatch.setattr(psutil.time, "monotonic", lambda: next(now_s))
+        fake = FakePsutil()
+        read = next(gauge.read for gauge in psutil.gauges_of(fake) if gauge.name == "process.cpu.utilization")
+        read()
+        fake.own = OwnTimes(2.0, 1.5)
+        assert read() == pytest.approx(1.5)
+
+    def test_not_installed(self, monkeypatch):
+        """Without the library that is the reason."""
+        monkeypatch.setitem(sys.modules, "psutil", None)
+        with pytest.raises(RuntimeError, match="psutil is not installed"):
+            psutil.gauges()
+
+
+class TestNvml:
+    def test_values(self):
+        """Values are told in base units: shares, bytes, watts, joules, degrees Celsius, hertz."""
+        assert {gauge.name: gauge.read() for gauge in nvml.gauges_of(FakeNvml(), 0)} == {
+            "hw.gpu.utilization": 0.25,
+            "hw.gpu.memory.usage": 1 << 30,
+            "hw.gpu.power": 300.5,
+            "hw.gpu.energy": 2.0,
+            "hw.gpu.temperature": 61,
+            "hw.gpu.clock.sm": 1.98e9,
+            "hw.gpu.clock.memory": 2.619e9,
+        }
+
+    def test_not_supported(self):
+        """What a GPU does not tell is left out."""
+        fake = FakeNvml("nvmlDeviceGetPowerUsage", "nvmlDeviceGetClockInfo")
+        assert [gauge.name for gauge in nvml.gauges_of(fake, 0)] == [
+            "hw.gpu.utilization",
+            "hw.gpu.memory.usage",
+            "hw.gpu.energy",
+            "hw.gpu.temperature",
+        ]
+
+    @pytest.mark.parametrize(
+        ("local_rank", "visible", "device"),
+        [
+            (2, None, 2),
+            (-1, None, 0),
+            (1, "4,5,6", 5),
+            (3, "6", 6),
+            (0, "GPU-1234,GPU-5678", "GPU-1234"),
+            (1, " 2 , 3 ", 3),
+        ],
+    )
+    def test_device(self, local_rank, visible, device):
+        """A rank's GPU is the one of its local rank among the visible ones, or the only visible one."""
+        assert nvml.device_of(local_rank, visible) == device
+
+    @pytest.mark.parametrize("visible", ["", "-1"])
+    def test_hidden(self, visible):
+        """Where every GPU is hidden there is none to read."""
+        with pytest.raises(RuntimeError, match="hides every GPU"):
+            nvml.device_of(0, visible)
+
+    def test_by_uuid(self):
+        """A GPU that is known by its UUID is asked for by it."""
+        fake = FakeNvml()
+        nvml.gauges_of(fake, "GPU-1234")
+        assert fake.asked == ["GPU-1234"]
+
+    def test_no_driver(self, monkeypatch):
+        """Without a driver NVML's own words are the reason."""
+        monkeypatch.setitem(sys.modules, "pynvml", FakeNvml("nvmlInit"))
+        with pytest.raises(RuntimeError, match="NVML: Not Supported"):
+            nvml.gauges(0, {})
+
+
+def gauge(name, read):
+    return Gauge(name, "1", "for a test", read)
+
+
+class Readings:
+    """A gauge's readings; it lets the test wait for one."""
+
+    def __init__(self, *values):
+        self.values = iter(values)
+        self.done = threading.Event()
+
+    def __call__(self):
+        """Give the next, and the last one's error or value for ever."""
+        value = next(self.values, None)
+        if value is None:
+            self.done.set()
+            return None
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+
+@pytest.fixture
+def sample():
+    """Sample gauges until each was read to its end; return the bus's counters and the events."""
+
+    def run(*gauges, absent=()):
+        def refuse(reason):
+            raise RuntimeError(reason)
+
+        find = {"cpu": lambda: gauges, **{what: lambda why=why: refuse(why) for what, why in dict(absent).items()}}
+        published = Capture()
+        with Bus() as bus:
+            bus.subscribe(published)
+            with SystemSampling(bus, every_s=0.001, find=find):
+                for one in gauges:
+                    assert one.read.done.wait(DEADLINE_S)
+            return {found.name: found for found in bus.registry.snapshots()}, published
+
+    return run
+
+
+class TestSampling:
+    def test_counters(self, sample):
+        """Readings go into counters of the gauges' names; one that tells None now is not counted."""
+        counters, _ = sample(gauge("a", Readings(1.0, 2.0)), gauge("b", Readings(5.0)))
+        assert {name: (found.count, found.sum) for name, found in counters.items()} == {"a": (2, 3.0), "b": (1, 5.0)}
+
+    def test_absent_is_never_zero(self, sample):
+        """A gauge that never tells has a counter without values."""
+        counters, _ = sample(gauge("a", Readings()))
+        assert (counters["a"].count, counters["a"].invalid) == (0, 0)
+
+    def test_said_once(self, sample):
+        """One event says what is read, and why the rest is not."""
+        _, published = sample(gauge("a", Readings(1.0)), absent={"gpu": "no driver"})
+        (event,) = published.of(SystemSamplingStarted)
+        assert (event.sampled, event.absent) == (["a"], {"gpu": "no driver"})
+
+    def test_failing(self, sample, monkeypatch):
+        """A reading that fails is left out, and the others go on."""
+        counters, _ = sample(gauge("a", Readings(OSError(), 4.0)), gauge("b", Readings(1.0, 1.0)))
+        assert (counters["a"].count, counters["b"].count) == (1, 2)
+
+    def test_failing_for_good(self):
+        """One that fails five times in a row is given up."""
+        reads = []
+
+        def broken():
+            reads.append(1)
+            raise OSError
+
+        other = Readings(*[1.0] * 50)
+        with (
+            Bus() as bus,
+            SystemSampling(bus, every_s=0.001, find={"cpu": lambda: [gauge("a", broken), gauge("b", other)]}),
+        ):
+            assert other.done.wait(DEADLINE_S)
+        assert len(reads) == system.MAX_FAILURES
+
+    def test_hanging(self):
+        """A reading that hangs keeps nobody from closing."""
+        release, reading = threading.Event(), threading.Event()
+
+        def hang():
+            reading.set()
+            release.wait(DEADLINE_S)
+
+        with Bus() as bus:
+            sampling = SystemSampling(bus, find={"gpu": lambda: [gauge("a", hang)]})
+            assert reading.wait(DEADLINE_S)
+            assert sampling.close(0.01) is False
+            release.set()
+            assert sampling.close(DEADLINE_S) is True
+
+    def test_nothing_installed(self, monkeypatch):
+        """Where no library could read anything one line says what to install."""
+        monkeypatch.setattr(system.importlib.util, "find_spec", lambda _name: None)
+        with pytest.raises(ConfigError, match=r"trackside\[psutil,nvml\]"):
+            SystemSampling()

@@ -1,0 +1,398 @@
+"""Servers for the tests: real ones where they can be had, and stand-ins that decode what they are sent."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gzip
+import http.server
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+import urllib.parse
+import urllib.request
+import zlib
+from concurrent import futures
+from pathlib import Path
+
+import pytest
+
+WAIT_S = 30.0
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_until(true, *, what, timeout_s=WAIT_S):
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        found = true()
+        if found:
+            return found
+        assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what}"
+        time.sleep(0.02)
+
+
+def program(name):
+    """Return where a server's program is; skip the test where it is not installed."""
+    found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin")
+    if found is None:
+        pytest.skip(f"{name} is not installed here; as root, python tools/servers.py {name} installs it")
+    return found
+
+
+@contextlib.contextmanager
+def running(*command, log):
+    """Run a server in a process group of its own, and end all of it."""
+    with Path(log).open("ab") as output:
+        child = subprocess.Popen(
+            command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+    try:
+        yield child
+    finally:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+@pytest.fixture
+def eventually():
+    """Return a function that waits until another one returns something true."""
+    return wait_until
+
+
+@pytest.fixture
+def port():
+    """Return a port that nobody listens on."""
+    return free_port()
+
+
+@pytest.fixture
+def server(tmp_path):
+    """Return a function that starts a server and waits until a page of it answers; it ends with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*command, asks, within_s=WAIT_S):
+            stack.enter_context(running(*command, log=tmp_path / "server.log"))
+
+            def answers():
+                with contextlib.suppress(OSError), urllib.request.urlopen(asks, timeout=5) as page:
+                    return page.status == 200
+
+            wait_until(answers, what=f"{asks} answers", timeout_s=within_s)
+
+        yield start
+
+
+# --- OpenTelemetry: a stand-in for a collector -----------------------------------------------------------------
+
+
+class Collector:
+    """Accepts OTLP/HTTP in protobuf and decodes it; it can also refuse, be slow, or not be there at all."""
+
+    def __init__(self):
+        from opentelemetry.proto.collector.logs.v1 import logs_service_pb2 as logs
+        from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as metrics
+        from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as traces
+
+        self.decoders = {
+            "/v1/traces": traces.ExportTraceServiceRequest,
+            "/v1/metrics": metrics.ExportMetricsServiceRequest,
+            "/v1/logs": logs.ExportLogsServiceRequest,
+        }
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.requests = []
+        self.headers = []
+        self.status = 200
+        self.answer = b""
+        self.waits = threading.Event()
+        """Requests are answered while this is set."""
+        self.waits.set()
+        self._server = None
+
+    def start(self):
+        """Listen, on the port that it has."""
+        collector = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if self.headers.get("Content-Encoding") == "gzip":
+                    body = gzip.decompress(body)
+                elif self.headers.get("Content-Encoding") == "deflate":
+                    body = zlib.decompress(body)
+                collector.waits.wait()
+                status = collector.status if self.path in collector.decoders else 404
+                if status == 200:
+                    collector.headers.append(dict(self.headers))
+                    collector.requests.append(collector.decoders[self.path].FromString(body))
+                with contextlib.suppress(OSError):
+                    self.send_response(status)
+                    self.send_header("Content-Length", str(len(collector.answer)))
+                    self.end_headers()
+                    self.wfile.write(collector.answer)
+
+            def log_message(self, *_):
+                pass
+
+        http.server.ThreadingHTTPServer.allow_reuse_address = True
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
+        self._server.daemon_threads = True
+        threading.Thread(target=functools.partial(self._server.serve_forever, poll_interval=0.02), daemon=True).start()
+
+    def stop(self):
+        """Be gone, whatever was asked for."""
+        self.waits.set()
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+
+    def spans(self):
+        """Return every span, with its resource's attributes."""
+        found = []
+        for request in list(self.requests):
+            for resource_spans in getattr(request, "resource_spans", ()):
+                resource = attributes(resource_spans.resource.attributes)
+                found += [(resource, span) for scope in resource_spans.scope_spans for span in scope.spans]
+        return found
+
+    def logs(self):
+        """Return every log record, with its resource's attributes."""
+        found = []
+        for request in list(self.requests):
+            for resource_logs in getattr(request, "resource_logs", ()):
+                resource = attributes(resource_logs.resource.attributes)
+                found += [(resource, log) for scope in resource_logs.scope_logs for log in scope.log_records]
+        return found
+
+    def points(self, name):
+        """Return the points of a metric, in order: resource, attributes, point."""
+        found = []
+        for request in list(self.requests):
+            for resource_metrics in getattr(request, "resource_metrics", ()):
+                resource = attributes(resource_metrics.resource.attributes)
+                for scope in resource_metrics.scope_metrics:
+                    for metric in scope.metrics:
+                        if metric.name == name:
+                            data = getattr(metric, metric.WhichOneof("data"))
+                            found += [(resource, attributes(point.attributes), point) for point in data.data_points]
+        return found
+
+
+def attributes(pairs):
+    return {pair.key: plain(pair.value) for pair in pairs}
+
+
+def plain(value):
+    kind = value.WhichOneof("value")
+    if kind == "array_value":
+        return [plain(one) for one in value.array_value.values]
+    return None if kind is None else getattr(value, kind)
+
+
+@pytest.fixture
+def collector():
+    """Start a stand-in for an OpenTelemetry collector."""
+    pytest.importorskip("opentelemetry.proto")
+    found = Collector()
+    found.start()
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def decoded():
+    """Return the function that makes a dict of OTLP's attributes."""
+    return attributes
+
+
+# --- Prometheus ------------------------------------------------------------------------------------------------
+
+
+class Prometheus:
+    """A real server that scrapes one target."""
+
+    def __init__(self, port):
+        self.url = f"http://127.0.0.1:{port}"
+
+    def query(self, promql):
+        """Return what a query gives: a list of labels and value."""
+        asked = urllib.parse.urlencode({"query": promql})
+        with urllib.request.urlopen(f"{self.url}/api/v1/query?{asked}", timeout=10) as answer:
+            told = json.load(answer)
+        assert told["status"] == "success", told
+        data = told["data"]
+        if data["resultType"] == "scalar":
+            return [({}, float(data["result"][1]))]
+        return [(one["metric"], float(one["value"][1])) for one in data["result"]]
+
+    def value(self, promql):
+        """Return the one value that a query gives; None if it gives none."""
+        found = self.query(promql)
+        assert len(found) < 2, found
+        return found[0][1] if found else None
+
+
+@pytest.fixture
+def prometheus(tmp_path):
+    """Return a function that starts a Prometheus server that scrapes a port, every 200 ms."""
+    binary = program("prometheus")
+    with contextlib.ExitStack() as stack:
+
+        def start(target_port):
+            port = free_port()
+            config = tmp_path / "prometheus.yml"
+            config.write_text(
+                "global: {scrape_interval: 200ms, scrape_timeout: 200ms}\n"
+                "scrape_configs:\n"
+                f"  - {{job_name: trackside, static_configs: [{{targets: ['127.0.0.1:{target_port}']}}]}}\n"
+            )
+            stack.enter_context(
+                running(
+                    binary,
+                    f"--config.file={config}",
+                    f"--storage.tsdb.path={tmp_path / 'tsdb'}",
+                    f"--web.listen-address=127.0.0.1:{port}",
+                    log=tmp_path / "prometheus.log",
+                )
+            )
+            server = Prometheus(port)
+
+            def is_ready():
+                with contextlib.suppress(OSError), urllib.request.urlopen(f"{server.url}/-/ready", timeout=5) as answer:
+                    return answer.status == 200
+
+            wait_until(is_ready, what="Prometheus is ready")
+            return server
+
+        yield start
+
+
+# --- NATS ------------------------------------------------------------------------------------------------------
+
+
+class NatsServer:
+    """A real server with JetStream on disk, which can be killed and started again."""
+
+    def __init__(self, binary, directory):
+        self._binary = binary
+        self._directory = directory
+        self.port = free_port()
+        self.url = f"nats://127.0.0.1:{self.port}"
+        self._stack = contextlib.ExitStack()
+        self.process = None
+
+    def start(self):
+        """Listen, on the port that it has."""
+        self.process = self._stack.enter_context(
+            running(
+                self._binary,
+                *("-a", "127.0.0.1", "-p", str(self.port), "-js", "-sd", str(self._directory / "jetstream")),
+                log=self._directory / "nats.log",
+            )
+        )
+
+        def answers():
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=5) as line:
+                return line.recv(5) == b"INFO "
+
+        wait_until(answers, what="the NATS server answers")
+
+    def stop(self):
+        """Be gone, whatever was asked for."""
+        self._stack.close()
+
+    def pause(self):
+        """Keep connections, and answer nothing."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self):
+        """Answer again."""
+        self.process.send_signal(signal.SIGCONT)
+
+
+@pytest.fixture
+def nats_server(tmp_path):
+    """Start a NATS server."""
+    server = NatsServer(program("nats-server"), tmp_path)
+    server.start()
+    yield server
+    server.stop()
+
+
+# --- Google Cloud Monitoring: a stand-in -----------------------------------------------------------------------
+
+
+class Monitoring:
+    """Accepts CreateTimeSeries over gRPC, decodes it, and can refuse or be slow."""
+
+    METHOD = "google.monitoring.v3.MetricService"
+
+    def __init__(self):
+        self.port = free_port()
+        self.requests = []
+        self.code = None
+        self.waits = threading.Event()
+        self.waits.set()
+        self._server = None
+
+    def start(self):
+        """Listen, on the port that it has."""
+        import grpc
+        from google.cloud import monitoring_v3
+        from google.protobuf import empty_pb2
+
+        def create(request, context):
+            self.waits.wait()
+            if self.code is not None:
+                context.abort(self.code, "as the test wants it")
+            self.requests.append(request)
+            return empty_pb2.Empty()
+
+        handler = grpc.unary_unary_rpc_method_handler(
+            create,
+            request_deserializer=monitoring_v3.CreateTimeSeriesRequest.deserialize,
+            response_serializer=empty_pb2.Empty.SerializeToString,
+        )
+        self._server = grpc.server(futures.ThreadPoolExecutor(4))
+        self._server.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler(self.METHOD, {"CreateTimeSeries": handler})]
+        )
+        assert self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        self._server.start()
+
+    def stop(self):
+        """Be gone, whatever was asked for."""
+        self.waits.set()
+        if self._server is not None:
+            self._server.stop(0).wait()
+            self._server = None
+
+    def client(self):
+        """Return the library's own client, speaking to this server."""
+        import grpc
+        from google.cloud import monitoring_v3
+        from google.cloud.monitoring_v3.services.metric_service.transports import MetricServiceGrpcTransport
+
+        channel = grpc.insecure_channel(f"127.0.0.1:{self.port}")
+        return monitoring_v3.MetricServiceClient(transport=MetricServiceGrpcTransport(channel=channel))
+
+
+@pytest.fixture
+def monitoring():
+    """Start a stand-in for Google Cloud Monitoring."""
+    pytest.importorskip("google.cloud.monitoring_v3")
+    found = Monitoring()
+    found.start()
+    yield found
+    found.stop()

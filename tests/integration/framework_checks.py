@@ -1,0 +1,169 @@
+"""What the tests of the frameworks have in common: what is told as short lines, and what the models make of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import trackside
+from trackside.events import IterationEnded, SpanEnded, SpanStarted
+from trackside.handlers import feed, replay
+from trackside.handlers.models import GoodputAccumulator, ScoreAggregator, SpanBuilder, TrainingMetrics
+
+JOB = Path(__file__).with_name("frameworks.py")
+
+
+@pytest.fixture
+def events():
+    """Return the list that every event is appended to."""
+    found = []
+    with trackside.subscribe(found.append):
+        yield found
+
+
+def of(kind, events):
+    return [event for event in events if isinstance(event, kind)]
+
+
+def left_open(events):
+    """Return the names of the long spans that were not closed."""
+    closed = {event.id for event in events if type(event) is SpanEnded}
+    return [event.name for event in of(SpanStarted, events) if event.id not in closed]
+
+
+# Of two batches: the gradients are cleared before the first backward pass, used after the second one.
+LIGHTNING_STEP = [
+    *["data_loading", "model_forward", "zero_grad", "model_backward"],
+    *["data_loading", "model_forward", "model_backward", "optimizer_update"],
+]
+
+
+def lightning_golden():
+    """Return what a fit tells: 20 steps of two batches, a save after each 5th, a validation of 3 batches after 10."""
+    lines = ["training_loop {"]
+    for step in range(20):
+        lines += [*LIGHTNING_STEP, f"training {step}"]
+        if step % 5 == 4:
+            lines += ["checkpoint_save_sync {", f"saved {step}", "} checkpoint_save_sync"]
+        if step % 10 == 9:
+            lines += ["validation_loop {", *[f"validation {step}"] * 3, "} validation_loop"]
+    return [*lines, "} training_loop"]
+
+
+def told(events):
+    """Return *events* as short lines: what began ("x {"), what ended ("} x") and what merely was."""
+    return [line for event in events if (line := _line(event)) is not None]
+
+
+def _line(event):
+    kind, name = type(event).__name__, getattr(event, "name", "")
+    if kind == "SpanStarted":
+        return f"{name} {{"
+    if kind == "SpanEnded":
+        return f"}} {name}" + (" failed" if event.error else "")
+    if kind in {"ProfileSpanEnded", "IterationSpanEnded"}:
+        return name
+    if kind == "IterationEnded":
+        return f"{event.kind} {event.step}" + (" failed" if event.failed else "")
+    if kind == "CheckpointSaveSucceeded":
+        return f"saved {event.global_step}"
+    if kind == "CheckpointSaveFailed":
+        return f"not saved {event.global_step}"
+    if kind == "SpanMisplaced":
+        return f"misplaced {name}: {event.problem}"
+    return None
+
+
+def models_of(directory):
+    """Return what the models of spans, metrics, goodput and scores make of what was recorded below *directory*."""
+    models = feed(replay(directory), SpanBuilder(), TrainingMetrics(), GoodputAccumulator(), ScoreAggregator())
+    return [model.result() for model in models]
+
+
+def figures(directory):
+    """Return what the models say of one run on one rank, side by side."""
+    spans, metrics, goodput, scores = models_of(directory)
+    (ours,), (measured,), window = spans.sources, metrics.sources, scores.windows[-1]
+    totals = {total.name: total for total in ours.totals}
+    counts = {name: total.count for name, total in totals.items()}
+    training, saves = totals["training_single_iteration"], totals["checkpoint_save_sync"]
+    pairs = [
+        (training.total_ns / 1e9, measured.training.total_iteration_time_sec),
+        (saves.total_ns / 1e9, measured.checkpoints["sync"].save_checkpoint_sync_time_total_sec),
+        (saves.total_ns / 1e9, goodput.badput_s["UNPRODUCTIVE_CHECKPOINT_SAVE_TIME"]),
+    ]
+    validation = measured.validation
+    parts = ("data_loading", "model_forward", "model_backward", "optimizer_update")
+    return {
+        "run ids": len({source.run_id for source in spans.sources}),
+        "ranks": [source.rank for source in spans.sources],
+        "attempts": goodput.attempts,
+        "steps": {
+            "spans": training.count,
+            "metrics": measured.training.num_iterations,
+            "goodput": goodput.step_time.count,
+            "scores": window.last_step - window.first_step + 1,
+        },
+        "last step": {
+            "metrics": measured.training.current_iteration,
+            "goodput": goodput.last_step,
+            "scores": window.last_step,
+        },
+        "samples": measured.training.num_train_samples,
+        "saves": {"spans": saves.count, "metrics": measured.productive.save_checkpoint_success_count},
+        "validation": {
+            "spans": counts.get("validation_loop", 0),
+            "batches": 0 if validation is None else validation.num_iterations,
+        },
+        "parts": {part: counts.get(part, 0) for part in parts},
+        "sections": sorted(window.relative.sections),
+        "seconds agree": all(abs(one - other) < 1e-6 for one, other in pairs),
+        "open": [span.name for span in ours.open],
+        "out of order": [disorder.problem for disorder in ours.malformed],
+        "ended": ours.end_reason,
+    }
+
+
+def check_recovery(directory, *, dies_at):
+    """Check what goodput says of a job that died in a step and went on from the checkpoint of every 5th one."""
+    goodput = models_of(directory)[2]
+    by_attempt = {}
+    for event in replay(directory):
+        by_attempt.setdefault(event.source.attempt, []).append(event)
+    first, last = by_attempt[min(by_attempt)], by_attempt[max(by_attempt)]
+    again = dies_at // 5 * 5
+    steps = [[event for event in events if _is_training(event)] for events in (first, last)]
+    assert [event.step for event in steps[0] if not event.failed] == list(range(dies_at))
+    assert [event.step for event in steps[1]] == list(range(again, 20))
+    assert (goodput.attempts, goodput.disruptions, goodput.last_step) == (2, 1, 19)
+    wasted_s = sum(event.duration_ns for event in steps[0] if event.step >= again and not event.failed) / 1e9
+    one_s = max(event.duration_ns for event in steps[0]) / 1e9
+    assert abs(goodput.badput_s["WASTED_PROGRESS_FROM_DISRUPTION"] - wasted_s) <= one_s
+    gap_s = (min(event.at_ns for event in last) - max(event.at_ns for event in first)) / 1e9
+    assert abs(goodput.badput_s["INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION"] - gap_s) <= 0.1
+
+
+def _is_training(event):
+    return isinstance(event, IterationEnded) and event.kind == "training"
+
+
+def last_steps(directory):
+    """Return the rank and the number of ranks of each source, and the last step that each completed."""
+    steps = {}
+    for event in replay(directory):
+        if _is_training(event) and not event.failed:
+            steps[event.source.rank, event.source.world_size] = event.step
+    return sorted(steps), [steps[key] for key in sorted(steps)]
+
+
+def launch(framework, directory, *, ranks, dies_at=-1, restarts=0, timeout_s=180):
+    """Run the job of this file under torchrun; return how that ended."""
+    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--rdzv-backend", "c10d"]
+    command += ["--rdzv-endpoint", "127.0.0.1:0", "--nproc-per-node", str(ranks), "--max-restarts", str(restarts)]
+    command += [str(JOB), framework, str(directory), str(dies_at)]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=timeout_s, env=environ)

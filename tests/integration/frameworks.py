@@ -1,0 +1,276 @@
+"""
+A tiny model trained with each framework, with accumulation, evaluation and saves; a job when it is run as a script.
+
+    torchrun … frameworks.py FRAMEWORK DIRECTORY [DIES_AT | straggler]
+
+Then it trains with one line of trackside's, dies once at a step, and goes on from the latest checkpoint after that; or
+it goes on until the straggler is found that it has.
+"""
+
+import importlib
+import itertools
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+STEPS = 20
+ACCUMULATED = 2
+BATCH = 2
+EVALUATED_EVERY = 10
+SAVED_EVERY = 5
+EVALUATED_BATCHES = 3
+
+
+class Samples(torch.utils.data.Dataset):
+    """As many samples as a run takes, or another number."""
+
+    def __init__(self, count=STEPS * ACCUMULATED * BATCH):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        return {"x": torch.rand(4, generator=generator), "labels": torch.rand(1, generator=generator)}
+
+
+class Regression(torch.nn.Module):
+    """One layer, whose output is a loss where it is given what is right."""
+
+    def __init__(self, on_train_batch=None):
+        super().__init__()
+        torch.manual_seed(1)
+        self.layer = torch.nn.Linear(4, 1)
+        self.dropout = torch.nn.Dropout(0.5)
+        self.on_train_batch = on_train_batch
+
+    def forward(self, x, labels=None):
+        """Return the output, and the loss if *labels* are given."""
+        if self.training and self.on_train_batch is not None:
+            self.on_train_batch()
+        found = self.layer(self.dropout(x))
+        return {"loss": None if labels is None else (found - labels).pow(2).mean(), "logits": found}
+
+
+def loader(samples=None, batch_size=BATCH):
+    return torch.utils.data.DataLoader(samples or Samples(), batch_size=batch_size)
+
+
+# --- Lightning -------------------------------------------------------------------------------------------------
+
+
+def lightning_module(package, model=None, **methods):
+    """Return a module of *package*, with other methods than the usual ones if they are given."""
+    pl = importlib.import_module("lightning.pytorch" if package == "lightning" else package)
+
+    class Module(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = model or Regression()
+            self.losses = []
+
+        def training_step(self, batch, index):
+            loss = self.model(**batch)["loss"]
+            self.losses.append(loss.detach().clone())
+            return loss
+
+        def validation_step(self, batch, index):
+            return self.model(**batch)["loss"]
+
+        def test_step(self, batch, index):
+            return self.model(**batch)["loss"]
+
+        def predict_step(self, batch, index):
+            return self.model(batch["x"])["logits"]
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    return type("Module", (Module,), methods)()
+
+
+def lightning_trainer(package, directory, *callbacks, saves=SAVED_EVERY, cls=None, **options):
+    """Return a trainer of *package* that accumulates, evaluates and saves; not if *saves* is 0."""
+    pl = importlib.import_module("lightning.pytorch" if package == "lightning" else package)
+    saver = pl.callbacks.ModelCheckpoint(
+        dirpath=directory / "checkpoints", every_n_train_steps=saves or None, save_top_k=-1
+    )
+    chosen = {
+        "max_steps": STEPS,
+        "accumulate_grad_batches": ACCUMULATED,
+        "val_check_interval": EVALUATED_EVERY * ACCUMULATED,
+        "limit_val_batches": EVALUATED_BATCHES,
+        "num_sanity_val_steps": 0,
+        "accelerator": "cpu",
+        "devices": 1,
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": bool(saves),
+        "default_root_dir": directory,
+        "callbacks": [*callbacks, *([saver] if saves else [])],
+    }
+    return (cls or pl.Trainer)(**{**chosen, **options})
+
+
+# --- Transformers ----------------------------------------------------------------------------------------------
+
+
+def transformers_trainer(directory, *callbacks, model=None, **options):
+    """Return a trainer that accumulates, evaluates and saves."""
+    import transformers
+
+    class Trainer(transformers.Trainer):
+        """Keeps the loss of every batch."""
+
+        losses = ()
+
+        def compute_loss(self, model, inputs, **more):
+            found = super().compute_loss(model, inputs, **more)
+            loss = found[0] if isinstance(found, tuple) else found
+            if model.training:
+                self.losses = (*self.losses, loss.detach().clone())
+            return found
+
+    chosen = {
+        "output_dir": str(directory / "checkpoints"),
+        "max_steps": STEPS,
+        "gradient_accumulation_steps": ACCUMULATED,
+        "per_device_train_batch_size": BATCH,
+        "per_device_eval_batch_size": BATCH,
+        "eval_strategy": "steps",
+        "eval_steps": EVALUATED_EVERY,
+        "save_steps": SAVED_EVERY,
+        "logging_steps": EVALUATED_EVERY,
+        "learning_rate": 0.1,
+        "use_cpu": True,
+        "report_to": [],
+        "disable_tqdm": True,
+    }
+    return Trainer(
+        model or Regression(),
+        transformers.TrainingArguments(**{**chosen, **options}),
+        train_dataset=Samples(),
+        eval_dataset=Samples(EVALUATED_BATCHES * BATCH),
+        callbacks=list(callbacks),
+    )
+
+
+# --- Accelerate ------------------------------------------------------------------------------------------------
+
+
+def train_with_accelerate(directory, *trackers, model=None, steps=STEPS):
+    """Train with accumulation, evaluation and saves, from the latest state if there is one; return the losses."""
+    import accelerate
+
+    accelerator = accelerate.Accelerator(log_with=list(trackers), gradient_accumulation_steps=ACCUMULATED, cpu=True)
+    accelerator.init_trackers("frameworks", {"lr": 0.1})
+    model = model or Regression()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, batches, held_out = accelerator.prepare(
+        model, optimizer, loader(), loader(Samples(EVALUATED_BATCHES * BATCH * accelerator.num_processes))
+    )
+    done, losses = 0, []
+    places = sorted((directory / "checkpoints").glob("*"))
+    if places:
+        accelerator.load_state(places[-1])
+        done = int(places[-1].name)
+    while done < steps:
+        for batch in batches:
+            with accelerator.accumulate(model):
+                loss = model(**batch)["loss"]
+                losses.append(loss.detach().clone())
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+            if not accelerator.sync_gradients:
+                continue
+            done += 1
+            if done % EVALUATED_EVERY == 0:
+                accelerator.log({"loss": loss.item()}, step=done - 1)
+                model.eval()
+                with torch.no_grad():
+                    for evaluated in held_out:
+                        model(**evaluated)
+                model.train()
+            if done % SAVED_EVERY == 0:
+                accelerator.save_state(directory / "checkpoints" / f"{done:04}")
+            if done == steps:
+                break
+    accelerator.end_training()
+    return losses
+
+
+# --- the job ---------------------------------------------------------------------------------------------------
+
+
+def dying(at):
+    """Return what a model calls with each batch: it takes its time, and in the first attempt it dies in step *at*."""
+    batches = itertools.count()
+
+    def on_train_batch():
+        time.sleep(0.02)
+        if next(batches) == at * ACCUMULATED and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
+            raise RuntimeError(f"dies in step {at}")
+
+    return on_train_batch
+
+
+def dragging():
+    """Return what a model calls with each batch: it takes its time, on rank 1 three times as long."""
+    seconds = 0.03 if os.environ["RANK"] == "1" else 0.01
+    return lambda: time.sleep(seconds)
+
+
+def stop_with_straggler(package, directory):
+    """Train on two ranks, of which one is slow, until that is found out."""
+    one_line = importlib.import_module(f"trackside.job.{package}")
+    callback = one_line.StragglerDetectionCallback(
+        *(0.5, True, False, 1, 0.75, 0.75, True, False), directory=directory / "runs", agree_every_steps=5
+    )
+    options = {"strategy": "ddp", "devices": 2, "accumulate_grad_batches": 1, "max_steps": 600, "saves": 1000}
+    trainer = lightning_trainer(package, directory, callback, limit_val_batches=0, val_check_interval=1.0, **options)
+    trainer.fit(lightning_module(package, Regression(dragging())), loader(Samples(4 * 600)))
+
+
+def main(framework, directory, dies_at="-1"):
+    directory = Path(directory)
+    runs = directory / "runs"
+    if dies_at == "straggler":
+        stop_with_straggler(framework, directory)
+        return
+    model = Regression(dying(int(dies_at)))
+    if framework == "transformers":
+        from transformers.trainer_utils import get_last_checkpoint
+
+        from trackside.job.transformers import TracksideCallback
+
+        trainer = transformers_trainer(directory, TracksideCallback(runs), model=model, ddp_backend="gloo")
+        place = directory / "checkpoints"
+        trainer.train(resume_from_checkpoint=get_last_checkpoint(str(place)) if place.exists() else None)
+    elif framework == "accelerate":
+        from trackside.job.accelerate import TracksideTracker
+
+        train_with_accelerate(directory, TracksideTracker(runs), model=model)
+    else:
+        one_line = importlib.import_module(f"trackside.job.{framework}")
+        trainer = lightning_trainer(
+            framework,
+            directory,
+            one_line.TracksideCallback(runs),
+            strategy="ddp",
+            devices=int(os.environ.get("WORLD_SIZE", "1")),
+        )
+        world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        samples = Samples(STEPS * ACCUMULATED * BATCH * world_size)
+        module = lightning_module(framework, model)
+        places = sorted((directory / "checkpoints").glob("*.ckpt"), key=lambda path: path.stat().st_mtime)
+        trainer.fit(module, loader(samples), loader(samples), ckpt_path=places[-1] if places else None)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,216 @@
+"""A loop of one's own under Accelerate, real, on a tiny model: what one line tells, on all processes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+
+import trackside
+from trackside.events import IterationEnded, ProfileSpanEnded, SpanEnded, SpanEventAdded, SpanStarted
+from trackside.handlers import replay
+
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
+
+accelerate = pytest.importorskip("accelerate")
+
+from trackside.instruments import accelerate as instrument  # noqa: E402  after what may skip all of this
+from trackside.job import accelerate as one_line  # noqa: E402
+
+
+def load(name):
+    """Return the module of that name beside this one: tests are no package."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+frameworks, checks = load("frameworks"), load("framework_checks")
+events, of, told = checks.events, checks.of, checks.told
+
+STEP = [
+    *["model_forward", "model_backward"],
+    *["data_loading", "model_forward", "model_backward", "optimizer_update"],
+]
+
+
+def golden():
+    """Return what a loop tells: 20 steps of two batches, a save after every 5th; 3 batches looked at after 10."""
+    lines = []
+    for step in range(20):
+        lines += ["data_loading", *(["training_loop {"] if step == 0 else []), *STEP, f"training {step}"]
+        if step % 10 == 9:
+            lines += ["data_loading"] * 4  # the fourth finds that there is none
+        if step % 5 == 4:
+            lines += ["checkpoint_save_sync {", f"saved {step}", "} checkpoint_save_sync"]
+    return [*lines, "} training_loop"]
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    """Let each test begin without an accelerator, and leave none."""
+    yield
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerate.state.GradientState._reset_state()
+
+
+class TestLoop:
+    def test_golden(self, events, tmp_path):
+        """A loop with accumulation, evaluation and saves is told in this order."""
+        frameworks.train_with_accelerate(tmp_path, instrument.TracksideTracker())
+        assert told(events) == golden()
+
+    def test_iterations(self, events, tmp_path):
+        """An iteration is an optimizer step: the samples of both its batches, and the mean of their losses."""
+        losses = frameworks.train_with_accelerate(tmp_path, instrument.TracksideTracker())
+        iterations = of(IterationEnded, events)
+        pairs = zip(losses[::2], losses[1::2], strict=True)
+        assert [event.samples for event in iterations] == [4] * 20
+        assert [float(event.loss) for event in iterations] == pytest.approx([float(a + b) / 2 for a, b in pairs])
+
+    def test_parts_belong_to_their_iteration(self, events, tmp_path):
+        """The parts of a step are inside its iteration, but for the wait for its first batch."""
+        frameworks.train_with_accelerate(tmp_path, instrument.TracksideTracker(), steps=2)
+        ids = {event.id: event.step for event in of(IterationEnded, events)}
+        parts = [(event.name, ids.get(event.parent_id)) for event in of(ProfileSpanEnded, events)]
+        step = [[("data_loading", None), *((name, step) for name in STEP)] for step in range(2)]
+        assert parts == step[0] + step[1]
+
+    def test_logged(self, events, tmp_path):
+        """What is logged, and the configuration, are events with all of it; numbers are counters too."""
+        frameworks.train_with_accelerate(tmp_path, instrument.TracksideTracker())
+        found = [(event.name, sorted(event.attributes), event.step) for event in of(SpanEventAdded, events)]
+        assert found == [("configuration", ["lr"], -1), ("logged", ["loss"], 9), ("logged", ["loss"], 19)]
+        assert "loss" in {counter.name for counter in trackside.counters("loss")}
+
+    def test_two_trackers(self, events, tmp_path):
+        """Of two, one tells everything, once."""
+        trackers = [instrument.TracksideTracker(), instrument.TracksideTracker()]
+        frameworks.train_with_accelerate(tmp_path, *trackers)
+        assert told(events) == golden()
+
+    def test_leaves_nothing(self, tmp_path):
+        """After the end, accelerate's classes have their own methods again."""
+        before = {name: vars(accelerate.Accelerator)[name] for name in ("backward", "log", "init_trackers")}
+        frameworks.train_with_accelerate(tmp_path, instrument.TracksideTracker(), steps=1)
+        assert {name: vars(accelerate.Accelerator)[name] for name in before} == before
+
+    def test_resumed(self, events, tmp_path):
+        """Who loads a state goes on counting where it was saved."""
+        frameworks.train_with_accelerate(tmp_path, instrument.TracksideTracker(), steps=5)
+        assert json.loads((tmp_path / "checkpoints" / "0005" / "trackside.json").read_text()) == {"step": 5}
+        events.clear()
+        frameworks.train_with_accelerate(tmp_path, instrument.TracksideTracker(), steps=7)
+        (load, *_) = of(SpanEnded, events)
+        assert (load.name, load.attributes["current_iteration"]) == ("checkpoint_load", 4)
+        assert [event.step for event in of(IterationEnded, events)] == [5, 6]
+        loop = next(event for event in of(SpanStarted, events) if event.name == "training_loop")
+        assert loop.attributes["train_iterations_start"] == 5
+
+    @pytest.mark.parametrize("content", ["", "{", "[]", '{"step": "5"}', '{"step": -5}'])
+    def test_resumed_without_knowing(self, content, events, tmp_path):
+        """A state that does not say how many steps it holds is loaded all the same; they are counted from 0."""
+        frameworks.train_with_accelerate(tmp_path, instrument.TracksideTracker(), steps=5)
+        (tmp_path / "checkpoints" / "0005" / "trackside.json").write_text(content)
+        events.clear()
+        frameworks.train_with_accelerate(tmp_path, instrument.TracksideTracker(), steps=6)
+        assert [event.step for event in of(IterationEnded, events)] == [0]
+
+
+class TestLoss:
+    @pytest.mark.parametrize("sink", ["none", "recording", "raising", "dead"])
+    def test_bit_for_bit(self, sink, tmp_path):
+        """Every loss is the same to the last bit, whatever becomes of what is told."""
+        plain = frameworks.train_with_accelerate(tmp_path / "plain")
+        released = threading.Event()
+
+        def raising(_event):
+            raise OSError("this sink is broken")
+
+        subscriptions = {
+            "none": list,
+            "recording": lambda: [trackside.subscribe(trackside.EventLog(tmp_path / "runs"))],
+            "raising": lambda: [trackside.subscribe(raising)],
+            "dead": lambda: [trackside.subscribe(lambda _: released.wait(60), queued=True)],
+        }[sink]()
+        try:
+            watched = frameworks.train_with_accelerate(tmp_path / "watched", instrument.TracksideTracker())
+        finally:
+            released.set()
+            for subscription in subscriptions:
+                subscription.close(5)
+        assert [loss.item().hex() for loss in watched] == [loss.item().hex() for loss in plain]
+
+
+class TestErrors:
+    def test_of_our_own(self, caplog, monkeypatch, tmp_path):
+        """What is wrong with us stays out of the training, and is said once."""
+        monkeypatch.setattr("trackside.instruments._accelerator.callbacks.on_train_start", None)
+        with caplog.at_level(logging.WARNING, logger="trackside"):
+            losses = frameworks.train_with_accelerate(tmp_path, instrument.TracksideTracker(), steps=3)
+        assert len(losses) == 6
+        assert [record.message for record in caplog.records if record.name == "trackside"] == [
+            "trackside tells nothing more of this loop"
+        ]
+
+    def test_in_the_loop(self, tmp_path):
+        """What an exception leaves open is closed when the tracker is finished."""
+
+        def fail():
+            raise ValueError("a bad batch")
+
+        tracker = one_line.TracksideTracker(tmp_path / "runs")
+        with pytest.raises(ValueError, match="a bad batch"):
+            frameworks.train_with_accelerate(tmp_path, tracker, model=frameworks.Regression(fail))
+        tracker.finish()
+        recorded = list(replay(tmp_path / "runs"))
+        assert checks.left_open(recorded) == []
+
+
+class TestOneLine:
+    def test_all_comes_out(self, tmp_path):
+        """Spans, metrics, goodput and scores come out of the one line, and agree with each other."""
+        strict = trackside.JobConfig(application_name="tiny", strict=True)  # so that any disorder is an error
+        frameworks.train_with_accelerate(tmp_path, one_line.TracksideTracker(tmp_path / "runs", job=strict))
+        assert checks.figures(tmp_path / "runs") == {
+            "run ids": 1,
+            "ranks": [0],
+            "attempts": 1,
+            "steps": {"spans": 20, "metrics": 20, "goodput": 20, "scores": 20},
+            "last step": {"metrics": 19, "goodput": 19, "scores": 19},
+            "samples": 80,
+            "saves": {"spans": 4, "metrics": 4},
+            "validation": {"spans": 0, "batches": 0},
+            "parts": {"data_loading": 48, "model_forward": 40, "model_backward": 40, "optimizer_update": 20},
+            "sections": ["data_loading", "model_backward", "model_forward", "optimizer_update"],
+            "seconds agree": True,
+            "open": [],
+            "out of order": [],
+            "ended": "closed",
+        }
+
+
+@pytest.mark.hang_guard(200)
+class TestJobs:
+    def test_dies_and_goes_on(self, tmp_path):
+        """Under torchrun a job that died in its 8th step: attempts, waste and recovery are what they were."""
+        done = checks.launch("accelerate", tmp_path, ranks=1, dies_at=7, restarts=2)
+        assert done.returncode == 0, done.stderr[-4000:]
+        checks.check_recovery(tmp_path / "runs", dies_at=7)
+
+    def test_two_processes(self, tmp_path):
+        """Two processes are two files and one run, though accelerate calls trackers on one of them alone."""
+        done = checks.launch("accelerate", tmp_path, ranks=2)
+        assert done.returncode == 0, done.stderr[-4000:]
+        assert checks.last_steps(tmp_path / "runs") == ([(0, 2), (1, 2)], [19, 19])
+        (run,) = (tmp_path / "runs").iterdir()
+        assert sorted(path.name.split(".")[0] for path in run.iterdir()) == ["rank-00000", "rank-00001"]
+        logged = {
+            event.source.rank for event in of(SpanEventAdded, replay(tmp_path / "runs")) if event.name == "logged"
+        }
+        assert logged == {0, 1}

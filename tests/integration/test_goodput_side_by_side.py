@@ -1,0 +1,453 @@
+"""
+Our account beside ml-goodput-measurement's, on random jobs of the family where its formula is sound.
+
+The model's at first, then the peer's own calls under `trackside.compat.goodput`.
+
+That family, for which `make_job` makes up records:
+
+- Each attempt writes its job start; no attempt begins before the last one fell silent, and the job ends.
+- Steps are numbered one by one and take at least 1 ms. An attempt resumes at a step that the last one has begun,
+  above its first one and above zero, so that the peer notices; nothing is recorded after an attempt's last step start.
+- Initialization and preparation come at most once each in an attempt, before its first step, and do not overlap. There
+  are no loads, or one before the first step of each of the first two attempts: the peer counts later ones twice.
+- An attempt that is followed by another has at least three steps before the one at which that resumes, and its steps
+  but the first are equally long: the peer takes their mean over those that count, we over all of the attempt.
+- Custom events lie within one step that counts, neither the first nor the last of the attempt, and do not overlap.
+- Checkpoints are saved in attempts whose first step is the shortest, within a step that counts and without custom
+  events, once for each step: the peer takes a save from the productive time, and not from the step's.
+- No elastic waits, no exclusions, no hang.
+"""
+
+from __future__ import annotations
+
+import datetime
+import inspect
+import json
+import random
+
+import pytest
+
+from trackside.compat.goodput import goodput as our_goodput
+from trackside.compat.goodput import goodput_elastic as our_elastic
+from trackside.compat.goodput import goodput_utils as our_utils
+from trackside.compat.goodput._monitor import UploadingMonitor
+from trackside.handlers.models.goodput import GoodputAccumulator, read_payloads
+
+pytestmark = pytest.mark.integration
+
+goodput = pytest.importorskip("ml_goodput_measurement.src.goodput")
+goodput_utils = pytest.importorskip("ml_goodput_measurement.src.goodput_utils")
+
+elastic = pytest.importorskip("ml_goodput_measurement.src.goodput_elastic")
+monitoring = pytest.importorskip("ml_goodput_measurement.src.monitoring")
+
+UTC = datetime.timezone.utc
+JOBS = 200
+COMPAT_JOBS = 40
+START_S = 1_704_070_800.0
+NAMES = {"TPU_INITIALIZATION": "ACCELERATOR_INITIALIZATION"}
+
+
+class Log:
+    """Stands in for the cloud's log: keeps payloads by the time they tell of."""
+
+    def __init__(self, payloads):
+        stamp = goodput_utils.get_timestamp_from_log_entry
+        self.entries = [(stamp(payload), payload) for payload in payloads]
+        self.last_entry_info = (self.entries[-1][0], "last")
+
+    def write_cloud_logging_entry(self, entry):
+        """Nothing is recorded through this log."""
+
+    def read_cloud_logging_entries(self, start_time=None, end_time=None, last_entry_info=None):
+        """Return the payloads after *start_time* and up to *end_time*."""
+        found = [
+            payload
+            for at, payload in self.entries
+            if (start_time is None or at > start_time) and (end_time is None or at <= end_time)
+        ]
+        return found, self.last_entry_info
+
+
+class Job:
+    """Makes up a job of the family that the module describes."""
+
+    def __init__(self, rng, *, has_events=True):
+        self.rng = rng
+        self.has_events = has_events
+        self.now = 0.0
+        self.payloads = []
+
+    def put(self, **payload):
+        """Write a record."""
+        times = {key: START_S + value for key, value in payload.items() if key.endswith("_time")}
+        self.payloads.append({"job_name": "job", **payload, **times})
+
+    def pass_s(self, least, most):
+        """Let some time pass, in whole ms."""
+        self.now = round(self.now + self.rng.randint(round(least * 1e3), round(most * 1e3)) / 1e3, 3)
+        return self.now
+
+    def pair(self, what):
+        """Write a start and an end."""
+        self.put(**{f"{what}_start_time": self.pass_s(0, 2)})
+        self.put(**{f"{what}_end_time": self.pass_s(0.001, 5)})
+
+    def make(self):
+        """Return the records of a whole job."""
+        rng, first = self.rng, 0
+        attempts = rng.randint(1, 6)
+        loads = rng.choice((0, 2))
+        for attempt in range(attempts):
+            is_last = attempt == attempts - 1
+            count = rng.randint(5, 30)
+            resumed = first + (count if is_last else rng.randint(3, count - 1))
+            self.attempt(first, count, resumed, is_last=is_last, loads=attempt < loads)
+            first = resumed
+        self.put(job_end_time=self.pass_s(0.001, 5))
+        return self.payloads
+
+    def attempt(self, first, count, resumed, *, is_last, loads):
+        """Write an attempt of *count* steps, of which those from *resumed* on will be lost."""
+        rng = self.rng
+        self.put(job_start_time=self.pass_s(0, 30))
+        for what in ("tpu_init", "training_prep"):
+            if rng.random() < 0.8:
+                self.pair(what)
+        if loads:
+            self.pair("data_loading")
+        self.pass_s(0, 3)
+        saves = rng.random() < 0.4
+        usual = rng.randint(20, 4_000) / 1e3
+        for place in range(count):
+            self.put(step_count=first + place, step_start_time=self.now)
+            if place == count - 1:
+                return
+            length = usual if not is_last else round(usual + rng.randint(0, 500) / 1e3, 3)
+            counts = place > 0 and first + place < resumed
+            if place == 0:
+                self.now = round(self.now + (0.001 if saves else usual + rng.randint(-10, 9_000) / 1e3), 3)
+            elif self.has_events and counts and saves and rng.random() < 0.3:
+                self.save(first + place, length)
+            elif self.has_events and counts and not saves and rng.random() < 0.3:
+                self.custom(length)
+            else:
+                self.now = round(self.now + length, 3)
+
+    def custom(self, length):
+        """Do a step with a custom event in it."""
+        rng = self.rng
+        before = round(length * rng.random(), 3)
+        kind = rng.choice(("EVAL", "SDC CHECK", "COMPILE"))
+        self.now = round(self.now + before, 3)
+        self.put(custom_badput_event_type=kind, custom_badput_event_start_time=self.now)
+        self.put(custom_badput_event_type=kind, custom_badput_event_end_time=self.pass_s(0.001, 9))
+        self.now = round(self.now + length - before, 3)
+
+    def save(self, step, length):
+        """Do a step with a save in it, beyond what is its own."""
+        duration = self.rng.randint(1, 900) / 1e3
+        self.payloads.append(
+            {
+                "event_type": "save",
+                "step": step,
+                "directory": "gs://bucket/path",
+                "wait_for_prev_start_time": START_S + self.now,
+                "wait_for_prev_duration_secs": 0.0,
+                "checkpointer_blocking_start_time": START_S + self.now,
+                "checkpointer_blocking_duration_secs": duration,
+                "get_old_steps_start_time": START_S + self.now,
+                "get_old_steps_duration_secs": 0.0,
+                "checkpoint_manager_blocking_start_time": START_S + self.now,
+                "checkpoint_manager_blocking_duration_secs": duration,
+            }
+        )
+        self.now = round(self.now + length + duration, 3)
+
+
+def theirs(payloads, directory):
+    """Return the peer's answer: share of each bucket, last step, disruptions."""
+    calculator = goodput.GoodputCalculator("job", "log", Log(payloads), cache_dir=str(directory))
+    share, badput, last_step = calculator.get_job_goodput(include_badput_breakdown=True)
+    found = {"PRODUCTIVE": share}
+    for kind, value in badput.items():
+        if isinstance(value, dict):
+            found.update(value)
+        elif kind.name != "DATA_LOADING_ASYNC":
+            found[NAMES.get(kind.name, kind.name)] = value
+    details = calculator.get_job_goodput_details()
+    found = {bucket: value / 100 for bucket, value in found.items() if value}
+    return found, last_step, details["disruption_count"]
+
+
+def ours(payloads):
+    """Return our answer in the same form."""
+    model = GoodputAccumulator()
+    for event in read_payloads(payloads):
+        model(event)
+    result = model.result()
+    found = {"PRODUCTIVE": result.productive_s, **result.badput_s, **result.badput_s["CUSTOM_BADPUT_EVENTS"]}
+    del found["CUSTOM_BADPUT_EVENTS"]
+    found = {bucket: value / result.elapsed_s for bucket, value in found.items() if value}
+    return found, result.last_step, result.disruptions
+
+
+class TestSideBySide:
+    @pytest.mark.parametrize("number", range(JOBS))
+    def test_same_answer(self, request, number, tmp_path):
+        """Where the peer's formula is sound, goodput and every bucket agree to 1e-6."""
+        payloads = Job(random.Random(request.config.option.seed * JOBS + number)).make()
+        their_shares, their_last_step, their_disruptions = theirs(payloads, tmp_path)
+        our_shares, our_last_step, our_disruptions = ours(payloads)
+
+        assert our_shares == pytest.approx(their_shares, abs=1e-6)
+        assert (our_last_step, our_disruptions) == (their_last_step, their_disruptions)
+
+    def test_later(self, request, tmp_path):
+        """So do they while the job is running, after any record before its first disruption."""
+        payloads = Job(random.Random(request.config.option.seed)).make()
+        stop = next(place for place, payload in enumerate(payloads) if payload.get("step_count") == 4) + 1
+        now = datetime.datetime.now(datetime.timezone.utc)
+        log = Log(payloads[:stop])
+        calculator = goodput.GoodputCalculator("job", "log", log, cache_dir=str(tmp_path))
+        share, _, _ = calculator.get_job_goodput()
+        model = GoodputAccumulator()
+        for event in read_payloads(payloads[:stop]):
+            model(event)
+        result = model.result(end_ns=int(now.timestamp() * 1e9))
+
+        # The peer's clock read a moment later than ours, on a job that seems to have been hanging for years.
+        assert result.productive_s / result.elapsed_s == pytest.approx(share / 100, rel=1e-6)
+
+
+class Written:
+    """Stands in for the cloud's log, and keeps what is written."""
+
+    def __init__(self):
+        self.payloads = []
+
+    def write_cloud_logging_entry(self, entry):
+        """Keep *entry*."""
+        self.payloads.append(entry)
+
+    def flush(self):
+        """All is there."""
+
+
+@pytest.fixture
+def both(request, tmp_path):
+    """Give a function that returns the peer's calculator and ours on the same job."""
+
+    def make(number, **family):
+        job = Job(random.Random(request.config.option.seed * COMPAT_JOBS + number), **family)
+        payloads = job.make()
+        theirs = goodput.GoodputCalculator("job", "log", Log(payloads), cache_dir=str(tmp_path / "cache"))
+        (tmp_path / "cache").mkdir(exist_ok=True)
+        return theirs, our_goodput.GoodputCalculator("job", "log", Log(payloads)), payloads
+
+    return make
+
+
+def plain(badput):
+    """Return *badput* by name, without what is zero."""
+    found = {}
+    for kind, value in badput.items():
+        parts = value if isinstance(value, dict) else {kind.name: value}
+        found.update({name: part for name, part in parts.items() if part})
+    found.pop("DATA_LOADING_ASYNC", None)
+    return found
+
+
+@pytest.mark.parametrize("number", range(COMPAT_JOBS))
+class TestSameAnswers:
+    def test_goodput(self, both, number):
+        """Goodput, badput and the last step agree."""
+        theirs, mine, _ = both(number)
+        share, badput, last_step = theirs.get_job_goodput(include_badput_breakdown=True)
+        our_share, our_badput, our_last_step = mine.get_job_goodput(include_badput_breakdown=True)
+        assert (our_share, our_last_step) == (pytest.approx(share, abs=1e-4), last_step)
+        assert plain(our_badput) == pytest.approx(plain(badput), abs=1e-4)
+
+    def test_details(self, both, number):
+        """So do the details, in seconds."""
+        theirs, mine, _ = both(number)
+        theirs.get_job_goodput(), mine.get_job_goodput()
+        details, our_details = theirs.get_job_goodput_details(), mine.get_job_goodput_details()
+        assert set(our_details) == set(details)
+        for key in ("max_productive_step", "disruption_count", "total_excluded_time"):
+            assert our_details[key] == details[key]
+        assert our_details["total_elapsed_time"] == pytest.approx(details["total_elapsed_time"], abs=1e-5)
+        (length,) = details["goodput_time"].values()
+        assert [*our_details["goodput_time"].values()] == [pytest.approx(length, abs=1e-5)]
+
+    def test_whole_interval(self, both, number):
+        """An interval that holds all of the job has the job's goodput."""
+        theirs, mine, payloads = both(number)
+        last_s = payloads[-1]["job_end_time"]
+        # The peer leaves out records of the very moment at which the interval begins.
+        bounds = [datetime.datetime.fromtimestamp(second, UTC) for second in (START_S - 1, last_s)]
+        share, badput, last_step, total_s, disruptions = theirs.get_job_goodput_interval(*bounds)
+        our_share, our_badput, our_last_step, our_total_s, our_disruptions = mine.get_job_goodput_interval(*bounds)
+        assert our_share == pytest.approx(share, abs=1e-4)
+        assert plain(our_badput) == pytest.approx(plain(badput), abs=1e-4)
+        assert (our_last_step, our_disruptions) == (last_step, disruptions)
+        assert our_total_s == pytest.approx(total_s, abs=1e-5)
+
+    def test_deviation(self, both, number):
+        """Where nothing but steps comes after the first one, deviations from a configured ideal agree, step by step."""
+        theirs, mine, _ = both(number, has_events=False)
+        found, our_found = theirs.get_step_deviation(2.0), mine.get_step_deviation(2.0)
+        # The last step of the job has no later one: the peer has no time for it, ours ends with the job.
+        assert {step: our_found[step] for step in found} == pytest.approx(found, abs=1e-5)
+
+
+class TestExclusions:
+    def test_outage(self, tmp_path):
+        """
+        Excluding part of an outage agrees.
+
+        Not of a step: the peer then finds the first one slow in comparison.
+        """
+        payloads = [{"job_name": "job", "job_start_time": START_S}]
+        for first, start in [(0, 0.0), (3, 60.0)]:
+            if start:
+                payloads.append({"job_name": "job", "job_start_time": START_S + start})
+            for place in range(6):
+                at_s = START_S + start + 3.0 * place
+                payloads.append({"job_name": "job", "step_count": first + place, "step_start_time": at_s})
+        payloads.append({"job_name": "job", "job_end_time": START_S + 78.0})
+        theirs = goodput.GoodputCalculator("job", "log", Log(payloads), cache_dir=str(tmp_path))
+        mine = our_goodput.GoodputCalculator("job", "log", Log(payloads))
+        intervals = [
+            (datetime.datetime.fromtimestamp(START_S + start, UTC), datetime.datetime.fromtimestamp(START_S + end, UTC))
+            for start, end in [(20.0, 30.0), (25.0, 50.0)]
+        ]
+        share, badput, last_step, excluded_s = theirs.get_job_goodput_with_exclusions(intervals, True)
+        our_share, our_badput, our_last_step, our_excluded_s = mine.get_job_goodput_with_exclusions(intervals, True)
+        assert (our_excluded_s, our_last_step) == (excluded_s, last_step)
+        assert our_share == pytest.approx(share, abs=1e-4)
+        assert plain(our_badput) == pytest.approx(plain(badput), abs=1e-4)
+
+
+class TestSameRecords:
+    def calls(self, cls):
+        """Return the names of the methods that record."""
+        return sorted(name for name in vars(cls) if name.startswith("record_"))
+
+    def record(self, cls, mixin=()):
+        """Call every method that records, with a time of its own, and return what was written."""
+        log = Written()
+        recorder = cls("job", "log", True, log)
+        at = datetime.datetime.fromtimestamp(START_S, UTC)
+        for name in [*self.calls(cls), *mixin]:
+            method = getattr(recorder, name)
+            at += datetime.timedelta(seconds=1)
+            given = {}
+            for parameter in inspect.signature(method).parameters.values():
+                is_time = parameter.name.endswith("time") or parameter.name == "timestamp"
+                text = {"event_type": "scale_up", "custom_badput_event_type": "Eval"}
+                given[parameter.name] = at if is_time else text.get(parameter.name, 7)
+            method(**given)
+        return log.payloads
+
+    def test_recorder(self):
+        """Both recorders have the same methods and write the same records."""
+        assert self.calls(our_goodput.GoodputRecorder) == self.calls(goodput.GoodputRecorder)
+        assert self.record(our_goodput.GoodputRecorder) == self.record(goodput.GoodputRecorder)
+
+    def test_elastic(self):
+        """So do those of elastic jobs."""
+        pair = our_elastic.ElasticGoodputRecorder, elastic.ElasticGoodputRecorder
+        assert self.calls(pair[0]) == self.calls(pair[1])
+        assert self.record(pair[0]) == self.record(pair[1])
+
+    def test_files(self, tmp_path):
+        """The peer's calculator finds what our recorder wrote to files."""
+        recorder = our_goodput.GoodputRecorder("job", "log", True, directory=tmp_path / "files")
+        at = datetime.datetime.fromtimestamp(START_S, UTC)
+        recorder.record_job_start_time(at)
+        for step in range(5):
+            recorder.record_step_start_time(step, at + datetime.timedelta(seconds=3 * step))
+        recorder.record_job_end_time(at + datetime.timedelta(seconds=20))
+        recorder.flush()
+        (path,) = (tmp_path / "files").rglob("*.jsonl")
+        log = Log([json.loads(line) for line in path.read_text().splitlines()])
+        theirs = goodput.GoodputCalculator("job", "log", log, cache_dir=str(tmp_path))
+        mine = our_goodput.GoodputCalculator("job", "log", directory=tmp_path / "files")
+        assert mine.get_job_goodput()[0] == pytest.approx(theirs.get_job_goodput()[0])
+
+
+def parameters(method):
+    """Return the names of what *method* takes by place, and the defaults of those that have any."""
+    found = [one for one in inspect.signature(method).parameters.values() if one.kind is not one.KEYWORD_ONLY]
+    return [one.name for one in found if one.name != "self"]
+
+
+class TestSameNames:
+    @pytest.mark.parametrize(
+        ("mine", "theirs"),
+        [
+            (our_goodput.GoodputRecorder, goodput.GoodputRecorder),
+            (our_goodput.GoodputCalculator, goodput.GoodputCalculator),
+            (our_elastic.ElasticGoodputRecorder, elastic.ElasticGoodputRecorder),
+            (our_elastic.ElasticGoodputCalculator, elastic.ElasticGoodputCalculator),
+            (UploadingMonitor, monitoring.GoodputMonitor),
+        ],
+    )
+    def test_methods(self, mine, theirs):
+        """Every public method of the peer's is there and takes the same arguments in the same order."""
+        public = [name for name in dir(theirs) if not name.startswith("_") and callable(getattr(theirs, name))]
+        for name in ["__init__", *public]:
+            assert parameters(getattr(mine, name)) == parameters(getattr(theirs, name)), name
+
+    @pytest.mark.parametrize("name", ["BadputType", "GoodputType", "MetricType", "IntervalMetricType"])
+    def test_enumerations(self, name):
+        """The enumerations have the same members."""
+        members = [(member.name, member.value) for member in getattr(goodput_utils, name)]
+        assert [(member.name, member.value) for member in getattr(our_utils, name)] == members
+
+    def test_options(self):
+        """The cloud's options have the same names."""
+        assert parameters(our_utils.GCPOptions) == parameters(goodput_utils.GCPOptions)
+
+
+class TestTensorBoard:
+    def test_curves(self, tmp_path):
+        """Our monitor draws under the peer's tags, each point once, for each uploader its own."""
+        tensorboard = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+        pytest.importorskip("torch.utils.tensorboard")
+        from trackside.compat.goodput.monitoring_elastic import ElasticGoodputMonitor
+
+        recorder = our_elastic.ElasticGoodputRecorder("job", "log", True, directory=tmp_path)
+        start = datetime.datetime.fromtimestamp(START_S, UTC)
+        recorder.record_job_start_time(start)
+        for step in range(5):
+            recorder.record_step_start_time(step, start + datetime.timedelta(seconds=5 + 3 * step))
+        recorder.record_job_end_time(start + datetime.timedelta(seconds=20))
+        recorder.flush()
+        monitor = ElasticGoodputMonitor(
+            "job",
+            "log",
+            str(tmp_path / "board"),
+            3600,
+            monitoring_enabled=True,
+            include_badput_breakdown=True,
+            include_step_deviation=True,
+            configured_ideal_step_time=2.0,
+            directory=tmp_path,
+        )
+        monitor.start_goodput_uploader()
+        monitor.start_step_deviation_uploader()
+        monitor.start_rolling_window_goodput_uploader([10])
+        for _ in range(2):
+            monitor.stop_goodput_uploader()
+            monitor.stop_step_deviation_uploader()
+            monitor.stop_rolling_window_goodput_uploader()
+        monitor.close()
+        (run,) = (tmp_path / "board" / "goodput").iterdir()
+        board = tensorboard.EventAccumulator(str(run)).Reload()
+        found = {tag: [(one.step, one.value) for one in board.Scalars(tag)] for tag in board.Tags()["scalars"]}
+        assert found["goodput/goodput"] == [(4, 75.0)]
+        assert found["badput/other"] == [(4, 25.0)]
+        assert found["step_deviation"] == [(step, 1.0) for step in range(4)]
+        assert found["goodput/window_10_s"] == [(4, 100.0)]

@@ -1,0 +1,246 @@
+"""Goodput in Google Cloud Monitoring: the library's own client against a stand-in that decodes what it is sent."""
+
+from __future__ import annotations
+
+import pytest
+
+from trackside.bus import Bus
+from trackside.events import ConfigError, GoodputUpdated, IterationEnded
+
+pytest.importorskip("google.cloud.monitoring_v3")
+grpc = pytest.importorskip("grpc")
+
+from trackside.handlers.google_cloud_monitoring import GoogleCloudMonitoringSink  # noqa: E402  it imports the library
+
+pytestmark = pytest.mark.integration
+
+AT_NS = 1_700_000_000_123_456_789
+
+
+def update(**given):
+    return GoodputUpdated(
+        **{
+            "at_ns": AT_NS,
+            "session": "llm-7b",
+            "elapsed_s": 200.0,
+            "productive_s": 150.0,
+            "goodput": 0.75,
+            "disruptions": 2,
+            "last_step": 41,
+            "badput_s": {
+                "TRAINING_PREP": 20.0,
+                "VALIDATION": 10.0,
+                "CUSTOM_BADPUT_EVENTS": {"EVAL": 5.0, "SDC_SCAN": 3.0},
+                "OTHER": 12.0,
+            },
+            "step_time": {"ideal_s": 3.5, "deviation_s": 0.25},
+            **given,
+        }
+    )
+
+
+@pytest.fixture
+def bus():
+    found = Bus()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def sink(monitoring):
+    return GoogleCloudMonitoringSink(
+        "my-project", "europe-west4-a", accelerator_type="NVIDIA-H100", every_s=0.0, client=monitoring.client()
+    )
+
+
+def told(monitoring):
+    """Return what the server got, as name and sorted labels to value."""
+    found = {}
+    for request in monitoring.requests:
+        for series in request.time_series:
+            [point] = series.points
+            value = point.value.int64_value if "int64_value" in point.value else point.value.double_value
+            found[key_of(series.metric.type, series.metric.labels)] = value
+    return found
+
+
+def key_of(metric, labels):
+    return (metric.rpartition("/")[2], *sorted(labels.items()))
+
+
+ACCELERATOR = ("accelerator_type", "NVIDIA-H100")
+
+
+class TestSeries:
+    def test_names_labels_and_values(self, monitoring, sink, bus):
+        """Every metric of ml-goodput's arrives under its name, with its labels, its unit and its type."""
+        bus.subscribe(sink)
+        bus.log(update())
+        assert bus.flush(10)
+        cumulative = ("window_type", "cumulative")
+        assert told(monitoring) == {
+            ("goodput_time", ACCELERATOR, ("goodput_source", "TOTAL")): 150.0,
+            ("badput_time", ACCELERATOR, ("badput_source", "TRAINING_PREP")): 20.0,
+            ("badput_time", ACCELERATOR, ("badput_source", "CUSTOM_BADPUT_EVENTS.VALIDATION")): 10.0,
+            ("badput_time", ACCELERATOR, ("badput_source", "CUSTOM_BADPUT_EVENTS.EVAL")): 5.0,
+            ("badput_time", ACCELERATOR, ("badput_source", "CUSTOM_BADPUT_EVENTS.SDC_SCAN")): 3.0,
+            ("badput_time", ACCELERATOR, ("badput_source", "OTHER")): 12.0,
+            ("disruptions", ACCELERATOR, cumulative): 2,
+            ("total_elapsed_time", ACCELERATOR, cumulative): 200.0,
+            ("max_productive_steps", ACCELERATOR): 41,
+            ("step_time_deviation", ACCELERATOR): 0.25,
+            ("performance",): 3.5,
+        }
+
+    def test_whole_numbers(self, monitoring, sink, bus):
+        """Counts are whole numbers on the wire, all else is not."""
+        bus.subscribe(sink)
+        bus.log(update(productive_s=150))
+        assert bus.flush(10)
+        [request] = monitoring.requests
+        whole = {
+            series.metric.type.rpartition("/")[2]
+            for series in request.time_series
+            if "int64_value" in series.points[0].value
+        }
+        assert whole == {"disruptions", "max_productive_steps"}
+
+    def test_resource_and_time(self, monitoring, sink, bus):
+        """The resource is the workload, the time the update's own."""
+        bus.subscribe(sink)
+        bus.log(update())
+        assert bus.flush(10)
+        [request] = monitoring.requests
+        assert request.name == "projects/my-project"
+        for series in request.time_series:
+            assert series.resource.type == "compute.googleapis.com/Workload"
+            labels = {"location": "europe-west4-a", "workload_id": "llm-7b", "replica_id": "0"}
+            assert dict(series.resource.labels) == labels
+            end = series.points[0].interval.end_time
+            assert end.timestamp_pb().seconds * 10**9 + end.timestamp_pb().nanos == AT_NS
+
+    def test_optional_labels(self, monitoring, bus):
+        """Cluster, workload and replica are what they are said to be."""
+        bus.subscribe(
+            GoogleCloudMonitoringSink(
+                "p", "l", workload_id="w", replica_id="3", cluster_name="c", every_s=0.0, client=monitoring.client()
+            )
+        )
+        bus.log(update())
+        assert bus.flush(10)
+        for series in monitoring.requests[0].time_series:
+            assert (series.resource.labels["workload_id"], series.resource.labels["replica_id"]) == ("w", "3")
+            if not series.metric.type.endswith("/performance"):
+                assert series.metric.labels["cluster_name"] == "c"
+
+    def test_rolling_windows(self, monitoring, sink, bus):
+        """A rolling window is told of in percent, with its length in seconds."""
+        bus.subscribe(sink)
+        windows = {"length_s": [600.0], "elapsed_s": [400.0], "productive_s": [100.0], "badput_s": [{"OTHER": 300.0}]}
+        bus.log(update(windows=windows, slice_efficiency={"stepping": 0.5, "available": 0.75}))
+        assert bus.flush(10)
+        found = told(monitoring)
+        size = ("rolling_window_size", "600")
+        assert found["interval_goodput", ACCELERATOR, ("goodput_source", "TOTAL"), size] == 25.0
+        assert found["interval_badput", ACCELERATOR, ("badput_source", "OTHER"), size] == 75.0
+        whole = (("rolling_window_size", "0"), ("window_type", "CUMULATIVE"))
+        assert found[("stepping_slice_efficiency", ACCELERATOR, *whole)] == 0.5
+        assert found[("available_slice_efficiency", ACCELERATOR, *whole)] == 0.75
+
+    def test_what_is_not_known(self, monitoring, sink, bus):
+        """What is not known is left out, and not 0."""
+        bus.subscribe(sink)
+        bus.log(update(last_step=None, step_time={"ideal_s": None, "deviation_s": None}))
+        assert bus.flush(10)
+        names = {name for name, *_ in told(monitoring)}
+        assert names == {"goodput_time", "badput_time", "disruptions", "total_elapsed_time"}
+
+    def test_as_ml_goodput_writes(self, monitoring, sink, bus):
+        """The series of names and labels are those that ml-goodput-measurement's own uploader writes."""
+        monitor = pytest.importorskip("ml_goodput_measurement.src.monitoring")
+        utils = pytest.importorskip("ml_goodput_measurement.src.goodput_utils")
+        theirs = []
+
+        class Sender:
+            def send_metrics(self, metrics, context=None):
+                theirs.extend(metrics)
+
+        options = monitor.GCPOptions(project_id="p", location="l", acc_type="NVIDIA-H100")
+        details = {
+            utils.MetricType.GOODPUT_TIME.value: {utils.GoodputType.TOTAL: 150.0},
+            utils.MetricType.BADPUT_TIME.value: {
+                utils.BadputType.TRAINING_PREP: 20.0,
+                utils.BadputType.CUSTOM_BADPUT_EVENTS: {"EVAL": 5.0},
+                utils.BadputType.OTHER: 25.0,
+            },
+            utils.MetricType.DISRUPTION_COUNT.value: 2,
+            utils.MetricType.MAX_PRODUCTIVE_STEP.value: 41,
+            utils.MetricType.STEP_TIME_DEVIATION.value: {1: 0.25, 2: 0.25},
+            utils.MetricType.TOTAL_ELAPSED_TIME.value: 200.0,
+            utils.MetricType.IDEAL_STEP_TIME.value: 3.5,
+        }
+        upload = monitor._upload_goodput_metrics_to_gcm
+        upload(Sender(), details, {"gcp_options": options, "job_name": "llm-7b"})
+        bus.subscribe(sink)
+        bus.log(update(badput_s={"TRAINING_PREP": 20.0, "CUSTOM_BADPUT_EVENTS": {"EVAL": 5.0}, "OTHER": 25.0}))
+        assert bus.flush(10)
+        expected = {key_of(one["metric_type"], one.get("metric_labels", {})): one["value"] for one in theirs}
+        assert told(monitoring) == expected
+
+
+class TestSending:
+    def test_only_goodput(self, monitoring, sink, bus):
+        """Other events are none of its business."""
+        bus.subscribe(sink)
+        bus.log(IterationEnded(duration_ns=1))
+        assert bus.flush(10)
+        assert monitoring.requests == []
+
+    def test_not_too_often(self, monitoring, bus):
+        """Updates that come too soon make way for the latest, which is sent at the end."""
+        bus.subscribe(GoogleCloudMonitoringSink("p", "l", every_s=1_000.0, client=monitoring.client()))
+        for elapsed_s in (100.0, 110.0, 120.0):
+            bus.log(update(elapsed_s=elapsed_s))
+        assert bus.close(10)
+        elapsed = [
+            series.points[0].value.double_value
+            for request in monitoring.requests
+            for series in request.time_series
+            if series.metric.type.endswith("total_elapsed_time")
+        ]
+        assert elapsed == [100.0, 120.0]
+
+    def test_refused(self, monitoring, sink, bus):
+        """What the service will never take is counted as lost, with its reason, and holds up nothing."""
+        bus.subscribe(sink)
+        monitoring.code = grpc.StatusCode.INVALID_ARGUMENT
+        bus.log(update())
+        assert not bus.flush(10)
+        monitoring.code = None
+        bus.log(update(elapsed_s=300.0))
+        assert bus.flush(10)
+        assert sink.losses() == {"InvalidArgument: as the test wants it": 1}
+        assert (
+            told(monitoring)["total_elapsed_time", ("accelerator_type", "NVIDIA-H100"), ("window_type", "cumulative")]
+            == 300.0
+        )
+        [stats] = [one for one in bus.stats().handlers if one.shed]
+        assert (stats.shed, stats.balance) == (1, 0)
+
+    def test_service_comes_back(self, monitoring, sink, bus):
+        """While the service is away updates wait; when it is back all of them arrive, in order."""
+        bus.subscribe(sink)
+        monitoring.code = grpc.StatusCode.UNAVAILABLE
+        for elapsed_s in (100.0, 110.0, 120.0):
+            bus.log(update(elapsed_s=elapsed_s))
+        assert not bus.flush(2)
+        monitoring.code = None
+        assert bus.flush(10)
+        assert len(monitoring.requests) == 3
+        assert sink.lost == 0
+
+    def test_no_credentials(self, monkeypatch, tmp_path):
+        """Without credentials there is one clear line, where the sink is made."""
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
+        with pytest.raises(ConfigError, match="gcloud auth application-default login"):
+            GoogleCloudMonitoringSink("p", "l")

@@ -1,0 +1,284 @@
+"""Lightning, real, on a tiny model: what one line tells, in both of its packages."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+
+import trackside
+from trackside.events import (
+    IterationEnded,
+    ProfileSpanEnded,
+    SpanMisplaced,
+)
+from trackside.handlers import replay
+
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
+
+PACKAGES = ("lightning", "pytorch_lightning")
+
+for package in PACKAGES:
+    pytest.importorskip(package)
+
+import torch  # noqa: E402  after what may skip all of this
+
+
+def load(name):
+    """Return the module of that name beside this one: tests are no package."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+frameworks, checks = load("frameworks"), load("framework_checks")
+events, of, told, golden = checks.events, checks.of, checks.told, checks.lightning_golden
+
+
+@pytest.fixture(params=PACKAGES)
+def package(request):
+    return request.param
+
+
+def callback_of(package, *args, room="instruments", **options):
+    return importlib.import_module(f"trackside.{room}.{package}").TracksideCallback(*args, **options)
+
+
+def framework(package):
+    return importlib.import_module("lightning.pytorch" if package == "lightning" else package)
+
+
+def fit(package, directory, *callbacks, module=None, ckpt_path=None, **options):
+    """Train; return the module."""
+    trainer = frameworks.lightning_trainer(package, directory, *callbacks, **options)
+    module = module or frameworks.lightning_module(package)
+    trainer.fit(module, frameworks.loader(), frameworks.loader(), ckpt_path=ckpt_path)
+    return module
+
+
+class TestFit:
+    def test_golden(self, package, events, tmp_path):
+        """A fit with accumulation, validation and saves is told in this order, in both packages."""
+        fit(package, tmp_path, callback_of(package))
+        assert told(events) == golden()
+
+    def test_iterations(self, events, tmp_path):
+        """An iteration is an optimizer step: the samples of both its batches, and the mean of their losses."""
+        module = fit("lightning", tmp_path, callback_of("lightning"))
+        iterations = [event for event in of(IterationEnded, events) if event.kind == "training"]
+        pairs = zip(module.losses[::2], module.losses[1::2], strict=True)
+        assert [event.samples for event in iterations] == [4] * 20
+        assert [float(event.loss) for event in iterations] == pytest.approx([float(a + b) / 2 for a, b in pairs])
+
+    def test_rest_of_epoch(self, events, tmp_path):
+        """Lightning steps after the last batch of an epoch, though fewer than usual: that is an iteration."""
+        trainer = frameworks.lightning_trainer(
+            "lightning", tmp_path, callback_of("lightning"), max_epochs=2, max_steps=-1, limit_val_batches=0, saves=0
+        )
+        trainer.fit(frameworks.lightning_module("lightning"), frameworks.loader(frameworks.Samples(6)))
+        found = [(event.step, event.samples) for event in of(IterationEnded, events)]
+        assert found == [(0, 4), (1, 2), (2, 4), (3, 2)]
+
+    def test_parts_belong_to_their_iteration(self, events, tmp_path):
+        """The parts of a step are inside its iteration, but for the wait for its first batch."""
+        fit("lightning", tmp_path, callback_of("lightning"), max_steps=3, limit_val_batches=0, saves=0)
+        ids = {event.id: event.step for event in of(IterationEnded, events)}
+        parts = [(event.name, ids.get(event.parent_id)) for event in of(ProfileSpanEnded, events)]
+        assert parts == [
+            (name, None if place == 0 else step)
+            for step in range(3)
+            for place, name in enumerate(checks.LIGHTNING_STEP)
+        ]
+
+    def test_manual_optimization(self, events, tmp_path):
+        """A model that runs its own backward passes has no forward pass of its own to tell; the rest is told."""
+
+        def training_step(self, batch, _index):
+            self.optimizers().zero_grad()
+            self.manual_backward(self.model(**batch)["loss"])
+            self.optimizers().step()
+
+        module = frameworks.lightning_module("lightning", training_step=training_step, automatic_optimization=False)
+        options = {"accumulate_grad_batches": 1, "val_check_interval": 1.0, "limit_val_batches": 0}
+        fit("lightning", tmp_path, callback_of("lightning"), module=module, max_steps=2, saves=0, **options)
+        step = ["data_loading", "model_backward", "optimizer_update"]
+        assert told(events) == ["training_loop {", *step, "training 0", *step, "training 1", "} training_loop"]
+
+    def test_a_refused_batch(self, events, tmp_path):
+        """A batch that the model refuses ends the epoch without an end of its own: its iteration has failed."""
+
+        def on_train_epoch_end(_self):
+            with trackside.span("epoch over"):
+                pass
+
+        refuses = {"on_train_batch_start": lambda _self, _batch, index: -index}
+        module = frameworks.lightning_module("lightning", on_train_epoch_end=on_train_epoch_end, **refuses)
+        options = {"max_steps": -1, "max_epochs": 1, "limit_val_batches": 0, "accumulate_grad_batches": 1}
+        fit("lightning", tmp_path, callback_of("lightning"), module=module, saves=0, val_check_interval=1.0, **options)
+        found = [line for line in told(events) if line.startswith(("training ", "epoch"))]
+        assert found == ["training 0", "training 1 failed", "epoch over"]
+
+    def test_changing_accumulation(self, events, tmp_path):
+        """Where accumulation changes from epoch to epoch, iterations follow."""
+        scheduler = framework("lightning").callbacks.GradientAccumulationScheduler({0: 2, 1: 4})
+        trainer = frameworks.lightning_trainer(
+            "lightning",
+            tmp_path,
+            *(scheduler, callback_of("lightning")),
+            accumulate_grad_batches=1,
+            max_epochs=2,
+            max_steps=-1,
+            limit_val_batches=0,
+            saves=0,
+        )
+        trainer.fit(frameworks.lightning_module("lightning"), frameworks.loader(frameworks.Samples(8)))
+        assert [event.samples for event in of(IterationEnded, events)] == [4, 4, 8]
+
+
+class TestLoss:
+    @pytest.mark.parametrize("sink", ["none", "recording", "raising", "dead"])
+    def test_bit_for_bit(self, sink, tmp_path):
+        """Every loss is the same to the last bit, whatever becomes of what is told."""
+        plain = fit("lightning", tmp_path / "plain")
+        released = threading.Event()
+
+        def raising(_event):
+            raise OSError("this sink is broken")
+
+        def dead(_event):
+            released.wait(60)
+
+        subscriptions = {
+            "none": list,
+            "recording": lambda: [trackside.subscribe(trackside.EventLog(tmp_path / "runs"))],
+            "raising": lambda: [trackside.subscribe(raising)],
+            "dead": lambda: [trackside.subscribe(dead, queued=True)],
+        }[sink]()
+        try:
+            watched = fit("lightning", tmp_path / "watched", callback_of("lightning"))
+        finally:
+            released.set()
+            for subscription in subscriptions:
+                subscription.close(5)
+        assert [loss.item().hex() for loss in watched.losses] == [loss.item().hex() for loss in plain.losses]
+        pairs = zip(watched.parameters(), plain.parameters(), strict=True)
+        assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+
+
+class Raising:
+    """Makes callbacks that raise in one of their hooks, once."""
+
+    @staticmethod
+    def of(package, *hooks):
+        """Return such a callback."""
+        raised = set()
+
+        def hook(name):
+            def raises(*_args, **_kwargs):
+                if name not in raised:
+                    raised.add(name)
+                    raise RuntimeError(f"another callback's {name}")
+
+            return raises
+
+        return type("Raising", (framework(package).Callback,), {name: hook(name) for name in hooks})()
+
+
+class TestErrors:
+    def test_in_the_model(self, package, events, tmp_path):
+        """What ends the run ends every span with it, and is written at once."""
+
+        def training_step(self, batch, index):
+            if index == 3:
+                raise ValueError("a bad batch")
+            return self.model(**batch)["loss"]
+
+        module = frameworks.lightning_module(package, training_step=training_step)
+        with trackside.subscribe(trackside.EventLog(tmp_path / "runs")):
+            with pytest.raises(ValueError, match="a bad batch"):
+                fit(package, tmp_path, callback_of(package), module=module, saves=0)
+            recorded = told(replay(tmp_path / "runs"))
+        expected = [
+            *[
+                "training_loop {",
+                *checks.LIGHTNING_STEP,
+                "training 0",
+                *checks.LIGHTNING_STEP[:4],
+                "data_loading",
+                "model_forward",
+            ],
+            *["training 1 failed", "} training_loop failed"],
+        ]
+        assert told(events) == expected
+        assert recorded == expected
+
+    @pytest.mark.parametrize("hook", ["on_train_batch_start", "on_train_batch_end", "on_validation_start", "setup"])
+    @pytest.mark.parametrize("is_first", [True, False])
+    def test_of_another_callback(self, hook, is_first, events, tmp_path):
+        """Whatever another callback raises, and wherever it stands, every span is closed; and the next fit is clean."""
+        ours, another = callback_of("lightning"), Raising.of("lightning", hook)
+        callbacks = [another, ours] if is_first else [ours, another]
+        trainer = frameworks.lightning_trainer("lightning", tmp_path, *callbacks, saves=0)
+        module = frameworks.lightning_module("lightning")
+        with pytest.raises(RuntimeError, match=hook):
+            trainer.fit(module, frameworks.loader(), frameworks.loader())
+        assert checks.left_open(events) == []
+        events.clear()
+        trainer.fit(module, frameworks.loader(), frameworks.loader())
+        assert told(events)[-1] == "} training_loop"
+        assert of(SpanMisplaced, events) == []
+
+    def test_that_keeps_the_news_from_us(self, events, tmp_path):
+        """A callback whose on_exception raises keeps us from hearing; the next run closes what was left open."""
+        callbacks = [Raising.of("lightning", "on_train_batch_end", "on_exception"), callback_of("lightning")]
+        trainer = frameworks.lightning_trainer("lightning", tmp_path, *callbacks, saves=0)
+        module = frameworks.lightning_module("lightning")
+        with pytest.raises(RuntimeError, match="on_exception"):
+            trainer.fit(module, frameworks.loader(), frameworks.loader())
+        assert checks.left_open(events) == ["training_loop"]
+        trainer.test(module, frameworks.loader(), verbose=False)
+        assert checks.left_open(events) == []
+        assert of(SpanMisplaced, events) == []
+
+    def test_of_our_own(self, events, caplog, tmp_path):
+        """What is wrong with us stays out of the training, and is said once."""
+        callback = callback_of("lightning")
+        trainer = frameworks.lightning_trainer("lightning", tmp_path, callback, saves=0, max_steps=10)
+        module = frameworks.lightning_module("lightning")
+        broken = Raising.of("lightning")
+        broken.on_train_start = lambda *_: setattr(callback._watch, "_parts", None)
+        trainer.callbacks.append(broken)
+        with caplog.at_level(logging.WARNING, logger="trackside"):
+            trainer.fit(module, frameworks.loader(), frameworks.loader())
+        assert trainer.global_step == 10
+        assert [record.message for record in caplog.records if record.name == "trackside"] == [
+            "trackside tells nothing more of this run"
+        ]
+        assert checks.left_open(events) == []
+
+
+class TestIdempotence:
+    def test_two_callbacks(self, events, tmp_path):
+        """Of two on one trainer one tells everything, once."""
+        fit("lightning", tmp_path, callback_of("lightning"), callback_of("lightning"))
+        assert told(events) == golden()
+
+    def test_leaves_nothing(self, tmp_path):
+        """After a run the trainer's profiler and strategy have their own methods again."""
+        trainer = frameworks.lightning_trainer("lightning", tmp_path, callback_of("lightning"), max_steps=1, saves=0)
+        trainer.fit(frameworks.lightning_module("lightning"), frameworks.loader())
+        own = {"start", "stop", "load_checkpoint", "load_model_state_dict"}
+        assert own.isdisjoint(vars(trainer.profiler))
+        assert own.isdisjoint(vars(trainer.strategy))
+
+    def test_one_callback_for_two_trainers(self, events, tmp_path):
+        """A callback may serve one trainer after the other."""
+        callback = callback_of("lightning")
+        fit("lightning", tmp_path / "a", callback)
+        fit("lightning", tmp_path / "b", callback)
+        assert told(events) == golden() * 2

@@ -1,0 +1,316 @@
+"""The event stream in NATS JetStream, against the real server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+from trackside.bus import Bus
+from trackside.events import IterationEnded, Source, SourceStarted, set_process_source
+from trackside.handlers import replay
+from trackside.handlers.eventlog import EventLog
+
+nats = pytest.importorskip("nats")
+
+from trackside.handlers.nats import NatsReader, NatsSink  # noqa: E402  it imports the library
+
+pytestmark = pytest.mark.integration
+
+
+STREAM = "runs"
+
+
+@pytest.fixture
+def bus():
+    found = Bus()
+    yield found
+    found.close()
+
+
+def sink_to(server, **options):
+    return NatsSink(server.url, stream=STREAM, timeout_s=1.0, **options)
+
+
+def log_steps(bus, first, count):
+    for step in range(first, first + count):
+        bus.log(IterationEnded(step=step, duration_ns=1_000 + step, loss=float(step)))
+
+
+def read(server, **options):
+    with NatsReader(server.url, stream=STREAM, follow=False, types=IterationEnded, **options) as events:
+        return [event.step for event in events]
+
+
+class TestStream:
+    def test_is_what_the_log_has(self, nats_server, bus, tmp_path):
+        """What is read of the stream is, event by event, what a replay of the log is: sources and numbers included."""
+        set_process_source(Source.detect(rank=3, application="demo"))
+        bus.subscribe(EventLog(tmp_path))
+        bus.subscribe(sink_to(nats_server))
+        log_steps(bus, 0, 5_000)
+        assert bus.close(10)
+        with NatsReader(nats_server.url, stream=STREAM, follow=False) as events:
+            streamed = list(events)
+        recorded = list(replay(tmp_path))
+        assert streamed == recorded
+        assert [event.seq for event in streamed] == [event.seq for event in recorded]
+        assert {event.source for event in streamed} == {event.source for event in recorded}
+        assert len(streamed) == 5_002
+
+    def test_identity_without_the_beginning(self, nats_server, bus):
+        """Who a source is, is known also to who reads from the middle."""
+        set_process_source(Source.detect(rank=3, application="demo"))
+        sink = sink_to(nats_server)
+        bus.subscribe(sink)
+        for part in range(3):
+            log_steps(bus, part * 10, 10)
+            assert bus.flush(10)
+        with NatsReader(nats_server.url, stream=STREAM, follow=False, cursor=after(2)) as events:
+            later = list(events)
+        assert not [event for event in later if isinstance(event, SourceStarted)]
+        assert {(event.source.rank, event.source.application) for event in later} == {(3, "demo")}
+
+    def test_what_is_no_frame(self, nats_server, bus):
+        """A message that holds no frame is counted and passed over."""
+        bus.subscribe(sink_to(nats_server))
+        log_steps(bus, 0, 3)
+        assert bus.flush(10)
+        publish(nats_server, f"{STREAM}.other", b"no frame", copies=2)
+        log_steps(bus, 3, 3)
+        assert bus.flush(10)
+        with NatsReader(nats_server.url, stream=STREAM, follow=False, types=IterationEnded) as events:
+            assert [event.step for event in events] == list(range(6))
+            assert events.unreadable == 2
+
+
+class TestWriterSide:
+    def test_server_restarts(self, nats_server, bus):
+        """While the server is away everything waits; when it is back nothing is missing and nothing is twice."""
+        sink = sink_to(nats_server)
+        bus.subscribe(sink)
+        log_steps(bus, 0, 100)
+        assert bus.flush(10)
+        nats_server.stop()
+        log_steps(bus, 100, 100)
+        assert not bus.flush(0.5)
+        nats_server.start()
+        log_steps(bus, 200, 100)
+        assert bus.flush(20)
+        assert read(nats_server) == list(range(300))
+        assert sink.lost == 0
+
+    def test_acknowledgement_lost(self, nats_server, bus):
+        """
+        A frame whose acknowledgement came too late is published again, and the server keeps it once.
+        """
+        sink = sink_to(nats_server)
+        bus.subscribe(sink)
+        log_steps(bus, 0, 10)
+        assert bus.flush(10)
+        nats_server.pause()
+        log_steps(bus, 10, 10)
+        assert not bus.flush(3.0)  # published, and perhaps more than once; nobody answers
+        nats_server.resume()
+        assert bus.flush(20)
+        with NatsReader(nats_server.url, stream=STREAM, follow=False, types=IterationEnded) as events:
+            assert [event.step for event in events] == list(range(20))
+            assert events.repeated == 0
+        assert sink.lost == 0
+
+    def test_killed_writer(self, nats_server, tmp_path):
+        """What was flushed before a SIGKILL is in the stream; the next process goes on beside it."""
+        script = tmp_path / "writer.py"
+        script.write_text(
+            textwrap.dedent(
+                f"""
+                import os, signal
+                from trackside.bus import Bus
+                from trackside.events import IterationEnded
+                from trackside.handlers.nats import NatsSink
+                bus = Bus()
+                bus.subscribe(NatsSink({nats_server.url!r}, stream={STREAM!r}))
+                for step in range(50):
+                    bus.log(IterationEnded(step=step, duration_ns=1))
+                assert bus.flush(10)
+                os.kill(os.getpid(), signal.SIGKILL)
+                """
+            )
+        )
+        for _ in range(2):
+            done = subprocess.run([sys.executable, str(script)], check=False, timeout=60)
+            assert done.returncode == -signal.SIGKILL
+        with NatsReader(nats_server.url, stream=STREAM, follow=False, types=IterationEnded) as events:
+            steps = {}
+            for event in events:
+                steps.setdefault(event.source.id, []).append(event.step)
+        assert list(steps.values()) == [list(range(50)), list(range(50))]
+
+    def test_no_room(self, nats_server, bus):
+        """What has no room to wait is shed, and counted exactly."""
+        sink = sink_to(nats_server, buffer_bytes=1)
+        nats_server.stop()
+        subscription = bus.subscribe(sink)
+        for first in range(0, 5_000, 1_000):
+            log_steps(bus, first, 1_000)
+            bus.flush(0.2)
+        subscription.close(0.5)
+        [stats] = bus.stats().handlers
+        assert stats.balance == 0
+        assert stats.handled == 0
+        assert stats.shed == stats.logged >= 5_000
+        assert sink.losses() != {}
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+    def test_fork(self, nats_server, tmp_path):
+        """A forked child streams as a source of its own, and the parent's stream is whole."""
+        script = textwrap.dedent(
+            f"""
+            import os
+            from trackside.bus import default_bus as bus
+            from trackside.events import IterationEnded
+            from trackside.handlers.nats import NatsSink
+            bus.subscribe(NatsSink({nats_server.url!r}, stream={STREAM!r}))
+            bus.log(IterationEnded(step=1, duration_ns=1))
+            assert bus.flush(10)
+            pid = os.fork()
+            bus.log(IterationEnded(step=2 if pid else 3, duration_ns=1))
+            assert bus.flush(10)
+            if not pid:
+                os._exit(0)
+            os.waitpid(pid, 0)
+            bus.log(IterationEnded(step=4, duration_ns=1))
+            assert bus.close(10)
+            """
+        )
+        subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=60)
+        with NatsReader(nats_server.url, stream=STREAM, follow=False, types=IterationEnded) as events:
+            steps = {}
+            for event in events:
+                steps.setdefault(event.source.role, []).append(event.step)
+        assert steps == {"main": [1, 2, 4], "worker": [3]}
+
+
+class TestReaderSide:
+    def test_goes_on_from_any_event(self, nats_server, bus):
+        """A reader that stops after any event, in the middle of a frame too, is gone on from by another."""
+        bus.subscribe(sink_to(nats_server))
+        for part in range(4):
+            log_steps(bus, part * 25, 25)
+            assert bus.flush(10)
+        cursor, steps = None, []
+        for taken in (1, 7, 20, 30, 24, 1, 100):
+            with NatsReader(
+                nats_server.url, stream=STREAM, follow=False, types=IterationEnded, cursor=cursor
+            ) as events:
+                for _, event in zip(range(taken), events, strict=False):
+                    steps.append(event.step)
+                cursor = events.cursor
+        assert steps == list(range(100))
+
+    def test_server_restarts(self, nats_server, bus, eventually):
+        """A reader that is waiting goes on when the server is back, without loss or repetition."""
+        bus.subscribe(sink_to(nats_server))
+        stop = threading.Event()
+        steps = []
+
+        def follow():
+            with NatsReader(nats_server.url, stream=STREAM, stop=stop, types=IterationEnded, poll_s=0.1) as events:
+                for event in events:
+                    steps.append(event.step)  # noqa: PERF401  each at once: the test waits for them
+
+        reader = threading.Thread(target=follow, daemon=True)
+        reader.start()
+        log_steps(bus, 0, 50)
+        assert bus.flush(10)
+        eventually(lambda: len(steps) == 50, what="the first fifty were read")
+        nats_server.stop()
+        log_steps(bus, 50, 50)
+        nats_server.start()
+        assert bus.flush(20)
+        eventually(lambda: len(steps) >= 100, what="the others were read")
+        stop.set()
+        reader.join(30)
+        assert steps == list(range(100))
+
+    def test_repeated_in_the_stream(self, nats_server, bus):
+        """A frame that is in the stream twice, because the server forgot that it had it, is read once."""
+        bus.subscribe(sink_to(nats_server))
+        log_steps(bus, 0, 10)
+        assert bus.flush(10)
+        frames = raw_messages(nats_server)
+        for data, headers in frames:
+            publish(nats_server, f"{STREAM}.again", data, headers={"Trackside-Source": headers["Trackside-Source"]})
+        with NatsReader(nats_server.url, stream=STREAM, follow=False, types=IterationEnded) as events:
+            assert [event.step for event in events] == list(range(10))
+            assert events.repeated == 11
+            assert events.missing == 0
+
+    def test_removed_from_the_stream(self, nats_server, bus):
+        """What the stream no longer keeps is known to be missing."""
+        bus.subscribe(sink_to(nats_server))
+        for part in range(3):
+            log_steps(bus, part * 10, 10)
+            assert bus.flush(10)
+        delete(nats_server, 2)
+        with NatsReader(nats_server.url, stream=STREAM, follow=False, types=IterationEnded) as events:
+            assert [event.step for event in events] == [*range(10), *range(20, 30)]
+            assert events.missing == 10
+
+    def test_stop(self, nats_server, bus):
+        """A reader that waits for more ends when it is told to."""
+        bus.subscribe(sink_to(nats_server))
+        log_steps(bus, 0, 1)
+        assert bus.flush(10)
+        stop = threading.Event()
+        threading.Timer(0.3, stop.set).start()
+        began_s = time.monotonic()
+        with NatsReader(nats_server.url, stream=STREAM, stop=stop, types=IterationEnded) as events:
+            assert [event.step for event in events] == [0]
+        assert time.monotonic() - began_s < 10
+
+
+# --- the client, used plainly ----------------------------------------------------------------------------------
+
+
+def with_client(server, use):
+    async def run():
+        client = await nats.connect(server.url)
+        try:
+            return await use(client.jetstream())
+        finally:
+            await client.close()
+
+    return asyncio.run(run())
+
+
+def publish(server, subject, data, *, copies=1, headers=None):
+    async def use(stream):
+        for _ in range(copies):
+            await stream.publish(subject, data, headers=headers)
+
+    with_client(server, use)
+
+
+def raw_messages(server):
+    async def use(stream):
+        last = (await stream.stream_info(STREAM)).state.last_seq
+        found = [await stream.get_msg(STREAM, seq) for seq in range(1, last + 1)]
+        return [(message.data, message.headers) for message in found]
+
+    return with_client(server, use)
+
+
+def delete(server, sequence):
+    with_client(server, lambda stream: stream.delete_msg(STREAM, sequence))
+
+
+def after(sequence):
+    return {"sequence": sequence, "events": 0, "sources": {}}

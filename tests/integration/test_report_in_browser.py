@@ -1,0 +1,207 @@
+"""The report as a browser shows it: nothing fetched, nothing complained about, nothing cut off."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from trackside.views import read_report, report_page
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(BROWSER is None, reason="no chromium here: apt-get install chromium"),
+]
+QUIET = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+    " --disable-component-update --disable-sync --disable-extensions --remote-debugging-pipe"
+).split()
+WIDTHS = (400, 1_000, 1_600)
+
+# What lies outside of the window, or does not fit into what clips it; bars are made to be clipped to round corners.
+CUT_OFF = """(() => {
+  const cut = [], wide = document.documentElement.clientWidth;
+  if (document.documentElement.scrollWidth > wide) cut.push(`page ${document.documentElement.scrollWidth}`);
+  for (const one of document.querySelectorAll('main, main *')) {
+    if (one.closest('svg') && one.tagName !== 'svg') continue;
+    const place = one.getBoundingClientRect();
+    if (!place.width) continue;
+    const name = `${one.tagName}.${one.className.baseVal ?? one.className} ${(one.textContent || '').slice(0, 40)}`;
+    if (place.right > wide + 1 || place.left < -1) cut.push(`outside: ${name}`);
+    const hides = getComputedStyle(one).overflowX !== 'visible' && !one.closest('.bar') && one.tagName !== 'svg';
+    if (hides && one.scrollWidth > one.clientWidth + 1) cut.push(`clipped: ${name}`);
+  }
+  return cut;
+})()"""
+CHARTS = """['chart-goodput', 'chart-steps', 'chart-heatmap'].map(id => {
+  const place = document.getElementById(id)?.getBoundingClientRect();
+  return place ? [place.width > 200, place.height > 20] : null;
+})"""
+
+
+class Browser:
+    """A headless browser, spoken to over its pipe."""
+
+    def __init__(self, profile):
+        ours_in, theirs_out = os.pipe()
+        theirs_in, ours_out = os.pipe()
+        # The browser reads from descriptor 3 and writes to 4.
+        command = 'exec "$@" 3<&"$IN" 4>&"$OUT"'
+        self.process = subprocess.Popen(
+            ["bash", "-c", command, "bash", BROWSER, *QUIET, f"--user-data-dir={profile}", "about:blank"],
+            env={**os.environ, "IN": str(theirs_in), "OUT": str(theirs_out)},
+            pass_fds=(theirs_in, theirs_out),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(theirs_in)
+        os.close(theirs_out)
+        self._out, self._in = ours_out, ours_in
+        self._read = b""
+        self._number = 0
+        self.session = None
+        self.events = []
+
+    def close(self):
+        """End it."""
+        os.close(self._out)
+        os.close(self._in)
+        self.process.kill()
+        self.process.wait()
+
+    def call(self, method, **parameters):
+        """Return what *method* answers; keep the events that come before."""
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": parameters}
+        if self.session:
+            message["sessionId"] = self.session
+        os.write(self._out, json.dumps(message).encode() + b"\0")
+        while (answer := self._next()).get("id") != self._number:
+            self.events.append(answer)
+        assert "error" not in answer, answer
+        return answer["result"]
+
+    def _next(self):
+        while b"\0" not in self._read:
+            more = os.read(self._in, 1 << 16)
+            assert more, "the browser is gone"
+            self._read += more
+        message, _, self._read = self._read.partition(b"\0")
+        return json.loads(message)
+
+    def open(self, address):
+        """Open a page and wait until it is loaded."""
+        self.events = []
+        self.call("Page.navigate", url=address)
+        deadline = time.monotonic() + 60
+        while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
+            assert time.monotonic() < deadline, "the page was not loaded"
+            self.events.append(self._next())
+
+    def evaluate(self, expression):
+        """Return what *expression* comes to in the page."""
+        return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    target = browser.call("Target.createTarget", url="about:blank")["targetId"]
+    browser.session = browser.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+    for domain in ("Page", "Network", "Log", "Runtime"):
+        browser.call(f"{domain}.enable")
+    yield browser
+    browser.close()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """Give the pages of some made-up jobs."""
+    made_up = importlib.util.spec_from_file_location(
+        "made_up", Path(__file__).resolve().parents[1] / "views" / "conftest.py"
+    )
+    jobs = importlib.util.module_from_spec(made_up)
+    made_up.loader.exec_module(jobs)
+    long_name = "a_section_with_a_name_that_no_one_would_give_it_" * 2
+    wanted = {
+        "healthy": jobs.MadeUpJob(),
+        "restarts": jobs.MadeUpJob(killed_at=(130, 250), validate_every=50, validation_s=0.5),
+        "wide": jobs.MadeUpJob(ranks=70, steps=60, session_tag=long_name, run_id=long_name, factor=slow),
+    }
+    found = {}
+    for name, job in wanted.items():
+        directory = tmp_path_factory.mktemp(name)
+        page = directory / "report.html"
+        page.write_text(report_page(read_report(job.write(directory / "runs"))), encoding="utf-8")
+        found[name] = page
+    return found
+
+
+def slow(rank, step, part):
+    return 2.5 if (rank, part) == (33, "model_forward") else 1.0
+
+
+@pytest.mark.hang_guard(300)
+class TestPage:
+    @pytest.mark.parametrize("width", WIDTHS)
+    @pytest.mark.parametrize("name", ["healthy", "restarts", "wide"])
+    def test_opens(self, name, width, browser, pages):
+        """It opens from disk: nothing is fetched or complained about, the charts are there, and nothing is cut off."""
+        address = pages[name].as_uri()
+        browser.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        browser.open(address)
+        charts, cut = browser.evaluate(CHARTS), browser.evaluate(CUT_OFF)
+        asked = {
+            event["params"]["request"]["url"]
+            for event in browser.events
+            if event.get("method") == "Network.requestWillBeSent"
+        }
+        spoken = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown")
+        complaints = [event for event in browser.events if event.get("method") in spoken]
+
+        assert asked - {address, "data:,"} == set()
+        assert complaints == []
+        assert charts == [[True, True]] * 3
+        assert cut == []
+
+    @pytest.mark.parametrize("scheme", ["light", "dark"])
+    def test_contrast(self, scheme, browser, pages):
+        """In light and in dark, text stands out from its ground: by 4.5 to 1 at least, as WCAG asks."""
+        browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        browser.open(pages["restarts"].as_uri())
+        colours = browser.evaluate(
+            """['body', '#verdict .headline', '#verdict .summary', '.note', 'th', '.kind'].map(name => {
+              const one = document.querySelector(name);
+              let ground = one;
+              while (getComputedStyle(ground).backgroundColor === 'rgba(0, 0, 0, 0)') ground = ground.parentElement;
+              return [name, getComputedStyle(one).color, getComputedStyle(ground).backgroundColor];
+            })"""
+        )
+        browser.call("Emulation.setEmulatedMedia", features=[])
+        assert [(name, colour, ground) for name, colour, ground in colours if contrast(colour, ground) < 4.5] == []
+
+    def test_on_paper(self, browser, pages):
+        """It can be printed, on a few pages."""
+        browser.open(pages["restarts"].as_uri())
+        pdf = browser.call("Page.printToPDF", printBackground=True)["data"]
+        assert len(pdf) > 10_000
+
+
+def contrast(one, other):
+    """Return the contrast of two colours (WCAG 2.2, 1.4.3)."""
+
+    def luminance(colour):
+        parts = [int(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
+        red, green, blue = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)

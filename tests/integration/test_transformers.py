@@ -1,0 +1,293 @@
+"""The trainer of Transformers, real, on a tiny model: what one line tells."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+
+import trackside
+from trackside.events import IterationEnded, ProfileSpanEnded, SpanEventAdded, SpanMisplaced, SpanStarted
+from trackside.handlers import replay
+
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
+
+transformers = pytest.importorskip("transformers")
+
+import torch  # noqa: E402  after what may skip all of this
+
+from trackside.instruments.transformers import TracksideCallback  # noqa: E402
+from trackside.job import transformers as one_line  # noqa: E402
+
+
+def load(name):
+    """Return the module of that name beside this one: tests are no package."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+frameworks, checks = load("frameworks"), load("framework_checks")
+events, of, told = checks.events, checks.of, checks.told
+
+# The trainer fetches all batches of a step before it begins.
+LOADING = ["data_loading"] * 2
+STEP = [*["model_forward", "model_backward"] * 2, "optimizer_update"]
+
+
+def golden():
+    """Return what training tells: 20 steps of two batches, a save after every 5th, an evaluation of 3 after 10."""
+    lines = ["training_loop {"]
+    for step in range(20):
+        lines += [*LOADING, *STEP, f"training {step}"]
+        if step % 10 == 9:
+            lines += ["validation_loop {", *[f"validation {step}"] * 3, "} validation_loop"]
+        if step % 5 == 4:
+            lines += ["checkpoint_save_sync {", f"saved {step}", "} checkpoint_save_sync"]
+    return [*lines, "} training_loop"]
+
+
+def trainer_of(directory, *callbacks, **options):
+    return frameworks.transformers_trainer(directory, *callbacks, **options)
+
+
+class TestTraining:
+    def test_golden(self, events, tmp_path):
+        """Training with accumulation, evaluation and saves is told in this order."""
+        trainer_of(tmp_path, TracksideCallback()).train()
+        assert told(events) == golden()
+
+    def test_iterations(self, events, tmp_path):
+        """An iteration is an optimizer step: the samples of both its batches, and the mean of their losses."""
+        trainer = trainer_of(tmp_path, TracksideCallback())
+        trainer.train()
+        iterations = [event for event in of(IterationEnded, events) if event.kind == "training"]
+        pairs = zip(trainer.losses[::2], trainer.losses[1::2], strict=True)
+        assert [event.samples for event in iterations] == [4] * 20
+        assert [float(event.loss) for event in iterations] == pytest.approx([float(a + b) / 2 for a, b in pairs])
+
+    def test_parts_belong_to_their_iteration(self, events, tmp_path):
+        """The parts of a step are inside its iteration; its batches are fetched before."""
+        trainer_of(tmp_path, TracksideCallback(), max_steps=2, eval_strategy="no", save_strategy="no").train()
+        ids = {event.id: event.step for event in of(IterationEnded, events)}
+        parts = [(event.name, ids.get(event.parent_id)) for event in of(ProfileSpanEnded, events)]
+        step = [[*((name, None) for name in LOADING), *((name, step) for name in STEP)] for step in range(2)]
+        assert parts == step[0] + step[1]
+
+    def test_waits_for_data(self, events, tmp_path):
+        """The time that a loader takes for a batch is the batch's, and not the step's."""
+        slow = threading.Event()
+
+        class Slow(frameworks.Samples):
+            def __getitem__(self, index):
+                slow.wait(0.05)
+                return super().__getitem__(index)
+
+        trainer = trainer_of(tmp_path, TracksideCallback(), max_steps=3, eval_strategy="no", save_strategy="no")
+        trainer.train_dataset = Slow()
+        trainer.train()
+        waits = [event.duration_ns for event in of(ProfileSpanEnded, events) if event.name == "data_loading"]
+        # The loader is a batch ahead, so the first wait is for two of them; a batch is two samples.
+        assert sum(waits) >= 7 * 2 * 0.05e9
+        assert waits[0] >= 4 * 0.05e9
+
+    def test_logged(self, events, tmp_path):
+        """What the trainer logs is an event with all of it, at the step that it belongs to."""
+        trainer_of(tmp_path, TracksideCallback(), save_strategy="no").train()
+        logged = [event for event in of(SpanEventAdded, events) if event.name == "logged"]
+        assert [("loss" in event.attributes, event.step) for event in logged] == [
+            *[(True, 9), (False, 9), (True, 19), (False, 19), (False, 19)],
+        ]
+
+    def test_save_without_notice(self, events, tmp_path):
+        """A save that no flag announced is told when it is done."""
+
+        class Best(TracksideCallback):
+            def on_step_end(self, args, state, control, **more):
+                super().on_step_end(args, state, control, **more)
+                control.should_save = state.global_step == 2
+
+        trainer_of(tmp_path, Best(), max_steps=3, eval_strategy="no", save_strategy="no").train()
+        at = told(events).index("training 1") + 1
+        assert told(events)[at : at + 3] == ["checkpoint_save_sync {", "saved 1", "} checkpoint_save_sync"]
+
+    def test_two_callbacks(self, events, tmp_path):
+        """Of two on one trainer one tells everything, once."""
+        trainer_of(tmp_path, TracksideCallback(), TracksideCallback).train()
+        assert told(events) == golden()
+
+    def test_next_trainer(self, events, tmp_path):
+        """Another trainer of the same model is told of by its own callback."""
+        options = {"max_steps": 1, "eval_strategy": "no", "save_strategy": "no"}
+        first = trainer_of(tmp_path, TracksideCallback(), **options)
+        first.train()
+        events.clear()
+        trainer_of(tmp_path, TracksideCallback(), model=first.model, **options).train()
+        assert told(events) == ["training_loop {", *LOADING, *STEP, "training 0", "} training_loop"]
+
+    def test_leaves_nothing(self, tmp_path):
+        """After training, model and loader are as they were."""
+        trainer = trainer_of(tmp_path, TracksideCallback(), max_steps=1, eval_strategy="no", save_strategy="no")
+        trainer.train()
+        assert not trainer.model._forward_hooks
+        assert not trainer.model._forward_pre_hooks
+        assert type(trainer.callback_handler.train_dataloader).__iter__.__qualname__.startswith("DataLoaderShard")
+
+    def test_resumed(self, events, tmp_path):
+        """Who goes on counts on, and the first epoch's waits are told though its loader is another one."""
+        trainer_of(tmp_path, TracksideCallback(), max_steps=10, eval_strategy="no").train()
+        events.clear()
+        trainer = trainer_of(tmp_path, TracksideCallback(), max_steps=12, eval_strategy="no", save_strategy="no")
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoints" / "checkpoint-5"))
+        assert of(SpanStarted, events)[0].attributes["train_iterations_start"] == 5
+        iterations = of(IterationEnded, events)
+        assert [(event.step, event.samples) for event in iterations] == [(step, 4) for step in range(5, 12)]
+        assert told(events).count("data_loading") == 7
+
+    def test_compiled(self, events, tmp_path):
+        """Of a compiled model there are no passes to tell; everything else is told, and nothing is compiled twice."""
+        pytest.importorskip("torch._dynamo")
+        options = {"torch_compile": True, "torch_compile_backend": "eager", "max_steps": 2}
+        trainer_of(tmp_path, TracksideCallback(), eval_strategy="no", save_strategy="no", **options).train()
+        step = [*LOADING, "optimizer_update"]
+        assert told(events) == ["training_loop {", *step, "training 0", *step, "training 1", "} training_loop"]
+
+
+class TestEvaluation:
+    def test_outside_training(self, events, tmp_path):
+        """An evaluation by itself is a validation loop; its first batch's beginning is known to nobody."""
+        trainer = trainer_of(tmp_path, TracksideCallback())
+        trainer.evaluate()
+        trainer.predict(trainer.eval_dataset)
+        assert told(events) == [
+            *["validation_loop {", *["validation -1"] * 2, "} validation_loop"],
+            *["testing_loop {", *["testing -1"] * 2, "} testing_loop"],
+        ]
+
+
+class TestLoss:
+    @pytest.mark.parametrize("sink", ["none", "recording", "raising", "dead"])
+    def test_bit_for_bit(self, sink, tmp_path):
+        """Every loss is the same to the last bit, whatever becomes of what is told."""
+        plain = trainer_of(tmp_path / "plain")
+        plain.train()
+        released = threading.Event()
+
+        def raising(_event):
+            raise OSError("this sink is broken")
+
+        subscriptions = {
+            "none": list,
+            "recording": lambda: [trackside.subscribe(trackside.EventLog(tmp_path / "runs"))],
+            "raising": lambda: [trackside.subscribe(raising)],
+            "dead": lambda: [trackside.subscribe(lambda _: released.wait(60), queued=True)],
+        }[sink]()
+        try:
+            watched = trainer_of(tmp_path / "watched", TracksideCallback())
+            watched.train()
+        finally:
+            released.set()
+            for subscription in subscriptions:
+                subscription.close(5)
+        assert [loss.item().hex() for loss in watched.losses] == [loss.item().hex() for loss in plain.losses]
+        pairs = zip(watched.model.parameters(), plain.model.parameters(), strict=True)
+        assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+
+
+class TestErrors:
+    def test_of_our_own(self, caplog, tmp_path):
+        """What is wrong with us stays out of the training, and is said once."""
+        callback = TracksideCallback()
+        callback._watch._parts = None
+        trainer = trainer_of(tmp_path, callback, max_steps=3, eval_strategy="no", save_strategy="no")
+        with caplog.at_level(logging.WARNING, logger="trackside"):
+            trainer.train()
+        assert trainer.state.global_step == 3
+        assert [record.message for record in caplog.records if record.name == "trackside"] == [
+            "trackside tells nothing more of this trainer"
+        ]
+
+    def test_in_the_model(self, tmp_path):
+        """The trainer tells no callback of an exception: what was open is closed when telemetry is turned off."""
+
+        def fail():
+            raise ValueError("a bad batch")
+
+        callback = one_line.TracksideCallback(tmp_path / "runs")
+        trainer = trainer_of(tmp_path, callback, model=frameworks.Regression(fail))
+        with pytest.raises(ValueError, match="a bad batch"):
+            trainer.train()
+        callback.close()
+        recorded = list(replay(tmp_path / "runs"))
+        assert checks.left_open(recorded) == []
+        assert [event.failed for event in of(IterationEnded, recorded)] == [True]
+
+    def test_next_training_after_one(self, events, tmp_path):
+        """A training that failed leaves nothing in the way of the next one."""
+        fails = iter([True])
+
+        def fail():
+            if next(fails, False):
+                raise ValueError("a bad batch")
+
+        options = {"max_steps": 1, "eval_strategy": "no", "save_strategy": "no"}
+        trainer = trainer_of(tmp_path, TracksideCallback(), model=frameworks.Regression(fail), **options)
+        with pytest.raises(ValueError, match="a bad batch"):
+            trainer.train()
+        events.clear()
+        trainer.train()
+        assert [line for line in told(events) if "{" not in line][-2:] == ["training 0", "} training_loop"]
+        assert of(SpanMisplaced, events) == []
+
+
+class TestOneLine:
+    def test_all_comes_out(self, tmp_path):
+        """Spans, metrics, goodput and scores come out of the one line, and agree with each other."""
+        strict = trackside.JobConfig(application_name="tiny", strict=True)  # so that any disorder is an error
+        callback = one_line.TracksideCallback(tmp_path / "runs", job=strict)
+        trainer_of(tmp_path, callback).train()
+        callback.close()
+        assert checks.figures(tmp_path / "runs") == {
+            "run ids": 1,
+            "ranks": [0],
+            "attempts": 1,
+            "steps": {"spans": 20, "metrics": 20, "goodput": 20, "scores": 20},
+            "last step": {"metrics": 19, "goodput": 19, "scores": 19},
+            "samples": 80,
+            "saves": {"spans": 4, "metrics": 4},
+            "validation": {"spans": 2, "batches": 6},
+            "parts": {"data_loading": 40, "model_forward": 40, "model_backward": 40, "optimizer_update": 20},
+            "sections": ["data_loading", "model_backward", "model_forward", "optimizer_update"],
+            "seconds agree": True,
+            "open": [],
+            "out of order": [],
+            "ended": "closed",
+        }
+
+    def test_by_variable(self, monkeypatch, tmp_path):
+        """Where no directory is given, the variable may give one."""
+        monkeypatch.setenv("TRACKSIDE", str(tmp_path / "runs"))
+        callback = one_line.TracksideCallback()
+        trainer_of(tmp_path, callback, max_steps=1, eval_strategy="no", save_strategy="no").train()
+        callback.close()
+        assert "training 0" in told(replay(tmp_path / "runs"))
+
+
+@pytest.mark.hang_guard(200)
+class TestJobs:
+    def test_dies_and_goes_on(self, tmp_path):
+        """Under torchrun a job that died in its 8th step: attempts, waste and recovery are what they were."""
+        done = checks.launch("transformers", tmp_path, ranks=1, dies_at=7, restarts=2)
+        assert done.returncode == 0, done.stderr[-4000:]
+        checks.check_recovery(tmp_path / "runs", dies_at=7)
+
+    def test_two_ranks(self, tmp_path):
+        """Two processes are two sources of one run."""
+        done = checks.launch("transformers", tmp_path, ranks=2)
+        assert done.returncode == 0, done.stderr[-4000:]
+        assert checks.last_steps(tmp_path / "runs") == ([(0, 2), (1, 2)], [19, 19])
+        assert len({source.run_id for source in checks.models_of(tmp_path / "runs")[0].sources}) == 1

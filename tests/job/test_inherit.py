@@ -1,0 +1,215 @@
+"""Child processes of multiprocessing, really started, and the files that they write."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import attrs
+import pytest
+
+from trackside.events import Event, Parent, Source, event
+from trackside.handlers import inspect, replay
+from trackside.job._inherit import VARIABLE, announce, join_parent, withdraw
+
+
+@event("test.inherit.said")
+class Said(Event):
+    """Something was said."""
+
+    text: str = ""
+
+
+# A program as users write them: the module is imported again in spawned children.
+PROGRAM = """
+    import multiprocessing, sys, trackside
+    from trackside import Event, event
+
+    @event("test.inherit.said")
+    class Said(Event):
+        text: str = ""
+
+    def work(text):
+        trackside.log(Said(text=text))
+
+    def work_with_a_job_of_its_own(directory):
+        with trackside.start(directory, report=False):
+            trackside.log(Said(text="own"))
+
+    def do_nothing(_):
+        pass
+
+    def run(method, target, *texts):
+        context = multiprocessing.get_context(method)
+        children = [context.Process(target=target, args=(text,)) for text in texts]
+        for child in children:
+            child.start()
+        for child in children:
+            child.join()
+        assert [child.exitcode for child in children] == [0] * len(children)
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Give a function that runs the program above with a main part, and returns what it printed."""
+
+    def run_program(main, **environment):
+        path = tmp_path / "train.py"
+        body = f"if __name__ == '__main__':\n{textwrap.indent(textwrap.dedent(main), '    ')}"
+        path.write_text(f"{textwrap.dedent(PROGRAM)}\n{body}\n")
+        command = [sys.executable, "-X", "faulthandler", str(path), str(tmp_path / "runs")]
+        child = subprocess.run(
+            command, capture_output=True, text=True, timeout=100, check=False, env={**os.environ, **environment}
+        )
+        assert (child.returncode, child.stderr) == (0, "")
+        return child.stdout
+
+    return run_program
+
+
+def said_by(directory):
+    """Return what was said, by source."""
+    found = {}
+    for said in replay(directory, types=Said):
+        found.setdefault(said.source, []).append(said.text)
+    return found
+
+
+class TestChildren:
+    @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+    def test_files_of_their_own(self, run, tmp_path, method):
+        """Each child writes a file of its own, as a worker of the process that started it."""
+        main = f"""
+            with trackside.start(sys.argv[1], report=False) as job:
+                trackside.log(Said(text="parent"))
+                run("{method}", work, "first", "second")
+            print(job.source.id)
+        """
+        parent_id = run(main).strip()
+        said = said_by(tmp_path / "runs")
+        workers = [source for source in said if source.role == "worker"]
+
+        assert sorted(said.values()) == [["first"], ["parent"], ["second"]]
+        assert len({source.id for source in said}) == 3
+        assert [source.parent for source in workers] == [Parent(parent_id, 0)] * 2
+        assert [source.id for source in said if source.role == "main"] == [parent_id]
+        assert len({source.run_id for source in said}) == 1
+
+    @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+    def test_streams_are_whole(self, run, tmp_path, method):
+        """A child's stream ends in good order, with nothing missing, though its process runs no atexit functions."""
+        main = f"""
+            with trackside.start(sys.argv[1], report=False):
+                run("{method}", work, "first")
+        """
+        run(main)
+        report = inspect(tmp_path / "runs")
+
+        assert [(source.source.role, source.ended, source.missing) for source in report.sources] == [
+            ("main", "closed", 0),
+            ("worker", "closed", 0),
+        ]
+
+    @pytest.mark.parametrize("method", ["spawn", "forkserver"])
+    def test_silent_child(self, run, tmp_path, method):
+        """A child that logs nothing makes no file."""
+        main = f"""
+            with trackside.start(sys.argv[1], report=False):
+                run("{method}", do_nothing, "first")
+        """
+        run(main)
+
+        assert [source.source.role for source in inspect(tmp_path / "runs").sources] == ["main"]
+
+    @pytest.mark.parametrize("method", ["spawn", "forkserver"])
+    def test_job_of_its_own(self, run, tmp_path, method):
+        """A child that turns telemetry on itself leaves its parent's log alone."""
+        main = f"""
+            with trackside.start(sys.argv[1], report=False):
+                run("{method}", work_with_a_job_of_its_own, sys.argv[1] + "/../own")
+        """
+        run(main)
+
+        assert list(said_by(tmp_path / "own").values()) == [["own"]]
+        assert said_by(tmp_path / "runs") == {}
+
+    def test_after_the_job(self, run, tmp_path):
+        """Children that are started after the job has ended have no log."""
+        main = """
+            with trackside.start(sys.argv[1], report=False):
+                trackside.log(Said(text="parent"))
+            run("spawn", work, "late")
+        """
+        run(main)
+
+        assert list(said_by(tmp_path / "runs").values()) == [["parent"]]
+
+    def test_other_programs(self, run, tmp_path):
+        """A program that the job starts, and that uses trackside too, is no child of the job."""
+        main = """
+            import subprocess
+            program = "import trackside; print(trackside.wants(trackside.Event))"
+            with trackside.start(sys.argv[1], report=False):
+                subprocess.run([sys.executable, "-c", program], check=True)
+        """
+        assert run(main) == "False\n"
+        assert [source.source.role for source in inspect(tmp_path / "runs").sources] == ["main"]
+
+    @pytest.mark.parametrize(
+        "note",
+        ["", "{", "[]", "null", '{"directory": 3, "source": {}}', '{"source": {}}', '{"directory": "/dev/null/x"}'],
+    )
+    def test_garbled_note(self, run, note):
+        """A child starts whatever the note in its environment says."""
+        main = """
+            run("spawn", work, "text")
+            print("fine")
+        """
+        assert run(main, **{VARIABLE: note}) == "fine\n"
+
+
+class TestAnnounce:
+    SOURCE = Source(id="0123456789abcdef", run_id="run-1", rank=3)
+
+    @pytest.fixture(autouse=True)
+    def clean(self):
+        """Leave no note behind."""
+        yield
+        withdraw()
+
+    def test_note(self, tmp_path):
+        """The note says where the log is, whose, and in which span the process was."""
+        announce(tmp_path, self.SOURCE)
+        note = json.loads(os.environ[VARIABLE])
+
+        assert (note["directory"], note["span_id"]) == (str(tmp_path), 0)
+        assert Source.from_wire(note["source"]) == self.SOURCE
+
+    def test_withdraw(self, tmp_path):
+        """Withdrawn, nothing of it is left; withdrawing again is harmless."""
+        announce(tmp_path, self.SOURCE)
+        withdraw()
+        withdraw()
+
+        assert VARIABLE not in os.environ
+
+    def test_much_metadata(self, tmp_path):
+        """However much metadata a job has, programs can still be started: the note stays short."""
+        source = attrs.evolve(self.SOURCE, metadata={f"key {number}": "é" * 500 for number in range(60)})
+        announce(tmp_path, source)
+        done = subprocess.run([sys.executable, "-c", ""], check=False)
+        note = json.loads(os.environ[VARIABLE])
+
+        assert done.returncode == 0
+        assert len(os.environ[VARIABLE]) < 16_384
+        assert note["source"]["rank"] == 3
+
+    def test_not_a_child(self, tmp_path):
+        """A process that is no child of multiprocessing joins nobody."""
+        announce(tmp_path, self.SOURCE)
+
+        assert not join_parent()

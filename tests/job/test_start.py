@@ -1,0 +1,569 @@
+"""Turning telemetry on and off again."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import attrs
+import pytest
+
+import trackside
+from trackside.bus import Bus
+from trackside.events import (
+    PORTER,
+    SIDING,
+    ClockAnchored,
+    ConfigError,
+    CounterWindow,
+    Event,
+    Heartbeat,
+    Parent,
+    SourceEnded,
+    SourceStarted,
+    event,
+    process_source,
+    set_process_source,
+)
+from trackside.handlers import Capture, replay
+from trackside.job import start
+from trackside.job._inherit import VARIABLE
+
+DEADLINE_S = 30.0
+
+
+@event("test.start.said")
+class Said(Event):
+    """Something was said."""
+
+    text: str = ""
+
+
+@pytest.fixture
+def bus():
+    """Give a bus of the test's own."""
+    with Bus() as given:
+        yield given
+
+
+@pytest.fixture
+def run(bus, tmp_path):
+    """Give a function that starts a job on that bus, quietly unless told otherwise."""
+    jobs = []
+
+    def begin(**options):
+        job = start(tmp_path / "runs", bus=bus, **{"report": False, **options})
+        jobs.append(job)
+        return job
+
+    yield begin
+    for job in jobs:
+        job.close()
+
+
+def recorded(job, kind=Event):
+    """Return what *job* wrote of type *kind*."""
+    return list(replay(job.directory, types=kind))
+
+
+def in_child(program, *arguments, **environment):
+    """Run *program* in a process of its own and return what it printed."""
+    child = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(program), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, **environment},
+    )
+    assert child.returncode == 0, child.stderr
+    return child.stdout, child.stderr
+
+
+class TestStart:
+    def test_event_log(self, run, bus):
+        """What is logged while the job runs is in its event log."""
+        with run() as job:
+            bus.log(Said(text="a"))
+            bus.log(Said(text="b"))
+
+        assert [said.text for said in recorded(job, Said)] == ["a", "b"]
+
+    def test_not_before_and_not_after(self, run, bus):
+        """What is logged before and after is not."""
+        bus.log(Said(text="before"))
+        with run() as job:
+            bus.log(Said(text="during"))
+        bus.log(Said(text="after"))
+
+        assert [said.text for said in recorded(job, Said)] == ["during"]
+
+    def test_first_and_last(self, run):
+        """The stream begins with who it is and ends with why it ends."""
+        with run() as job:
+            pass
+        events = recorded(job)
+
+        assert type(events[0]) is SourceStarted
+        assert type(events[-1]) is SourceEnded
+        assert events[-1].reason == "closed"
+
+    def test_every_number_once(self, run, bus):
+        """The numbers of the stream are dense from 0, also where others listened before."""
+        bus.subscribe(Capture(), queued=True)
+        bus.log(Said(text="another stream"))
+        with run() as job:
+            bus.log(Said())
+        seqs = [recording.seq for recording in recorded(job)]
+
+        assert seqs == list(range(len(seqs)))
+
+    def test_exception(self, run):
+        """A job that an exception ends has its name as the reason, and the exception goes on."""
+        with pytest.raises(ZeroDivisionError), run() as job:
+            1 / 0  # noqa: B018
+
+        assert recorded(job, SourceEnded)[0].reason == "ZeroDivisionError"
+
+    def test_counter_windows(self, run, bus):
+        """The counters' windows are published, the last ones at the end."""
+        with run(collect_every_s=1000) as job:
+            bus.counter("train.tokens").add(5)
+        windows = [window for window in recorded(job, CounterWindow) if window.name == "train.tokens"]
+
+        assert [(window.count, window.total_sum) for window in windows] == [(1, 5.0)]
+
+    def test_pulse(self, run):
+        """There are heartbeats, the last one at the end, and readings of the clock."""
+        with run(heartbeat_s=1000) as job:
+            pass
+
+        assert [beat.sequence for beat in recorded(job, Heartbeat)][:1] == [0]
+        assert len(recorded(job, ClockAnchored)) == 1
+
+    def test_identity_from_the_launcher(self, run, monkeypatch):
+        """Who the process is comes from its launcher's variables."""
+        for name, value in {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "exp-7"}.items():
+            monkeypatch.setenv(name, value)
+        with run() as job:
+            pass
+        source = recorded(job)[0].source
+
+        assert (source.rank, source.local_rank, source.world_size, source.run_id) == (3, 1, 8, "exp-7")
+        assert source.role == "main"
+        assert sorted(source.versions) == ["python", "trackside"]
+
+    def test_parent(self, run, monkeypatch):
+        """A process that was told whose child it is, says so."""
+        monkeypatch.setenv("TRACKSIDE_PARENT", "0123456789abcdef:7")
+        with run() as job:
+            pass
+
+        assert recorded(job)[0].source.parent == Parent("0123456789abcdef", 7)
+
+    def test_identity_of_every_event(self, run, bus):
+        """While the job runs the process is its source, and no longer than that."""
+        with run() as job:
+            during = process_source()
+        after = process_source()
+
+        assert during is job.source
+        assert after is not job.source
+
+    def test_handlers(self, run, bus):
+        """Handlers are subscribed for as long as the job runs."""
+        captured = Capture()
+        with run(handlers=[captured]):
+            bus.log(Said(text="during"))
+        bus.log(Said(text="after"))
+
+        assert [said.text for said in captured.of(Said)] == ["during"]
+
+    def test_again(self, run, bus):
+        """After one job there may be another, with a stream of its own."""
+        for text in "ab":
+            with run() as job:
+                bus.log(Said(text=text))
+        streams = {}
+        for said in recorded(job, Said):
+            streams.setdefault(said.source.id, []).append(said.text)
+
+        assert sorted(streams.values()) == [["a"], ["b"]]
+
+    def test_twice_at_once(self, run):
+        """To turn telemetry on twice is an error that says where it goes already; the first goes on."""
+        job = run()
+        with pytest.raises(ConfigError, match=r"telemetry is on already, into .*runs; close that first"):
+            run()
+
+        assert job.is_open
+
+    def test_nothing_stays(self, run, bus):
+        """Closed, the job leaves no subscriber, no thread of its own and no word for children."""
+        with run():
+            assert VARIABLE in os.environ
+        names = [thread.name for thread in threading.enumerate()]
+
+        assert bus.is_idle
+        assert VARIABLE not in os.environ
+        assert "trackside-pulse" not in names
+
+
+class TestArguments:
+    @pytest.mark.parametrize("field", ["collect_every_s", "heartbeat_s"])
+    @pytest.mark.parametrize("given", [0, -1, float("nan"), float("inf"), "1", None])
+    def test_seconds(self, run, bus, field, given):
+        """Intervals are seconds; anything else is refused by name, and nothing is turned on."""
+        with pytest.raises(ConfigError) as caught:
+            run(**{field: given})
+
+        assert caught.value.field == field
+        assert bus.is_idle
+
+    def test_directory_below_a_file(self, tmp_path, bus):
+        """What can never be a directory is refused."""
+        (tmp_path / "file").write_text("")
+        with pytest.raises(ConfigError) as caught:
+            start(tmp_path / "file" / "runs", bus=bus)
+
+        assert caught.value.field == "directory"
+
+    def test_launcher_with_a_bad_rank(self, run, monkeypatch, bus):
+        """A launcher's variable that is no number is named, and nothing is turned on."""
+        monkeypatch.setenv("RANK", "three")
+        with pytest.raises(ConfigError, match="RANK: got 'three'"):
+            run()
+
+        assert bus.is_idle
+
+    def test_bad_handler(self, run, bus):
+        """A handler that is none is refused; what was turned on by then is turned off again."""
+        captured = Capture()
+        with pytest.raises(ConfigError, match="handler: got 3"):
+            run(handlers=[captured, 3], redact=lambda said: None)
+
+        assert bus.is_idle
+        assert bus.redact is None
+        assert VARIABLE not in os.environ
+
+    def test_good_after_bad(self, run, bus):
+        """After an error the right call works."""
+        with pytest.raises(ConfigError):
+            run(handlers=[3])
+        with run() as job:
+            bus.log(Said(text="a"))
+
+        assert [said.text for said in recorded(job, Said)] == ["a"]
+
+
+class TestRedact:
+    def test_before_it_is_recorded(self, run, bus):
+        """What the redaction returns is recorded, and what it was given is not."""
+        hide = lambda given: attrs.evolve(given, text="***") if isinstance(given, Said) else given  # noqa: E731
+        with run(redact=hide) as job:
+            bus.log(Said(text="secret"))
+
+        assert [said.text for said in recorded(job, Said)] == ["***"]
+        assert all(b"secret" not in path.read_bytes() for path in job.log.paths)
+
+    def test_none(self, run, bus):
+        """What the redaction returns None for is not recorded, and counted."""
+        with run(redact=lambda given: None if isinstance(given, Said) else given, report=False) as job:
+            bus.log(Said(text="secret"))
+
+        assert recorded(job, Said) == []
+
+    def test_undone(self, run, bus):
+        """The bus has its own redaction back afterwards."""
+        own = bus.redact = lambda given: given
+        with run(redact=lambda given: None):
+            pass
+
+        assert bus.redact is own
+
+    def test_of_the_bus(self, run, bus):
+        """A job without redaction leaves that of the bus in force."""
+        bus.redact = lambda given: None if isinstance(given, Said) else given
+        with run() as job:
+            bus.log(Said(text="secret"))
+
+        assert recorded(job, Said) == []
+
+
+class TestReport:
+    def test_first_rank(self, run, bus, capsys):
+        """Rank 0 prints the summary to stderr."""
+        with run(report=None) as job:
+            bus.log(Said())
+        printed = capsys.readouterr()
+
+        assert printed.out == ""
+        assert printed.err.startswith(f"trackside: {job.source.run_id}, rank 0 of 1, attempt 0, ")
+        assert printed.err.endswith(f"  look      trackside info {job.directory}\n")
+        assert "1 test.start.said" in printed.err
+
+    def test_other_ranks(self, run, bus, capsys, monkeypatch):
+        """Another rank prints nothing."""
+        monkeypatch.setenv("RANK", "1")
+        with run(report=None):
+            pass
+
+        assert capsys.readouterr().err == ""
+
+    def test_other_ranks_that_lost(self, run, bus, capsys, monkeypatch):
+        """A rank that lost something says so, whichever it is."""
+        monkeypatch.setenv("RANK", "1")
+        with run(report=None):
+            bus.log(Said(text=object()))
+
+        assert "lost      EventLog 1 of " in capsys.readouterr().err
+
+    @pytest.mark.parametrize(("report", "lines"), [(True, 1), (False, 0)])
+    def test_as_told(self, run, capsys, monkeypatch, report, lines):
+        """Told so, any rank prints it, or none."""
+        monkeypatch.setenv("RANK", "1")
+        with run(report=report):
+            pass
+
+        assert capsys.readouterr().err.count("trackside: ") == lines
+
+    @pytest.mark.parametrize("stream", [None, "closed"])
+    def test_no_stderr(self, run, monkeypatch, stream):
+        """A process without stderr, or with a closed one, ends like any other."""
+        closed = io.StringIO()
+        closed.close()
+        job = run(report=True)
+        monkeypatch.setattr(sys, "stderr", None if stream is None else closed)
+        done = job.close()
+        monkeypatch.undo()
+
+        assert done
+
+
+class TestClose:
+    def test_returns_whether_all_was_written(self, run, bus):
+        """Closing says that everything was written."""
+        job = run()
+        bus.log(Said())
+
+        assert job.close()
+
+    def test_twice(self, run, bus, capsys):
+        """Closing again does nothing."""
+        job = run(report=True)
+        job.close()
+        capsys.readouterr()
+
+        assert (job.close(), capsys.readouterr().err) == (True, "")
+
+    def test_reason(self, run):
+        """The reason given is in the log."""
+        job = run()
+        job.close(reason="preempted")
+
+        assert recorded(job, SourceEnded)[0].reason == "preempted"
+
+    def test_what_models_publish_last(self, run, bus):
+        """What a model publishes when it reads the last events is in the log before the end, in the same stream."""
+
+        class Echo:
+            runs_on = PORTER
+
+            def __call__(self, given):
+                if type(given) is Said and given.text == "a":
+                    bus.log(Said(text="a's echo"))
+
+        job = run(handlers=[Echo()])
+        bus.log(Said(text="a"))
+        job.close()
+
+        told = recorded(job)
+        assert [said.text for said in told if isinstance(said, Said)] == ["a", "a's echo"]
+        assert isinstance(told[-1], SourceEnded)
+        assert len({said.source.id for said in told}) == 1
+
+    @pytest.mark.hang_guard(60)
+    def test_stalled_sink(self, run, bus, caplog):
+        """A sink that blocks for ever does not keep a job from closing, nor the log from being whole."""
+        caplog.set_level(logging.CRITICAL, "trackside")
+        blocked, never = threading.Event(), threading.Event()
+
+        class Stalled:
+            runs_on = SIDING
+
+            def __call__(self, given):
+                blocked.set()
+                never.wait()
+
+        job = run(handlers=[Stalled()])
+        bus.log(Said(text="a"))
+        bus.flush(0.01)
+        blocked.wait(DEADLINE_S)
+        began_s = time.monotonic()
+        closed = job.close(timeout_s=1.0)
+        took_s = time.monotonic() - began_s
+        never.set()
+
+        assert not closed
+        assert took_s < 5.0
+        assert [said.text for said in recorded(job, Said)] == ["a"]
+
+    def test_at_exit(self, tmp_path):
+        """A job that nobody closes is closed at exit, with its last events, windows and the summary."""
+        program = """
+            import sys, trackside
+            from trackside import Event, event
+
+            @event("test.start.said")
+            class Said(Event):
+                text: str = ""
+
+            trackside.start(sys.argv[1])
+            trackside.log(Said(text="last"))
+            trackside.counter("x").add(1)
+        """
+        _, err = in_child(program, tmp_path)
+        events = list(replay(tmp_path))
+
+        assert [said.text for said in events if isinstance(said, Said)] == ["last"]
+        assert [window.count for window in events if isinstance(window, CounterWindow)] == [1]
+        assert events[-1].reason == "exit"
+        assert "lost      nothing" in err
+
+    def test_open_spans(self, tmp_path):
+        """A heartbeat says which spans are open, so that after a crash it is known where the process was."""
+        program = """
+            import json, sys, trackside
+            from trackside.events import Heartbeat
+            from trackside.instruments import span
+
+            beats = trackside.Capture()
+            trackside.subscribe(beats, to=Heartbeat)
+            job = trackside.start(sys.argv[1], report=False, heartbeat_s=1000)
+            with span("outer"), span("inner") as inner:
+                job.close()
+            print(json.dumps([beats.events[-1].open_spans, [inner.id, "inner", inner.start_ns]]))
+        """
+        out, _ = in_child(program, tmp_path)
+        told, expected = json.loads(out)
+
+        assert told == {"MainThread": expected}
+
+    def test_default_bus(self, tmp_path):
+        """The module's own functions are what a job records unless it is given another bus."""
+        program = """
+            import json, sys, trackside
+            from trackside import Event, event
+
+            @event("test.start.said")
+            class Said(Event):
+                text: str = ""
+
+            with trackside.start(sys.argv[1], report=False) as job:
+                trackside.log(Said(text="a"))
+            print(json.dumps([said.text for said in trackside.replay(job.directory, types=Said)]))
+        """
+        out, _ = in_child(program, tmp_path)
+
+        assert json.loads(out) == ["a"]
+
+
+class TestFork:
+    def test_child_has_its_own_file(self, tmp_path):
+        """A forked child logs to a file of its own, as a worker whose parent is told; the job stays the parent's."""
+        program = """
+            import os, sys, trackside
+            from trackside import Event, event
+
+            @event("test.start.said")
+            class Said(Event):
+                text: str = ""
+
+            job = trackside.start(sys.argv[1], report=False)
+            trackside.log(Said(text="parent, before"))
+            child = os.fork()
+            if child == 0:
+                trackside.log(Said(text="child"))
+                assert not job.is_open
+                job.close()
+                trackside.close()
+                os._exit(0)
+            os.waitpid(child, 0)
+            trackside.log(Said(text="parent, after"))
+            job.close()
+            print(job.source.id)
+        """
+        out, _ = in_child(program, tmp_path)
+        said = list(replay(tmp_path, types=Said))
+        by_source = {}
+        for given in said:
+            by_source.setdefault(given.source, []).append(given.text)
+        parent, child = sorted(by_source, key=lambda source: source.role)
+
+        assert by_source == {parent: ["parent, before", "parent, after"], child: ["child"]}
+        assert (parent.role, child.role) == ("main", "worker")
+        assert child.parent.source_id == parent.id == out.strip()
+
+    def test_job_of_its_own(self, tmp_path):
+        """A forked child may turn on telemetry of its own; then what it logs is there, and not with the parent's."""
+        program = """
+            import os, sys, trackside
+            from trackside import Event, event
+
+            @event("test.start.said")
+            class Said(Event):
+                text: str = ""
+
+            job = trackside.start(sys.argv[1] + "/parent", report=False)
+            child = os.fork()
+            if child == 0:
+                with trackside.start(sys.argv[1] + "/child", report=False):
+                    trackside.log(Said(text="child"))
+                os._exit(0)
+            os.waitpid(child, 0)
+            trackside.log(Said(text="parent"))
+            job.close()
+        """
+        in_child(program, tmp_path)
+
+        assert [said.text for said in replay(tmp_path / "child", types=Said)] == ["child"]
+        assert [said.text for said in replay(tmp_path / "parent", types=Said)] == ["parent"]
+
+
+@pytest.fixture(autouse=True)
+def own_identity():
+    """Let no test's identity reach the next."""
+    yield
+    set_process_source(None)
+
+
+class TestRankThatIsOff:
+    def test_nothing_is_written(self, tmp_path):
+        """On a rank that does not take part nothing is subscribed, started or written."""
+        bus = trackside.Bus()
+        config = trackside.JobConfig(application_name="charlm", enable_for_current_rank=False)
+
+        with trackside.start(tmp_path / "runs", job=config, bus=bus) as job:
+            assert bus.is_idle
+            assert not bus.wants(trackside.IterationEnded)
+            assert job.directory is None
+
+        assert not (tmp_path / "runs").exists()
+
+    def test_configuration_is_recorded_where_it_is_on(self, tmp_path):
+        """On a rank that takes part the job's configuration is in the log."""
+        config = trackside.JobConfig(application_name="charlm", session_tag="s1")
+
+        with trackside.start(tmp_path / "runs", job=config, bus=trackside.Bus(), report=False):
+            pass
+
+        (source,) = trackside.inspect(tmp_path / "runs").sources
+        assert (source.source.application, source.source.session_tag) == ("charlm", "s1")
+        assert source.by_type["trackside.job.configured"] == 1

@@ -1,0 +1,431 @@
+"""Watching for stragglers while a job runs."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import trackside
+from trackside.bus import Bus
+from trackside.events import ConfigError, SectionWindow, Source, StragglerReport, set_process_source
+from trackside.handlers import Capture, EventLog, replay
+from trackside.handlers.models.scores import Thresholds
+from trackside.instruments import configure_sections, section, training_iteration
+from trackside.instruments import sections as sections_module
+from trackside.job import JobConfig, StragglerWatch, start
+from trackside.job import _stragglers as module
+
+SECOND = 1_000_000_000
+DEADLINE_S = 30.0
+
+# Everything that waits for other ranks; making groups too.
+FORBIDDEN = """
+    all_gather all_gather_into_tensor all_gather_object all_reduce all_to_all all_to_all_single barrier broadcast
+    broadcast_object_list gather gather_object isend irecv monitored_barrier new_group recv reduce reduce_scatter
+    reduce_scatter_tensor scatter scatter_object_list send
+""".split()
+
+
+def make_window(number, ms, *, at_ns=None):
+    """Return a rank's window of two sections: data, and one that takes *ms*."""
+    times = [2e6, ms * 1e6]
+    return SectionWindow(
+        at_ns=at_ns or (number + 1) * SECOND,
+        window=number,
+        first_step=number * 10,
+        last_step=number * 10 + 9,
+        start_ns=number * SECOND,
+        names=["data", "forward"],
+        counts=[10, 10],
+        entries=[10, 10],
+        **dict.fromkeys(("min_ns", "max_ns", "median_ns", "mean_ns"), times),
+        std_ns=[0.0, 0.0],
+    )
+
+
+def make_config(**given):
+    return JobConfig(application_name="test", **given)
+
+
+def feed(watch, number, *durations_ms, attempt=0):
+    """Give *watch* the windows of as many ranks."""
+    for rank, ms in enumerate(durations_ms):
+        event = make_window(number, ms)
+        event._source = Source(
+            id=f"{attempt}-{rank}", rank=rank, world_size=len(durations_ms), attempt=attempt, host=f"node{rank}"
+        )
+        watch(event)
+
+
+@pytest.fixture
+def given():
+    """Make a watch that takes what it is called with."""
+    return lambda **settings: StragglerWatch(windows_from="calls", **settings)
+
+
+class TestReports:
+    def test_latest(self, given):
+        """A report is about the latest window that all ranks are in."""
+        watch = given()
+        assert watch.generate_report() is None
+        feed(watch, 0, 10, 10, 10)
+        feed(watch, 1, 10, 20, 10)
+        report = watch.generate_report()
+        assert report.window == 1
+        assert [(one.rank, one.what, one.score) for one in report.stragglers if one.kind == "relative"] == [
+            (1, "section forward", 0.5)
+        ]
+
+    def test_due_by_steps(self, given):
+        """Counted in steps, every so many calls give a report."""
+        watch = given(report_every_steps=3)
+        feed(watch, 0, 10, 10, 10)
+        assert [watch.report_if_due() is not None for _ in range(7)] == [False, False, True, False, False, True, False]
+
+    def test_due_by_seconds(self, given, monkeypatch):
+        """Counted in seconds, one is due when so many have passed since the last."""
+        clock = iter([100.0, 130.0, 160.0, 170.0, 225.0])
+        monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
+        watch = given(report_every_s=60.0)
+        feed(watch, 0, 10, 10, 10)
+        assert [watch.report_if_due() is not None for _ in range(4)] == [False, True, False, True]
+
+    def test_interval_while_running(self, given):
+        """The interval may be changed at any time."""
+        watch = given(report_every_steps=100)
+        feed(watch, 0, 10, 10, 10)
+        watch.report_if_due()
+        watch.configure(report_every_steps=2)
+        assert watch.report_if_due() is not None
+
+    def test_thresholds_while_running(self, given):
+        """Who is a straggler follows the thresholds, at any time."""
+        watch = given()
+        feed(watch, 0, 10, 12, 10)
+        assert watch.generate_report().stragglers == []
+        watch.configure(thresholds=Thresholds(section_relative=0.9))
+        assert watch.thresholds.section_relative == 0.9
+        assert [one.rank for one in watch.generate_report().stragglers] == [1]
+
+
+class TestActions:
+    def test_called(self, given):
+        """The action is called with each report that names somebody, and with no other."""
+        told = []
+        watch = given(on_straggler=told.append)
+        feed(watch, 0, 10, 10, 10)
+        feed(watch, 1, 10, 20, 10)
+        feed(watch, 2, 10, 10, 10)
+        assert [(report.window, report.stragglers[0].rank) for report in told] == [(1, 1)]
+
+    def test_any_action(self, given):
+        """An action may ask the watch for more, or change it."""
+        seen = []
+        watch = given(
+            on_straggler=lambda report: (
+                seen.append(watch.generate_report().window == report.window),
+                watch.configure(thresholds=Thresholds(section_relative=0.1, section_individual=0.1)),
+            )
+        )
+        feed(watch, 0, 10, 20, 10)
+        feed(watch, 1, 10, 20, 10)
+        assert seen == [True]
+
+    def test_action_fails(self, given, caplog):
+        """What an action raises is logged, and the watch goes on."""
+        calls = []
+
+        def fail(report):
+            calls.append(report.window)
+            raise OSError("no network")
+
+        watch = given(on_straggler=fail)
+        feed(watch, 0, 10, 20, 10)
+        feed(watch, 1, 10, 20, 10)
+        assert calls == [0, 1]
+        assert "what is to be done about stragglers failed" in caplog.text
+
+
+class TestStopping:
+    def test_off(self, given):
+        """Unless it is asked for, nobody is told to stop."""
+        watch = given(agree_every_steps=1)
+        feed(watch, 0, 10, 20, 10)
+        assert watch.should_stop(0) is False
+
+    def test_at_the_agreed_step(self, given):
+        """It is said at the next step at which the ranks agree, and from then on."""
+        watch = given(stop_if_detected=True, agree_every_steps=10)
+        feed(watch, 0, 10, 20, 10)
+        assert [watch.should_stop(step) for step in (5, 8, 9, 10)] == [False, False, True, True]
+
+    def test_recovered_before(self, given):
+        """Who was slow for a while and is not any more stops nothing."""
+        watch = given(stop_if_detected=True, agree_every_steps=10)
+        feed(watch, 0, 10, 20, 10)
+        feed(watch, 1, 10, 10, 10)
+        assert watch.should_stop(9) is False
+
+    def test_what_another_rank_found(self, given, monkeypatch):
+        """A rank that has found nothing stops with the others: the largest of all flags counts."""
+        flags = []
+        monkeypatch.setattr(module, "is_distributed", lambda: True)
+        monkeypatch.setattr(module, "RankGroup", lambda timeout_s: FakeGroup(flags, says=1))
+        watch = given(stop_if_detected=True, agree_every_steps=1)
+        assert watch.should_stop(0) is True
+        assert watch.should_stop(1) is True
+        assert flags == [0]  # once it is agreed, nothing more is asked
+
+    def test_no_answer(self, given, monkeypatch, caplog):
+        """Where the others do not answer in time nothing is stopped, and they are not asked again."""
+        flags = []
+        monkeypatch.setattr(module, "is_distributed", lambda: True)
+        monkeypatch.setattr(module, "RankGroup", lambda timeout_s: FakeGroup(flags, says=RuntimeError("timed out")))
+        watch = given(stop_if_detected=True, agree_every_steps=1)
+        feed(watch, 0, 10, 20, 10)
+        assert [watch.should_stop(step) for step in range(3)] == [False, False, False]
+        assert flags == [1]
+        assert "the ranks cannot agree" in caplog.text
+
+
+class FakeGroup:
+    """Other ranks, of which one answers *says*."""
+
+    def __init__(self, flags, *, says):
+        self.flags = flags
+        self.says = says
+
+    def largest(self, flag):
+        """Agree."""
+        self.flags.append(flag)
+        if isinstance(self.says, Exception):
+            raise self.says
+        return max(flag, self.says)
+
+    def all_gather(self, data):
+        """Be the one rank that answers, or none."""
+        if isinstance(self.says, Exception):
+            raise self.says
+        return [data]
+
+
+class TestGathering:
+    @pytest.fixture
+    def group(self, monkeypatch):
+        """Be in a group whose answer a test sets."""
+        found = FakeGroup([], says=0)
+        monkeypatch.setattr(module, "is_distributed", lambda: True)
+        monkeypatch.setattr(module, "RankGroup", lambda timeout_s: found)
+        set_process_source(Source(rank=0, world_size=1, host="node0"))
+        return found
+
+    def test_own_windows(self, group):
+        """What was measured since the last report is exchanged, and no sooner scored."""
+        watch = StragglerWatch(windows_from="gather", report_every_steps=1)
+        feed(watch, 0, 10)
+        with watch._lock:
+            assert watch._aggregator.latest() is None
+        assert watch.generate_report().window == 0
+
+    def test_nothing_new(self, group):
+        """A report without a new window is the last one again."""
+        watch = StragglerWatch(windows_from="gather", report_every_steps=1)
+        feed(watch, 0, 10)
+        watch.generate_report()
+        assert watch.generate_report().revision == 1
+
+    def test_no_answer(self, group, caplog):
+        """Where the others do not come in time this rank goes on alone, with its own windows."""
+        group.says = RuntimeError("timed out")
+        watch = StragglerWatch(windows_from="gather", report_every_steps=1)
+        feed(watch, 0, 10)
+        assert watch.generate_report().window == 0
+        feed(watch, 1, 10)
+        assert watch.generate_report().window == 1
+        assert caplog.text.count("cannot be gathered") == 1
+
+
+class TestInJob:
+    def test_reads_the_logs_of_all(self, tmp_path):
+        """Rank 0 scores what the others write below the job's directory, and publishes the report."""
+        told = threading.Event()
+        watch = StragglerWatch(on_straggler=lambda report: told.set(), poll_s=0.01)
+        begin_ns = time.time_ns()
+        other = Bus(source=Source(rank=1, world_size=2, run_id="r", host="node1"))
+        with Bus() as bus, other:
+            set_process_source(None)
+            job = self._start(tmp_path, bus, watch)
+            with other.subscribe(EventLog(tmp_path)):
+                for number in range(2):
+                    bus.log(make_window(number, 10, at_ns=begin_ns + number * SECOND))
+                    other.log(make_window(number, 30, at_ns=begin_ns + number * SECOND))
+                other.flush()
+                bus.flush()
+                assert told.wait(DEADLINE_S)
+            report = watch.generate_report()
+            job.close(timeout_s=DEADLINE_S)
+        assert [(one.rank, one.node, one.what) for one in report.stragglers] == [(1, "node1", "section forward")]
+        published = [event for event in replay(tmp_path) if isinstance(event, StragglerReport)]
+        assert {event.source.rank for event in published} == {0}
+        assert published[-1].stragglers[0][:3] == [1, "node1", "relative section forward"]
+
+    def _start(self, folder, bus, watch, **given):
+        config = make_config(rank=0, world_size=2, run_id="r", **given)
+        return start(folder, job=config, handlers=[watch], report=False, bus=bus)
+
+    def test_last_windows(self, tmp_path):
+        """What is written when the job closes is still read and reported."""
+        told = []
+        watch = StragglerWatch(on_straggler=told.append, poll_s=60.0)
+        with Bus() as bus:
+            job = self._start(tmp_path, bus, watch)
+            with Bus(source=Source(rank=1, world_size=2, run_id="r")) as other, other.subscribe(EventLog(tmp_path)):
+                other.log(make_window(0, 30, at_ns=time.time_ns()))
+                other.flush()
+            bus.log(make_window(0, 10, at_ns=time.time_ns()))
+            job.close(timeout_s=DEADLINE_S)
+        assert [report.window for report in told] == [0]
+
+    def test_earlier_attempts(self, tmp_path):
+        """An earlier attempt in the logs counts for what a rank was capable of, and is not reported again."""
+        for rank, ms in ((0, 5), (1, 15)):
+            source = Source(rank=rank, world_size=2, run_id="r", attempt=0)
+            with Bus(source=source) as bus, bus.subscribe(EventLog(tmp_path)):
+                bus.log(make_window(0, ms, at_ns=time.time_ns()))
+                bus.flush()
+        told = []
+        watch = StragglerWatch(on_straggler=told.append, poll_s=0.01)
+        with Bus() as bus:
+            job = self._start(tmp_path, bus, watch, attempt=1)
+            other = Bus(source=Source(rank=1, world_size=2, run_id="r", attempt=1))
+            with other, other.subscribe(EventLog(tmp_path)):
+                other.log(make_window(0, 15, at_ns=time.time_ns()))
+                other.flush()
+            bus.log(make_window(0, 15, at_ns=time.time_ns()))
+            job.close(timeout_s=DEADLINE_S)
+        assert [(report.attempt, [(one.rank, one.kind) for one in report.stragglers]) for report in told] == [
+            (1, [(0, "individual")])
+        ]
+
+    def test_other_runs(self, tmp_path):
+        """Other runs in the same directory are none of its business."""
+        watch = StragglerWatch(poll_s=0.01)
+        with Bus(source=Source(rank=1, world_size=2, run_id="another")) as other, other.subscribe(EventLog(tmp_path)):
+            other.log(make_window(0, 30))
+            other.flush()
+        with Bus() as bus:
+            self._start(tmp_path, bus, watch).close(timeout_s=DEADLINE_S)
+        assert watch._aggregator.result().windows == []
+
+    def test_other_ranks_make_none(self, tmp_path):
+        """A rank that is not the first reads nothing and makes no reports."""
+        watch = StragglerWatch()
+        with Bus() as bus:
+            job = start(
+                tmp_path,
+                job=make_config(rank=1, world_size=2, run_id="r"),
+                handlers=[watch],
+                report=False,
+                bus=bus,
+            )
+            bus.log(make_window(0, 10))
+            job.close(timeout_s=DEADLINE_S)
+        assert watch.generate_report() is None
+
+    def test_one_rank(self, tmp_path):
+        """A job of one rank is scored against its own past, without any log being read."""
+        told = []
+        watch = StragglerWatch(on_straggler=told.append)
+        with Bus() as bus:
+            capture = Capture()
+            bus.subscribe(capture)
+            job = start(tmp_path, job=make_config(world_size=1, rank=0), handlers=[watch], report=False, bus=bus)
+            for number, ms in enumerate((10, 10, 30)):
+                bus.log(make_window(number, ms))
+            job.close(timeout_s=DEADLINE_S)
+        assert [(report.window, report.stragglers[0].kind) for report in told] == [(2, "individual")]
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("settings", "field"),
+        [
+            ({"windows_from": "nowhere"}, "windows_from"),
+            ({"windows_from": "gather"}, "report_every_steps"),
+            ({"report_every_s": -1.0}, "report_every_s"),
+            ({"report_every_steps": 0}, "report_every_steps"),
+            ({"agree_every_steps": 0}, "agree_every_steps"),
+        ],
+    )
+    def test_refused(self, settings, field):
+        """What makes no sense is refused, by name."""
+        with pytest.raises(ConfigError) as caught:
+            StragglerWatch(**settings)
+        assert caught.value.field == field
+
+
+@pytest.mark.torch
+class TestNoCollective:
+    def test_default_path(self, tmp_path, monkeypatch):
+        """Sections, windows, reports and actions come about without one call into torch's distributed functions."""
+        import torch.distributed as dist
+
+        def forbid(name):
+            def refuse(*_arguments, **_more):
+                raise AssertionError(f"torch.distributed.{name} was called")
+
+            return refuse
+
+        dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+        try:
+            with monkeypatch.context() as patch:
+                for name in FORBIDDEN:
+                    patch.setattr(dist, name, forbid(name))
+                told = self._train(tmp_path / "log")
+        finally:
+            dist.destroy_process_group()
+        assert [(one.rank, one.what) for one in told[-1].stragglers if one.kind == "relative"] == [(1, "section data")]
+
+    @staticmethod
+    def _train(folder):
+        told = []
+        watch = StragglerWatch(on_straggler=told.append, poll_s=0.01, report_every_steps=2)
+        job = start(
+            folder, job=make_config(rank=0, world_size=2, run_id="r"), handlers=[watch], system=False, report=False
+        )
+        other = Bus(source=Source(rank=1, world_size=2, run_id="r"))
+        configure_sections(window_steps=2)
+        try:
+            with other, other.subscribe(EventLog(folder)):
+                for step in range(4):
+                    with training_iteration(step), section("data"):
+                        pass
+                    watch.report_if_due()
+                    assert not watch.should_stop(step)
+                for number in range(2):
+                    slow = make_window(number, 1000, at_ns=time.time_ns())
+                    slow.names, slow.median_ns = ["forward", "data"], [1e9, 1e9]
+                    other.log(slow)
+                other.flush()
+        finally:
+            job.close(timeout_s=DEADLINE_S)
+            configure_sections(window_steps=100)
+            sections_module._sections.close()
+        return told
+
+
+class TestPage:
+    def test_as_it_stands(self, tmp_path, monkeypatch):
+        """The loop on the page about stragglers runs as it stands there."""
+        page = (Path(__file__).resolve().parents[2] / "docs" / "stragglers.md").read_text(encoding="utf-8")
+        (code,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "StragglerWatch(" in block]
+        trained = []
+        monkeypatch.chdir(tmp_path)
+        names = {"trackside": trackside, "batches": "abc", "train": trained.append, "tell_the_operators": print}
+        exec(code, names)  # what the page says
+        assert trained == ["a", "b", "c"]
+        assert isinstance(names["watch"], StragglerWatch)

@@ -1,0 +1,122 @@
+"""The text at the end of a job."""
+
+from __future__ import annotations
+
+import pytest
+
+from trackside.bus import BusStats, CounterRegistry, HandlerStats
+from trackside.events import Source
+from trackside.handlers import EventLog
+from trackside.job._summary import readable_bytes, summarize
+
+SOURCE = Source(id="0123456789abcdef", run_id="run-1", rank=3, world_size=8, attempt=2)
+
+
+class Log(EventLog):
+    """An event log that has written what a test says."""
+
+    def __init__(self, directory, *files):
+        super().__init__(directory)
+        self.files = files
+
+    @property
+    def paths(self):
+        """The files."""
+        return [self.directory / name for name in self.files]
+
+
+@pytest.fixture
+def registry():
+    return CounterRegistry(publish=lambda event: None, wants=lambda cls: False, threaded=False)
+
+
+class TestSummarize:
+    def test_whole(self, tmp_path, registry):
+        """The text says who it was, what was published, counted and lost, and where the files are."""
+        (tmp_path / "a.tslog").write_bytes(bytes(1536))
+        tokens = registry.counter("train.tokens", unit="tokens")
+        for value in (1000, 3000):
+            tokens.add(value)
+        stats = BusStats(published=1234, by_type={"trackside.heartbeat": 34, "acme.batch.skipped": 1200})
+
+        assert summarize(SOURCE, stats, registry.snapshots(), Log(tmp_path, "a.tslog"), 12.345).splitlines() == [
+            "trackside: run-1, rank 3 of 8, attempt 2, 12.3 s",
+            "  events    1,234: 1,200 acme.batch.skipped, 34 heartbeat",
+            "  counters  train.tokens: 2 values, sum 4,000 tokens, mean 2,000 tokens, last 3,000 tokens",
+            "  lost      nothing",
+            f"  log       {tmp_path}/a.tslog (1.5 KiB)",
+            f"  look      trackside info {tmp_path}",
+        ]
+
+    def test_nothing_happened(self, tmp_path):
+        """Of a job without events, counters and files it says just that."""
+        assert summarize(SOURCE, BusStats(), [], Log(tmp_path), 0.0).splitlines()[1:] == [
+            "  events    none",
+            "  lost      nothing",
+            f"  log       nothing could be written below {tmp_path}",
+            f"  look      trackside info {tmp_path}",
+        ]
+
+    def test_losses(self, tmp_path):
+        """What was lost is told for each handler that lost, out of how much."""
+        stats = BusStats(
+            handlers=(
+                HandlerStats(name="EventLog", runs_on="frames", logged=2000, handled=1500, shed=400, invalid=100),
+                HandlerStats(name="print", runs_on="inline", logged=10, handled=7, failed=1, rested=2),
+                HandlerStats(name="fine", runs_on="inline", logged=10, handled=10),
+            )
+        )
+        lines = summarize(SOURCE, stats, [], Log(tmp_path), 0.0).splitlines()
+
+        assert lines[2] == "  lost      EventLog 500 of 2,000 events, print 3 of 10 events"
+
+    def test_many_types(self, tmp_path):
+        """The six types with the most events are listed, the others added up."""
+        by_type = {f"acme.type{number}": number for number in range(1, 10)}
+        lines = summarize(SOURCE, BusStats(published=45, by_type=by_type), [], Log(tmp_path), 0.0).splitlines()
+
+        assert lines[1] == (
+            "  events    45: 9 acme.type9, 8 acme.type8, 7 acme.type7, 6 acme.type6, 5 acme.type5, 4 acme.type4,"
+            " 6 of 3 other types"
+        )
+
+    def test_many_counters(self, tmp_path, registry):
+        """Six counters are listed, and how many more there are; one without values says so."""
+        for number in range(8):
+            registry.counter(f"counter{number}")
+        registry.counter("counter1").add(0.5)
+        lines = summarize(SOURCE, BusStats(), registry.snapshots(), Log(tmp_path), 0.0).splitlines()
+
+        assert lines[2:9] == [
+            "  counters  counter0: no values",
+            "            counter1: 1 values, sum 0.5, mean 0.5, last 0.5",
+            "            counter2: no values",
+            "            counter3: no values",
+            "            counter4: no values",
+            "            counter5: no values",
+            "            and 2 more counters",
+        ]
+
+    def test_several_files(self, tmp_path):
+        """Each file has a line of its own; one that is gone says so."""
+        (tmp_path / "a.tslog").write_bytes(bytes(100))
+        lines = summarize(SOURCE, BusStats(), [], Log(tmp_path, "a.tslog", "b.tslog"), 0.0).splitlines()
+
+        assert lines[3:5] == [f"  log       {tmp_path}/a.tslog (100 B)", f"            {tmp_path}/b.tslog (gone)"]
+
+
+class TestReadableBytes:
+    @pytest.mark.parametrize(
+        ("size_bytes", "expected"),
+        [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.0 KiB"),
+            (1_300_000, "1.2 MiB"),
+            (5 << 30, "5.0 GiB"),
+            (5000 << 30, "5000.0 GiB"),
+        ],
+    )
+    def test_sizes(self, size_bytes, expected):
+        """A size is told in the unit that people would use."""
+        assert readable_bytes(size_bytes) == expected

@@ -1,0 +1,138 @@
+"""Configurations from TOML files."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from trackside.events import ConfigError, UnreadableError
+from trackside.job import JobConfig, LogConfig, TrainingConfig
+
+reads_toml = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 reads no TOML")
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Return a function that reads a configuration from text."""
+
+    def read(text):
+        path = tmp_path / "job.toml"
+        path.write_text(text, encoding="utf-8")
+        return JobConfig.from_toml(path)
+
+    return read
+
+
+@reads_toml
+class TestFromToml:
+    def test_everything(self, read):
+        """Everything that can be said there is as if it had been said in Python."""
+        assert read(
+            """
+            application_name = "charlm"
+            session_tag = "s"
+            world_size = 8
+            is_baseline_run = true
+            run_id = "r"
+            attempt = 2
+            strict = true
+            disabled_ranks = "1-3"
+            annotate = "record_function"
+
+            [custom_metadata]
+            k = 1
+
+            [training]
+            perf_tag = ["a", "b"]
+            global_batch_size = 32
+            peak_flops_per_s = 9.9e14
+            save_checkpoint_strategy = "async"
+
+            [log]
+            log_level = "DEBUG"
+            """
+        ) == JobConfig(
+            application_name="charlm",
+            session_tag="s",
+            world_size=8,
+            is_baseline_run=True,
+            run_id="r",
+            attempt=2,
+            strict=True,
+            disabled_ranks="1-3",
+            annotate="record_function",
+            custom_metadata={"k": 1},
+            training=TrainingConfig(
+                perf_tag=["a", "b"], global_batch_size=32, peak_flops_per_s=9.9e14, save_checkpoint_strategy="async"
+            ),
+            log=LogConfig(log_level="DEBUG"),
+        )
+
+    def test_one_tag(self, read):
+        """A single tag may be said alone, and ranks as a list."""
+        config = read('application_name = "x"\ndisabled_ranks = [1, 2]\n[training]\nperf_tag = "a"')
+        assert (config.training.perf_tag, config.disabled_ranks) == ("a", [1, 2])
+
+    @pytest.mark.parametrize(
+        ("text", "field", "given"),
+        [
+            ('application_name = ""', "application_name", ""),
+            ('application_name = "x"\nworld_size = "8"', "world_size", "8"),
+            ('application_name = "x"\nstrict = "no"', "strict", "no"),
+            ('application_name = "x"\nattempt = 1.5', "attempt", 1.5),
+            ('application_name = "x"\n[training]\nperf_tag = "a"\nseq_length = -1', "seq_length", -1),
+            ("session_tag = 's'", "application_name", None),
+            ('application_name = "x"\n[training]', "perf_tag", None),
+        ],
+    )
+    def test_wrong(self, read, text, field, given):
+        """What is wrong or missing is named as ever, with the types the file has."""
+        with pytest.raises(ConfigError) as caught:
+            read(text)
+        assert (caught.value.field, caught.value.given) == (field, given)
+
+    @pytest.mark.parametrize(
+        ("text", "unknown"),
+        [
+            ('application_name = "x"\nsesion_tag = "s"', "sesion_tag"),
+            ('application_name = "x"\n[training]\nperf_tag = "a"\nbatch = 3', "batch"),
+        ],
+    )
+    def test_unknown(self, read, text, unknown):
+        """A key that nobody knows is refused, with those that are known."""
+        with pytest.raises(ConfigError, match=f"got '{unknown}'; known keys of .*"):
+            read(text)
+
+    @pytest.mark.parametrize("text", ["training = 3", 'log = "DEBUG"'])
+    def test_no_table(self, read, text):
+        """A table that is none is refused, by its name."""
+        with pytest.raises(ConfigError, match=f"{text.split()[0]}: got .*; give a table"):
+            read(f'application_name = "x"\n{text}')
+
+    def test_no_toml(self, read):
+        """What is no TOML is named, with the place."""
+        with pytest.raises(UnreadableError, match=r"job.toml: is no TOML: Invalid value"):
+            read("a = 1\nb = ")
+
+    def test_no_text(self, tmp_path):
+        """Nor is what is no text."""
+        path = tmp_path / "job.toml"
+        path.write_bytes(b"\xff\xfe")
+        with pytest.raises(UnreadableError, match="is no TOML"):
+            JobConfig.from_toml(path)
+
+    def test_no_file(self, tmp_path):
+        """A file that is not there is named."""
+        with pytest.raises(
+            UnreadableError, match=r"none.toml: No such file or directory; give the path of a TOML file"
+        ):
+            JobConfig.from_toml(tmp_path / "none.toml")
+
+
+class TestPython310:
+    @pytest.mark.skipif(sys.version_info >= (3, 11), reason="this Python reads TOML")
+    def test_says_so(self, read):
+        """Where Python reads no TOML, one line says what to do."""
+        with pytest.raises(UnreadableError, match=r"use Python 3.11 or later"):
+            read("")

@@ -1,0 +1,74 @@
+"""The tables of contents: what is public, in order, and really there."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import pytest
+
+import trackside
+
+# What users may rely on; a name leaves this list only with a major version.
+PROMISED = """
+    Event event log wants subscribe Bus every fraction at_most where all_of any_of counter observe counters
+    flush close stats start replay feed EventLog JsonlSink LIFECYCLE ITERATION PROFILE
+""".split()
+
+PACKAGES = sorted(found.name for found in pkgutil.walk_packages(trackside.__path__, prefix="trackside.") if found.ispkg)
+
+
+def by_kind(name):
+    """Order names as Ruff does (RUF022): CONSTANTS, then Classes, then functions, each alphabetically."""
+    return (0 if name.isupper() else 1 if name[0].isupper() else 2, name)
+
+
+def find(package, name):
+    """Return what *package* calls *name*; skip the test where that takes a library that is not here."""
+    try:
+        return getattr(package, name)
+    except ImportError as error:
+        if error.name in {None, "trackside"} or error.name.startswith("trackside."):
+            raise
+        pytest.skip(f"{error.name} is not installed in this environment")
+
+
+class TestRoot:
+    @pytest.mark.parametrize("name", PROMISED)
+    def test_promised(self, name):
+        """A promised name is public."""
+        assert name in trackside.__all__
+
+    @pytest.mark.parametrize("name", trackside.__all__)
+    def test_importable(self, name):
+        """A public name can be imported, the lazy ones included."""
+        assert find(trackside, name) is not None
+
+    @pytest.mark.parametrize("name", trackside.__all__)
+    def test_listed(self, name):
+        """A public name is offered by completion before it was first used."""
+        assert name in dir(trackside)
+
+    def test_sorted(self):
+        """The names stand in order."""
+        assert trackside.__all__ == sorted(trackside.__all__, key=by_kind)
+
+    def test_unknown(self):
+        """A name that does not exist is the usual error, and names the name."""
+        with pytest.raises(AttributeError, match="no_such_name"):
+            trackside.no_such_name  # noqa: B018
+
+
+class TestPackages:
+    @pytest.mark.parametrize("package", PACKAGES)
+    def test_sorted(self, package):
+        """Each package's names stand in order."""
+        names = importlib.import_module(package).__all__
+        assert list(names) == sorted(names, key=by_kind)
+
+    @pytest.mark.parametrize("package", PACKAGES)
+    def test_importable(self, package):
+        """Each package has the names that it lists."""
+        module = importlib.import_module(package)
+        missing = [name for name in module.__all__ if find(module, name) is None]
+        assert missing == []

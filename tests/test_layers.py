@@ -1,0 +1,440 @@
+"""
+Who may import whom: the rules of docs/design.md, enforced on every import statement of the package.
+
+The checker works on source text alone, so it sees imports inside functions and under TYPE_CHECKING too.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+
+pytestmark = pytest.mark.once
+
+PACKAGE = Path(__file__).resolve().parents[1] / "src" / "trackside"
+
+# What each room may import besides itself; the package root is the room without a name.
+MAY_IMPORT = {
+    "events": set(),
+    "bus": {"events"},
+    "instruments": {"bus", "events"},
+    "handlers": {"events"},
+    "views": {"handlers", "events"},
+    "job": {"bus", "handlers", "instruments", "events"},
+    "compat": {"job", "bus", "handlers", "instruments", "events"},
+    "cli": {"", "compat", "views", "job", "bus", "handlers", "instruments", "events"},
+    "": {"job", "bus", "handlers", "instruments", "events"},
+}
+# The lazy names of the root and the dispatch of the commands: the only imports of ours inside functions.
+MAY_IMPORT_LATE = {"trackside", "trackside.cli"}
+
+FIXED_LIBRARIES = {"attrs", "cattrs", "msgpack", "zmq", "numpy"}
+# Of distributions that are imported under another name.
+IMPORT_NAMES = {
+    "cupti-python": "cupti",
+    "google-cloud-monitoring": "google",
+    "mlflow-skinny": "mlflow",
+    "nats-py": "nats",
+    "nvidia-ml-py": "pynvml",
+    "opentelemetry-exporter-otlp-proto-http": "opentelemetry",
+    "opentelemetry-sdk": "opentelemetry",
+    "pyzmq": "zmq",
+}
+# Its types are the type checkers' own; nothing may need it when the package runs.
+FOR_TYPES_ALONE = {"typing_extensions"}
+# In the standard library only of later Pythons than the oldest one: imported under this condition alone.
+LATER_STDLIB = {"tomllib": "sys.version_info >= (3, 11)"}
+
+
+@attrs.frozen
+class Import:
+    """One imported module: by whom, where, and whether at once, late, for types alone or on later Pythons."""
+
+    importer: str
+    target: str
+    where: str
+    late: bool
+    for_types: bool
+    condition: str
+    """The test of the Python's version that must be true for it; empty if there is none."""
+
+
+class Package:
+    """The import statements of a package, read from its source."""
+
+    def __init__(self, root: Path) -> None:
+        self.name = root.name
+        self.paths = {self._module(path, root): path for path in sorted(root.rglob("*.py"))}
+        self.imports = [found for module in self.paths for found in self._imports(module)]
+
+    @staticmethod
+    def _module(path: Path, root: Path) -> str:
+        parts = path.relative_to(root.parent).with_suffix("").parts
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+    def _imports(self, module: str) -> Iterator[Import]:
+        path = self.paths[module]
+        for node, late, for_types, condition in statements(ast.parse(path.read_text(encoding="utf-8"))):
+            for target in self._targets(node, module):
+                yield Import(module, target, f"{path.name}:{node.lineno}", late, for_types, condition)
+
+    def _targets(self, node: ast.Import | ast.ImportFrom, module: str) -> list[str]:
+        if isinstance(node, ast.Import):
+            return [alias.name for alias in node.names]
+        base = node.module or ""
+        if node.level:
+            here = module.split(".")
+            # A package is its own level one; a module's is the package that it lies in.
+            up = node.level - (self.paths[module].name == "__init__.py")
+            base = ".".join([*here[: len(here) - up], *filter(None, [node.module])])
+        # `from package import module` imports the module, not the package's table of contents.
+        submodules = [f"{base}.{alias.name}" for alias in node.names]
+        return [name if name in self.paths else base for name in submodules]
+
+    def is_own(self, module: str) -> bool:
+        """Return whether *module* belongs to this package."""
+        return top(module) == self.name
+
+    def room(self, module: str) -> str:
+        """Return the room that *module* of this package lies in."""
+        return module.split(".")[1] if "." in module else ""
+
+
+def top(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def statements(tree: ast.AST, *, late: bool = False, for_types: bool = False, condition: str = "") -> Iterator[tuple]:
+    """Yield every import statement with whether a function, TYPE_CHECKING or a test of the version holds it."""
+    around = {"late": late, "for_types": for_types, "condition": condition}
+    for child in ast.iter_child_nodes(tree):
+        test = ast.unparse(child.test) if isinstance(child, ast.If) else ""
+        if isinstance(child, (ast.Import, ast.ImportFrom)):
+            yield child, late, for_types, condition
+        elif test in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}:
+            yield from statements(ast.Module(child.body, []), **{**around, "for_types": True})
+            yield from statements(ast.Module(child.orelse, []), **around)
+        elif test.startswith("sys.version_info "):
+            yield from statements(ast.Module(child.body, []), **{**around, "condition": test})
+            yield from statements(ast.Module(child.orelse, []), **around)
+        else:
+            inside = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+            yield from statements(child, **{**around, "late": late or inside})
+
+
+def violations(root: Path, *, required: set[str], extras: dict[str, set[str]]) -> list[str]:
+    """
+    Return what breaks the rules in the package at *root*, a sentence each.
+
+    Args:
+        root: The package's directory.
+        required: Import names of the libraries that are always installed.
+        extras: By extra, the import names of its libraries.
+    """
+    package = Package(root)
+    return [
+        *between_rooms(package),
+        *inside_functions(package, extras),
+        *of_libraries(package, required, extras),
+        *cycles(package),
+    ]
+
+
+def between_rooms(package: Package) -> Iterator[str]:
+    for module in package.paths:
+        if package.room(module) not in MAY_IMPORT:
+            yield f"{module} is in no room"
+    for found in package.imports:
+        if package.is_own(found.target):
+            here, there = package.room(found.importer), package.room(found.target)
+            if there != here and there not in MAY_IMPORT.get(here, set()):
+                yield f"{found.importer} ({found.where}) must not import {found.target}"
+
+
+def inside_functions(package: Package, extras: dict[str, set[str]]) -> Iterator[str]:
+    for found in package.imports:
+        # A command imports what needs an extra when it is asked for it: the others do without the extra.
+        is_dispatch = package.room(found.importer) == "cli" and found.target.rsplit(".", 1)[-1] in extras
+        if found.late and package.is_own(found.target) and found.importer not in MAY_IMPORT_LATE and not is_dispatch:
+            yield f"{found.importer} ({found.where}) imports {found.target} inside a function"
+
+
+def of_libraries(package: Package, required: set[str], extras: dict[str, set[str]]) -> Iterator[str]:
+    users: dict[str, set[str]] = {}
+    for found in package.imports:
+        library = top(found.target)
+        if library in LATER_STDLIB:
+            if found.condition != LATER_STDLIB[library]:
+                yield f"{found.importer} ({found.where}) must import {library} under: if {LATER_STDLIB[library]}"
+            continue
+        if package.is_own(library) or library in sys.stdlib_module_names or library in required:
+            continue
+        if found.for_types and library in FOR_TYPES_ALONE:
+            continue
+        extra = found.importer.rsplit(".", 1)[-1]
+        if library in extras.get(extra, ()):
+            users.setdefault(extra, set()).add(found.importer)
+        else:
+            yield f"{found.importer} ({found.where}) must not import {library}: it is no module of such an extra"
+    for extra, modules in users.items():
+        if len(modules) > 1:
+            yield f"the extra {extra} has several modules: {', '.join(sorted(modules))}"
+
+
+def cycles(package: Package) -> Iterator[str]:
+    """Yield each import cycle once; what is imported for types alone is never run and makes none."""
+    edges: dict[str, set[str]] = {module: set() for module in package.paths}
+    for found in package.imports:
+        if found.target in edges and not found.for_types:
+            edges[found.importer].add(found.target)
+    done: set[str] = set()
+
+    def follow(module: str, path: list[str]) -> Iterator[str]:
+        if module in path:
+            yield " -> ".join([*path[path.index(module) :], module]) + " is a cycle"
+        elif module not in done:
+            for target in sorted(edges[module]):
+                yield from follow(target, [*path, module])
+            done.add(module)
+
+    for module in edges:
+        yield from follow(module, [])
+
+
+def installed_libraries() -> tuple[set[str], dict[str, set[str]]]:
+    """Return the import names of trackside's own requirements, and of each extra's."""
+    required: set[str] = set()
+    extras: dict[str, set[str]] = {}
+    for requirement in importlib.metadata.requires("trackside"):
+        distribution = re.match(r"[\w.-]+", requirement)[0].lower()
+        extra = re.search(r"extra == ['\"]([\w.-]+)['\"]", requirement)
+        libraries = extras.setdefault(extra[1].replace("-", "_"), set()) if extra else required
+        libraries.add(IMPORT_NAMES.get(distribution, distribution.replace("-", "_")))
+    return required, extras
+
+
+class TestTrackside:
+    def test_keeps_the_rules(self):
+        """No import statement of the package breaks a rule."""
+        required, extras = installed_libraries()
+        assert violations(PACKAGE, required=required, extras=extras) == []
+
+    def test_is_read(self):
+        """The checker reads the package: it finds the imports that must be there."""
+        found = {(found.importer, found.target) for found in Package(PACKAGE).imports}
+        assert ("trackside.events._event", "attrs") in found
+
+    def test_requires_only_the_fixed_libraries(self):
+        """Nothing else is installed with trackside unless an extra is asked for."""
+        required, _ = installed_libraries()
+        assert required - FIXED_LIBRARIES == set()
+
+
+@pytest.fixture
+def check(tmp_path):
+    """Return a function that checks a made-up package, given as a dict of paths and sources."""
+
+    def check(files, *, extras=None):
+        for name in ["__init__.py", *(f"{Path(path).parent}/__init__.py" for path in files), *files]:
+            path = tmp_path / "trackside" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(textwrap.dedent(files.get(name, "")))
+        return violations(tmp_path / "trackside", required={"attrs", "zmq"}, extras=extras or {"torch": {"torch"}})
+
+    return check
+
+
+class TestBetweenRooms:
+    ALL_ROOMS = sorted(set(MAY_IMPORT) - {""})
+    # Worked out by hand from the drawing in docs/design.md, so that a slip in the table above shows.
+    ALLOWED = """
+        bus>events  instruments>bus  instruments>events  handlers>events  views>handlers  views>events
+        job>bus  job>handlers  job>instruments  job>events
+        compat>job  compat>bus  compat>handlers  compat>instruments  compat>events
+        cli>bus  cli>compat  cli>events  cli>handlers  cli>instruments  cli>job  cli>views
+    """.split()
+
+    @pytest.mark.parametrize("there", ALL_ROOMS)
+    @pytest.mark.parametrize("here", ALL_ROOMS)
+    def test_every_pair(self, check, here, there):
+        """Of all pairs of rooms, exactly those of the drawing may import each other."""
+        files = {f"{here}/_a.py": f"from trackside.{there} import _b", f"{there}/_b.py": ""}
+        clean = check(files) == []
+        assert clean is (here == there or f"{here}>{there}" in self.ALLOWED)
+
+    @pytest.mark.parametrize("room", ALL_ROOMS)
+    @pytest.mark.parametrize("statement", ["import trackside", "from trackside import log", "from .. import log"])
+    def test_the_root(self, check, room, statement):
+        """The root is imported by the commands alone."""
+        clean = check({f"{room}/_a.py": statement}) == []
+        assert clean is (room == "cli")
+
+    @pytest.mark.parametrize("room", ALL_ROOMS)
+    def test_by_the_root(self, check, room):
+        """The root shows what the job and the rooms below it offer, and no more."""
+        clean = check({"__init__.py": f"from trackside.{room} import _a", f"{room}/_a.py": ""}) == []
+        assert clean is (room not in {"cli", "compat", "views"})
+
+    @pytest.mark.parametrize(
+        "statement",
+        [
+            "from trackside.handlers import Capture",
+            "from trackside.handlers._capture import Capture",
+            "from trackside import handlers",
+            "import trackside.handlers._capture as capture",
+            "import os, trackside.handlers",
+            "from ..handlers import Capture",
+            "from .. import handlers",
+            "from ..handlers._capture import *",
+            "def f():\n    from trackside.handlers import Capture",
+            "class A:\n    import trackside.handlers",
+            "try:\n    import trackside.handlers\nexcept ImportError:\n    pass",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import trackside.handlers",
+        ],
+    )
+    def test_every_form(self, check, statement):
+        """An import that breaks a rule is seen in whatever form and place it is written."""
+        found = check({"bus/_a.py": statement, "handlers/_capture.py": ""})
+        assert any(
+            "trackside.bus._a (_a.py:" in line and "must not import trackside.handlers" in line for line in found
+        )
+
+    def test_from_a_package(self, check):
+        """A relative import in a package's __init__ starts at the package itself."""
+        assert check({"bus/__init__.py": "from ._a import log\nfrom . import _a", "bus/_a.py": ""}) == []
+
+    def test_from_a_package_upwards(self, check):
+        """A relative import that leaves the room is followed to where it leads."""
+        found = check({"handlers/models/__init__.py": "from ...bus import log", "bus/_a.py": ""})
+        assert found == ["trackside.handlers.models (__init__.py:1) must not import trackside.bus"]
+
+    @pytest.mark.parametrize("path", ["helpers/_a.py", "_extra.py"])
+    def test_no_room(self, check, path):
+        """Nothing lives outside the rooms."""
+        assert "is in no room" in check({path: ""})[0]
+
+
+class TestInsideFunctions:
+    LATE = "def f():\n    from trackside.events import Event"
+
+    def test_a_room(self, check):
+        """A room imports what is ours at the top."""
+        assert check({"job/_a.py": self.LATE, "events/_b.py": ""}) == [
+            "trackside.job._a (_a.py:2) imports trackside.events inside a function"
+        ]
+
+    @pytest.mark.parametrize("path", ["__init__.py", "cli/__init__.py"])
+    def test_lazy_names_and_dispatch(self, check, path):
+        """The root's lazy names and the commands' dispatch may wait with it."""
+        assert check({path: self.LATE, "events/_b.py": ""}) == []
+
+    def test_a_command(self, check):
+        """A command itself imports at the top."""
+        assert "inside a function" in check({"cli/tail.py": self.LATE, "events/_b.py": ""})[0]
+
+    def test_an_extra_by_a_command(self, check):
+        """A command may wait with a module that needs an extra."""
+        files = {"cli/tail.py": "def f():\n    from trackside.views.torch import g", "views/torch.py": "import torch"}
+        assert check(files) == []
+
+    def test_a_method(self, check):
+        """A method is a function."""
+        source = "class A:\n    async def f(self):\n        if self:\n            import trackside.events"
+        assert "inside a function" in check({"job/_a.py": source, "events/_b.py": ""})[0]
+
+
+class TestLibraries:
+    def test_required(self, check):
+        """What is always installed may be imported anywhere."""
+        assert check({"events/_a.py": "import attrs\nimport zmq.auth\nimport os.path"}) == []
+
+    def test_in_the_module_of_the_extra(self, check):
+        """An extra's library is imported in the module of its name."""
+        assert check({"instruments/torch.py": "import torch.cuda\nfrom torch import Tensor"}) == []
+
+    @pytest.mark.parametrize("path", ["instruments/_torch.py", "instruments/kernels.py", "events/_a.py"])
+    def test_elsewhere(self, check, path):
+        """An extra's library is imported nowhere else, not even inside a function."""
+        assert "must not import torch" in check({path: "def f():\n    import torch"})[0]
+
+    def test_two_modules(self, check):
+        """An extra has one module."""
+        found = check({"instruments/torch.py": "import torch", "handlers/torch.py": "import torch"})
+        assert found == ["the extra torch has several modules: trackside.handlers.torch, trackside.instruments.torch"]
+
+    def test_undeclared(self, check):
+        """A library that no requirement names is imported nowhere, though the module has its name."""
+        assert "must not import rich" in check({"views/rich.py": "import rich"})[0]
+
+    def test_of_another_extra(self, check):
+        """A module may import several libraries if its extra brings them."""
+        files = {"handlers/tensorboard.py": "from torch.utils import tensorboard"}
+        assert check(files, extras={"tensorboard": {"tensorboard", "torch"}}) == []
+
+    def test_for_types(self, check):
+        """What only type checkers read may come from the library that only they need."""
+        source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from typing_extensions import Self"
+        assert check({"events/_a.py": source}) == []
+
+    def test_for_types_when_it_runs(self, check):
+        """That library is needed by nothing that runs."""
+        source = "import typing\nif typing.TYPE_CHECKING:\n    pass\nelse:\n    from typing_extensions import Self"
+        assert "must not import typing_extensions" in check({"events/_a.py": source})[0]
+
+    LATER = "import sys\nif sys.version_info >= (3, 11):\n    from tomllib import loads"
+
+    def test_later_standard_library(self, check):
+        """A module that only later Pythons have may be imported on those."""
+        assert check({"job/_a.py": f"{self.LATER}\nelse:\n    loads = None"}) == []
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "from tomllib import loads",
+            "try:\n    import tomllib\nexcept ImportError:\n    pass",
+            LATER.replace(">=", "<"),
+            LATER.replace("3, 11", "3, 10"),
+            "import sys\nif sys.version_info >= (3, 11):\n    pass\nelse:\n    import tomllib",
+        ],
+    )
+    def test_later_standard_library_elsewhere(self, check, source):
+        """On the oldest Python nothing else may ask for it, whatever Python runs this test."""
+        (found,) = check({"job/_a.py": source})
+        assert "must import tomllib under: if sys.version_info >= (3, 11)" in found
+
+
+class TestCycles:
+    def test_of_two(self, check):
+        """Two modules that import each other are a cycle, named in order."""
+        found = check({"bus/_a.py": "from trackside.bus import _b", "bus/_b.py": "import trackside.bus._a"})
+        assert found == ["trackside.bus._a -> trackside.bus._b -> trackside.bus._a is a cycle"]
+
+    def test_through_the_table_of_contents(self, check):
+        """A module that imports its own package's table of contents is in a cycle with it."""
+        found = check(
+            {"bus/__init__.py": "from trackside.bus._a import log", "bus/_a.py": "from trackside.bus import x"}
+        )
+        assert found == ["trackside.bus -> trackside.bus._a -> trackside.bus is a cycle"]
+
+    def test_of_three(self, check):
+        """A longer way round is a cycle too."""
+        files = {"bus/_a.py": "from . import _b", "bus/_b.py": "from . import _c", "bus/_c.py": "from . import _a"}
+        assert len(check(files)) == 1
+
+    def test_for_types(self, check):
+        """A module may name, for type checkers, a type of a module that imports it."""
+        back = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from trackside.bus._a import A"
+        assert check({"bus/_a.py": "from trackside.bus import _b", "bus/_b.py": back}) == []
+
+    def test_none(self, check):
+        """Two ways to the same module are no cycle."""
+        files = {"bus/_a.py": "from . import _b, _c", "bus/_b.py": "from . import _c", "bus/_c.py": ""}
+        assert check(files) == []

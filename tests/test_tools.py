@@ -1,0 +1,163 @@
+"""What the Makefile stands on: environments that are made once, and interpreters that are found."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(*command, cwd=ROOT):
+    return subprocess.run(command, check=True, cwd=cwd, capture_output=True, text=True).stdout
+
+
+class TestEveryPython:
+    every_python = load("every_python")
+
+    def script(self, tmp_path, body):
+        """Return an executable that answers as a Python would, or does not."""
+        path = tmp_path / "python3.12"
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+        return path
+
+    def test_usable(self, tmp_path):
+        """An interpreter that answers and can make environments is found."""
+        path = self.script(tmp_path, """echo '{"version": [3, 12, 7], "usable": true}'""")
+        assert self.every_python.probe(path) == ((3, 12, 7), path)
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            """echo '{"version": [3, 12, 7], "usable": false}'""",
+            """echo '{"version": [3, 9, 18], "usable": true}'""",
+            "exit 127",
+            "echo 'no such version'",
+        ],
+        ids=["unusable", "too old", "not chosen in pyenv", "no answer"],
+    )
+    def test_not_usable(self, tmp_path, body):
+        """Whatever does not run, is too old or cannot make environments is passed over."""
+        assert self.every_python.probe(self.script(tmp_path, body)) is None
+
+    def test_not_there(self, tmp_path):
+        """A path that leads nowhere is passed over."""
+        assert self.every_python.probe(tmp_path / "python3.12") is None
+
+    def test_the_probe_itself(self):
+        """A real interpreter, asked what it is, says its version; one of an environment is not taken."""
+        in_environment = sys.prefix != sys.base_prefix
+        assert self.every_python.probe(load("environment").base_python()).version == sys.version_info[:3]
+        assert (self.every_python.probe(Path(sys.executable)) is None) is in_environment
+
+    def test_newest_of_each(self, monkeypatch):
+        """Of several interpreters of one minor version the newest is taken, and none of this one's."""
+        interpreter = self.every_python.Interpreter
+        found = [
+            interpreter((3, 12, 9), Path("b")),
+            interpreter((3, 12, 10), Path("a")),
+            interpreter((3, 11, 1), Path("c")),
+            interpreter((3, 10, 2), Path("d")),
+        ]
+        monkeypatch.setattr(self.every_python, "candidates", lambda: range(4))
+        monkeypatch.setattr(self.every_python, "probe", found.__getitem__)
+        assert self.every_python.others(interpreter((3, 11, 7), Path("e"))) == [found[3], found[1]]
+
+    def test_says_what_is_untested(self, capsys):
+        """A supported version that was not run is called untested."""
+        ran = [self.every_python.Interpreter((3, minor, 0), Path("p")) for minor in (10, 11, 13)]
+        self.every_python.report([self.every_python.Outcome(each, "passed", 1.0) for each in ran])
+        assert capsys.readouterr().out.splitlines()[-1] == "untested: 3.12, 3.14 (not on this machine)"
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """Make an environment with trackside and what it needs to run, and no more."""
+    directory = tmp_path_factory.mktemp("environment") / "venv"
+    said = run(sys.executable, "tools/environment.py", directory)
+    return directory, said
+
+
+@pytest.mark.integration
+@pytest.mark.hang_guard(600)
+class TestEnvironment:
+    def test_says_that_it_is_ready(self, environment):
+        """Making an environment ends with a line that says so."""
+        assert ": ready, " in environment[1].splitlines()[-1]
+
+    def test_has_only_what_trackside_needs(self, environment):
+        """Without an extra, only the four libraries, and theirs, are installed."""
+        python = environment[0] / "bin" / "python"
+        listed = run(python, "-m", "pip", "list", "--format", "freeze", "--disable-pip-version-check").splitlines()
+        names = {line.partition("==")[0].partition(" ")[0].lower() for line in listed}
+        theirs = {"pip", "setuptools", "typing_extensions", "typing-extensions", "exceptiongroup"}
+        assert names - theirs == {"trackside", "attrs", "cattrs", "msgpack", "pyzmq"}
+
+    def test_runs(self, environment, tmp_path):
+        """Trackside works in it, from anywhere."""
+        python = environment[0] / "bin" / "python"
+        assert run(python, "-c", "import trackside; print(trackside.Event.__name__)", cwd=tmp_path) == "Event\n"
+
+    def test_is_left_alone(self, environment):
+        """A second call finds nothing to do and says nothing."""
+        assert run(sys.executable, "tools/environment.py", environment[0]) == ""
+
+    def test_grows(self, environment):
+        """What is asked for later is added."""
+        assert "lint" in run(sys.executable, "tools/environment.py", environment[0], "--group", "lint")
+        assert (environment[0] / "bin" / "ruff").exists()
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory):
+    """Build the wheel and list what is in it."""
+    directory = tmp_path_factory.mktemp("wheel")
+    constraint = ("--build-constraint", "requirements.lock")
+    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", *constraint, "--wheel-dir", directory, ".")
+    (wheel,) = directory.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.namelist()
+
+
+@pytest.mark.integration
+@pytest.mark.hang_guard(300)
+class TestWheel:
+    def test_claims_one_name(self, names):
+        """The wheel installs one package and nothing else into anybody's site-packages."""
+        tops = {name.partition("/")[0] for name in names}
+        assert {top for top in tops if not top.endswith(".dist-info")} == {"trackside"}
+
+    def test_is_typed(self, names):
+        """Type checkers find the marker that says that trackside is typed."""
+        assert "trackside/py.typed" in names
+
+    def test_carries_the_licence(self, names):
+        """The licence comes with it."""
+        assert any(name.endswith("/licenses/LICENSE") for name in names)
+
+
+class TestServers:
+    servers = load("servers")
+
+    def test_there_already(self):
+        """What is there is left alone."""
+        assert self.servers.main(["sh"]) == "servers: sh: there already"
+
+    def test_no_apt(self, monkeypatch, tmp_path):
+        """Where nothing can be installed, one line says what is missing and why, and nothing fails."""
+        monkeypatch.setattr(self.servers, "PLACES", str(tmp_path))
+        told = self.servers.main(["no-such-server"])
+        assert told == "servers: without no-such-server (there is no apt-get): their tests are skipped"
