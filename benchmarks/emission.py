@@ -1,0 +1,115 @@
+"""Events: built and logged to one handler, and to nobody."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+
+import blinker
+import torch.monitor
+
+import trackside
+from benchmarks.measure import Row, compared, interleaved
+
+
+@trackside.event("benchmark.step.measured")
+class StepMeasured(trackside.Event):
+    """An event of two fields that somebody wants."""
+
+    index: int
+    value: float
+
+
+@trackside.event("benchmark.step.ignored")
+class StepIgnored(trackside.Event):
+    """An event that nobody wants."""
+
+    index: int
+    value: float
+
+
+def _nothing(_event: object) -> None:
+    pass
+
+
+def _receive(_sender: object, event: object) -> None:
+    pass
+
+
+def rows() -> list[Row]:
+    """Measure, and return the rows."""
+    bus = trackside.Bus()
+    with bus.subscribe(_nothing, to=StepMeasured):
+        return _heard(bus) + _unheard(bus)
+
+
+def _heard(bus: trackside.Bus) -> list[Row]:
+    log = bus.log
+    signal = blinker.Signal()
+    signal.connect(_receive)
+    now = datetime.datetime.now
+
+    def ours(loops: int) -> None:
+        for index in range(loops):
+            log(StepMeasured(index=index, value=1.0))
+
+    def theirs(loops: int) -> None:
+        for index in range(loops):
+            data = {"index": index, "value": 1.0}
+            torch.monitor.log_event(torch.monitor.Event(name="step", timestamp=now(), data=data))
+
+    def sent(loops: int) -> None:
+        for index in range(loops):
+            signal.send(None, event=index)
+
+    def empty(loops: int) -> None:
+        for index in range(loops):
+            _nothing(index)
+
+    handle = torch.monitor.register_event_handler(_nothing)
+    try:
+        times = interleaved({"trackside": ours, "torch.monitor": theirs, "blinker": sent, "empty": empty}, loops=20_000)
+    finally:
+        torch.monitor.unregister_event_handler(handle)
+    operation = "build and log a two-field event, one inline handler"
+    return [
+        compared(operation, times, "trackside", "torch.monitor", 0.20, floor="empty"),
+        compared(operation, times, "trackside", "blinker", 0.50, floor="empty"),
+    ]
+
+
+def _unheard(bus: trackside.Bus) -> list[Row]:
+    log, wants = bus.log, bus.wants
+    now = datetime.datetime.now  # naive, as torch.monitor wants it
+    ready = StepIgnored(index=1, value=1.0)
+    monitored = torch.monitor.Event(name="step", timestamp=now(), data={"index": 1, "value": 1.0})
+    logger = logging.getLogger("benchmarks.disabled")
+    logger.setLevel(logging.WARNING)
+    debug, log_event = logger.debug, torch.monitor.log_event
+
+    def asked(loops: int) -> None:
+        for _ in range(loops):
+            wants(StepIgnored)
+
+    def logged(loops: int) -> None:
+        for _ in range(loops):
+            log(ready)
+
+    def disabled(loops: int) -> None:
+        for index in range(loops):
+            debug("step %d", index)
+
+    def theirs(loops: int) -> None:
+        for _ in range(loops):
+            log_event(monitored)
+
+    def empty(loops: int) -> None:
+        for index in range(loops):
+            _nothing(index)
+
+    runs = {"wants": asked, "log": logged, "logging, disabled": disabled, "torch.monitor": theirs, "empty": empty}
+    times = interleaved(runs, loops=100_000)
+    return [
+        compared("nobody wants it: wants()", times, "wants", "logging, disabled", 0.70, floor="empty"),
+        compared("nobody wants it: log() of a ready event", times, "log", "torch.monitor", 1.20, floor="empty"),
+    ]

@@ -1,0 +1,195 @@
+"""
+Where the time goes: ``make profile``.
+
+Prints how many instructions the hottest operations execute, as counted by callgrind, beside the baseline kept for
+this interpreter in ``benchmarks/baselines/``; then, for each, which functions the calling thread's time goes to.
+Instructions are the same whatever else the machine does, so a change of a percent can be seen; ``--update`` keeps the
+new counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import json
+import os
+import pathlib
+import platform
+import pstats
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import trackside
+from trackside.bus import Bus, default_bus
+from trackside.events import SectionWindow
+from trackside.instruments.sections import Sections
+
+BASELINES = pathlib.Path(__file__).parent / "baselines"
+FEW, MANY = 2_000, 6_000
+TOLERANCE = 0.02
+"""By how much a count may exceed its baseline: hash seeds and addresses move it a little."""
+SHARES = 12
+"""Functions shown of each operation."""
+
+Run = Callable[[int], None]
+
+
+@trackside.event("benchmark.step.profiled")
+class StepProfiled(trackside.Event):
+    """An event of two fields."""
+
+    index: int
+    value: float
+
+
+def _nothing(_event: object) -> None:
+    pass
+
+
+def _log(stack: ExitStack) -> Run:
+    bus = Bus()
+    stack.enter_context(bus.subscribe(_nothing, to=StepProfiled))
+
+    def run(loops: int) -> None:
+        for index in range(loops):
+            bus.log(StepProfiled(index=index, value=1.0))
+
+    return run
+
+
+def _counter_add(_stack: ExitStack) -> Run:
+    add = Bus().counter("profiled").add
+
+    def run(loops: int) -> None:
+        for _ in range(loops):
+            add(1.0)
+
+    return run
+
+
+def _span(stack: ExitStack) -> Run:
+    directory = stack.enter_context(tempfile.TemporaryDirectory())
+    stack.enter_context(default_bus.subscribe(trackside.EventLog(pathlib.Path(directory) / "log", fsync_s=None)))
+
+    def run(loops: int) -> None:
+        for _ in range(loops):
+            with trackside.span("step"):
+                pass
+        default_bus.flush()
+
+    return run
+
+
+def _section(stack: ExitStack) -> Run:
+    bus = Bus()
+    stack.enter_context(bus.subscribe(_nothing, to=SectionWindow))
+    sections = Sections(bus)
+    stack.callback(sections.close)
+
+    def run(loops: int) -> None:
+        for _ in range(loops):
+            with sections.section("forward"):
+                pass
+
+    return run
+
+
+OPERATIONS: dict[str, tuple[str, Callable[[ExitStack], Run]]] = {
+    "log": ("an event of two fields built and logged to one handler", _log),
+    "counter": ("a value added to a counter", _counter_add),
+    "span": ("a span opened, closed and written to an event log, in all threads", _span),
+    "section": ("a section entered and left", _section),
+}
+
+
+def counted(operation: str) -> float:
+    """
+    Return the instructions of one *operation*, start and end of the process left out.
+
+    Raises:
+        CalledProcessError: if valgrind fails.
+    """
+    few, many = (_counted_process(operation, loops) for loops in (FEW, MANY))
+    return (many - few) / (MANY - FEW)
+
+
+def _counted_process(operation: str, loops: int) -> int:
+    with tempfile.TemporaryDirectory() as directory:
+        command = [
+            "valgrind",
+            "--tool=callgrind",
+            f"--callgrind-out-file={directory}/out",
+            sys.executable,
+            *("-m", "benchmarks.instructions", "--run", operation, str(loops)),
+        ]
+        environ = {**os.environ, "PYTHONHASHSEED": "0"}
+        told = subprocess.run(command, check=True, capture_output=True, text=True, env=environ).stderr  # noqa: S603  ours
+    found = re.search(r"Collected\s*:\s*(\d+)", told)
+    assert found is not None, told
+    return int(found[1])
+
+
+def show_counts(*, update: bool) -> int:
+    """Print the counts beside the baselines; 1 if one is exceeded."""
+    interpreter = "{}.{}".format(*sys.version_info[:2])
+    file = BASELINES / f"instructions-{interpreter}.json"
+    kept: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
+    found: dict[str, float] = {}
+    print(f"instructions of one operation, CPython {platform.python_version()} under callgrind")
+    for name, (what, _) in OPERATIONS.items():
+        found[name] = round(counted(name))
+        before = kept.get(name)
+        change = f"{found[name] / before - 1:+.1%} of the baseline's {before:,.0f}" if before else "no baseline"
+        print(f"  {what:<68} {found[name]:>8,.0f}  {change}", flush=True)
+    if update:
+        file.write_text(json.dumps(found, indent=2) + "\n")
+        print(f"kept in benchmarks/baselines/{file.name}")
+        return 0
+    return int(any(found[name] > kept.get(name, found[name]) * (1 + TOLERANCE) for name in found))
+
+
+def show_shares() -> None:
+    """Print where the calling thread's time goes, by function."""
+    for name, (what, prepare) in OPERATIONS.items():
+        with ExitStack() as stack:
+            run = prepare(stack)
+            run(1_000)
+            profile = cProfile.Profile()
+            profile.runcall(run, 4_000)
+        rows = pstats.Stats(profile).stats  # type: ignore[attr-defined]
+        total_s = sum(own_s for _, _, own_s, _, _ in rows.values())
+        print(f"\n{name}: {what}; share of the calling thread's time, as far as the profiler can see it")
+        for (path, line, function), (_, calls, own_s, _, _) in sorted(rows.items(), key=lambda row: -row[1][2])[
+            :SHARES
+        ]:
+            where = f"{pathlib.Path(path).name}:{line} " if line else ""
+            print(f"  {own_s / total_s:>6.1%} {calls:>8,} calls  {where}{function}")
+
+
+def main() -> int:
+    """Count and show; 1 if there are more instructions than the baseline allows."""
+    parser = argparse.ArgumentParser(prog="make profile ARGS=…", description=__doc__)
+    parser.add_argument("--update", action="store_true", help="keep the counts as this interpreter's baseline")
+    parser.add_argument("--run", nargs=2, metavar=("OPERATION", "LOOPS"), help="do an operation: what is counted")
+    options = parser.parse_args()
+    if options.run is not None:
+        operation, loops = options.run
+        with ExitStack() as stack:
+            OPERATIONS[operation][1](stack)(int(loops))
+        return 0
+    if shutil.which("valgrind") is None:
+        print("no instructions counted: there is no valgrind on this machine (Debian's package valgrind)")
+        status = 0
+    else:
+        status = show_counts(update=options.update)
+    show_shares()
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

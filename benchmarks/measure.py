@@ -1,0 +1,98 @@
+"""Timing several ways of doing one thing so that a noisy machine is noisy to all of them alike."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import attrs
+
+Run = Callable[[int], None]
+"""Do the operation that many times."""
+
+
+@attrs.frozen
+class Timing:
+    """What one way cost: nanoseconds per operation, over the repeats."""
+
+    median_ns: float
+    best_ns: float
+    worst_ns: float
+
+
+@attrs.frozen
+class Row:
+    """A line of the table: ours against a peer's, in one run."""
+
+    operation: str
+    ours: Timing
+    peer: str
+    theirs: Timing
+    budget: float
+    """The largest ratio of ours to theirs that is good enough."""
+    ratio: float
+    """The median of the ratios, repeat by repeat."""
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the ratio is within the budget."""
+        return self.ratio <= self.budget
+
+
+def _nothing() -> None:
+    pass
+
+
+def interleaved(
+    runs: Mapping[str, Run], *, loops: int, repeats: int = 9, settle: Callable[[], object] = _nothing
+) -> dict[str, list[float]]:
+    """
+    Time each of *runs* once in every repeat, in turn.
+
+    Args:
+        runs: The ways, by name.
+        loops: How often the operation is done for each time taken.
+        repeats: How many times are taken of each way.
+        settle: Called after each, outside of the time: what runs on other threads is to be done before the next.
+
+    Returns:
+        For each name the nanoseconds per operation, one for each repeat.
+    """
+    for run in runs.values():
+        run(max(1, loops // 10))
+        settle()
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(repeats):
+        for name, run in runs.items():
+            start = time.perf_counter_ns()
+            run(loops)
+            times[name].append((time.perf_counter_ns() - start) / loops)
+            settle()
+    return times
+
+
+def timing(samples: list[float]) -> Timing:
+    """Summarize the repeats of one way."""
+    return Timing(statistics.median(samples), min(samples), max(samples))
+
+
+def compared(
+    operation: str, times: Mapping[str, list[float]], ours: str, peer: str, budget: float, *, floor: str | None = None
+) -> Row:
+    """
+    Compare *ours* with *peer*, repeat by repeat.
+
+    Args:
+        operation: What was done.
+        times: What `interleaved` returned.
+        ours: The name of our way.
+        peer: The name of theirs.
+        budget: The largest ratio that is good enough.
+        floor: The way whose time is subtracted from both: an empty call.
+    """
+    empty = times[floor] if floor is not None else [0.0] * len(times[ours])
+    mine = [sample - nothing for sample, nothing in zip(times[ours], empty, strict=True)]
+    theirs = [sample - nothing for sample, nothing in zip(times[peer], empty, strict=True)]
+    ratio = statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
+    return Row(operation, timing(mine), peer, timing(theirs), budget, ratio)

@@ -1,0 +1,218 @@
+"""
+Simulated ranks: many sources in one process, each over a connection of its own or all of a node over one.
+
+Run as a process of its own by `benchmarks.fan_in` and `benchmarks.tree`; prints how many events it sent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import attrs
+import zmq
+
+from trackside.events import IterationEnded, RowEncoder, Source, SourceEnded, SourceStarted, clock, encode_frame
+from trackside.handlers.zeromq._filter import Filter
+from trackside.handlers.zeromq._outlet import Outlet
+from trackside.handlers.zeromq._peer import Ready
+from trackside.handlers.zeromq._ring import Ring, Room
+from trackside.handlers.zeromq._snapshot import Place, Snapshot, encode_snapshot
+from trackside.handlers.zeromq._sockets import new_context, open_socket
+
+_LOOK_S = 0.05
+_TURNS = 20
+"""Each connection is looked at once a second: nothing a simulated rank hears is urgent."""
+_DEADLINE_S = 120.0
+
+
+@attrs.define(eq=False)
+class Rank:
+    """One source that makes up frames."""
+
+    source: Source
+    next_seq: int = 0
+    step: int = 0
+    encoder: RowEncoder = attrs.field(factory=RowEncoder)
+
+    def frame(self, events: Sequence[Any]) -> bytes:
+        """Return a frame of *events*."""
+        schemas, rows = {}, []
+        for place, event in enumerate(events):
+            schema, row = self.encoder.encode(event, place)
+            schemas[schema.number] = schema.entry
+            rows.append(row)
+        first, self.next_seq = self.next_seq, self.next_seq + len(events)
+        last = self.next_seq - 1
+        return encode_frame(self.source.id, first, last, shed={}, schemas=schemas.values(), rows=rows)
+
+    def iterations(self, count: int) -> bytes:
+        """Return a frame of *count* iterations."""
+        self.step += count
+        now_ns = clock.now_ns()
+        steps = range(self.step - count, self.step)
+        return self.frame([IterationEnded(duration_ns=100, step=step, at_ns=now_ns, span_id=0) for step in steps])
+
+
+class Wire:
+    """A connection like a job's, but all of a process on one thread of libzmq."""
+
+    def __init__(self, context: zmq.Context[Any], endpoint: str) -> None:
+        self._socket = open_socket(context, zmq.DEALER, send_high_water=1024, receive_high_water=1024)
+        self._socket.connect(endpoint)
+
+    def send(self, address: bytes, parts: Sequence[bytes]) -> bool:
+        """Send *parts*; False if there is no room now."""
+        del address
+        try:
+            self._socket.send_multipart(parts, zmq.DONTWAIT)
+        except zmq.Again:
+            return False
+        return True
+
+    def receive(self, most: int) -> Iterator[list[bytes]]:
+        """Yield what has come."""
+        for _ in range(most):
+            try:
+                yield self._socket.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+
+    def close(self) -> None:
+        """Close; what was just sent has a second to leave."""
+        self._socket.close(1000)
+
+
+class Node:
+    """Some ranks over one connection."""
+
+    def __init__(self, context: zmq.Context[Any], endpoint: str, ranks: Sequence[Rank]) -> None:
+        self.ranks = ranks
+        self.link = Wire(context, endpoint)
+        self.outlet = Outlet(self, self.link.send, own_id=secrets.token_hex(8), connects=True, room=Room(32 << 20, 1e6))
+        self._rings: list[Ring] = []
+        self.outlet.hold(Filter())
+        for rank in ranks:
+            self.append(rank.frame([SourceStarted(identity=rank.source.to_wire(), span_id=0, step=-1)]), 1)
+
+    def open_stream(self, wanted: Filter, ring: Ring) -> Callable[[], object]:
+        """Begin to fill *ring*."""
+        del wanted
+        self._rings.append(ring)
+        return lambda: self._rings.remove(ring)
+
+    def take_snapshot(self, models: Sequence[str], ring: Ring, done: Callable[[Ready | None], None]) -> None:
+        """Say who is here."""
+        del models
+        places = [Place(rank.source, rank.next_seq, 0) for rank in self.ranks]
+        done(Ready(encode_snapshot(Snapshot(places, {}, clock.now_ns())), ring.next_index, ring.before))
+
+    def status(self) -> dict[str, Any]:
+        """Say nothing in particular."""
+        return {}
+
+    def append(self, frame: bytes, events: int) -> None:
+        """Send a frame."""
+        for ring in self._rings:
+            ring.append(frame, events)
+
+    def turn(self) -> None:
+        """Send and receive what there is."""
+        self.outlet.pump()
+        for parts in self.link.receive(64):
+            self.outlet.receive(b"", parts, time.monotonic(), clock.now_ns())
+        self.outlet.tick(time.monotonic())
+
+
+def main() -> int:
+    """Send as told, and print the events sent; 1 if the other end did not take all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("endpoints", nargs="+")
+    parser.add_argument("--first", type=int, default=0, help="the first rank")
+    parser.add_argument("--nodes", type=int, default=1, help="connections")
+    parser.add_argument("--ranks", type=int, default=1, help="on each connection")
+    parser.add_argument("--frames", type=int, default=10, help="that each rank sends")
+    parser.add_argument("--events", type=int, default=10, help="in each frame")
+    parser.add_argument("--every", type=float, default=1.0, help="seconds between a rank's frames")
+    options = parser.parse_args()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 16 * options.nodes + 256)), hard))
+    context = new_context()
+    context.set(zmq.MAX_SOCKETS, options.nodes + 64)
+    nodes = [_node(context, options, place) for place in range(options.nodes)]
+    _greet(nodes)
+    sent = sum(len(node.ranks) for node in nodes) + _send(nodes, options) + _end(nodes)
+    print(sent, flush=True)
+    is_done = _drain(nodes)
+    for node in nodes:
+        node.outlet.part("closed")
+        node.link.close()
+    context.term()
+    return 0 if is_done else 1
+
+
+def _node(context: zmq.Context[Any], options: argparse.Namespace, place: int) -> Node:
+    first = options.first + place * options.ranks
+    ranks = [
+        Rank(Source.detect({}, run_id="load", rank=rank, world_size=1 << 20))
+        for rank in range(first, first + options.ranks)
+    ]
+    return Node(context, options.endpoints[place % len(options.endpoints)], ranks)
+
+
+def _greet(nodes: Sequence[Node]) -> None:
+    deadline_s = time.monotonic() + _DEADLINE_S
+    while time.monotonic() < deadline_s and not all(node.outlet.peers for node in nodes):
+        for node in nodes:
+            node.turn()
+        time.sleep(_LOOK_S)
+    print("ready", flush=True)
+    sys.stdin.readline()
+
+
+def _send(nodes: Sequence[Node], options: argparse.Namespace) -> int:
+    """Send every rank's frames, spread evenly over the time; return how many events that were."""
+    ranks = [(node, rank) for node in nodes for rank in node.ranks]
+    total, done, sent, turn = len(ranks) * options.frames, 0, 0, 0
+    start_s = time.monotonic()
+    while done < total:
+        due = total if not options.every else int((time.monotonic() - start_s) / options.every * len(ranks))
+        while done < min(due, total):
+            node, rank = ranks[done % len(ranks)]
+            node.append(rank.iterations(options.events), options.events)
+            node.outlet.pump()
+            done, sent = done + 1, sent + options.events
+            if not options.every and not done % 256:
+                break
+        for node in nodes[turn % _TURNS :: _TURNS]:
+            node.turn()
+        turn += 1
+        time.sleep(_LOOK_S if options.every else 0.0)
+    return sent
+
+
+def _end(nodes: Sequence[Node]) -> int:
+    count = 0
+    for node in nodes:
+        for rank in node.ranks:
+            node.append(rank.frame([SourceEnded(reason="closed", span_id=0, step=-1)]), 1)
+            count += 1
+    return count
+
+
+def _drain(nodes: Sequence[Node]) -> bool:
+    deadline_s = time.monotonic() + _DEADLINE_S
+    while time.monotonic() < deadline_s and not all(node.outlet.is_drained for node in nodes):
+        for node in nodes:
+            node.turn()
+        time.sleep(_LOOK_S)
+    return all(node.outlet.is_drained for node in nodes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

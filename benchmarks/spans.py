@@ -1,0 +1,57 @@
+"""Spans: opened and closed, and queued to where they are written from."""
+
+from __future__ import annotations
+
+import pathlib
+import tempfile
+from collections.abc import Sequence
+
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+
+from benchmarks.measure import Row, compared, interleaved
+from trackside.bus import default_bus
+from trackside.handlers import EventLog
+from trackside.instruments import span
+
+_LOOPS = 4_000
+"""A quarter of what the queue holds: nothing is shed."""
+
+
+class _Nowhere(SpanExporter):
+    """An exporter that costs nothing, so that the peer's time is the SDK's own."""
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:  # noqa: ARG002  they go nowhere
+        """Do nothing."""
+        return SpanExportResult.SUCCESS
+
+
+def rows() -> list[Row]:
+    """Measure, and return the rows."""
+    provider = TracerProvider()
+    provider.add_span_processor(BatchSpanProcessor(_Nowhere(), max_queue_size=2 * _LOOPS))
+    tracer = provider.get_tracer("benchmark")
+
+    def ours(loops: int) -> None:
+        for _ in range(loops):
+            with span("step"):
+                pass
+
+    def theirs(loops: int) -> None:
+        for _ in range(loops):
+            with tracer.start_as_current_span("step"):
+                pass
+
+    def settle() -> None:
+        default_bus.flush()
+        provider.force_flush()
+
+    with tempfile.TemporaryDirectory() as directory:
+        log = EventLog(pathlib.Path(directory) / "ours", fsync_s=None)
+        with default_bus.subscribe(log) as subscription:
+            runs = {"trackside": ours, "OpenTelemetry": theirs}
+            times = interleaved(runs, loops=_LOOPS, settle=settle)
+            if subscription.stats().lost:
+                raise RuntimeError("spans were lost: the figures would compare different work")
+    provider.shutdown()
+    return [compared("a span opened and closed, queued to an event log", times, "trackside", "OpenTelemetry", 0.10)]
