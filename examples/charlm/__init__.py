@@ -1,0 +1,1 @@
+"""The parts of the demo that are not its training loop."""

@@ -1,0 +1,39 @@
+"""
+The slowness: from some step on one rank takes longer over its batches, as with a disk that is about to fail.
+
+Who slows it down knows the truth. It is written down here and not told to telemetry, which has to find out by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import attrs
+
+
+@attrs.frozen
+class Slowness:
+    """The truth about the slow rank."""
+
+    rank: int
+    from_step: int
+    """Negative for never."""
+    by_s: float
+    """How much longer it takes over each batch."""
+
+    def suffer(self, rank: int, step: int, out: Path) -> None:
+        """Take longer, if *rank* is the slow one and *step* is one of those; write down the first time."""
+        if rank != self.rank or not 0 <= self.from_step <= step:
+            return
+        path = out / "slowness.json"
+        if not path.exists():
+            path.write_text(json.dumps(attrs.asdict(self)))
+        time.sleep(self.by_s)
+
+    @classmethod
+    def load(cls, out: Path) -> Slowness | None:
+        """Read what the slow rank wrote; None if none was slowed."""
+        path = out / "slowness.json"
+        return cls(**json.loads(path.read_text())) if path.exists() else None
