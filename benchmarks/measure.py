@@ -45,7 +45,7 @@ def _nothing() -> None:
 
 
 def interleaved(
-    runs: Mapping[str, Run], *, loops: int, repeats: int = 9, settle: Callable[[], object] = _nothing
+    runs: Mapping[str, Run], *, loops: int, repeats: int = 25, settle: Callable[[], object] = _nothing
 ) -> dict[str, list[float]]:
     """
     Time each of *runs* once in every repeat, in turn.

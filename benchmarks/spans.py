@@ -14,8 +14,10 @@ from trackside.bus import default_bus
 from trackside.handlers import EventLog
 from trackside.instruments import span
 
-_LOOPS = 4_000
-"""A quarter of what the queue holds: nothing is shed."""
+_LOOPS = 8_000
+"""
+Half of what the queue holds, so nothing is shed; enough that each repeat of the peer has one full garbage collection.
+"""
 
 
 class _Nowhere(SpanExporter):

@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 
-from trackside.events import Ambient, Event, ambient, event
+from trackside.events import Event, ambient, event
 
 TASKS = 1_000
 
@@ -18,11 +18,11 @@ class Ticked(Event):
 
 async def work(bus, number, rng):
     """Enter a span of this task's own, and one within it, and log between awaits."""
-    ambient.set(Ambient(number, number * 10))
+    ambient.set((number, number * 10))
     for _ in range(3):
         await asyncio.sleep(rng.uniform(0, 0.005))
         bus.log(Ticked(task=number))
-    token = ambient.set(Ambient(-number, number * 10 + 1))
+    token = ambient.set((-number, number * 10 + 1))
     await asyncio.gather(*(inner(bus, number) for _ in range(2)))
     ambient.reset(token)
     await asyncio.sleep(0)
@@ -57,7 +57,7 @@ class TestTasks:
         assert crossed == []
         within = [one for one in inline if one.span_id < 0]
         assert len(within) == TASKS * 2
-        assert ambient.get() == Ambient(0, -1)
+        assert ambient.get() == (0, -1)
 
     def test_the_loop_goes_on(self, bus, gate):
         """A queued handler that blocks does not block the event loop."""

@@ -11,7 +11,6 @@ from trackside.events import (
     ITERATION,
     LIFECYCLE,
     PROFILE,
-    Ambient,
     ConfigError,
     DuplicateEventError,
     Event,
@@ -46,7 +45,7 @@ class SkippedAgain(Skipped):
 @pytest.fixture
 def surroundings():
     """Be inside span 7, at step 42."""
-    token = ambient.set(Ambient(7, 42))
+    token = ambient.set((7, 42))
     yield
     ambient.reset(token)
 

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trackside.events import (
-    Ambient,
     ConfigError,
     Parent,
     RowEncoder,
@@ -300,7 +299,7 @@ class TestFork:
 
     def test_parent(self):
         """It knows its parent, and the span under which it was started."""
-        token = ambient.set(Ambient(7, 42))
+        token = ambient.set((7, 42))
         try:
             parent = process_source()
             child = in_fork(identity)

@@ -117,7 +117,7 @@ class TestPairs:
         assert (opened.name, opened.is_open) == (PAIRS[stem], True)
         getattr(callbacks, f"on_{stem}_end")()
         assert opened.is_open is False
-        assert tuple(ambient.get()) == (0, -1)
+        assert ambient.get() == (0, -1)
 
     @pytest.mark.parametrize("stem", PAIRS)
     def test_off(self, stem):
@@ -279,7 +279,7 @@ class TestDisorder:
         thread.start()
         thread.join()
         assert [name for name, _, _ in names_and_times(captured)] == ["training_loop"]
-        ambient.set(type(ambient.get())(0, -1))
+        ambient.set((0, -1))
 
     def test_threads_do_not_meet(self, captured):
         """Of one name each thread may have one open."""

@@ -62,7 +62,7 @@ class TestNested:
         with pytest.raises(ValueError):
             run(BLOCKS, ValueError("bad batch"), depth)
         assert len(captured.of(SpanEnded)) + len(captured.of(IterationEnded)) == depth
-        assert tuple(ambient.get()) == (0, -1)
+        assert ambient.get() == (0, -1)
 
     @pytest.mark.parametrize("depth", range(1, len(BLOCKS) + 1))
     def test_one_origin(self, captured, depth):

@@ -8,7 +8,6 @@ import pytest
 
 from trackside.bus import Bus
 from trackside.events import ClockAnchored, Event, Heartbeat, ambient, clock, event
-from trackside.events._ambient import Ambient
 from trackside.handlers import Capture
 from trackside.job._pulse import Pulse
 
@@ -130,7 +129,7 @@ class TestAnchor:
 
     def test_belongs_to_no_span(self, pulse, captured):
         """A reading belongs to no span and no step, whatever the thread is in."""
-        token = ambient.set(Ambient(7, 3))
+        token = ambient.set((7, 3))
         pulse.anchor()
         pulse.beat()
         ambient.reset(token)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from trackside.bus import _upkeep as upkeep
 from trackside.bus._foreign import bring
-from trackside.bus._inline import NOBODY, InlineSeat, Recovered, ignore, is_too_deep, never_deep, uncounted
+from trackside.bus._inline import NOBODY, InlineSeat, Recovered, ignore, is_too_deep, uncounted
 from trackside.bus._lane import QUEUE_LIMIT
 from trackside.bus._past import Past
 from trackside.bus._patience import complain, is_power_of_two
@@ -121,14 +121,16 @@ class Bus:
         for arrived, handle, finished, stop in route:
             if arrived() > stop.ceiling and is_too_deep(_LOG):
                 stop.suppressed.add()
-                stop.ceiling = finished()
+                if finished is not None:
+                    stop.ceiling = finished()
                 continue
             try:
                 handle(event)
             except BaseException as error:  # a handler cannot hurt the job
                 self._fault(stop, error)
             else:
-                stop.ceiling = finished()
+                if finished is not None:
+                    stop.ceiling = finished()
 
     def wants(self, cls: type[Event]) -> bool:
         """Return whether anybody would get an event of type *cls*: ask before building a dear one."""
@@ -136,7 +138,7 @@ class Bus:
             route = self._routes[cls]
         except KeyError:
             route = self._resolve(cls) if is_event_type(cls) else ()
-        return bool(route) and not self._is_closed
+        return not self._is_closed if route else False
 
     def publish(self, event: Event) -> None:
         """
@@ -170,9 +172,9 @@ class Bus:
         # The table first, the subscribers second: whoever subscribes meanwhile discards the table.
         routes = self._routes
         if not is_event_type(cls):
-            return ((uncounted, self._refuse, never_deep, NOBODY),)
+            return ((uncounted, self._refuse, None, NOBODY),)
         if self._is_closed:
-            route: tuple[Step, ...] = ((self._after_close.add, ignore, never_deep, NOBODY),)
+            route: tuple[Step, ...] = ((self._after_close.add, ignore, None, NOBODY),)
         else:
             seats = [seat for seat in list(self._seats) if seat.wants(cls)]
             steps = [seat.step() for seat in seats if isinstance(seat, InlineSeat)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import sys
 from collections.abc import Callable
@@ -18,8 +17,8 @@ if TYPE_CHECKING:
 
     from trackside.bus._rules import Rule
 
-    Step: TypeAlias = tuple[Callable[[], float], Callable[[Any], object], Callable[[], float], "Stop"]
-    """One step of a route: count the arrival, call, count the success, and at whose stop this is."""
+    Step: TypeAlias = tuple[Callable[[], float], Callable[[Any], object], Callable[[], float] | None, "Stop"]
+    """One step of a route: count the arrival, call, count the success (None if it cannot log), and at whose stop."""
 
 DEEPEST: Final = 16
 """How deep handlers may log from within handlers."""
@@ -33,9 +32,6 @@ Less than `DEEPEST`, because handlers may log in turns, and each is then less de
 
 uncounted: Final[Callable[[], int]] = int
 """Stands for a count of arrivals that is kept elsewhere; ``int()`` is the cheapest call that returns a number."""
-
-never_deep: Final[Callable[[], float]] = itertools.repeat(math.inf).__next__
-"""Stands for a count of what is over, at a stop that cannot log: its ceiling is never reached."""
 
 
 class Stop(Protocol):

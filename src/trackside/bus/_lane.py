@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from trackside.bus._inline import never_deep
 from trackside.bus._tally import Tally
 from trackside.events import ITERATION, LIFECYCLE, PROFILE, Detail, Event, HandlerRested
 
@@ -58,7 +57,7 @@ class Lane:
 
     def step(self) -> Step:
         """Return this lane's step on a route."""
-        return self.offered.add, self.admit, never_deep, self
+        return self.offered.add, self.admit, None, self
 
     def admit(self, event: Event) -> None:
         """Queue *event* if there is room for its level of detail, else count it as shed."""

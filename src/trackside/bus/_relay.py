@@ -64,7 +64,8 @@ class Relay:
         except BaseException as error:  # as in `Bus.log`
             self._fault(seat, error)
         else:
-            seat.ceiling = finished()
+            if finished is not None:
+                seat.ceiling = finished()
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything on the way has arrived."""

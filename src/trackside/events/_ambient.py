@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import NamedTuple
+from typing import Final, TypeAlias
 
+Ambient: TypeAlias = tuple[int, int]
+"""
+The innermost open span and the current training step of one thread or task, as ``span_id, step``.
 
-class Ambient(NamedTuple):
-    """The innermost open span and the current training step of one thread or task."""
+``span_id`` is the span's id within this process, 0 for none; ``step`` is -1 for none. A plain tuple: one is made for
+each span, and a named one takes four times as long.
+"""
 
-    span_id: int
-    """The span's id within this process; 0 for none."""
-    step: int
-    """The training step; -1 for none."""
-
-
-NOWHERE = Ambient(0, -1)
+NOWHERE: Final[Ambient] = (0, -1)
 
 ambient: ContextVar[Ambient] = ContextVar("trackside.ambient", default=NOWHERE)

@@ -117,7 +117,7 @@ class Event(_Stamped):
             if this.step is FROM_AMBIENT:
                 this.step = step
         elif this.step is FROM_AMBIENT:
-            this.step = _surroundings().step
+            this.step = _surroundings()[1]
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(attrs.field,))

@@ -112,7 +112,7 @@ class Source:
             id=secrets.token_hex(8),
             role=WORKER,
             pid=os.getpid(),
-            parent=Parent(self.id, ambient.get().span_id),
+            parent=Parent(self.id, ambient.get()[0]),
         )
 
     def to_wire(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from trackside.bus import default_bus
 from trackside.events import Ambient, ConfigError, IterationEnded, SpanEventAdded, ambient, span_names
 from trackside.instruments import _span
 from trackside.instruments._raised import describe, event_attributes
-from trackside.instruments._span import NO_ERRORS, F, Span
+from trackside.instruments._span import NO_ERRORS, F, Span, open_by_id
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -92,7 +92,7 @@ class Iteration(Span):
             # Nobody asked for iterations; what others log inside has its step nevertheless.
             self.id = 0
             self._around = around
-            self._inside = inside = Ambient(around.span_id, step)
+            self._inside = inside = around[0], step
             _surround(inside)
         return self
 
@@ -134,12 +134,17 @@ class Iteration(Span):
         """Let it count as failed, though no exception leaves it; a failed iteration is not productive."""
         self.failed = True
 
-    def _publish_end(self, end_ns: int, step: int, error: BaseException | None) -> None:  # noqa: ARG002  it has its own
+    def _leave(self, end_ns: int, error: BaseException | None) -> None:
+        inside, self._inside = self._inside, None
+        if _surroundings() is inside and _span.annotator is None and open_by_id.pop(self.id, None) is self:
+            _surround(self._around)
+        elif not self._step_out(inside, error):
+            return
         if error is not None and not isinstance(error, NO_ERRORS):
             self._publish_error(end_ns, error)
         if self.attributes:
             self._publish_attributes(end_ns)
-        # Filled in by hand, as in Span._publish_end.
+        # Filled in by hand, as in Span._leave.
         ended = _new_event(IterationEnded)
         ended.at_ns = end_ns
         ended.span_id = self.parent_id

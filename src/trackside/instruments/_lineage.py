@@ -42,7 +42,7 @@ def environ_for_child() -> dict[str, str]:
 
         subprocess.run(command, env={**os.environ, **environ_for_child()})
     """
-    source, span_id = process_source(), ambient.get().span_id
+    source, span_id = process_source(), ambient.get()[0]
     told = {VARIABLE: f"{source.id}:{span_id}"}
     if is_traceable(source) and span_id:
         told[W3C_VARIABLE] = f"00-{trace_of(source)}-{global_id(source, span_id):016x}-01"

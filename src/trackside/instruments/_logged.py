@@ -24,7 +24,7 @@ def publish_logged(values: Mapping[str, Any], step: int, *, name: str = LOGGED, 
     """
     if default_bus.wants(SpanEventAdded):
         told = {str(key): value for key, value in values.items()}
-        default_bus.log(SpanEventAdded(span_id=ambient.get().span_id, step=step, name=name, attributes=told))
+        default_bus.log(SpanEventAdded(span_id=ambient.get()[0], step=step, name=name, attributes=told))
     for key, value in values.items() if counts else ():
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             counter(str(key)).add(value)

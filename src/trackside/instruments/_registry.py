@@ -11,7 +11,7 @@ from trackside.instruments._span import Span, open_by_id
 
 def is_innermost(span: Span) -> bool:
     """Return whether *span* is the innermost open one of the calling thread or task."""
-    return ambient.get().span_id == span.id
+    return ambient.get()[0] == span.id
 
 
 def is_within(span: Span, other: Span) -> bool:

@@ -27,7 +27,7 @@ _MAX_NOTE_BYTES: Final = 16 << 10
 
 def announce(directory: Path, source: Source) -> None:
     """Leave word for spawned children."""
-    span_id = ambient.get().span_id
+    span_id, _ = ambient.get()
     note = _note(directory, source, span_id)
     if len(note) > _MAX_NOTE_BYTES:
         note = _note(directory, attrs.evolve(source, metadata={}, perf_tags=()), span_id)

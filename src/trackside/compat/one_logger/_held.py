@@ -33,7 +33,7 @@ class HeldSpan(Span):
     def open_within(self, parent: HeldSpan, at_ns: int | None) -> None:
         """Open the span within *parent*, which need not be the innermost one, and be back there when it is closed."""
         around = ambient.get()
-        inside_parent = Ambient(parent.live.id, around.step)
+        inside_parent = (parent.live.id, around[1])
         self._way_back = inside_parent, around
         ambient.set(inside_parent)
         self.live.open(at_ns=at_ns)
