@@ -33,7 +33,7 @@ test-long:  ## run the tests with the long recipes in full
 .PHONY: test-integrations
 test-integrations:  ## run the tests that need heavy third-party systems
 	@$(ENVIRONMENT) .venv-integrations --extra torch --group integrations
-	@.venv-integrations/bin/python -m pytest -m integration $(ARGS) || [ $$? -eq 5 ]  # 5: there are none
+	@.venv-integrations/bin/python -m pytest -m integration --reruns 1 -r R $(ARGS) || [ $$? -eq 5 ]  # 5: there are none
 
 .PHONY: bench
 bench:  ## measure speed against the peers; ONLY=emission runs one family
