@@ -1,14 +1,22 @@
-"""Importing the library, in a process of its own each time; what the interpreter itself takes is subtracted."""
+"""
+Importing the library, in a process of its own each time; what the interpreter itself takes is subtracted.
+
+Bytecode is compiled in a first run that is not timed, as it is for whoever has installed a package, and lies in a
+directory of its own, so that nobody's settings decide who has some. What counts is the CPU time of the process: the
+files are in memory by then, and waiting for a busy machine is not the library's doing.
+"""
 
 from __future__ import annotations
 
+import os
+import resource
 import subprocess
 import sys
-import time
+import tempfile
 
 from benchmarks.measure import Row, compared
 
-_REPEATS = 15
+_REPEATS = 25
 _WAYS = {
     "trackside": "import trackside",
     "OpenTelemetry": "import opentelemetry.sdk.trace, opentelemetry.sdk.metrics",
@@ -20,13 +28,22 @@ _WAYS = {
 def rows() -> list[Row]:
     """Measure, and return the rows."""
     times: dict[str, list[float]] = {name: [] for name in _WAYS}
-    for repeat in range(_REPEATS + 1):
-        for name, source in _WAYS.items():
-            began_ns = time.perf_counter_ns()
-            subprocess.run([sys.executable, "-c", source], check=True)  # noqa: S603  ours
-            if repeat:  # the first reads the disk
-                times[name].append(float(time.perf_counter_ns() - began_ns))
+    with tempfile.TemporaryDirectory() as directory:
+        environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        environ["PYTHONPYCACHEPREFIX"] = directory
+        for repeat in range(_REPEATS + 1):
+            for name, source in _WAYS.items():
+                taken_ns = _cpu_ns(source, environ)
+                if repeat:  # the first compiles, and reads the disk
+                    times[name].append(taken_ns)
     return [
         compared("import trackside, in a new process", times, "trackside", "OpenTelemetry", 1.0, floor="empty"),
         compared("import trackside, in a new process", times, "trackside", "One Logger", 0.5, floor="empty"),
     ]
+
+
+def _cpu_ns(source: str, environ: dict[str, str]) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-c", source], check=True, env=environ)  # noqa: S603  ours
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) * 1e9

@@ -2,7 +2,9 @@
 ``python -m benchmarks.load``: what one collector takes, by itself (E11) and at the root of a tree (E12).
 
 ``fan-in``: each rank with a connection of its own, events at a steady rate. ``tree``: ranks behind forwarders.
-Prints what arrived, what was lost, how far behind the collector was, and its memory. 1 if a single event is missing.
+Prints what arrived, what was lost, how far behind the collector was, its memory and its processor time: the simulated
+ranks run on the same cores, so ``collector_sustains_per_s`` says what it takes by itself, were a core its own. 1 if a
+single event is missing.
 """
 
 from __future__ import annotations
@@ -16,13 +18,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from trackside.cli._serving import collecting_rarely
 from trackside.events import IterationEnded, clock
 from trackside.handlers.zeromq import Collector
 
 _DEADLINE_S = 600.0
+_CATCHING_UP_S = 300.0
+_CLOSING_S = 120.0
+"""Thousands of files are forced to the disk, one after another."""
 _LOOK_EVERY_S = 0.2
 _FORWARD = """
 import sys
@@ -69,12 +75,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for kind in (fan_in, tree):
         kind.add_argument("--processes", type=int, default=4)
         kind.add_argument("--log", action="store_true", help="keep the logs, too")
+        kind.add_argument("--models", action="store_true", help="run all models that a collector runs by default, too")
         kind.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(prefix="ts-") as directory:
+    with collecting_rarely(), tempfile.TemporaryDirectory(prefix="ts-") as directory:  # as `trackside collect` does
         found = (_fan_in if options.kind == "fan-in" else _tree)(options, directory)
     print(json.dumps(found) if options.json else "\n".join(f"{name:<24} {value}" for name, value in found.items()))
-    return 0 if found["sent"] == found["arrived"] and not found["lost"] else 1
+    return 0 if found["sent"] == found["arrived"] and not found["lost"] and not found["not_logged"] else 1
 
 
 def _fan_in(options: argparse.Namespace, directory: str) -> dict[str, Any]:
@@ -82,7 +89,7 @@ def _fan_in(options: argparse.Namespace, directory: str) -> dict[str, Any]:
     per_frame = max(1, round(options.rate / options.connections))
     common = ["--nodes", each, "--ranks", 1, "--events", per_frame, "--frames", round(options.seconds), "--every", 1.0]
     bind = "tcp://127.0.0.1:*"
-    with Collector(bind, insecure=True, models=[Lag()], log=_log(options, directory), silent_after_s=1e6) as collector:
+    with _collector(bind, options, directory, insecure=True) as collector:
         senders = [
             _sender([collector.endpoint], ["--first", place * each, *common]) for place in range(options.processes)
         ]
@@ -93,7 +100,7 @@ def _tree(options: argparse.Namespace, directory: str) -> dict[str, Any]:
     per_node, each = options.ranks // options.forwarders, options.forwarders // options.processes
     bind = f"ipc://{directory}/root"
     common = ["--nodes", each, "--ranks", per_node, "--events", options.events, "--frames", options.frames]
-    with Collector(bind, models=[Lag()], log=_log(options, directory), silent_after_s=1e6) as collector:
+    with _collector(bind, options, directory) as collector:
         relays, senders = [], []
         for process in range(options.processes):
             places = [str(process * each + place) for place in range(each)]
@@ -103,7 +110,7 @@ def _tree(options: argparse.Namespace, directory: str) -> dict[str, Any]:
             first = process * each * per_node
             senders.append(_sender(endpoints, ["--first", first, *common, "--every", 0.0]))
         try:
-            found = _collected(collector, senders)
+            found = _collected(collector, senders, relays)
         finally:
             for relay_process in relays:
                 relay_process.kill()
@@ -111,28 +118,52 @@ def _tree(options: argparse.Namespace, directory: str) -> dict[str, Any]:
         return {"ranks": per_node * each * options.processes, "forwarders": each * options.processes, **found}
 
 
-def _collected(collector: Collector, senders: list[subprocess.Popen[str]]) -> dict[str, Any]:
+@contextlib.contextmanager
+def _collector(
+    bind: str, options: argparse.Namespace, directory: str, *, insecure: bool = False
+) -> Iterator[Collector]:
+    models: list[Any] | None = None if options.models else []
+    log = f"{directory}/log" if options.log else None
+    collector = Collector(bind, insecure=insecure, models=models, log=log, silent_after_s=1e6)
+    collector.models.append(Lag())
+    try:
+        yield collector
+    finally:
+        done = collector.close(_CLOSING_S)
+    if not done:
+        raise RuntimeError(f"the logs were not written within {_CLOSING_S:g} s of the end")
+
+
+def _collected(
+    collector: Collector, senders: list[subprocess.Popen[str]], relays: Sequence[subprocess.Popen[str]] = ()
+) -> dict[str, Any]:
     """Let *senders* send; serve until everything has arrived, or no more comes; return the figures."""
+    others = [process.pid for process in (*senders, *relays)]
     try:
         _serve_until(collector, lambda: all(_lines(sender, 1) for sender in senders))
         for sender in senders:
             assert sender.stdin is not None
             sender.stdin.write("\n")
             sender.stdin.flush()
-        start_s, cpu_s = time.monotonic(), time.process_time()
+        start_s, cpu_s, others_cpu_s = time.monotonic(), time.process_time(), sum(map(_cpu_s, others))
         _serve_until(collector, lambda: all(_lines(sender, 2) for sender in senders))
         sent = sum(int(_lines(sender, 2)[1]) for sender in senders)
-        _serve_until(collector, lambda: _arrived(collector) >= sent, 60.0)
+        _serve_until(collector, lambda: _arrived(collector) >= sent, _CATCHING_UP_S)
         elapsed_s, cpu_s = time.monotonic() - start_s, time.process_time() - cpu_s
-        totals, lag = collector.totals(), collector.models[0]
+        others_cpu_s = sum(map(_cpu_s, others)) - others_cpu_s
+        totals, lag, arrived = collector.totals(), collector.models[-1], _arrived(collector)
         return {
             "sent": sent,
-            "arrived": _arrived(collector),
+            "arrived": arrived,
             "lost": totals["lost"],
+            "not_logged": totals["not_logged"],
             "repeated": totals["repeated"],
             "seconds": round(elapsed_s, 2),
-            "events_per_s": round(sent / elapsed_s),
+            "events_per_s": round(arrived / elapsed_s),
             "collector_cpu_share": round(cpu_s / elapsed_s, 3),
+            "collector_sustains_per_s": round(arrived / cpu_s),
+            "others_cpu_share": round(others_cpu_s / elapsed_s, 3),
+            "load_average": os.getloadavg()[0],
             "lag_p50_s": round(lag.percentile(0.5), 3),
             "lag_p99_s": round(lag.percentile(0.99), 3),
             "collector_peak_mib": _peak_mib(),
@@ -141,6 +172,12 @@ def _collected(collector: Collector, senders: list[subprocess.Popen[str]]) -> di
         for sender in senders:
             sender.kill()
             sender.communicate()
+
+
+def _cpu_s(pid: int) -> float:
+    """Return the processor time that a child has used, which is known as long as it was not waited for."""
+    words = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _arrived(collector: Collector) -> int:
@@ -176,10 +213,6 @@ def _sender(endpoints: Sequence[str], options: Sequence[object]) -> subprocess.P
     line = [sys.executable, "-m", "benchmarks.simulated", *endpoints, *map(str, options)]
     root = pathlib.Path(__file__).resolve().parents[1]
     return subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root)  # noqa: S603  ourselves
-
-
-def _log(options: argparse.Namespace, directory: str) -> str | None:
-    return f"{directory}/log" if options.log else None
 
 
 def _peak_mib() -> int:

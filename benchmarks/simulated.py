@@ -12,7 +12,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 import zmq
@@ -25,10 +25,49 @@ from trackside.handlers.zeromq._ring import Ring, Room
 from trackside.handlers.zeromq._snapshot import Place, Snapshot, encode_snapshot
 from trackside.handlers.zeromq._sockets import new_context, open_socket
 
+Rows: TypeAlias = tuple[list[bytes], list[bytes]]
+"""Schemas and rows, encoded."""
+
+_AT_ONE_TIME_NS = 5_000_000
 _LOOK_S = 0.05
 _TURNS = 20
 """Each connection is looked at once a second: nothing a simulated rank hears is urgent."""
-_DEADLINE_S = 120.0
+_DEADLINE_S = 300.0
+
+
+class Writer:
+    """
+    Encodes events for all ranks of a process.
+
+    Ranks in step with each other say the same but for who they are and how far they have come, so what one has had
+    encoded does for the next: the simulation shares two cores with what it is to measure.
+    """
+
+    def __init__(self) -> None:
+        self._encoder = RowEncoder()
+        self._steps = (-1, 0)
+        self._until_ns = 0
+        self._rows: Rows = ([], [])
+
+    def rows(self, events: Sequence[Any]) -> Rows:
+        """Return the schemas and rows of *events*."""
+        schemas, rows = {}, []
+        for place, event in enumerate(events):
+            schema, row = self._encoder.encode(event, place)
+            schemas[schema.number] = schema.entry
+            rows.append(row)
+        return list(schemas.values()), rows
+
+    def iterations(self, first: int, count: int) -> Rows:
+        """Return the schemas and rows of *count* iterations that have just ended, the first of them step *first*."""
+        now_ns = clock.now_ns()
+        if self._steps != (first, count) or now_ns > self._until_ns:
+            self._steps, self._until_ns = (first, count), now_ns + _AT_ONE_TIME_NS
+            steps = range(first, first + count)
+            self._rows = self.rows(
+                [IterationEnded(duration_ns=100, step=step, at_ns=now_ns, span_id=0) for step in steps]
+            )
+        return self._rows
 
 
 @attrs.define(eq=False)
@@ -36,27 +75,23 @@ class Rank:
     """One source that makes up frames."""
 
     source: Source
+    writer: Writer = attrs.field(factory=Writer)
     next_seq: int = 0
     step: int = 0
-    encoder: RowEncoder = attrs.field(factory=RowEncoder)
 
     def frame(self, events: Sequence[Any]) -> bytes:
         """Return a frame of *events*."""
-        schemas, rows = {}, []
-        for place, event in enumerate(events):
-            schema, row = self.encoder.encode(event, place)
-            schemas[schema.number] = schema.entry
-            rows.append(row)
-        first, self.next_seq = self.next_seq, self.next_seq + len(events)
-        last = self.next_seq - 1
-        return encode_frame(self.source.id, first, last, shed={}, schemas=schemas.values(), rows=rows)
+        return self._framed(self.writer.rows(events))
 
     def iterations(self, count: int) -> bytes:
         """Return a frame of *count* iterations."""
-        self.step += count
-        now_ns = clock.now_ns()
-        steps = range(self.step - count, self.step)
-        return self.frame([IterationEnded(duration_ns=100, step=step, at_ns=now_ns, span_id=0) for step in steps])
+        first, self.step = self.step, self.step + count
+        return self._framed(self.writer.iterations(first, count))
+
+    def _framed(self, encoded: Rows) -> bytes:
+        schemas, rows = encoded
+        first, self.next_seq = self.next_seq, self.next_seq + len(rows)
+        return encode_frame(self.source.id, first, self.next_seq - 1, shed={}, schemas=schemas, rows=rows)
 
 
 class Wire:
@@ -144,7 +179,8 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 16 * options.nodes + 256)), hard))
     context = new_context()
     context.set(zmq.MAX_SOCKETS, options.nodes + 64)
-    nodes = [_node(context, options, place) for place in range(options.nodes)]
+    writer = Writer()
+    nodes = [_node(context, options, place, writer) for place in range(options.nodes)]
     _greet(nodes)
     sent = sum(len(node.ranks) for node in nodes) + _send(nodes, options) + _end(nodes)
     print(sent, flush=True)
@@ -156,10 +192,10 @@ def main() -> int:
     return 0 if is_done else 1
 
 
-def _node(context: zmq.Context[Any], options: argparse.Namespace, place: int) -> Node:
+def _node(context: zmq.Context[Any], options: argparse.Namespace, place: int, writer: Writer) -> Node:
     first = options.first + place * options.ranks
     ranks = [
-        Rank(Source.detect({}, run_id="load", rank=rank, world_size=1 << 20))
+        Rank(Source.detect({}, run_id="load", rank=rank, world_size=1 << 20), writer)
         for rank in range(first, first + options.ranks)
     ]
     return Node(context, options.endpoints[place % len(options.endpoints)], ranks)

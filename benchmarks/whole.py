@@ -1,5 +1,5 @@
 """
-The whole: what telemetry adds to the training of a real, small model, with everything on.
+The whole: what telemetry adds to the training of a real, small model, with event log, models and publisher on.
 
 A process trains in blocks, in turn with telemetry and without, and the CPU time of all its threads and the wall time
 are taken of each. A pair of neighbouring blocks is disturbed alike by whatever else the machine does, and which comes
@@ -147,7 +147,7 @@ def measure(step_s: float, pairs: int, directory: pathlib.Path) -> Figures:
     for pair in range(pairs + 1):
         for is_on in (True, False) if pair % 2 else (False, True):
             if is_on:
-                with trackside.start(directory, report=False), trackside.training_loop(0):
+                with trackside.start(directory, report=False, publish=True), trackside.training_loop(0):
                     block(loop.told, steps, figures, "with")
             else:
                 block(loop.without, steps, figures, "without")

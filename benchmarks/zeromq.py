@@ -14,6 +14,7 @@ import zmq
 
 import trackside
 from benchmarks.measure import Row, Run, compared, interleaved
+from trackside.cli._serving import collecting_rarely
 from trackside.handlers.zeromq import new_keys
 from trackside.job import Remote, RemoteConfig
 
@@ -81,7 +82,8 @@ def _watched(endpoint: str, keys: pathlib.Path | None) -> Iterator[Run]:
 
 
 def _view(endpoint: str, keys: pathlib.Path | None, tell: Callable[[int], None]) -> None:
-    with trackside.attach(endpoint, to=StepWatched, keys=keys) as attachment:
+    # As `trackside attach` does: a process that only watches.
+    with collecting_rarely(), trackside.attach(endpoint, to=StepWatched, keys=keys) as attachment:
         attachment.wait()
         tell(0)
         while True:

@@ -200,8 +200,6 @@ def _findings(out: Path) -> Iterator[str]:
 
 def _commands(out: Path) -> Iterator[str]:
     trackside_command = _pasteable(Path(sys.executable).with_name("trackside"))
-    yield f"{trackside_command} report {_pasteable(out)} --html {_pasteable(out / 'report.html')}"
-    yield f"{trackside_command} trace {_pasteable(out)} -o {_pasteable(out / 'trace.json')}"
     yield f"{trackside_command} goodput {_pasteable(out)}"
     yield f"{trackside_command} scores {_pasteable(out)}"
     yield f"{trackside_command} tail {_pasteable(out)} --type 'charlm.*' --last 20"

@@ -6,7 +6,9 @@ Training never notices trackside, and trackside never lies about what it lost.
 
 from __future__ import annotations
 
+import importlib as _importlib
 import os as _os
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from trackside.bus import (
     Aggregation,
@@ -46,8 +48,6 @@ from trackside.events import (
     __version__,
     event,
 )
-from trackside.handlers import Capture, EventLog, JsonlSink, feed, follow, inspect, replay
-from trackside.handlers.zeromq import Attachment, attach
 from trackside.instruments import (
     application,
     checkpoint_load,
@@ -76,7 +76,11 @@ from trackside.instruments import (
     wrap_callables,
     zero_grad,
 )
-from trackside.job import Job, JobConfig, StragglerWatch, TrainingConfig, set_training_config, start
+
+if _TYPE_CHECKING:
+    from trackside.handlers import Capture, EventLog, JsonlSink, feed, follow, inspect, replay
+    from trackside.handlers.zeromq import Attachment, attach
+    from trackside.job import Job, JobConfig, StragglerWatch, TrainingConfig, set_training_config, start
 
 __all__ = [
     "ITERATION",
@@ -155,6 +159,40 @@ __all__ = [
     "wrap_callables",
     "zero_grad",
 ]
+
+# What a job does once, or somebody who reads, loads at its first use: importing costs what emitting needs.
+_LATER = {
+    "Attachment": "trackside.handlers.zeromq",
+    "Capture": "trackside.handlers",
+    "EventLog": "trackside.handlers",
+    "Job": "trackside.job",
+    "JobConfig": "trackside.job",
+    "JsonlSink": "trackside.handlers",
+    "StragglerWatch": "trackside.job",
+    "TrainingConfig": "trackside.job",
+    "attach": "trackside.handlers.zeromq",
+    "feed": "trackside.handlers",
+    "follow": "trackside.handlers",
+    "inspect": "trackside.handlers",
+    "replay": "trackside.handlers",
+    "set_training_config": "trackside.job",
+    "start": "trackside.job",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Load the module of a lazy name and keep the name, so that only its first use comes here."""
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found: object = getattr(_importlib.import_module(_LATER[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    """Return all public names, those too that nobody has used yet."""
+    return sorted({*globals(), *__all__})
+
 
 if "TRACKSIDE_JOB" in _os.environ:
     from trackside.job import join_parent as _join_parent

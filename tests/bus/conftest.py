@@ -197,6 +197,13 @@ def held_still():
 
 
 @pytest.fixture
+def new_threads():
+    """Give a function that returns the threads that were started since, of which none is one of an earlier test."""
+    before = set(threading.enumerate())
+    return lambda: set(threading.enumerate()) - before
+
+
+@pytest.fixture
 def in_threads():
     """Give a function that runs work on many threads, which change places as often as the interpreter can."""
 

@@ -13,6 +13,7 @@ from trackside.events import ITERATION, LIFECYCLE, PORTER, PROFILE, Event, event
 THREADS = 16
 EVENTS = 100_000
 SEQUENCES = 1_000
+DEADLINE_S = 30.0
 
 
 class Balanced(Event):
@@ -283,7 +284,10 @@ class TestThreads:
             assert bus.flush(20)
             assert len(model.events) == 8
             bus.close()
-        assert [thread for thread in threading.enumerate() if thread not in before] == []
+        started = [thread for thread in threading.enumerate() if thread not in before]
+        for thread in started:
+            thread.join(DEADLINE_S)
+        assert not any(thread.is_alive() for thread in started)
 
 
 class TestAtAnyMoment:
@@ -298,8 +302,8 @@ class TestAtAnyMoment:
             for number in range(2_000):
                 bus.log(KINDS[number % 3](value=number))
             while True:
-                stats = [subscription.stats() for subscription in queued]
-                stats += bus.stats().handlers
+                stats = [subscription.stats(DEADLINE_S) for subscription in queued]
+                stats += bus.stats(DEADLINE_S).handlers
                 assert [one.balance for one in stats] == [0] * len(stats)
                 assert min(one.in_queue for one in stats) >= 0
                 looks += 1

@@ -17,6 +17,37 @@ class Told(Event):
     pass
 
 
+class TestInterrupted:
+    def test_while_holding_the_porter(self, bus, model, monkeypatch):
+        """Ctrl-C in the moment when somebody has just got hold of the porter does not leave it held for ever."""
+
+        class Interrupting:
+            """Is interrupted once, as soon as it is held."""
+
+            def __init__(self, lock):
+                self.lock, self.is_due = lock, True
+
+            def acquire(self, **options):
+                """Take it."""
+                done = self.lock.acquire(**options)
+                if self.is_due:
+                    self.is_due = False
+                    raise KeyboardInterrupt
+                return done
+
+            def release(self):
+                """Let it go."""
+                self.lock.release()
+
+        bus.subscribe(model, to=Ticked)
+        monkeypatch.setattr(bus._porter, "_draining", Interrupting(bus._porter._draining))
+        with pytest.raises(KeyboardInterrupt):
+            bus.stats()
+        bus.log(Ticked())
+        assert bus.flush(10)
+        assert len(model.events) == 1
+
+
 class TestAfterClose:
     def test_counted(self, bus, frames, model):
         """What is logged on a closed bus is counted, and reaches nobody."""
@@ -37,7 +68,7 @@ class TestAfterClose:
         bus.close()
         assert bus.close()
         assert bus.flush()
-        bus.begin(bus._find_source())
+        bus.begin(bus._identity.find())
         bus.end()
         bus.publish(Ticked())
         assert not bus.wants(Ticked)

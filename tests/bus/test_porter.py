@@ -104,24 +104,22 @@ class TestModels:
         assert (subscription.stats().invalid, subscription.stats().balance) == (1, 0)
         assert "test.porter.ticked could not be recorded" in caplog.text
 
-    def test_no_porter_without_queue(self, bus):
+    def test_no_porter_without_queue(self, bus, new_threads):
         """Plain callables alone need no thread."""
-        before = threading.active_count()
         bus.subscribe(lambda _event: None)
         bus.log(Ticked())
         assert bus.flush()
         bus.close()
-        assert threading.active_count() == before
+        assert new_threads() == set()
 
-    def test_thread_at_first_event(self, bus, model):
+    def test_thread_at_first_event(self, bus, model, new_threads):
         """Subscribing starts no thread; the first event that is wanted does."""
-        before = threading.active_count()
         bus.subscribe(model, to=Ticked)
         bus.subscribe(lambda _event: None, to=Ticked, queued=True)
         bus.log(Noticed())
-        assert threading.active_count() == before
+        assert new_threads() == set()
         bus.log(Ticked())
-        assert threading.active_count() == before + 2  # the porter and the siding
+        assert len(new_threads()) == 2  # the porter and the siding
 
     def test_without_flush(self, bus, make_model):
         """Nobody has to flush: the porter looks by itself."""
@@ -309,6 +307,7 @@ class TestRelay:
             bus.log(Ticked(number=number))
         assert gate.entered.wait(10)
         assert not bus.flush(0.1)
+        assert bus._porter.settle(30)  # what a busy machine may need
         assert len(model.events) == 10
         stats = subscription.stats()
         assert (stats.logged, stats.in_queue) == (10, 9)  # and one call is in progress
@@ -324,6 +323,7 @@ class TestRelay:
         for _ in range(10):
             bus.log(Ticked())
         assert gate.entered.wait(10)
+        assert bus._porter.settle(30)
         assert not bus.close(0.2)
         assert "Gate (9 in queue)" in caplog.text
 

@@ -37,6 +37,11 @@ def first_and_last(frames):
     return [(frame.first_seq, frame.last_seq) for frame in frames.decoded()]
 
 
+def begun(frames):
+    """Return the ids of the streams, in order."""
+    return [one.source.id for one in frames.events(SourceStarted)]
+
+
 def assert_dense(frames):
     """Check that each stream is accounted for from 0, without gap or overlap."""
     next_seq = {}
@@ -44,6 +49,14 @@ def assert_dense(frames):
         assert frame.first_seq == next_seq.get(frame.source.id, 0)
         next_seq[frame.source.id] = frame.last_seq + 1
     return next_seq
+
+
+@pytest.fixture
+def own_identity():
+    """Let the process be somebody of this test's."""
+    set_process_source(Source(run_id="of this test"))
+    yield
+    set_process_source(None)
 
 
 class TestBeginAndEnd:
@@ -114,6 +127,60 @@ class TestBeginAndEnd:
         sources = [one.source for one in frames.events(SourceStarted)]
         assert sources[0].run_id == sources[1].run_id
         assert len({(one.source.id, one.seq) for one in frames.events()}) == 6
+
+    def test_end_of_the_process(self, bus, frames, own_identity):
+        """Who goes on after an end is who the process is, at once: no child takes who has ended for its parent."""
+        bus.subscribe(frames)
+        bus.log(Ticked(number=1))
+        bus.flush()
+        before = process_source()
+        bus.end()
+        after = process_source()
+        assert after == attrs.evolve(before, id=after.id)
+        assert after.child().parent.source_id != before.id
+        bus.log(Ticked(number=2))
+        bus.flush()
+        assert begun(frames) == [before.id, after.id]
+        assert process_source() is after
+
+    def test_end_before_the_beginning(self, bus, frames, held_still, own_identity):
+        """So it is if nothing of the stream that ends was looked at yet."""
+        bus.subscribe(frames)
+        go_on = held_still(bus)
+        bus.log(Ticked(number=1))
+        bus.end()
+        bus.log(Ticked(number=2))
+        go_on()
+        bus.flush()
+        assert len(set(begun(frames))) == 2
+        assert process_source().id == begun(frames)[-1]
+
+    def test_end_of_another(self, bus, frames, own_identity):
+        """Who the process has become meanwhile is left alone."""
+        bus.subscribe(frames)
+        bus.log(Ticked())
+        bus.flush()
+        other = Source(run_id="other")
+        set_process_source(other)
+        bus.end()
+        assert process_source() is other
+        bus.log(Ticked())
+        bus.flush()
+        assert begun(frames)[-1] == other.id
+
+    def test_end_of_a_given_source(self, make_bus, frames):
+        """A bus with a source of its own goes on as that too."""
+        bus = make_bus(source=Source(run_id="mine"))
+        bus.subscribe(frames)
+        process = process_source()
+        for _ in range(2):
+            bus.log(Ticked())
+            bus.flush()
+            bus.end()
+        bus.flush()
+        assert [one.source.run_id for one in frames.events(SourceStarted)] == ["mine", "mine"]
+        assert len(set(begun(frames))) == 2
+        assert process_source() is process
 
     def test_end_twice(self, bus, frames):
         """An end without a stream is nothing."""

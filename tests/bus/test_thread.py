@@ -2,9 +2,58 @@
 
 from __future__ import annotations
 
+import signal
 import threading
+import time
+
+import pytest
 
 from trackside.bus._thread import LateThread
+
+
+class TestStart:
+    @pytest.fixture
+    def interrupted(self):
+        """Let the first Ctrl-C interrupt, also where the tests were started deaf to it; tell whether it came."""
+        came = threading.Event()
+
+        def interrupt_once(*_):
+            if not came.is_set():
+                came.set()
+                raise KeyboardInterrupt
+
+        before = signal.signal(signal.SIGINT, interrupt_once)
+        yield came
+        signal.signal(signal.SIGINT, before)
+
+    def test_interrupted(self, monkeypatch, interrupted):
+        """A thread whose starter was interrupted before it was born does nothing: another may be started instead."""
+        runs, may_run, births = [], threading.Event(), []
+        late = LateThread(lambda: runs.append(threading.get_native_id()), "late")
+
+        def asked_on_birth(real=threading.get_ident):
+            if real() not in known and not births:
+                births.append(real())
+                while not interrupted.is_set():  # one that comes just before the main thread waits does not wake it
+                    signal.pthread_kill(main, signal.SIGINT)
+                    time.sleep(0.01)
+                may_run.wait(10)
+            return real()
+
+        main, known = threading.main_thread().ident, {thread.ident for thread in threading.enumerate()}
+        monkeypatch.setattr(threading, "get_ident", asked_on_birth)
+        with pytest.raises(KeyboardInterrupt):
+            late.start()
+        assert not late.is_started
+        assert late.start()
+        assert late.join(10)
+        before = list(runs)
+        may_run.set()
+        deadline_s = time.monotonic() + 10
+        while any(thread.name == "late" for thread in threading.enumerate()) and time.monotonic() < deadline_s:
+            time.sleep(0.001)  # it cannot be joined before `threading` knows that it runs
+        assert len(before) == 1
+        assert runs == before
 
 
 class TestJoin:

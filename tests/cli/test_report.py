@@ -114,6 +114,23 @@ class TestCompare:
         told = json.loads(command("compare", "--baseline", "new", "--in", tmp_path, "--json").out)
         assert (told["before"]["runs"], told["after"]["runs"]) == (["old"], ["new"])
 
+    def test_baseline_beside_it(self, write_log, command, tmp_path):
+        """The baseline is found in the directory of the run itself too, and is then no part of what is judged."""
+        write_log(tmp_path / "runs", rank=0, run_id="old", perf_tags=("p",), baseline=True)
+        write_log(tmp_path / "runs", rank=1, run_id="other", perf_tags=("q",), baseline=True)
+        write_log(tmp_path / "runs", rank=2, run_id="new", perf_tags=("p",))
+        told = json.loads(command("compare", "--baseline", tmp_path / "runs", "--json").out)
+        assert (told["before"]["runs"], told["after"]["runs"]) == (["old"], ["new"])
+        again = json.loads(command("compare", "--baseline", tmp_path / "runs", "--in", tmp_path, "--json").out)
+        assert (again["before"]["runs"], again["after"]["runs"]) == (["old"], ["new"])
+
+    def test_baseline_elsewhere(self, write_log, command, tmp_path):
+        """The runs marked so below --in are what a run by its own path is compared with."""
+        write_log(tmp_path / "a", rank=0, run_id="old", perf_tags=("p",), baseline=True)
+        write_log(tmp_path / "b", rank=2, run_id="new", perf_tags=("p",))
+        told = json.loads(command("compare", "--baseline", tmp_path / "b", "--in", tmp_path, "--json").out)
+        assert (told["before"]["runs"], told["after"]["runs"]) == (["old"], ["new"])
+
     @pytest.mark.parametrize(
         "arguments",
         [["a"], ["a", "b", "c"], ["nowhere", "nowhere"], ["--baseline", "a", "b"], ["--least", "0", "a", "b"]],

@@ -116,7 +116,7 @@ class TestOptions:
 
 
 class TestUnreadable:
-    @pytest.mark.parametrize("options", [[], ["--json"], ["-n", "1"], ["--follow"]])
+    @pytest.mark.parametrize("options", [[], ["--json"], ["-n", "1"]])
     def test_missing(self, command, tmp_path, options):
         """A path that does not exist is exit code 2 and one line."""
         outcome = command("tail", tmp_path / "nowhere", *options)
@@ -266,3 +266,16 @@ class TestFollow:
         write_log(tmp_path, steps=1)
 
         assert "test.cli.stepped" in child.stdout.readline()
+
+    def test_directory_that_comes_later(self, start, tmp_path, write_log):
+        """Nor need the directory itself: one line says that it is waited for, and what is there already is shown."""
+        write_log(tmp_path / "there", rank=0, steps=1)
+        child = start("tail", "--follow", tmp_path / "later", tmp_path / "there", "-t", "test.*")
+        first = child.stdout.readline()
+        write_log(tmp_path / "later", rank=1, steps=1)
+        second = child.stdout.readline()
+        child.send_signal(signal.SIGINT)
+        _, err = child.communicate(timeout=60)
+
+        assert ("rank 0" in first, "rank 1" in second) == (True, True)
+        assert err == f"trackside tail: waiting for {tmp_path}/later: does not exist yet\n"

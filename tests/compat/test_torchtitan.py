@@ -2,6 +2,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -163,12 +169,71 @@ class TestTitanHandler:
         assert spans == [("fwd_bwd", 1), ("fwd_bwd", 2)]
         assert metrics.result().sources[0].training.num_iterations == 2
 
+    def test_handed_over(self, logger):
+        """Records that torchtitan's own thread hands over belong to the thread and the step that logged them."""
+
+        class LoggedIn(NamedTuple):
+            tid: int
+            step: int
+
+        with Bus() as bus, bus.subscribe(Capture()) as capture:
+            logger.addHandler(TitanHandler(bus))
+            for name, tid in (("a_start", 1), ("b_start", 2), ("a_end", 1), ("b_end", 2)):
+                extra = {"log_type": "event", "log_type_name": name, "step": None, "value": None}
+                logger.info("", extra={**extra, "logging_thread_state": LoggedIn(tid, 4)})
+        spans = [(event.name, event.step) for event in capture.handler.events if isinstance(event, SpanEnded)]
+        assert spans == [("a", 4), ("b", 4)]
+
     def test_plain_text(self, logger):
         """Plain text that strays in is passed over."""
         with Bus() as bus, bus.subscribe(Capture()) as capture:
             logger.addHandler(TitanHandler(bus))
             logger.info("hello")
         assert capture.handler.events == []
+
+
+# As torchtitan does it: factories by name, a queue that a thread empties, a flush, and an end at exit of its own.
+JOB = """
+import atexit, importlib, logging, os, sys, types
+
+logger = logging.getLogger("torchtitan.structured_logger")
+logger.propagate = False
+logger.setLevel(logging.INFO)
+module = types.ModuleType("torchtitan.observability.structured_logger.structured_logging")
+sys.modules[module.__name__] = module
+queued = []
+
+
+def flush_structured_logger(timeout_s=10.0):
+    while queued:
+        logger.info("", extra=queued.pop(0))
+    return True
+
+
+module.flush_structured_logger = flush_structured_logger
+atexit.register(flush_structured_logger)
+for path in os.environ["TITAN_STRUCT_LOGGER_HANDLERS"].split(","):
+    place, name = path.strip().rsplit(".", 1)
+    factory = getattr(importlib.import_module(place), name)
+    factory(structured_logger=logger, rank=0, source="training", output_dir=sys.argv[1])
+for step in (1, 2):
+    for name, value in (("fwd_bwd_start", None), ("fwd_bwd_end", 60.0)):
+        queued.append({"log_type": "event", "log_type_name": name, "step": step, "value": value})
+"""
+
+
+class TestFactory:
+    def test_the_one_line(self, tmp_path):
+        """With the page's line in the environment a job is recorded to its last step, queued records included."""
+        page = (Path(__file__).resolve().parents[2] / "docs" / "bridges.md").read_text(encoding="utf-8")
+        (line,) = re.findall(r"^export (TITAN_STRUCT_LOGGER_HANDLERS)=(\S+)", page, re.MULTILINE)
+        environ = {**os.environ, **dict([line])}
+        command = [sys.executable, "-c", JOB, str(tmp_path)]
+        subprocess.run(command, check=True, env=environ, capture_output=True, timeout=60)
+        events = list(trackside.replay(tmp_path / "trackside"))
+        spans = [(event.name, event.step) for event in events if isinstance(event, SpanEnded)]
+        assert spans == [("fwd_bwd", 1), ("fwd_bwd", 2)]
+        assert [event.step for event in events if isinstance(event, IterationEnded)] == [1, 2]
 
 
 class TestImport:

@@ -5,13 +5,23 @@ from __future__ import annotations
 import datetime
 import enum
 import pathlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import msgpack
 import pytest
 
-from trackside.events import DecodeError, Event, FrameDecoder, RowEncoder, UnknownEvent, _registry, event, fields_of
+from trackside.events import (
+    DecodeError,
+    Event,
+    FrameDecoder,
+    RowEncoder,
+    Source,
+    UnknownEvent,
+    _registry,
+    event,
+    fields_of,
+)
 from trackside.events._decoder import RowDecoder
 
 if TYPE_CHECKING:
@@ -75,6 +85,16 @@ class Hidden(Event):
 class Stepped(Event):
     step: int
     loss: float | None = None
+
+
+@event("test.decoder.free")
+class Free(Event):
+    extra: Any = None
+
+
+@event("test.decoder.stamped")
+class Stamped(Event):
+    _seq: int = 0
 
 
 class Mixin:
@@ -262,6 +282,82 @@ class TestGrowth:
         _registry._classes["test.decoder.saved"] = known
         assert type(unknown) is UnknownEvent
         assert FrameDecoder().decode(again).events == FrameDecoder().decode(frame).events
+
+
+class TestManyRows:
+    """Rows decoded together are what each is by itself."""
+
+    source = Source(id="abc", rank=3)
+
+    def check(self, decoder, rows):
+        """Return the events of *rows*, of a frame that begins with 7, after comparing them one by one."""
+        read = decoder.decode_all([list(row) for row in rows], 7, self.source)
+        assert read == [decoder.decode(list(row)) for row in rows]
+        assert [happened.seq for happened in read] == [7 + row[1] for row in rows]
+        assert all(happened.source is self.source for happened in read)
+        return read
+
+    @pytest.mark.parametrize("count", [1, 3, 40])
+    def test_values(self, count):
+        """Each has its own values, the defaults of what the writer did not know, and its number."""
+        decoder = RowDecoder("test.decoder.saved", 2, ["path", "size_bytes"])
+        rows = [[0, 2 * place, place, 2, 3, str(place), place] for place in range(count)]
+        read = self.check(decoder, rows)
+        assert [(saved.at_ns, saved.path, saved.took_s, saved.tags) for saved in read] == [
+            (place, str(place), 0.5, []) for place in range(count)
+        ]
+
+    def test_converted(self):
+        """Values that are not yet of the declared type become so, each by itself."""
+        decoder = RowDecoder("test.decoder.typed", 1, ["colour", "by_rank"])
+        rows = [[0, place, 0, 0, 0, ("red", "blue")[place % 2], {str(place): 1}] for place in range(40)]
+        assert [typed.by_rank for typed in self.check(decoder, rows)] == [{place: 1.0} for place in range(40)]
+
+    def test_misfit(self):
+        """One value that its class cannot have costs the others nothing."""
+        decoder = RowDecoder("test.decoder.typed", 1, ["colour"])
+        rows = [[0, place, 0, 0, 0, "red" if place != 30 else "green"] for place in range(40)]
+        read = self.check(decoder, rows)
+        assert [place for place, typed in enumerate(read) if type(typed) is UnknownEvent] == [30]
+
+    def test_other_types(self):
+        """Nor does one of another type, known or not."""
+        decoder = RowDecoder("test.decoder.stepped", 1, ["loss"])
+        losses = [0.5] * 40
+        losses[10], losses[20], losses[30] = None, 1, "x"
+        read = self.check(decoder, [[0, place, 0, 0, place, loss] for place, loss in enumerate(losses)])
+        assert type(read[30]) is UnknownEvent
+        assert [type(stepped.loss) for stepped in (read[10], read[20])] == [type(None), float]
+
+    @pytest.mark.parametrize("wire_name", ["test.decoder.checked", "acme.never.declared"])
+    def test_careful(self, wire_name):
+        """Types with validators, and unknown ones, are looked at one by one."""
+        decoder = RowDecoder(wire_name, 1, ["kind", "upper"])
+        self.check(decoder, [[0, place, 0, 0, 0, "abc"[place % 3], "x"] for place in range(40)])
+
+    @pytest.mark.parametrize("extra", [{b"x": 1}, {"x": {b"x": 1}}], ids=repr)
+    def test_unsound(self, extra):
+        """A map whose keys are no texts is refused wherever it stands."""
+        decoder = RowDecoder("test.decoder.free", 1, ["extra"])
+        rows = [[0, place, 0, 0, 0, {"x": 1}] for place in range(40)]
+        self.check(decoder, rows)
+        rows[30][5] = extra
+        with pytest.raises(DecodeError, match="no text"):
+            decoder.decode_all(rows, 7, self.source)
+
+    def test_envelope(self):
+        """So is an envelope that is no whole numbers."""
+        decoder = RowDecoder("test.decoder.stepped", 1, ["loss"])
+        rows = [[0, place, 0, 0, 0, 0.5] for place in range(40)]
+        rows[30][2] = 1.5
+        with pytest.raises(DecodeError, match="whole numbers"):
+            decoder.decode_all(rows, 7, self.source)
+
+    def test_like_a_stamp(self):
+        """A field may have the name under which a number is kept; then the number wins."""
+        decoder = RowDecoder("test.decoder.stamped", 1, ["_seq"])
+        read = decoder.decode_all([[0, place, 0, 0, 0, 5] for place in range(40)], 7, self.source)
+        assert [happened.seq for happened in read] == [7 + place for place in range(40)]
 
 
 class TestMalformed:

@@ -12,6 +12,7 @@ from trackside.events import (
     FrameDecoder,
     RowEncoder,
     Source,
+    SourceEnded,
     SourceStarted,
     SpanEventAdded,
     UnknownEvent,
@@ -127,6 +128,15 @@ class TestNumbers:
         with pytest.raises(DecodeError, match="out of order"):
             FrameDecoder().decode(forged(last=2, schemas=[SCHEMA], rows=[row(offset) for offset in offsets]))
 
+    @pytest.mark.parametrize("place", [1, 20, 39])
+    def test_one_of_many(self, forged, place):
+        """Also where one row of many has the number of the one before."""
+        rows = [row(offset) for offset in range(40)]
+        FrameDecoder().decode(forged(last=39, schemas=[SCHEMA], rows=rows))
+        rows[place] = row(place - 1)
+        with pytest.raises(DecodeError, match="out of order"):
+            FrameDecoder().decode(forged(last=39, schemas=[SCHEMA], rows=rows))
+
     def test_row_of_nothing(self, forged):
         """A frame that accounts for nothing has no rows."""
         with pytest.raises(DecodeError, match="out of order"):
@@ -150,6 +160,14 @@ class TestSchemas:
         rows = [row(0, number=-5), row(1, number=70_000)]
         read = FrameDecoder().decode(forged(last=1, schemas=schemas, rows=rows)).events
         assert [happened.name for happened in read] == ["acme.y", "acme.x"]
+
+    def test_in_turn(self, frame_of):
+        """Events of several types come in the order in which they were written."""
+        kinds = [Noted(), SpanEventAdded(name="x"), SourceEnded(reason="y")]
+        written = [attrs.evolve(kinds[place * place % 7 % 3], at_ns=place) for place in range(100)]
+        read = FrameDecoder().decode(frame_of(*written, first=5)).events
+        assert read == written
+        assert [happened.seq for happened in read] == list(range(5, 105))
 
     def test_per_frame(self, forged):
         """And other ones in the next frame."""
@@ -281,6 +299,12 @@ class TestSource:
         first = decoder.decode(frame_of(SourceStarted(identity=source.to_wire()), Noted(), source_id="abc"))
         second = decoder.decode(frame_of(Noted(), source_id="abc", first=2))
         assert [happened.source for happened in (*first.events, *second.events)] == [source] * 3
+
+    def test_midway(self, frame_of):
+        """What was read before it is of the source as it was known."""
+        started = SourceStarted(identity=Source(id="abc", rank=3).to_wire())
+        frame = FrameDecoder().decode(frame_of(*[Noted()] * 30, started, *[Noted()] * 30, source_id="abc"))
+        assert [happened.source.rank for happened in frame.events] == [0] * 30 + [3] * 31
 
     def test_under_its_own_name(self, frame_of):
         """It cannot introduce another one: the frame says who it is."""

@@ -130,14 +130,20 @@ class TestSizes:
 
 class TestTypes:
     @pytest.mark.parametrize(
-        "extension",
-        [b"\xd4\x05\0", b"\xd5\x05\0\0", b"\xd6\x05\0\0\0\0", b"\xd7\x05" + bytes(8), b"\xd8\x05" + bytes(16),
-         b"\xc7\x00\x05", b"\xc7\x01\x05\0", b"\xc8\x00\x01\x05\0", b"\xc9\0\0\0\x01\x05\0",
-         b"\xd6\xff\0\0\0\0", b"\xd7\xff" + bytes(8), b"\xc7\x0c\xff" + bytes(12), b"\xc7\x00\xff"],
-        ids=bytes.hex,
+        ("extension", "read"),
+        [(b"\xd4\x05\0", bytes(1)), (b"\xd5\x05\0\0", bytes(2)), (b"\xd6\x05\0\0\0\0", bytes(4)),
+         (b"\xd7\x05" + bytes(8), bytes(8)), (b"\xd8\x05" + bytes(16), bytes(16)), (b"\xc7\x00\x05", b""),
+         (b"\xc7\x01\x05\0", bytes(1)), (b"\xc8\x00\x01\x05\0", bytes(1)), (b"\xc9\0\0\0\x01\x05\0", bytes(1)),
+         (b"\xd6\xff\0\0\0\7", 7.0), (b"\xd7\xff" + bytes(8), 0.0), (b"\xc7\x0c\xff" + bytes(12), 0.0)],
     )  # fmt: skip
-    def test_extension(self, extension):
-        """Extension types are refused, also the one for times."""
+    def test_extension(self, extension, read):
+        """Of an extension type only the bytes are read, of the one for times the seconds: nothing is made of either."""
+        for value, expected in ((extension, read), (b"\x91" + extension, [read])):
+            assert FrameDecoder().decode(in_rows(value)).events[0].fields == {"a": expected}
+
+    @pytest.mark.parametrize("extension", [b"\xc7\x00\xff", b"\xd4\xff\0", b"\xc9\0\x04\0\x01\x05" + bytes(262_145)])
+    def test_bad_extension(self, extension):
+        """A time of a length that times do not have is refused, and what is longer than bytes may be."""
         refused(in_rows(extension))
         refused(in_rows(b"\x91" + extension))
 

@@ -48,6 +48,7 @@ class TestPlain:
             (datetime.datetime(2026, 11, 20, 12, tzinfo=datetime.timezone.utc), "2026-11-20T12:00:00+00:00"),
             (datetime.date(2026, 11, 20), "2026-11-20"),
             (datetime.timedelta(milliseconds=1500), 1.5),
+            (msgpack.Timestamp(1, 500_000_000), 1.5),
             (pathlib.PurePosixPath("/runs/7"), "/runs/7"),
             (numpy.int64(-7), -7),
             (numpy.uint64(2**64 - 1), 2**64 - 1),
@@ -93,8 +94,6 @@ class TestPlain:
             ValueError("x"),
             numpy.complex64(1),
             numpy.datetime64("2026-11-20"),
-            msgpack.ExtType(1, b""),
-            msgpack.Timestamp(0),
         ],
         ids=lambda value: type(value).__name__,
     )
@@ -129,6 +128,7 @@ class TestMended:
             ([pathlib.PurePosixPath("a")], ["a"]),
             (numpy.float64(0.5), 0.5),
             (collections.Counter("aab"), {"a": 2, "b": 1}),
+            (msgpack.ExtType(5, b"a"), b"a"),
         ],
         ids=lambda value: type(value).__name__,
     )

@@ -327,7 +327,16 @@ class TestSummary:
 
         assert len(re.findall(r"^ +\S.* [+-]?\d+\.\d\d % ", told, re.MULTILINE)) == 3
 
-    @pytest.mark.parametrize("place", [0, 1, 2, 3, 4])
+    def test_ends(self, demo):
+        """
+        The report and the trace are written, and the last that is said are three lines to look further.
+        """
+        assert (demo.out / "report.html").read_text().startswith("<!DOCTYPE html>")
+        assert json.loads((demo.out / "trace.json").read_text())["traceEvents"]
+        assert len(demo.commands) == 3
+        assert demo.printed.rstrip().endswith(demo.commands[-1])
+
+    @pytest.mark.parametrize("place", [0, 1, 2])
     def test_commands_run(self, demo, place):
         """
         What is said to try next can be pasted as it is.
@@ -425,8 +434,8 @@ class TestGoodput:
 
         recovery_s, _ = demo.buckets()["INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION"]
 
-        # Closing telemetry, and starting it, may take a moment.
-        assert recovery_s == pytest.approx(restart["began_s"] - noticed_s, abs=1.0)
+        # Closing telemetry, and starting it, may take a moment: a long one where others need the machine too.
+        assert recovery_s == pytest.approx(restart["began_s"] - noticed_s, abs=4.0)
 
 
 class TestResume:

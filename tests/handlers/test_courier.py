@@ -77,6 +77,42 @@ class TestDelivery:
         assert courier.close(0)
 
 
+class TestStart:
+    def test_meanwhile(self, system, monkeypatch):
+        """Whoever puts or flushes while the thread is being started waits for it, and neither starts nor delivers."""
+        by = []
+        courier = Courier(lambda batch: by.append((threading.current_thread().name, *batch)), name="test", every_s=0.01)
+        first_may, others_may, may_run = threading.Event(), threading.Event(), threading.Event()
+        is_born, births = threading.Event(), []
+
+        def asked_on_birth(real=threading.get_native_id):
+            births.append(real())
+            is_born.set()
+            may_run.wait(10)
+            return real()
+
+        def after(signal, work, *arguments):
+            thread = threading.Thread(target=lambda: signal.wait(10) and work(*arguments))
+            thread.start()
+            return thread
+
+        first = after(first_may, courier.put, 1)
+        others = [after(others_may, courier.put, 2), after(others_may, courier.flush, 10)]
+        monkeypatch.setattr(threading, "get_native_id", asked_on_birth)
+        first_may.set()
+        assert is_born.wait(10)
+        others_may.set()
+        for thread in others:
+            thread.join(0.2)  # by then they would be done if they did not wait
+        may_run.set()
+        for thread in (first, *others):
+            thread.join(10)
+        assert courier.close(10)
+        assert len(births) == 1
+        assert {name for name, *_ in by} == {"trackside-test"}
+        assert sorted(item for _, *batch in by for item in batch) == [1, 2]
+
+
 class TestTrouble:
     def test_tried_again(self, courier, system):
         """What failed is tried again by itself, and nothing overtakes it."""

@@ -102,7 +102,7 @@ class TestLines:
         with Bus() as bus:
             bus.subscribe(JsonlSink(tmp_path / "events.jsonl"), to=Noted)
             bus.log(Noted(number=7, text="ü\n", at_ns=123, span_id=4, step=5))
-            source = bus._porter.source or bus._find_source()
+            source = bus._porter.source or bus._identity.find()
 
         assert lines_in(tmp_path / "events.jsonl") == [
             {

@@ -7,6 +7,7 @@ Then it trains with one line of trackside's, dies once at a step, and goes on fr
 it goes on until the straggler is found that it has.
 """
 
+import contextlib
 import importlib
 import itertools
 import os
@@ -22,6 +23,7 @@ BATCH = 2
 EVALUATED_EVERY = 10
 SAVED_EVERY = 5
 EVALUATED_BATCHES = 3
+NOTHING = contextlib.nullcontext()
 
 
 class Samples(torch.utils.data.Dataset):
@@ -202,6 +204,51 @@ def train_with_accelerate(directory, *trackers, model=None, steps=STEPS):
             if done == steps:
                 break
     accelerator.end_training()
+    return losses
+
+
+# --- plain PyTorch ---------------------------------------------------------------------------------------------
+
+
+def train_by_hand(directory, watch=None, *, model=None, steps=STEPS):
+    """Train as the others do, in a loop that *watch* is called before: the one line; return the losses."""
+    import trackside
+
+    model = model or Regression()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    places = sorted((directory / "checkpoints").glob("*"))
+    done, losses, held_out = 0, [], loader(Samples(EVALUATED_BATCHES * BATCH))
+    if places:
+        with trackside.checkpoint_load(path=places[-1]):
+            state = torch.load(places[-1], weights_only=True)
+            model.load_state_dict(state["model"])
+            done = state["done"]
+    batches = loader()
+    (directory / "checkpoints").mkdir(parents=True, exist_ok=True)
+    with trackside.training_loop(train_iterations_start=done), watch(model, optimizer, batches) if watch else NOTHING:
+        while done < steps:
+            for number, batch in enumerate(batches, start=1):
+                loss = model(**batch)["loss"]
+                losses.append(loss.detach().clone())
+                loss.backward()
+                if number % ACCUMULATED:
+                    continue
+                optimizer.step()
+                optimizer.zero_grad()
+                done += 1
+                if done % SAVED_EVERY == 0:
+                    place = directory / "checkpoints" / f"{done:04}"
+                    with trackside.checkpoint_save(done - 1, path=place):
+                        torch.save({"model": model.state_dict(), "done": done}, place)
+                if done % EVALUATED_EVERY == 0:
+                    model.eval()
+                    with trackside.validation_loop(), torch.no_grad():
+                        for evaluated in held_out:
+                            with trackside.validation_iteration(done - 1):
+                                model(**evaluated)
+                    model.train()
+                if done == steps:
+                    break
     return losses
 
 

@@ -7,6 +7,7 @@ It saves every third step and resumes from what was saved last.
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -17,6 +18,8 @@ import trackside
 STEPS = 12
 NEVER = -1
 SAVE_EVERY = 3
+STEP_S = 0.02
+"""How long a step takes at least, so that two of them are more than what is not exact in measuring them."""
 
 directory = Path(sys.argv[1])
 dies_after = int(sys.argv[2]) if len(sys.argv) > 2 else NEVER
@@ -39,6 +42,7 @@ def main():
     batches = torch.utils.data.DataLoader(torch.utils.data.Subset(samples, range(first * 8, STEPS * 8)), batch_size=8)
     with trackside.training_loop(train_iterations_start=first), trackside.instrument(model, optimizer, batches):
         for step, (inputs,) in enumerate(batches, start=first):
+            time.sleep(STEP_S)
             model(inputs).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()

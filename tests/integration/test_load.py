@@ -1,4 +1,4 @@
-"""What collectors take: the recipes of benchmarks/load.py at a hundredth of their size, in full with --full."""
+"""What collectors take: the recipes of benchmarks/load.py at a tenth of their size, in full with --full."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TestLoad:
         """
         Each rank over a connection of its own: nothing is lost, and a collector's memory stays within 300 MiB (E11).
         """
-        connections = scaled(4096)
+        connections = max(scaled(4096), 410)
         code, found = load(
             *("fan-in", "--connections", connections, "--rate", 10 * connections),
             *("--seconds", max(5.0, 60 * scale), "--processes", 2),
@@ -42,7 +42,7 @@ class TestLoad:
         """
         Ranks behind forwarders: the totals at the root are exact (E12).
         """
-        forwarders = 2 * scaled(32)
+        forwarders = 2 * max(scaled(32), 3)
         code, found = load("tree", "--ranks", 512 * forwarders, "--forwarders", forwarders, "--processes", 2)
 
         assert (code, found["lost"], found["sent"]) == (0, 0, found["arrived"])

@@ -25,24 +25,21 @@ JOB = textwrap.dedent(
     """
     import sys, time
     import trackside
-    from trackside.handlers.models import CounterBoard, SpanBuilder
-    from trackside.handlers.models.goodput import GoodputAccumulator
     from trackside.job import JobConfig
 
     job = JobConfig(application_name="late", run_id="late", session_tag="late-run")
-    publish = sys.argv[2] if len(sys.argv) > 2 else False
-    models = [GoodputAccumulator(), SpanBuilder(), CounterBoard()]
-    told = {"report": False, "publish": publish, "heartbeat_s": 0.2, "handlers": models}
+    told = {"report": False, "publish": sys.argv[2] if len(sys.argv) > 2 else False, "collect_every_s": 0.2}
     with trackside.start(sys.argv[1], job=job, **told), trackside.application():
         with trackside.training_loop():
             for step in range(100_000):
                 with trackside.training_iteration(step=step):
                     time.sleep(0.01)
                 trackside.counter("late.counter").add(1)
-                if step == 50:
+                if step == 100:
                     print("warm", flush=True)
     """
 )
+"""A job that keeps what any job keeps."""
 
 
 @pytest.fixture
@@ -67,39 +64,62 @@ def job(tmp_path):
 
 @pytest.mark.hang_guard(120)
 class TestTop:
-    def test_terminal(self, job):
-        """On a terminal it takes the screen, fills it with the job, fits into it, and gives it back at Ctrl-C."""
-        directory = job()
+    @pytest.mark.parametrize("late", [False, True], ids=["log", "endpoint"])
+    def test_terminal(self, job, tmp_path, late):
+        """
+        On a terminal it takes the screen, fits into it, and gives it back at Ctrl-C; who comes late sees all there is.
+        """
+        where = f"ipc://{tmp_path}/late.sock" if late else str(tmp_path / "runs")
+        job(*[where] * late)
         child, terminal = pty.fork()
         if not child:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.environ.update(TERM="xterm-256color")
-            os.execv(sys.executable, [sys.executable, "-c", TOP, str(directory)])
+            os.execv(sys.executable, [sys.executable, "-c", TOP, where])
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         try:
-            shown = self._read(terminal, until="steps/s")
-            screen = re.split(r"\x1b\[H", shown)[-1]
-            lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).rstrip() for line in screen.splitlines()]
+            lines = self._whole_screen(terminal)
             os.kill(child, signal.SIGINT)
-            left = self._read(terminal, until="\x1b[?1049l")
+            left = self._read(terminal, lambda shown: "\x1b[?1049l" in shown)
         finally:
             os.kill(child, signal.SIGKILL)
             os.close(terminal)
-            _, status = os.waitpid(child, 0)
+            os.waitpid(child, 0)
 
-        assert "late-run" in shown
-        assert "\x1b[?1049h" in shown
-        assert "\x1b[?1049l" in left
         assert len(lines) <= 24
         assert max(map(len, lines)) <= 80
-        assert status is not None
+        assert "since attached" not in "\n".join(lines)
+        assert "\x1b[?1049l" in left
+
+    EVERYTHING = (
+        r"late-run .* 1 of 1 rank alive",
+        r"step \d{3,} +[\d.]+ steps/s +[\d.]+ ms a step",
+        r"goodput [\d.]+ % of ",
+        r"rank 0 +training_(loop|single_iteration)",
+        r"late\.counter +\d+ +Σ \d\d",
+        r"lost 0",
+    )
+
+    def _whole_screen(self, terminal):
+        """Return the lines of the first screen that shows everything."""
+        found = []
+
+        def is_whole(shown):
+            for screen in re.split(r"\x1b\[H", shown)[:-1]:  # the last one may be half drawn
+                text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen)
+                if all(re.search(pattern, text) for pattern in self.EVERYTHING):
+                    found[:] = [line.rstrip() for line in text.splitlines()]
+            return bool(found)
+
+        assert "\x1b[?1049h" in self._read(terminal, is_whole)
+        return found
 
     @staticmethod
-    def _read(terminal, until, within_s=60.0):
-        """Return what is written until *until* and a whole screen more were."""
+    def _read(terminal, is_enough, within_s=60.0):
+        """Return what is written until it is enough."""
         shown, deadline = "", time.monotonic() + within_s
-        while until not in shown:
-            assert time.monotonic() < deadline, f"never saw {until!r} in {shown[-2_000:]!r}"
+        while not is_enough(shown):
+            assert time.monotonic() < deadline, f"never saw it in {shown[-2_000:]!r}"
             if select.select([terminal], [], [], 0.2)[0]:
                 try:
                     shown += os.read(terminal, 1 << 16).decode(errors="replace")
@@ -108,24 +128,25 @@ class TestTop:
         return shown
 
     def test_late(self, job, tmp_path):
-        """
-        Who attaches late to a job that keeps the models sees at once what was before: goodput, open spans, the step.
-        """
+        """The first view of who comes late is whole: where there is no terminal, nothing is said before."""
         endpoint = f"ipc://{tmp_path}/late.sock"
         job(endpoint)
         child = subprocess.Popen(
-            [sys.executable, "-c", TOP, endpoint, "--json", "--interval", "0.2"], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", TOP, endpoint, "--json", "--once"], stdout=subprocess.PIPE, text=True
         )
         try:
-            views = (json.loads(line) for line in child.stdout)
-            first = next(views)
-            view = next(one for one in views if one["step"] >= 0 and one["goodput"] is not None)
+            view = json.loads(child.stdout.readline())
         finally:
             child.kill()
             child.stdout.close()
             child.wait()
 
-        assert (view["at_ns"] - first["at_ns"]) / 1e9 < 10  # two seconds where nothing else runs
-        assert (view["session"], view["step"] > 50) == ("late-run", True)
-        assert view["elapsed_s"] > 0.5
-        assert "training_loop" in {one["name"] for one in view["open"]}
+        assert view["partial"] == []
+        assert (view["session"], view["step"] >= 100, view["alive"]) == ("late-run", True, 1)
+        assert len(view["lengths_ns"]) == 50
+        assert view["steps_per_s"] > 1
+        assert view["goodput"] > 0.1
+        assert view["elapsed_s"] > 1.0
+        assert [one["name"] for one in view["open"]][:1] in (["training_loop"], ["training_single_iteration"])
+        assert view["counters"][0]["total"] > 10
+        assert view["lost"] == 0

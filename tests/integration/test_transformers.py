@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 import trackside
-from trackside.events import IterationEnded, ProfileSpanEnded, SpanEventAdded, SpanMisplaced, SpanStarted
+from trackside.events import (
+    IterationEnded,
+    ProfileSpanEnded,
+    SpanEnded,
+    SpanEventAdded,
+    SpanMisplaced,
+    SpanStarted,
+)
 from trackside.handlers import replay
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
@@ -143,7 +150,8 @@ class TestTraining:
         events.clear()
         trainer = trainer_of(tmp_path, TracksideCallback(), max_steps=12, eval_strategy="no", save_strategy="no")
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoints" / "checkpoint-5"))
-        assert of(SpanStarted, events)[0].attributes["train_iterations_start"] == 5
+        (loop,) = [event for event in of(SpanStarted, events) if event.name == "training_loop"]
+        assert loop.attributes["train_iterations_start"] == 5
         iterations = of(IterationEnded, events)
         assert [(event.step, event.samples) for event in iterations] == [(step, 4) for step in range(5, 12)]
         assert told(events).count("data_loading") == 7
@@ -155,6 +163,89 @@ class TestTraining:
         trainer_of(tmp_path, TracksideCallback(), eval_strategy="no", save_strategy="no", **options).train()
         step = [*LOADING, "optimizer_update"]
         assert told(events) == ["training_loop {", *step, "training 0", *step, "training 1", "} training_loop"]
+
+
+class TestLoads:
+    OPTIONS = {"max_steps": 5, "eval_strategy": "no"}
+
+    @pytest.fixture
+    def checkpoint(self, tmp_path):
+        """Return the path of a checkpoint of five steps."""
+        trainer_of(tmp_path, **self.OPTIONS).train()
+        return str(tmp_path / "checkpoints" / "checkpoint-5")
+
+    def go_on(self, directory, checkpoint, *callbacks):
+        """Train one step more than the checkpoint holds."""
+        options = {**self.OPTIONS, "max_steps": 6, "save_strategy": "no"}
+        trainer_of(directory, *callbacks, **options).train(resume_from_checkpoint=checkpoint)
+
+    def test_to_go_on(self, checkpoint, events, tmp_path):
+        """The model and the optimizer's state are a load each, before training; the later one says of which step."""
+        self.go_on(tmp_path, checkpoint, TracksideCallback())
+        load = ["checkpoint_load {", "} checkpoint_load"]
+        assert told(events) == [*load, *load, "training_loop {", "data_loading", *STEP, "training 5", "} training_loop"]
+        assert [event.attributes for event in of(SpanEnded, events) if event.name == "checkpoint_load"] == [
+            {"path": checkpoint, "part": "model"},
+            {"path": checkpoint, "part": "optimizer", "current_iteration": 4},
+        ]
+
+    def test_all_of_the_time(self, checkpoint, events, monkeypatch, tmp_path):
+        """A load lasts as long as the trainer takes for it."""
+        began, over = [], []
+        load = transformers.Trainer._issue_warnings_after_load
+
+        def slow(*args):
+            began.append(trackside.events.clock.now_ns())
+            threading.Event().wait(0.05)
+            over.append(trackside.events.clock.now_ns())
+            return load(*args)
+
+        monkeypatch.setattr(transformers.Trainer, "_issue_warnings_after_load", slow)
+        self.go_on(tmp_path, checkpoint, TracksideCallback())
+        span = next(event for event in of(SpanEnded, events) if event.name == "checkpoint_load")
+        assert span.at_ns - span.duration_ns <= began[0]
+        assert span.at_ns >= over[0]
+
+    def test_failing(self, events, tmp_path):
+        """A load that raises has failed, with the trainer's own exception."""
+        (tmp_path / "nothing").mkdir()
+        with pytest.raises(ValueError, match="valid checkpoint") as raised:
+            self.go_on(tmp_path, str(tmp_path / "nothing"), TracksideCallback())
+        (load,) = of(SpanEnded, events)
+        assert (load.name, load.error["message"]) == ("checkpoint_load", str(raised.value))
+
+    def test_of_the_best_model(self, events, tmp_path):
+        """The best model at the end is another load: earlier work is not undone by it."""
+        best = {"load_best_model_at_end": True, "eval_steps": 5, "save_steps": 5}
+        trainer_of(tmp_path, TracksideCallback(), max_steps=5, **best).train()
+        assert told(events)[-3:] == ["best_model_load {", "} best_model_load", "} training_loop"]
+
+    def test_nobody_watches(self, checkpoint, events, tmp_path):
+        """Of a trainer without our callback nothing is told, though there was another one with it."""
+        TracksideCallback()
+        self.go_on(tmp_path, checkpoint)
+        assert events == []
+
+    def test_of_our_own(self, checkpoint, caplog, tmp_path):
+        """What is wrong with us stays out of the load."""
+
+        class Broken(TracksideCallback):
+            def before_load(self, _args):
+                raise OSError("no telemetry")
+
+        with caplog.at_level(logging.WARNING, logger="trackside"):
+            self.go_on(tmp_path, checkpoint, Broken())
+        said = [record.message for record in caplog.records if record.name == "trackside"]
+        assert said == ["trackside does not tell of this load"] * 2
+
+    def test_late_callback(self, checkpoint, tmp_path):
+        """A callback that came later than the trainer turns telemetry on for the load already."""
+        trainer = trainer_of(tmp_path, **{**self.OPTIONS, "max_steps": 6, "save_strategy": "no"})
+        callback = one_line.TracksideCallback(tmp_path / "runs")
+        trainer.add_callback(callback)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        callback.close()
+        assert told(replay(tmp_path / "runs")).count("} checkpoint_load") == 2
 
 
 class TestEvaluation:

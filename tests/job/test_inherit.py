@@ -11,7 +11,7 @@ import textwrap
 import attrs
 import pytest
 
-from trackside.events import Event, Parent, Source, event
+from trackside.events import Event, Parent, Source, event, set_process_source
 from trackside.handlers import inspect, replay
 from trackside.job._inherit import VARIABLE, announce, join_parent, withdraw
 
@@ -98,6 +98,24 @@ class TestChildren:
         assert [source.parent for source in workers] == [Parent(parent_id, 0)] * 2
         assert [source.id for source in said if source.role == "main"] == [parent_id]
         assert len({source.run_id for source in said}) == 1
+
+    @pytest.mark.parametrize("method", ["fork", "spawn"])
+    def test_parent_under_another_id(self, run, tmp_path, method):
+        """A child that is started after the parent's stream ended, and another began, has that one for a parent."""
+        main = f"""
+            from trackside.bus import default_bus
+            with trackside.start(sys.argv[1], report=False):
+                trackside.log(Said(text="before"))
+                trackside.flush()
+                default_bus.end("a pause")
+                run("{method}", work, "child")
+                trackside.log(Said(text="after"))
+        """
+        run(main)
+        said = {text: source for source, texts in said_by(tmp_path / "runs").items() for text in texts}
+
+        assert said["child"].parent == Parent(said["after"].id, 0)
+        assert said["after"].id != said["before"].id
 
     @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
     def test_streams_are_whole(self, run, tmp_path, method):
@@ -188,6 +206,20 @@ class TestAnnounce:
 
         assert (note["directory"], note["span_id"]) == (str(tmp_path), 0)
         assert Source.from_wire(note["source"]) == self.SOURCE
+
+    def test_another_id(self, tmp_path):
+        """When the process goes on under another id, the note says so; after it was withdrawn none comes back."""
+        set_process_source(self.SOURCE)
+        announce(tmp_path, self.SOURCE)
+        other = attrs.evolve(self.SOURCE, id="f" * 16)
+        set_process_source(other, instead_of=self.SOURCE)
+        told = Source.from_wire(json.loads(os.environ[VARIABLE])["source"])
+        withdraw()
+        set_process_source(self.SOURCE, instead_of=other)
+        set_process_source(None)
+
+        assert told == other
+        assert VARIABLE not in os.environ
 
     def test_withdraw(self, tmp_path):
         """Withdrawn, nothing of it is left; withdrawing again is harmless."""

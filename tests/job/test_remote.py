@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 
 import trackside
-from trackside.events import ConfigError, Source
+from trackside.events import ConfigError, ProfileSpanEnded, Source, SpanStarted
+from trackside.handlers.models import SpanBuilder
+from trackside.handlers.models.goodput import GoodputMonitor
 from trackside.job import Remote, RemoteConfig
 from trackside.job._remote import own_endpoint
+from trackside.views import Top
 
 
 @pytest.fixture
@@ -83,6 +86,62 @@ class TestStart:
             pytest.raises(ConfigError, match="somebody is there"),
         ):
             trackside.start(tmp_path, bus=other, publish=f"ipc://{place}/job", report=False)
+
+
+class TestKept:
+    """What a job keeps for viewers that come late."""
+
+    NAMES = ("GoodputAccumulator", "OpenSpans", "CounterBoard", "ScoreAggregator")
+
+    def kept(self, bus):
+        """Return the names of all that handles the bus's events."""
+        return {stats.name.rpartition(".")[2] for stats in bus.stats().handlers}
+
+    def test_all_that_top_shows(self, place, tmp_path, bus):
+        """A viewer that comes late has the whole state of everything that `trackside top` shows."""
+        top = Top()
+        with trackside.start(tmp_path, bus=bus, publish=True, report=False) as job:
+            bus.log(SpanStarted(id=70, parent_id=0, name="before", attributes={}))
+            bus.log(trackside.IterationEnded(id=71, duration_ns=10, step=41))
+            bus.flush()
+            with trackside.attach(*job.endpoints, models=top.models) as viewer:
+                assert viewer.wait()
+                assert {name: joined.complete for name, joined in viewer.models.items()} == dict.fromkeys(
+                    top.names, True
+                )
+        assert set(top.names) == set(self.NAMES)
+        assert [one.steps[-1][0] for one in top.goodput.lately(1)] == [41]
+        assert [one.name for one in top.spans.result().sources[0].open] == ["before"]
+
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_none_unless_watched(self, place, tmp_path, bus, rank, monkeypatch):
+        """A job that nobody can attach to keeps none of them."""
+        monkeypatch.setenv("RANK", str(rank))
+        with trackside.start(tmp_path, bus=bus, report=False):
+            assert "TrainingMetrics" in self.kept(bus)
+            assert not set(self.NAMES) & self.kept(bus)
+
+    def test_none_twice(self, place, tmp_path, bus, monkeypatch):
+        """What the job runs anyway, or has one that knows the same, is not kept beside it."""
+        monkeypatch.setenv("RANK", "1")
+        given = [SpanBuilder(), GoodputMonitor()]
+        with trackside.start(tmp_path, bus=bus, publish=True, report=False, handlers=given) as job:
+            assert {"OpenSpans", "GoodputAccumulator"}.isdisjoint(self.kept(bus))
+            assert self.kept(bus) >= {"CounterBoard", "ScoreAggregator"}
+            top = Top()
+            with trackside.attach(*job.endpoints, models=top.models) as viewer:
+                assert viewer.wait()
+                assert all(joined.complete for joined in viewer.models.values())
+
+    def test_long_spans_alone(self, place, tmp_path, bus):
+        """Of the spans of a step the model of open ones hears nothing, so it costs a step nothing."""
+        with trackside.start(tmp_path, bus=bus, publish=True, report=False, heartbeat_s=1000):
+            for _ in range(10):
+                bus.log(ProfileSpanEnded(id=1, parent_id=0, name="x", duration_ns=1, attributes={}))
+                bus.log(trackside.IterationEnded(id=2, duration_ns=1, step=1))
+            bus.flush()
+            (handled,) = (stats.handled for stats in bus.stats().handlers if "OpenSpans" in stats.name)
+        assert handled < 5
 
 
 class TestConfig:

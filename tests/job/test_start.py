@@ -6,6 +6,8 @@ import io
 import json
 import logging
 import os
+import re
+import socket
 import subprocess
 import sys
 import textwrap
@@ -33,6 +35,7 @@ from trackside.events import (
     set_process_source,
 )
 from trackside.handlers import Capture, replay
+from trackside.handlers._courier import Courier
 from trackside.job import start
 from trackside.job._inherit import VARIABLE
 
@@ -66,6 +69,42 @@ def run(bus, tmp_path):
     yield begin
     for job in jobs:
         job.close()
+
+
+class Telegraph:
+    """Sends each text to a server, as the sinks for systems of somebody else's do."""
+
+    runs_on = SIDING
+
+    def __init__(self, port):
+        self._port = port
+        self._courier = Courier(self._deliver, name="telegraph")
+
+    @property
+    def lost(self):
+        """Events that were taken and never delivered."""
+        return self._courier.lost
+
+    def __call__(self, given):
+        """Take what was said."""
+        if isinstance(given, Said):
+            self._courier.put(given.text)
+
+    def close(self, timeout_s):
+        """Try what waits once more."""
+        return self._courier.close(timeout_s)
+
+    def _deliver(self, texts):
+        with socket.create_connection(("127.0.0.1", self._port), timeout=1.0) as server:
+            server.sendall("".join(texts).encode())
+
+
+@pytest.fixture
+def dead_port():
+    """Give a port of this machine at which nobody listens."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 def recorded(job, kind=Event):
@@ -325,6 +364,41 @@ class TestReport:
 
         assert "lost      EventLog 1 of " in capsys.readouterr().err
 
+    def test_what_is_lost_while_closing(self, run, bus, capsys, monkeypatch, dead_port):
+        """What a sink takes, holds for its dead server and gives up when it is closed is told as lost, on any rank."""
+        monkeypatch.setenv("RANK", "1")
+        with run(report=None, handlers=[Telegraph(dead_port)]):
+            for _ in range(3):
+                bus.log(Said())
+
+        assert "lost      Telegraph 3 of " in capsys.readouterr().err
+
+    @pytest.mark.hang_guard(60)
+    def test_what_is_not_known(self, run, bus, capsys, monkeypatch):
+        """Of a sink that does not come back from closing it is said that what it took may be lost, on any rank."""
+        monkeypatch.setenv("RANK", "1")
+        never = threading.Event()
+
+        class Silent:
+            runs_on = SIDING
+
+            def __call__(self, given):
+                pass
+
+            def close(self, timeout_s):
+                never.wait(DEADLINE_S)
+
+        job = run(report=None, handlers=[Silent()])
+        bus.log(Said())
+        job.close(timeout_s=0.5)
+        never.set()
+
+        assert re.search(
+            r"lost      nothing that is known; \S*Silent was not done in time with \d events$",
+            capsys.readouterr().err,
+            re.MULTILINE,
+        )
+
     @pytest.mark.parametrize(("report", "lines"), [(True, 1), (False, 0)])
     def test_as_told(self, run, capsys, monkeypatch, report, lines):
         """Told so, any rank prints it, or none."""
@@ -414,6 +488,55 @@ class TestClose:
         assert not closed
         assert took_s < 5.0
         assert [said.text for said in recorded(job, Said)] == ["a"]
+
+    @pytest.mark.hang_guard(60)
+    def test_stalled_redaction(self, run, bus, capsys):
+        """A redaction that blocks keeps no job from closing in time; how much it kept waiting is told as not known."""
+        never = threading.Event()
+
+        def redact(given):
+            never.wait(DEADLINE_S)
+            return given
+
+        job = run(report=True, redact=redact, heartbeat_s=1000)
+        began_s = time.monotonic()
+        closed = job.close(timeout_s=0.5)
+        took_s = time.monotonic() - began_s
+        never.set()
+
+        assert not closed
+        assert took_s < 5.0
+        assert re.search(
+            r"nothing that is known; EventLog was not done in time with \d+ events;", capsys.readouterr().err
+        )
+
+    def test_from_a_heartbeat(self, run, bus):
+        """A plain callable that is told of a heartbeat, on the pulse's own thread, may end the job."""
+        ended, done = [], threading.Event()
+
+        def end(_beat):
+            is_first = job.is_open  # there is one more heartbeat as it closes
+            ended.append(job.close())
+            if is_first:
+                done.set()
+
+        job = run(heartbeat_s=0.01)
+        bus.subscribe(end, to=Heartbeat)
+        assert done.wait(DEADLINE_S)
+
+        assert set(ended) == {True}
+        assert len(recorded(job, SourceEnded)) == 1
+
+    def test_by_two(self, run, bus, capsys):
+        """Of two threads that close a job one does, and one summary is printed."""
+        job = run(report=True)
+        threads = [threading.Thread(target=job.close) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(DEADLINE_S)
+
+        assert capsys.readouterr().err.count("lost      nothing") == 1
 
     def test_at_exit(self, tmp_path):
         """A job that nobody closes is closed at exit, with its last events, windows and the summary."""

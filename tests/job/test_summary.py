@@ -70,6 +70,29 @@ class TestSummarize:
 
         assert lines[2] == "  lost      EventLog 500 of 2,000 events, print 3 of 10 events"
 
+    def test_what_is_not_known(self, tmp_path):
+        """What was not done in time is told as not known, beside what is."""
+        stats = BusStats(
+            handlers=(
+                HandlerStats(name="EventLog", runs_on="frames", logged=2000, handled=1500, shed=500),
+                HandlerStats(name="acme.Stalled", runs_on="siding", logged=9, handled=9, unfinished=True),
+                HandlerStats(name="acme.Behind", runs_on="porter", logged=10, handled=7, in_queue=3),
+            )
+        )
+        lines = summarize(SOURCE, stats, [], Log(tmp_path), 0.0, is_done=False).splitlines()
+
+        assert lines[2] == (
+            "  lost      EventLog 500 of 2,000 events; Stalled was not done in time with 9 events;"
+            " Behind was not done in time with 3 events"
+        )
+
+    def test_what_came_later(self, tmp_path):
+        """What waits when everything was done in time was logged since, and is nobody's loss."""
+        stats = BusStats(handlers=(HandlerStats(name="acme.Other", runs_on="siding", logged=9, handled=8, in_queue=1),))
+        lines = summarize(SOURCE, stats, [], Log(tmp_path), 0.0).splitlines()
+
+        assert lines[2] == "  lost      nothing"
+
     def test_many_types(self, tmp_path):
         """The six types with the most events are listed, the others added up."""
         by_type = {f"acme.type{number}": number for number in range(1, 10)}

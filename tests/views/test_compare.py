@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from trackside.cli import main
 from trackside.events import UnreadableError
 from trackside.views import BETTER, SAME, WORSE, Selected, compare
 
@@ -84,3 +85,21 @@ class TestSelection:
         told = json.loads(json.dumps(compared(steps=10).to_json(), allow_nan=False))
         assert told["verdict"] == SAME
         assert {one["unit"] for one in told["judged"]} == {"s", "share"}
+
+
+class TestCommand:
+    """As CI calls it: the marked run and the one that is judged lie in one directory."""
+
+    @pytest.mark.parametrize(
+        ("factor", "code", "said"), [(1.03, 1, "worse"), (0.9, 0, "better"), (1.0, 0, "no difference")]
+    )
+    def test_exit_code(self, made_up, capsys, factor, code, said):
+        """Exit code 1 says that it got worse, 3 % over a thousand steps; all else is 0."""
+        usual = {"ranks": 1, "steps": 1_000, "noise": 0.02}
+        made_up("all/a", run_id="a", session_tag="x", baseline=True, **usual)
+        slower = {"backward_s": 0.06 + 0.112 * (factor - 1)}
+        directory = made_up("all/b", run_id="b", session_tag="x", seed=1, **usual, **slower).parent
+        assert main(["compare", "--baseline", str(directory), "--json"]) == code
+        told = json.loads(capsys.readouterr().out)
+        assert (told["before"]["runs"], told["after"]["runs"]) == (["a"], ["b"])
+        assert said in told["verdict"]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 
+import attrs
 import pytest
 
+from trackside.events import EventsShed, Heartbeat, IterationEnded, Source, SpanStarted
 from trackside.handlers import replay
 from trackside.views import Top, top_line
 
@@ -27,6 +29,20 @@ def watched(made_up):
         return top.view(last_ns + round(later_s * S))
 
     return run
+
+
+@pytest.fixture
+def make_event():
+    """Give a function that returns an event of one rank, numbered in the order in which they are made."""
+    source, made = Source(id="s", run_id="run"), []
+
+    def make(kind, at_ns=None, **fields):
+        event = kind(**fields, at_ns=S * (len(made) + 1) if at_ns is None else at_ns, span_id=0)
+        event._source, event._seq = source, len(made)
+        made.append(event)
+        return event
+
+    return make
 
 
 class TestView:
@@ -97,7 +113,112 @@ class TestView:
         assert json.loads(json.dumps(watched().to_json(), allow_nan=False))["step"] == 299
 
 
+class TestLate:
+    """A viewer whose models got their states from the job, and that hears the stream from there on."""
+
+    @pytest.fixture
+    def joined(self, made_up):
+        """Give a function that returns what sees the last *heard* events of a made-up job, and what saw all of it."""
+
+        def run(heard, **job):
+            events = list(replay(made_up(noise=0, stumbles=0, **job)))
+            whole, late = Top(), Top()
+            for place, event in enumerate(events):
+                if place == len(events) - heard:
+                    for model, kept in zip(late.models, whole.models, strict=True):
+                        model.load(kept.dump())
+                whole.drive(event)
+                if place >= len(events) - heard:
+                    late.drive(event)
+            if not heard:
+                for model, kept in zip(late.models, whole.models, strict=True):
+                    model.load(kept.dump())
+            late.catch_up()
+            now_ns = max(event.at_ns for event in events)
+            return late.view(now_ns), whole.view(now_ns)
+
+        return run
+
+    @pytest.mark.parametrize("heard", [0, 1, 10, 500])
+    def test_sees_all(self, joined, heard):
+        """Whenever it came, it shows what it would show if it had been there from the start."""
+        late, whole = joined(heard, hangs_s=1)
+        assert late == whole
+        assert (late.step, late.alive, len(late.lengths_ns)) == (299, 4, 50)
+
+    def test_ended(self, joined):
+        """Ranks that had ended before have ended."""
+        late, whole = joined(0)
+        assert late.has_ended
+        assert late == whole
+
+    def test_silent_before(self, joined, made_up):
+        """Ranks that fell silent before it came are missed."""
+        late, _ = joined(0, hangs_s=1)
+        assert late.ranks == 4
+        top = Top()
+        for event in replay(made_up(hangs_s=1)):
+            top.goodput(event)
+        top.catch_up()
+        last_ns = max(one.last_ns for one in top.goodput.lately(1))
+        assert [one.why for one in top.view(last_ns + 20 * S).worst] == ["silent for 20 s, at step 299"] * 4
+
+    def test_again(self, joined, made_up):
+        """Caught up with again, after a gap, it goes on from the newer state."""
+        events = list(replay(made_up(ranks=1, noise=0, stumbles=0)))
+        top, whole = Top(), Top()
+        for event in events[:400]:
+            top.drive(event)
+        for event in events:
+            whole.drive(event)
+        top.goodput.load(whole.goodput.dump())
+        top.catch_up()
+        assert (top.view(S).step, top.view(S).steps_per_s) == (299, whole.view(S).steps_per_s)
+
+    def test_given_up_before(self, make_event):
+        """What was given up before is in the heartbeats; what is given up now is not counted twice."""
+        top = Top()
+        top.drive(make_event(Heartbeat, sequence=0, counts={"shed": 7}))
+        assert top.view(S).lost == 7
+        top.drive(make_event(EventsShed, where="queue", by_type={"a": 2}, since_ns=0))
+        top.drive(make_event(Heartbeat, sequence=1, counts={"shed": 9}))
+        assert top.view(S).lost == 9
+
+    def test_told_at_once(self, make_event):
+        """What is given up is told before the next heartbeat counts it."""
+        top = Top()
+        top.drive(make_event(EventsShed, where="queue", by_type={"a": 2, "b": 1}, since_ns=0))
+        assert top.view(S).lost == 3
+
+    def test_step_over_already(self, make_event):
+        """A step that was open at the last heartbeat and has ended since is not open; what it was in is."""
+        top = Top()
+        spans = [(1, "training_loop", 5 * S), (2, "training_single_iteration", 8 * S)]
+        top.drive(make_event(SpanStarted, id=1, parent_id=0, name="training_loop", attributes={}, at_ns=5 * S))
+        top.drive(make_event(Heartbeat, sequence=0, open_spans={"MainThread": list(spans[1])}, at_ns=9 * S))
+        assert [one.name for one in top.view(9 * S).open] == ["training_single_iteration"]
+        # The job's model of long spans alone never hears that it ended; who attaches knows by the model of goodput.
+        top.goodput(make_event(IterationEnded, id=2, step=0, duration_ns=2 * S, at_ns=10 * S))
+        top.catch_up()
+        assert [one.name for one in top.view(10 * S).open] == ["training_loop"]
+
+
 class TestScreen:
+    def test_since(self, watched):
+        """What began when the viewer came says so; what the job kept does not."""
+        rich = pytest.importorskip("trackside.views.rich", reason="rich is not installed in this environment")
+
+        def shown(*partial):
+            out = io.StringIO()
+            rich.make_console(file=out, width=100).print(rich._top(attrs.evolve(view, partial=partial), 100, 40))
+            return [line.strip() for line in out.getvalue().splitlines() if "since attached" in line]
+
+        view = watched(ranks=3, hangs_s=1)
+        assert shown() == []
+        assert shown("CounterBoard", "OpenSpans") == ["open spans since attached", "counters since attached"]
+        (goodput,) = shown("GoodputAccumulator")
+        assert goodput.startswith("goodput ")
+
     @pytest.mark.parametrize("height", [10, 24, 50])
     def test_fits(self, watched, height):
         """It is never higher than the screen, nor wider, however much there is to tell."""

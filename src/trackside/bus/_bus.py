@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from trackside.bus import _upkeep as upkeep
 from trackside.bus._foreign import bring
+from trackside.bus._identity import Identity
 from trackside.bus._inline import NOBODY, InlineSeat, Recovered, ignore, is_too_deep, uncounted
 from trackside.bus._lane import QUEUE_LIMIT
 from trackside.bus._past import Past
@@ -24,7 +25,7 @@ from trackside.bus._stats import BusStats, HandlerStats
 from trackside.bus._subscription import Subscription
 from trackside.bus._tally import Tally
 from trackside.bus.counters import CounterRegistry
-from trackside.events import FRAMES, ConfigError, Detail, Event, Handler, Source, process_source
+from trackside.events import FRAMES, ConfigError, Detail, Event, Handler, Source
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -38,7 +39,6 @@ buses: weakref.WeakSet[Bus] = weakref.WeakSet()
 """Every bus alive, for what must be done to all: at a fork and at exit."""
 
 _LOOK_S: Final = 1.0
-"""How long a look at the counts waits for the porter to stand still; longer, and it looks at a moving one."""
 
 
 class Bus:
@@ -68,7 +68,7 @@ class Bus:
             raise ConfigError("queue_limit", queue_limit, "give a whole number of at least 1")
         self.strict = strict
         self._redact = redact
-        self._source = source
+        self._identity = Identity(source)
         self._queue_limit = queue_limit
         self._routes: dict[type, tuple[Step, ...]] = {}
         self._seats: dict[Seat, None] = {}
@@ -85,7 +85,7 @@ class Bus:
 
     def _make_fresh(self) -> None:
         """Set up everything that a forked child must not share with its parent."""
-        self._porter = Porter(limit=self._queue_limit, find_source=self._find_source, redact=self._redact)
+        self._porter = Porter(limit=self._queue_limit, identity=self._identity, redact=self._redact)
         self._relay = Relay(self._fault, self._is_seated)
         self._past = Past(functools.partial(upkeep.stats_of, porter=self._porter))
         self._after_close = Tally()
@@ -244,7 +244,7 @@ class Bus:
 
     def _seat(self, seat: Seat) -> None:
         if isinstance(seat, QueuedSeat):
-            self._find_source()  # now, so that a child forked before the first event knows whose child it is
+            self._identity.find()  # now, so that a child forked before the first event knows whose child it is
             seat.subscribe(self._porter.lanes)
             self._porter.queue.append(Join(seat))
         # Seats first: a concurrent log() may only fill the table we discard.
@@ -257,15 +257,14 @@ class Bus:
     def _unsubscribe(self, seat: Seat, timeout_s: float) -> bool:
         if self._seats.pop(seat, self) is self:
             return True
+        self._routes = {}
         done = True
         if isinstance(seat, QueuedSeat):
             deadline_s = upkeep.deadline_in(timeout_s)
             seat.unsubscribe(self._porter.lanes)
-            self._routes = {}
             self._porter.queue.append(Leave(seat))
             done = self._porter.settle(upkeep.left_s(deadline_s))
             done = upkeep.close_sinks([seat], deadline_s) and done
-        self._routes = {}
         self._past.add(seat)
         return done
 
@@ -283,8 +282,11 @@ class Bus:
             self._porter.start()
 
     def end(self, reason: str = "closed") -> None:
-        """End the numbered stream; the next event starts another."""
+        """End the numbered stream; the next event starts another, under an id that the process has from now on."""
         self._porter.queue.append(End(reason))
+        ended = self._porter.source
+        if ended is not None:  # at once, so that nobody takes who has ended for his parent
+            self._identity.renew(ended)
 
     def look(self, act: Callable[[View], object]) -> None:
         """Have the porter call *act* at this place of the stream, between two events, with what it sees there."""
@@ -341,20 +343,22 @@ class Bus:
         done = self._relay.close(upkeep.left_s(deadline_s) / 2) and done
         done = upkeep.close_sinks(self._queued_seats(), deadline_s) and done
         self._porter.halt(upkeep.left_s(deadline_s))
-        upkeep.report_losses(self._stats(pause_s=upkeep.left_s(deadline_s)))
+        upkeep.report_losses(self.stats(upkeep.left_s(deadline_s)))
         self._is_over = True
         return done
 
-    def stats(self) -> BusStats:
-        """Return the counts. They balance whenever no call is in progress."""
-        return self._stats(pause_s=_LOOK_S)
+    def stats(self, timeout_s: float = _LOOK_S) -> BusStats:
+        """
+        Return the counts. They balance whenever no call is in progress.
 
-    def _stats(self, *, pause_s: float) -> BusStats:
+        Args:
+            timeout_s: How long to wait for the porter to stand still, in seconds; then it looks at a moving one.
+        """
         own = {"after_close": self._after_close.value, "misfits": self._misfits.value}
-        return upkeep.take_stock(self._porter, self._seats, self._past, pause_s=pause_s, **own)
+        return upkeep.take_stock(self._porter, self._seats, self._past, pause_s=timeout_s, **own)
 
-    def _stats_of(self, seat: Seat) -> HandlerStats:
-        with upkeep.held_still(self._porter, _LOOK_S):
+    def _stats_of(self, seat: Seat, timeout_s: float) -> HandlerStats:
+        with upkeep.held_still(self._porter, timeout_s):
             return upkeep.stats_of(seat, self._porter)
 
     def _queued_seats(self) -> list[QueuedSeat]:
@@ -370,9 +374,6 @@ class Bus:
 
     # --- identity and forks ------------------------------------------------------------------------------------
 
-    def _find_source(self) -> Source:
-        return self._source or process_source()
-
     def become_child(self) -> None:
         """
         Start anew in a forked child: empty queue, zero counts, no models, no sidings, plain callables and logs kept.
@@ -381,8 +382,7 @@ class Bus:
         """
         if os.environ.get("TRACKSIDE_FORK") == "off":
             self._is_closed = self._is_over = True
-        if self._source is not None:
-            self._source = self._source.child()
+        self._identity.become_child()
         inherited = list(self._seats)
         self._inherited += inherited  # kept, because to drop a handler may close what the parent still writes
         self._make_fresh()
@@ -393,7 +393,7 @@ class Bus:
             if isinstance(seat, InlineSeat):
                 seat.forget()
                 self._seats[seat] = None
-            elif seat.runs_on is FRAMES and not self._is_closed and upkeep.goes_along(seat, self._find_source()):
+            elif seat.runs_on is FRAMES and not self._is_closed and upkeep.goes_along(seat, self._identity.find()):
                 self._seat(seat)
 
 

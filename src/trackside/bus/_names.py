@@ -7,15 +7,24 @@ from typing import Any, ClassVar, Final
 
 import attrs
 
-from trackside.events import ConfigError, Event, IterationEnded, SpanEnded, SpanEventAdded, SpanStarted, span_names
+from trackside.events import (
+    ConfigError,
+    Event,
+    IterationEnded,
+    SpanEnded,
+    SpanEventAdded,
+    SpanStarted,
+    Value,
+    span_names,
+)
 
 FILTERED: Final = "filtered"
 MAX_NAMES: Final = 1_024
 _REMEMBERED: Final = 1_024
 
 
-@attrs.frozen
-class SpansNamed:
+@attrs.frozen(eq=False, repr=False)
+class SpansNamed(Value):
     """Keep or drop the spans of some *names*, with the events on them; keep everything else."""
 
     names: frozenset[str]

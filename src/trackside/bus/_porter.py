@@ -6,6 +6,7 @@ It calls no foreign code but rules and the redaction, so nothing else that is fo
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -13,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
+from trackside.bus._identity import Identity
 from trackside.bus._lane import Lane, shed_by_name
 from trackside.bus._patience import complain, described, is_power_of_two
 from trackside.bus._sorter import Bring, Sorter
@@ -32,16 +34,16 @@ class Porter:
         self,
         *,
         limit: int,
-        find_source: Callable[[], Source],
+        identity: Identity,
         redact: Callable[[Event], Event | None] | None,
     ) -> None:
         self.queue: deque[Any] = deque()
         self.lanes: dict[type[Event], Lane] = {}
         self.queue_peak = 0
-        self.sorter = Sorter(self.lanes, self.lane, find_source, redact)
+        self.sorter = Sorter(self.lanes, self.lane, identity, redact)
         self._limit = limit
         self._thread = LateThread(self._serve, "trackside-porter")
-        self._draining = threading.Lock()
+        self._draining = threading.RLock()
         self._holder: int | None = None
         # C code: a signal handler that flushes while its thread is inside a flush cannot deadlock here.
         self._requests: queue.SimpleQueue[threading.Lock | None] = queue.SimpleQueue()
@@ -102,12 +104,12 @@ class Porter:
         return True
 
     def _settle_here(self, deadline_s: float) -> bool:
-        if not self.paused(max(0.0, deadline_s - time.monotonic())):
-            return False
         try:
-            return self._drain(at_once=True, deadline_s=deadline_s)
+            is_held = self.paused(max(0.0, deadline_s - time.monotonic()))
+            return is_held and self._drain(at_once=True, deadline_s=deadline_s)
         finally:
-            self.resume()
+            if self.is_here():  # also if Ctrl-C came before we knew
+                self.resume()
 
     def halt(self, timeout_s: float) -> bool:
         """End the thread; return whether it has ended."""
@@ -133,9 +135,16 @@ class Porter:
 
     def paused(self, timeout_s: float) -> bool:
         """Hold the porter still, for a consistent look at its counts; pair with `resume` if True."""
-        if self.is_here() or not self._draining.acquire(timeout=timeout_s):
+        if self.is_here():
             return False
-        self._holder = threading.get_ident()
+        try:
+            if not self._draining.acquire(timeout=timeout_s):
+                return False
+            self._holder = threading.get_ident()
+        except BaseException:  # Ctrl-C, of which nobody knows whether it came before or after
+            with contextlib.suppress(RuntimeError):  # it came before
+                self._draining.release()
+            raise
         return True
 
     def resume(self) -> None:

@@ -144,6 +144,19 @@ class QueuedSeat:
         if self.patience.resting_until_ns is not None:
             self.patience.recover()
 
+    def give(self, event: Event) -> None:
+        """Do what `admits` and `deliver` do for a model, in one call: every event comes through here."""
+        if self.decide is not None or self.patience.resting_until_ns is not None:
+            if self.admits(event):
+                self.deliver(event)
+            return
+        try:
+            self.handler(event)
+        except BaseException as error:
+            self._publish_rest(self.patience.fail(error, self.handled))
+        else:
+            self.handled += 1
+
     def settle(self, *, taken: bool) -> None:
         """Count the frame that was handed over."""
         if taken:
@@ -209,6 +222,7 @@ class QueuedSeat:
             invalid=met.invalid,
             in_queue=in_queue + batched + self.in_hand + waiting,
             last_error=self.patience.last_error or self._trust.last_error,
+            unfinished=self.siding is not None and self.siding.is_unfinished,
         )
 
     def _lost_by_sink(self) -> int:

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias
 import attrs
 
 from trackside.bus._names import MAX_NAMES, only_spans, without_spans
-from trackside.events import ConfigError, DecodeError, Event
+from trackside.events import ConfigError, DecodeError, Event, Value
 
 Reason: TypeAlias = Literal["sampled", "filtered"]
 Decide: TypeAlias = Callable[[Event], "Reason | None"]
@@ -49,8 +49,8 @@ class Rule(Protocol):
         """Return the rule as plain data for `rule_from_wire`."""
 
 
-@attrs.frozen
-class Every:
+@attrs.frozen(eq=False, repr=False)
+class Every(Value):
     """Keep the first of every *n* events."""
 
     n: int
@@ -68,8 +68,8 @@ class Every:
         return ["every", self.n]
 
 
-@attrs.frozen
-class Fraction:
+@attrs.frozen(eq=False, repr=False)
+class Fraction(Value):
     """Keep the events of a share *p* of all steps."""
 
     p: float
@@ -104,8 +104,8 @@ def scattered(step: int) -> int:
     return z ^ (z >> 31)
 
 
-@attrs.frozen
-class AtMost:
+@attrs.frozen(eq=False, repr=False)
+class AtMost(Value):
     """Keep the first *n* events of every period of *per* seconds."""
 
     n: int
@@ -138,8 +138,8 @@ class AtMost:
         return ["at_most", self.n, self.per]
 
 
-@attrs.frozen
-class Where:
+@attrs.frozen(eq=False, repr=False)
+class Where(Value):
     """Keep the events for which *predicate* is true."""
 
     predicate: Callable[[Any], object]
@@ -162,8 +162,8 @@ class Where:
         )
 
 
-@attrs.frozen
-class AllOf:
+@attrs.frozen(eq=False, repr=False)
+class AllOf(Value):
     """Keep the events that all of *rules* keep."""
 
     rules: tuple[Rule, ...]
@@ -191,8 +191,8 @@ class AllOf:
         return ["all_of", [rule.to_wire() for rule in self.rules]]
 
 
-@attrs.frozen
-class AnyOf:
+@attrs.frozen(eq=False, repr=False)
+class AnyOf(Value):
     """Keep the events that any of *rules* keeps."""
 
     rules: tuple[Rule, ...]

@@ -91,6 +91,11 @@ class Siding:
         """Whether it was closed, or given up: what was not delivered will not be."""
         return self._is_abandoned or self._closed_well is not None
 
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether it was given up before the handler was closed, which may hold something that it took."""
+        return self._is_abandoned and self._closed_well is None
+
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything accepted so far was delivered and the handler, if it can, flushed."""
         if not self.accepted and not self._thread.is_started:

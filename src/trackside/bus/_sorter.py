@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-import attrs
-
 from trackside.bus._cutter import ROW_EXTRA_BYTES, Cutter
+from trackside.bus._identity import Identity
 from trackside.bus._lane import Lane, Lanes, shed_by_name
 from trackside.bus._patience import complain, described, is_power_of_two
 from trackside.bus._queued import QueuedSeat
@@ -111,7 +109,7 @@ class Sorter:
     Args:
         lanes: The bus's lanes; `lane` finds one or makes it.
         lane: Returns the lane of a type.
-        find_source: Returns who this process is, when its stream begins with its first event.
+        identity: Says who this process is, when its stream begins with its first event.
         redact: What is applied to each event first, if anything.
     """
 
@@ -119,7 +117,7 @@ class Sorter:
         self,
         lanes: Lanes,
         lane: Callable[[type[Event]], Lane],
-        find_source: Callable[[], Source],
+        identity: Identity,
         redact: Callable[[Event], Event | None] | None,
     ) -> None:
         self.seats: list[QueuedSeat] = []
@@ -128,7 +126,7 @@ class Sorter:
         self.redact = redact
         self._lanes = lanes
         self._lane = lane
-        self._find_source = find_source
+        self._identity = identity
         self._cutter = Cutter()
         self._hands: dict[type[Event], Hands] = {}
         self.is_over = False
@@ -212,8 +210,7 @@ class Sorter:
         if self.source is not None:
             self._end("succeeded by another source")
         if source.id in self._known_ids:
-            # (source, number) is one event for ever: who begins once more is another.
-            source = attrs.evolve(source, id=secrets.token_hex(8))
+            source = self._identity.renew(source)
         self._known_ids.add(source.id)
         self.source = source
         for seat in self.seats:
@@ -243,7 +240,7 @@ class Sorter:
             if self.is_over:
                 lane.shed.add()  # of a log() that had begun before the bus was closed
                 return
-            self._begin(self._find_source())
+            self._begin(self._identity.find())
         lane.taken += 1
         cutter = self._cutter
         if cutter.room_bytes <= 0:
@@ -276,29 +273,27 @@ class Sorter:
         cutter.room_bytes -= len(row) + ROW_EXTRA_BYTES
         for append in hands.appends:
             append(row)
-        if hands.stamped:
-            self._hand_on(hands, event, row)
-
-    def _hand_on(self, hands: Hands, event: Event, row: bytes) -> None:
-        """Hand a numbered event to those who look at it."""
         for seat in hands.ruled:
             if seat.admits(event) and seat.audience is not None:
                 seat.audience.rows.append(row)
-        self._hand_over(hands, event, len(row))
+        for seat in hands.models:
+            seat.give(event)
+        if hands.sidings:
+            self._offer(hands, event, len(row))
 
     def _bring(self, events: Sequence[Event]) -> None:
         for event in events:
             hands = self._hands.get(type(event)) or self._resolve(type(event))
             for seat in (*hands.models, *hands.sidings):
                 seat.brought += 1
-            self._hand_over(hands, event, _FOREIGN_BYTES)
+            for seat in hands.models:
+                seat.give(event)
+            self._offer(hands, event, _FOREIGN_BYTES)
         self.brought += len(events)
 
-    def _hand_over(self, hands: Hands, event: Event, size_bytes: int) -> None:
-        """Hand a numbered event to models and sinks."""
-        for seat in hands.models:
-            if seat.admits(event):
-                seat.deliver(event)
+    @staticmethod
+    def _offer(hands: Hands, event: Event, size_bytes: int) -> None:
+        """Offer a numbered event to the sinks."""
         for seat in hands.sidings:
             if seat.admits(event) and not (seat.siding is not None and seat.siding.offer(event, size_bytes)):
                 seat.shed += 1

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import attrs
 
+from trackside.events import Value
 
-@attrs.frozen(kw_only=True)
-class HandlerStats:
+
+@attrs.frozen(kw_only=True, eq=False, repr=False)
+class HandlerStats(Value):
     """
     What became of the events meant for one handler.
 
@@ -34,6 +36,8 @@ class HandlerStats:
     in_queue: int = 0
     """Not yet read."""
     last_error: str = ""
+    unfinished: bool = False
+    """It did not come back from its last event, or was not closed, in time: what it then held may be lost too."""
 
     @property
     def balance(self) -> int:
@@ -57,14 +61,19 @@ class HandlerStats:
     def plus(self, other: HandlerStats) -> HandlerStats:
         """Return the sum of both, under this one's name."""
         counts = {name: getattr(self, name) + getattr(other, name) for name in COUNTS}
-        return attrs.evolve(self, **counts, last_error=other.last_error or self.last_error)
+        return attrs.evolve(
+            self,
+            **counts,
+            last_error=other.last_error or self.last_error,
+            unfinished=self.unfinished or other.unfinished,
+        )
 
 
 COUNTS = ("logged", "handled", "failed", "filtered", "sampled", "shed", "rested", "invalid", "in_queue")
 
 
-@attrs.frozen(kw_only=True)
-class BusStats:
+@attrs.frozen(kw_only=True, eq=False, repr=False)
+class BusStats(Value):
     """The counts of a bus and of each of its handlers."""
 
     handlers: tuple[HandlerStats, ...] = ()

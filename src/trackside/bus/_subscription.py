@@ -47,9 +47,9 @@ class Subscription:
         """Whether the handler has left the bus."""
         return not self._bus._is_seated(self._seat)  # noqa: SLF001
 
-    def stats(self) -> HandlerStats:
-        """Return the handler's counts, also after it left."""
-        return self._bus._stats_of(self._seat)  # noqa: SLF001
+    def stats(self, timeout_s: float = 1.0) -> HandlerStats:
+        """Return the handler's counts, also after it left; *timeout_s* is as for `Bus.stats`."""
+        return self._bus._stats_of(self._seat, timeout_s)  # noqa: SLF001
 
     def __enter__(self) -> Self:
         return self

@@ -36,7 +36,7 @@ class LateThread:
 
     def _start(self) -> bool:
         # Known before it runs, so that an interrupt meanwhile cannot lead to a second one.
-        self._thread = thread = threading.Thread(target=self._target, name=self.name, daemon=True)
+        self._thread = thread = threading.Thread(target=self._run, name=self.name, daemon=True)
         try:
             thread.start()
         except RuntimeError:
@@ -45,6 +45,11 @@ class LateThread:
             if thread.ident is None:
                 self._thread = None
         return True
+
+    def _run(self) -> None:
+        # One whose starter was interrupted before it was born is nobody's: another may have been started since.
+        if self._thread is threading.current_thread():
+            self._target()
 
     @property
     def is_started(self) -> bool:

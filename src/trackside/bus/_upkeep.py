@@ -99,11 +99,12 @@ def take_stock(
 @contextlib.contextmanager
 def held_still(porter: Porter, timeout_s: float) -> Iterator[None]:
     """Let the porter stand still, unless it does not come to that within *timeout_s*."""
-    is_held = porter.paused(timeout_s)
+    was_held = porter.is_here()
     try:
+        porter.paused(timeout_s)
         yield
     finally:
-        if is_held:
+        if not was_held and porter.is_here():  # also if Ctrl-C came before we knew
             porter.resume()
 
 

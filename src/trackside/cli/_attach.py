@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from trackside.cli._print import event_line, printable, warn
+from trackside.cli._serving import collecting_rarely
 from trackside.events import Detail, Event, to_json
 from trackside.handlers.zeromq import Attachment, attach
 
@@ -57,13 +58,14 @@ def _whole(text: str) -> int:
 def run(options: argparse.Namespace) -> int:
     """Print the events until the job ends; 1 if it fell silent instead and never came back before we were stopped."""
     show: Callable[[Event], str] = to_json if options.json else event_line
-    with attach(
+    watching = attach(
         *options.endpoint,
         to=tuple(options.type) or Event,
         detail=Detail[options.detail.upper()] if options.detail else None,
         keys=options.keys,
         insecure=options.insecure,
-    ) as attachment:
+    )
+    with collecting_rarely(), watching as attachment:
         _print(attachment, show, options.count)
     return 0
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from trackside.bus import rule_from_wire
 from trackside.cli._print import event_line, warn
-from trackside.cli._serving import add_safety, paste_ready, until_signalled
+from trackside.cli._serving import add_safety, collecting_rarely, paste_ready, until_signalled
 from trackside.events import ControlUsed, Event, EventsLost, PeerCut, RankFellSilent, RankSpokeAgain
 from trackside.handlers.zeromq import Collector, Quota
 
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
         read_rule=read_rule,
     )
     collector.models.append(_tell)
-    with until_signalled(collector.stop):
+    with until_signalled(collector.stop), collecting_rarely():
         try:
             _greet(collector, options)
             collector.serve()

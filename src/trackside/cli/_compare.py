@@ -86,7 +86,7 @@ def _sides(options: argparse.Namespace) -> tuple[Selected, Selected]:
     own = after.wanted
 
     def is_new(source: Source) -> bool:
-        return source.id not in ids and (own is None or own(source))
+        return not source.baseline and (own is None or own(source))  # those of other tags are no news either
 
     return marked, Selected(after.name, after.paths, is_new)
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from trackside.cli._print import event_line
+from trackside.cli._print import event_line, warn
 from trackside.cli._unread import readable, tell_unread
 from trackside.events import Event, to_json, wire_name_of
 from trackside.handlers import follow, replay
@@ -23,7 +23,7 @@ def add_to(commands: Any) -> None:
         description="Print the events of logs, one a line, all sources merged by time.",
     )
     parser.add_argument("path", metavar="PATH", nargs="+", help="a .tslog file, or a directory with such at any depth")
-    parser.add_argument("-f", "--follow", action="store_true", help="go on with what is written from now on")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on with what is written, now or later")
     parser.add_argument(
         "-t",
         "--type",
@@ -61,7 +61,10 @@ def _follow(options: argparse.Namespace, show: Callable[[Event], str]) -> int:
     for path in options.path:
         if os.path.isfile(path):  # noqa: PTH113  it answers where Path.is_file may raise
             next(replay(path), None)  # a file that is no log, and will never be one, is an error now
-    for event in _matching(follow(*options.path), options.type):
+    missing = [path for path in options.path if not os.path.exists(path)]  # noqa: PTH110  as above
+    if missing:
+        warn(f"trackside tail: waiting for {', '.join(missing)}: does not exist yet")
+    for event in _matching(follow(*options.path, wait=True), options.type):
         print(show(event), flush=True)
     return 0
 

@@ -16,7 +16,8 @@ from typing import Any, Final
 from trackside.cli._print import clock_text, printable
 from trackside.events import ConfigError, Event, UnreadableError
 from trackside.handlers import follow, replay
-from trackside.handlers.zeromq import attach
+from trackside.handlers.models.goodput import GoodputAccumulator
+from trackside.handlers.zeromq import Attachment, attach
 from trackside.views import Top, TopView, top_line
 
 _MOST_WAITING: Final = 20_000
@@ -55,9 +56,11 @@ def run(options: argparse.Namespace) -> int:
     with _watching(options) as (top, read), _screen(options, is_plain=is_plain) as show:
         every_s = options.interval or (_PLAIN_EVERY_S if is_plain else 0.5)
         due_s = time.monotonic() + (0.0 if not is_plain else min(every_s, 0.5))
+        is_whole = False
         while True:
             is_over = read(_LOOK_S)
-            if time.monotonic() >= due_s or is_over:
+            is_news, is_whole = top.is_ready and not is_whole, top.is_ready
+            if time.monotonic() >= due_s or is_over or is_news:
                 show(top.view(time.time_ns()))
                 due_s = time.monotonic() + every_s
             if is_over:
@@ -78,17 +81,7 @@ def _watching(options: argparse.Namespace) -> Iterator[tuple[Top, Read]]:
         # Models of several ranks are one only where all of their events come together.
         models = top.models if len(remote) == 1 else ()
         with attach(*remote, models=models, keys=options.keys, insecure=options.insecure) as attachment:
-            began_s = time.monotonic()
-
-            def read(timeout_s: float) -> bool:
-                for event in attachment.read(timeout_s):
-                    (top.take if models else top.drive)(event)
-                top.lose(attachment.lost)
-                top.partial = tuple(sorted(name for name, own in attachment.models.items() if not own.complete))
-                waited_s = time.monotonic() - began_s
-                return bool(attachment.is_over or (options.once and waited_s > _LATE_S))
-
-            yield top, read
+            yield top, _attached(top, attachment, is_once=options.once)
     elif options.once:
         for event in replay(*options.where):
             top.drive(event)
@@ -99,6 +92,28 @@ def _watching(options: argparse.Namespace) -> Iterator[tuple[Top, Read]]:
 
 _LATE_S: Final = 1.5
 """Within which who attaches late has the whole state."""
+
+
+def _attached(top: Top, attachment: Attachment, *, is_once: bool) -> Read:
+    """Return what takes in a stream; what the job's models know of the time before comes with them."""
+    began_s, take = time.monotonic(), top.take if attachment.models else top.drive
+    joined_ns = 0
+
+    def read(timeout_s: float) -> bool:
+        nonlocal joined_ns
+        for event in attachment.read(timeout_s):
+            take(event)
+        top.lose(attachment.lost)
+        late = [name for name, joined in attachment.models.items() if not joined.complete]
+        top.partial = tuple(sorted(late if attachment.models else top.names))
+        goodput = attachment.models.get(GoodputAccumulator.__qualname__)
+        if goodput is not None and goodput.complete and goodput.since_ns != joined_ns:
+            joined_ns = goodput.since_ns
+            top.catch_up()
+        top.is_ready = top.is_ready or (joined_ns != 0 and not top.partial) or time.monotonic() - began_s > _LATE_S
+        return bool(attachment.is_over or (is_once and top.is_ready))
+
+    return read
 
 
 def _followed(top: Top, paths: list[str]) -> Read:

@@ -10,10 +10,13 @@ Its JSON lines of runs that are over are read by `trackside.handlers.torchtitan`
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import logging
 import os
+import sys
 import threading
-from typing import Any
+from typing import Any, Final
 
 from trackside.bus import Bus, default_bus
 from trackside.events import TracksideError
@@ -22,6 +25,10 @@ from trackside.instruments import next_id
 from trackside.job import start
 
 _logger = logging.getLogger("trackside")
+
+_QUEUE: Final = "torchtitan.observability.structured_logger.structured_logging"
+"""The module of torchtitan's that queues records for its handlers, in versions that do."""
+_FLUSH_S: Final = 2.0
 
 
 def register_trackside_handler(
@@ -44,7 +51,21 @@ def register_trackside_handler(
         except TracksideError as error:
             _logger.warning("torchtitan's records of %s rank %d are not recorded: %s", source, rank, error)
             return
-    structured_logger.addHandler(TitanHandler())
+    handler = TitanHandler()
+    structured_logger.addHandler(handler)
+    # Called before what ends telemetry, which was registered earlier; torchtitan and logging end later than both.
+    atexit.register(_end, handler)
+
+
+def _end(handler: TitanHandler) -> None:
+    """Take what torchtitan still queues for its handlers, and end the last iteration."""
+    try:
+        flush = getattr(sys.modules.get(_QUEUE), "flush_structured_logger", None)
+        if flush is not None:
+            flush(_FLUSH_S)
+        handler.end_iteration()
+    except Exception as error:
+        _logger.warning("the last of torchtitan's records are not recorded", exc_info=error)
 
 
 class TitanHandler(logging.Handler):
@@ -72,10 +93,15 @@ class TitanHandler(logging.Handler):
         except Exception:
             self.handleError(record)
 
+    def end_iteration(self) -> None:
+        """End the iteration that is open, if one is."""
+        with self.lock or contextlib.nullcontext():
+            for event in self._reader.finish(self._last_ns):
+                self._bus.log(event)
+
     def close(self) -> None:
         """End the last iteration."""
-        for event in self._reader.finish(self._last_ns):
-            self._bus.log(event)
+        self.end_iteration()
         super().close()
 
 
@@ -83,7 +109,11 @@ def _record(record: logging.LogRecord) -> TitanRecord | None:
     name = getattr(record, "log_type_name", None)
     if not isinstance(name, str):
         return None  # plain text that strayed into the structured logger
+    # Where records are handed over by a thread of torchtitan's, they say whose they are, and of which step.
+    logged_in = getattr(record, "logging_thread_state", None)
     step, value = getattr(record, "step", None), getattr(record, "value", None)
+    if step is None:
+        step = getattr(logged_in, "step", None)
     return TitanRecord(
         name=name,
         at_ns=round(record.created * 1e9),
@@ -91,6 +121,6 @@ def _record(record: logging.LogRecord) -> TitanRecord | None:
         step=step if isinstance(step, int) else -1,
         value=float(value) if isinstance(value, (int, float)) else None,
         metric=str(getattr(record, "event_name", "")) if name == "metric_value" else "",
-        track=(str(getattr(record, "task_name", None) or ""), threading.get_ident()),
+        track=(str(getattr(record, "task_name", None) or ""), getattr(logged_in, "tid", None) or threading.get_ident()),
         message=record.getMessage()[:1_000],
     )

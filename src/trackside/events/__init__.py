@@ -6,6 +6,7 @@ The event and its envelope, the vocabulary, the source, the clock, values, rows 
 
 from trackside.events import span_names
 from trackside.events._ambient import NOWHERE, Ambient, ambient
+from trackside.events._compared import Compared, Value
 from trackside.events._detail import ITERATION, LIFECYCLE, PROFILE, Detail
 from trackside.events._encoder import RowEncoder, Schema
 from trackside.events._errors import (
@@ -30,7 +31,7 @@ from trackside.events._handler import (
     RunsOn,
 )
 from trackside.events._registry import declared, is_declared, lookup
-from trackside.events._source import Parent, Source, process_source, set_process_source
+from trackside.events._source import Parent, Source, follow_process_source, process_source, set_process_source
 from trackside.events._version import __version__
 from trackside.events.goodput import GoodputUpdated, RecordFaulted, SlicesCounted, StepStarted
 from trackside.events.metrics import (
@@ -92,6 +93,7 @@ __all__ = [
     "CheckpointSaveSucceeded",
     "ClockAnchored",
     "ClockCompared",
+    "Compared",
     "ConfigError",
     "ControlUsed",
     "CounterWindow",
@@ -145,12 +147,14 @@ __all__ = [
     "UnknownEvent",
     "UnreadableError",
     "ValidationMetricsUpdated",
+    "Value",
     "__version__",
     "ambient",
     "declared",
     "encode_frame",
     "event",
     "fields_of",
+    "follow_process_source",
     "is_declared",
     "lookup",
     "own_fields",

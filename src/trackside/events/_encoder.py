@@ -103,8 +103,9 @@ class RowEncoder:
                 for read_nested in reads_nested:
                     value = read_nested(event)
                     if type(value) is dict:
-                        "".join(value)  # as for hash: proves that all keys are text
-                        hash((*value.values(),))
+                        if value:
+                            "".join(value)  # as for hash: proves that all keys are text
+                            hash((*value.values(),))
                     elif type(value) is list:
                         hash((*value,))
                     else:

@@ -11,6 +11,7 @@ import attrs
 
 from trackside.events import clock
 from trackside.events._ambient import ambient
+from trackside.events._compared import Compared
 from trackside.events._detail import ITERATION, Detail
 from trackside.events._errors import ConfigError
 from trackside.events._registry import check_names, register
@@ -33,7 +34,7 @@ FROM_AMBIENT: Final = -sys.maxsize - 1
 _surroundings = ambient.get
 
 
-class _Stamped:
+class _Stamped(Compared):
     """
     Where an event came from and which one it is.
 
@@ -67,7 +68,7 @@ class _Stamped:
 def _define(cls: C, *, kw_only: bool = True) -> C:
     # "Frozen" is for the type checker alone: attrs.frozen would make building an event three times as dear.
     # Copies carry all slots, those of `_Stamped` too: attrs would copy the fields alone.
-    return attrs.define(kw_only=kw_only, weakref_slot=False, getstate_setstate=False)(cls)
+    return attrs.define(kw_only=kw_only, weakref_slot=False, getstate_setstate=False, eq=False, repr=False)(cls)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(attrs.field,))

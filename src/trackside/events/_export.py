@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import json
+import binascii
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 from trackside.events import _values as values
@@ -48,7 +49,7 @@ def to_json(event: Event) -> str:
     fields = fields_of(event)
     try:
         values.check_plain([*line.values(), *fields.values()])
-        text = _dumps({**line, "fields": fields})
+        text = _writer()({**line, "fields": fields})
     except (TypeError, ValueError):
         pass  # perhaps it can be mended
     else:
@@ -57,7 +58,7 @@ def to_json(event: Event) -> str:
             return text
     line, _ = values.mended_map(line)
     fields = {name: values.mended(value)[0] for name, value in fields.items()}
-    return _dumps(_readable({**line, "fields": fields}))
+    return _writer()(_readable({**line, "fields": fields}))
 
 
 def value_to_json(value: Any) -> str:
@@ -69,16 +70,20 @@ def value_to_json(value: Any) -> str:
     """
     try:
         values.check_plain([value])
-        text = _dumps(value)
+        text = _writer()(value)
     except (TypeError, ValueError):
         pass
     else:
         if len(text) <= values.MAX_STRING_BYTES and "\\ud" not in text:
             return text
-    return _dumps(_readable(values.mended(value)[0]))
+    return _writer()(_readable(values.mended(value)[0]))
 
 
-_dumps = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+@functools.cache
+def _writer() -> Callable[[Any], str]:
+    import json  # noqa: PLC0415  most processes that emit write none
+
+    return json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
 def _readable(value: Any) -> Any:
@@ -86,7 +91,7 @@ def _readable(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
     if isinstance(value, bytes):
-        return base64.b64encode(value).decode("ascii")
+        return binascii.b2a_base64(value, newline=False).decode("ascii")
     if isinstance(value, dict):
         return {key: _readable(entry) for key, entry in value.items()}
     if isinstance(value, list):

@@ -9,11 +9,14 @@ real loss is a gap. ``shed`` counts, since the source started and by wire name, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from operator import itemgetter, lt
 from typing import Any, Final
 
 import attrs
 import msgpack
 
+from trackside.events._compared import Value
 from trackside.events._decoder import RowDecoder
 from trackside.events._errors import DecodeError
 from trackside.events._event import Event
@@ -37,10 +40,15 @@ _SOURCES_BYTES: Final = 256 << 20
 _SCHEMAS_BYTES: Final = 64 << 20
 _DECODER_BYTES: Final = 64 << 10
 """What a decoder takes at most, its field names apart."""
+_LISTS: Final = frozenset((list,))
+_WHOLE: Final = frozenset((int,))
+
+_first = itemgetter(0)
+_second = itemgetter(1)
 
 
-@attrs.frozen
-class Frame:
+@attrs.frozen(eq=False, repr=False)
+class Frame(Value):
     """A decoded frame."""
 
     source: Source
@@ -131,13 +139,15 @@ class FrameDecoder:
         for schema in schemas:
             try:
                 number, name, version, names = schema
-                check_schema(name, version, names)
+                # What is remembered was checked; but 1.0 and True are equal to 1.
+                key = (name, version, tuple(names))
+                decoder = self._decoders.get(key) if type(version) is int and type(names) is list else None
+                if decoder is None:
+                    check_schema(name, version, names)
             except (TypeError, ValueError) as error:
                 raise DecodeError("a schema is a number, a name, a version and a list of fields") from error
             if type(number) is not int or number in decoders:
                 raise DecodeError("a schema's number is a whole number of its own")
-            key = (name, version, tuple(names))
-            decoder = self._decoders.get(key)
             if decoder is None:
                 decoder = RowDecoder(*key)
                 self._decoders.put(key, decoder, weigh(key) + _DECODER_BYTES)
@@ -168,25 +178,57 @@ def _decode_rows(
     """Return the events, and their source as the first `SourceStarted` among them describes it."""
     if type(rows) is not list or len(rows) > MAX_FRAME_ROWS:
         raise DecodeError(f"a frame's rows are a list, of at most {MAX_FRAME_ROWS}")
-    events: list[Event] = []
-    previous = first - 1
-    started = False
-    for row in rows:
-        try:
-            decoder = decoders[row[0]]
-        except (TypeError, KeyError, IndexError):
-            raise DecodeError("a row is of no type of its frame") from None
-        if type(row) is not list or len(row) != decoder.width:
+    if not rows:
+        return source, []
+    groups = _grouped(rows, decoders)
+    _check_order(rows, first, last)
+    if len(groups) == 1:
+        ((number, group),) = groups.items()
+        events = decoders[number].decode_all(group, first, source)
+    else:
+        in_turn = {number: iter(decoders[number].decode_all(group, first, source)) for number, group in groups.items()}
+        events = list(map(next, map(in_turn.__getitem__, map(_first, rows))))
+    if any(decoders[number].tells_source for number in groups):
+        return _told_source(events, source)
+    return source, events
+
+
+def _grouped(rows: list[Any], decoders: Mapping[Any, RowDecoder]) -> dict[Any, list[Any]]:
+    """Return the *rows* of each type by its number, after a look at their widths."""
+    if not _LISTS.issuperset(map(type, rows)):
+        raise DecodeError("a row is a list")
+    try:
+        numbers = set(map(_first, rows))
+    except (TypeError, IndexError):  # a list or a map, or an empty row
+        numbers = {None}
+    if not numbers <= decoders.keys():
+        raise DecodeError("a row is of no type of its frame")
+    if len(numbers) == 1:
+        groups = {numbers.pop(): rows}
+    else:
+        groups = {number: [] for number in numbers}
+        for row in rows:
+            groups[row[0]].append(row)
+    for number, group in groups.items():
+        if set(map(len, group)) != {decoders[number].width}:
             raise DecodeError("a row is not as wide as its schema says")
-        event = decoder.decode(row)
-        seq = first + row[1]
-        if not previous < seq <= last:
-            raise DecodeError("a row is out of order")
-        previous = seq
-        if type(event) is SourceStarted and not started:
-            source = attrs.evolve(Source.from_wire(event.identity), id=source.id)
-            started = True
-        event._source = source  # noqa: SLF001  these two slots are the decoder's to write
-        event._seq = seq  # noqa: SLF001
-        events.append(event)
+    return groups
+
+
+def _check_order(rows: list[Any], first: int, last: int) -> None:
+    offsets = list(map(_second, rows))
+    if not _WHOLE.issuperset(map(type, offsets)):
+        raise DecodeError("a row's number is a whole number")
+    if offsets[0] < 0 or first + offsets[-1] > last or not all(map(lt, offsets, islice(offsets, 1, None))):
+        raise DecodeError("a row is out of order")
+
+
+def _told_source(events: list[Event], source: Source) -> tuple[Source, list[Event]]:
+    """Let *events* be of the source that the first `SourceStarted` among them describes, from that on."""
+    place = next((place for place, event in enumerate(events) if type(event) is SourceStarted), None)
+    if place is not None:
+        told: SourceStarted = events[place]  # type: ignore[assignment]
+        source = attrs.evolve(Source.from_wire(told.identity), id=source.id)
+        for event in events[place:]:
+            event._source = source  # noqa: SLF001  the decoder's to write
     return source, events

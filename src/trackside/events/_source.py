@@ -6,25 +6,25 @@ import os
 import pathlib
 import platform
 import re
-import secrets
-import socket
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import attrs
 
 from trackside.events import clock
 from trackside.events._ambient import ambient
+from trackside.events._compared import Value
 from trackside.events._errors import ConfigError
 
 MAIN, WORKER, COLLECTOR = "main", "worker", "collector"
 ROLES = (MAIN, WORKER, COLLECTOR)
 _MAX_COUNT: Final = 1 << 31
-_WHOLE: Final = re.compile(r"[0-9]{1,9}")
+_WHOLE: Final = r"[0-9]{1,9}"
 
 
-@attrs.frozen
-class Parent:
+@attrs.frozen(eq=False, repr=False)
+class Parent(Value):
     """The span, in another process, under which this one was started."""
 
     source_id: str
@@ -47,15 +47,15 @@ def _texts(given: Mapping[Any, Any]) -> dict[str, str]:
     return {str(key): str(value) for key, value in given.items()}
 
 
-@attrs.frozen(kw_only=True)
-class Source:
+@attrs.frozen(kw_only=True, eq=False, repr=False)
+class Source(Value):
     """
     One process's identity; constant for its life and carried by every file and stream.
 
     ``(id, seq)`` names one event for ever and costs nothing per event.
     """
 
-    id: str = attrs.field(factory=lambda: secrets.token_hex(8))
+    id: str = attrs.field(factory=lambda: os.urandom(8).hex())
     """16 random hexadecimal digits: new for each process, so for each attempt and each forked child."""
     run_id: str = ""
     """The same on all ranks and attempts that the launcher calls one run."""
@@ -96,9 +96,9 @@ class Source:
         """
         env = os.environ if environ is None else environ
         found = _torchrun(env) or _slurm(env)
-        found.setdefault("run_id", f"run-{secrets.token_hex(6)}")
+        found.setdefault("run_id", f"run-{os.urandom(6).hex()}")
         found.update(
-            host=socket.gethostname(),
+            host=platform.node(),
             pid=os.getpid(),
             versions={"python": platform.python_version()},
         )
@@ -109,7 +109,7 @@ class Source:
         """Describe a process just forked from this one: itself, but a worker of its own."""
         return attrs.evolve(
             self,
-            id=secrets.token_hex(8),
+            id=os.urandom(8).hex(),
             role=WORKER,
             pid=os.getpid(),
             parent=Parent(self.id, ambient.get()[0]),
@@ -231,7 +231,7 @@ def _ranks(env: Mapping[str, str], **variables: str) -> dict[str, Any]:
     for field, variable in variables.items():
         text = env.get(variable)
         if text:
-            number = int(text) if _WHOLE.fullmatch(text) else -1
+            number = int(text) if re.fullmatch(_WHOLE, text) else -1
             if number < (field == "world_size"):
                 raise ConfigError(variable, text, "the launcher should set a whole number")
             found[field] = number
@@ -262,15 +262,38 @@ def _detected() -> Source:
         return Source.detect({}, metadata={"launcher": str(error)})
 
 
-def set_process_source(source: Source | None) -> None:
-    """Let *source* be this process's identity from now on; None finds it out anew at the next call."""
-    if source is None:
-        _identity.pop("source", None)
-    else:
-        _identity["source"] = source
+def set_process_source(source: Source | None, *, instead_of: Source | None = None) -> None:
+    """
+    Let *source* be this process's identity from now on.
+
+    Args:
+        source: None finds it out anew at the next call.
+        instead_of: Do so only if the identity is this very one; then whoever follows it is told.
+    """
+    with _changing:
+        if instead_of is not None and _identity.get("source") is not instead_of:
+            return
+        if source is None:
+            _identity.pop("source", None)
+        else:
+            _identity["source"] = source
+    if source is not None and instead_of is not None:
+        for tell in _followers:
+            tell(source)
+
+
+_changing = threading.RLock()
+_followers: list[Callable[[Source], object]] = []
+
+
+def follow_process_source(tell: Callable[[Source], object]) -> None:
+    """Have *tell* called whenever this process goes on under another id, with what it is then."""
+    _followers.append(tell)
 
 
 def _become_child() -> None:
+    global _changing  # noqa: PLW0603  another thread of the parent's may have held it
+    _changing = threading.RLock()
     # A parent that never asked who it is may be a launcher: its children find out for themselves.
     if "source" in _identity:
         _identity["source"] = _identity["source"].child()

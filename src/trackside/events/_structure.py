@@ -8,18 +8,34 @@ must show.
 from __future__ import annotations
 
 import datetime
+import functools
 import pathlib
 import types
 import typing
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import cattrs
+if TYPE_CHECKING:
+    import cattrs
 
 SCALARS: Final = (bool, int, float, str, bytes, type(None))
 _CONTAINERS: Final = (list, dict, tuple, set, frozenset)
 
-converter: Final = cattrs.Converter(detailed_validation=False)
+
+@functools.cache
+def converter() -> cattrs.Converter:
+    """Return what turns attrs objects into plain data, and plain data into whatever is no scalar or container."""
+    import cattrs  # noqa: PLC0415  an eighth of what importing us would cost, and few events need it
+
+    made = cattrs.Converter(detailed_validation=False)
+    for scalar in SCALARS[:-1]:
+        made.register_structure_hook(scalar, _exact)
+    made.register_structure_hook(datetime.datetime, lambda text, _: datetime.datetime.fromisoformat(text))
+    made.register_structure_hook(datetime.date, lambda text, _: datetime.date.fromisoformat(text))
+    made.register_structure_hook(datetime.timedelta, lambda seconds, _: datetime.timedelta(seconds=seconds))
+    made.register_structure_hook(pathlib.PurePath, lambda text, kind: kind(_exact(text, str)))
+    made.register_structure_hook_func(_is_ours, structured)
+    return made
 
 
 def structured(value: Any, hint: Any) -> Any:
@@ -38,7 +54,7 @@ def structured(value: Any, hint: Any) -> Any:
     kind = typing.get_origin(hint) or hint
     if kind in _CONTAINERS:
         return _contained(value, kind, typing.get_args(hint))
-    return converter.structure(value, hint)
+    return converter().structure(value, hint)
 
 
 def is_union(hint: Any) -> bool:
@@ -87,12 +103,3 @@ def _key(key: str, hint: Any) -> Any:
 
 def _is_ours(hint: Any) -> bool:
     return is_union(hint) or typing.get_origin(hint) in _CONTAINERS
-
-
-for _scalar in SCALARS[:-1]:
-    converter.register_structure_hook(_scalar, _exact)
-converter.register_structure_hook(datetime.datetime, lambda text, _: datetime.datetime.fromisoformat(text))
-converter.register_structure_hook(datetime.date, lambda text, _: datetime.date.fromisoformat(text))
-converter.register_structure_hook(datetime.timedelta, lambda seconds, _: datetime.timedelta(seconds=seconds))
-converter.register_structure_hook(pathlib.PurePath, lambda text, kind: kind(_exact(text, str)))
-converter.register_structure_hook_func(_is_ours, structured)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import enum
+import itertools
 import os
 import sys
 from collections.abc import Iterable
@@ -37,6 +38,8 @@ MAX_DEPTH: Final = 32
 SMALL_ROW_BYTES: Final = MAX_MAP_LENGTH
 """A row up to this size can exceed no limit but depth: each element takes at least a byte."""
 
+_AS_SECONDS: Final = 1
+"""What msgpack calls reading a timestamp as a float."""
 _EXACT: Final = frozenset(SCALARS)
 _EXACT_TEXT: Final = frozenset((str,))
 
@@ -92,7 +95,7 @@ def plain(value: Any) -> Any:
     Turn a *value* that msgpack does not know into one that it does.
 
     Enum members become their values, attrs objects and sets their contents, scalars of NumPy and torch numbers,
-    paths and times text, durations seconds.
+    paths and times text, durations and msgpack's timestamps seconds.
 
     Raises:
         TypeError: if nothing sensible can be made of it.
@@ -100,13 +103,15 @@ def plain(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return value.value
     if attrs.has(type(value)):
-        return converter.unstructure(value)
+        return converter().unstructure(value)
     if isinstance(value, (set, frozenset)):
         return _sorted(value)
     if isinstance(value, (datetime.datetime, datetime.date)):
         return value.isoformat()
     if isinstance(value, datetime.timedelta):
         return value.total_seconds()
+    if isinstance(value, msgpack.Timestamp):
+        return value.to_unix()
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     item = getattr(value, "item", None)
@@ -128,6 +133,8 @@ def mended(value: Any, depth: int = 0) -> tuple[Any, int]:
     """
     Return *value* within all limits, and how many of its strings had to be cut.
 
+    What is said of itself by an object of a class derived from a plain one is not relied on: it may be anything.
+
     Args:
         value: Anything.
         depth: How many lists and maps it lies in, the row not counted.
@@ -141,9 +148,11 @@ def mended(value: Any, depth: int = 0) -> tuple[Any, int]:
     if value is None or isinstance(value, bool):
         return value, 0
     if isinstance(value, (int, float)):
-        return (int(value) if isinstance(value, int) else float(value)), 0
+        return (int.__int__(value) if isinstance(value, int) else float.__float__(value)), 0
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value), 0
+    if isinstance(value, msgpack.ExtType):
+        return mended(value.data, depth)
     if not isinstance(value, (dict, list, tuple)):
         return mended(plain(value), depth)
     if depth >= MAX_DEPTH:
@@ -157,7 +166,9 @@ def mended_list(values: list[Any] | tuple[Any, ...], depth: int = 0) -> tuple[li
     """Return *values*, which lie *depth* deep, as `mended` does each."""
     if len(values) > MAX_ARRAY_LENGTH:
         raise ValueError(f"a list of {len(values)} elements; at most {MAX_ARRAY_LENGTH}")
-    pairs = [mended(entry, depth) for entry in values]
+    pairs = [mended(entry, depth) for entry in itertools.islice(values, MAX_ARRAY_LENGTH + 1)]
+    if len(pairs) > MAX_ARRAY_LENGTH:
+        raise ValueError(f"a list of more elements than it says; at most {MAX_ARRAY_LENGTH}")
     return [entry for entry, _ in pairs], sum(cut for _, cut in pairs)
 
 
@@ -165,13 +176,16 @@ def mended_map(table: dict[Any, Any], depth: int = 0) -> tuple[dict[str, Any], i
     """Return *table*, whose entries lie *depth* deep, as `mended` does each."""
     if len(table) > MAX_MAP_LENGTH:
         raise ValueError(f"a map of {len(table)} entries; at most {MAX_MAP_LENGTH}")
-    fresh, cuts = {}, 0
+    fresh: dict[str, Any] = {}
+    cuts = 0
     for key, entry in table.items():
         name, cut_key = _cut(_key_text(key))
+        if name in fresh:
+            raise ValueError("two keys of a map have the same text")
+        if len(fresh) >= MAX_MAP_LENGTH:
+            raise ValueError(f"a map of more entries than it says; at most {MAX_MAP_LENGTH}")
         fresh[name], cut = mended(entry, depth)
         cuts += cut + cut_key
-    if len(fresh) < len(table):
-        raise ValueError("two keys of a map have the same text")
     return fresh, cuts
 
 
@@ -182,6 +196,7 @@ def _key_text(key: Any) -> str:
 
 
 def _cut(text: str) -> tuple[str, int]:
+    text = str.__str__(text)  # of a derived class only the text itself
     if len(text) <= MAX_STRING_BYTES and text.isascii():
         return text, 0
     # A lone surrogate has no UTF-8; as an escape at least it can be told which it was.
@@ -240,12 +255,14 @@ def unpack(data: bytes, max_bytes: int = MAX_FRAME_BYTES) -> Any:
             max_bin_len=MAX_ROW_BYTES,
             max_array_len=MAX_ARRAY_LENGTH,
             max_map_len=MAX_MAP_LENGTH,
-            max_ext_len=0,
-            ext_hook=_refuse_extension,
+            max_ext_len=MAX_ROW_BYTES,
+            ext_hook=_bytes_of_extension,
+            timestamp=_AS_SECONDS,
         )
     except Exception as error:
         raise DecodeError(f"not readable as msgpack within limits: {error}") from error
 
 
-def _refuse_extension(code: int, _data: bytes) -> Any:
-    raise ValueError(f"extension type {code} is refused")
+def _bytes_of_extension(_code: int, data: bytes) -> bytes:
+    """Read what msgpack's packer makes of an ``ExtType`` without asking; to refuse it here would cost a whole frame."""
+    return data

@@ -19,9 +19,11 @@ from typing import TypeAlias
 
 import attrs
 
+from trackside.events._compared import Value
 
-@attrs.frozen
-class Anchor:
+
+@attrs.frozen(eq=False, repr=False)
+class Anchor(Value):
     """One simultaneous reading of the monotonic and the wall clock."""
 
     mono_ns: int

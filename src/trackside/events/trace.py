@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 from typing import Final
@@ -67,6 +66,8 @@ def _trace(source_id: str) -> str:
         return source_id
     if _SOURCE_ID.fullmatch(source_id) and source_id != PADDING:
         return source_id + PADDING
+    import hashlib  # noqa: PLC0415  brings OpenSSL along, and only ids that are not ours need it
+
     return hashlib.sha256(source_id.encode()).hexdigest()[:32]
 
 

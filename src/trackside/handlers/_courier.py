@@ -85,6 +85,8 @@ class Courier(Generic[T]):
     def begin_anew(self) -> None:
         """Be as new; also what a forked child starts from, whatever the parent's thread was doing."""
         self._changed = threading.Condition()
+        self._delivering = threading.Lock()
+        """Held by the one thread that delivers: an item that two deliver arrives twice, and another never."""
         self._parcels: deque[_Parcel] = deque()
         self._thread: threading.Thread | None = None
         self.waiting_events = 0
@@ -129,8 +131,8 @@ class Courier(Generic[T]):
             self._taken += 1
             if len(self._parcels) == self._batch_items:
                 self._changed.notify_all()
-        if self._thread is None:
-            self._start()
+            if self._thread is None:
+                self._start()
         return True
 
     def give_up(self, events: int, reason: str) -> None:
@@ -149,10 +151,11 @@ class Courier(Generic[T]):
             self._asked += 1
             ticket = self._asked
             self._changed.notify_all()
-            if self._thread is not None:
+            is_threadless = self._thread is None
+            if not is_threadless:
                 self._changed.wait_for(lambda: self._answered >= ticket or self._is_closed, timeout_s)
-        if self._thread is None:
-            self._work_through()
+        if is_threadless:
+            self._work_through(timeout_s)
         with self._changed:
             return self._settled >= due and lost == sum(self._losses.values())
 
@@ -161,11 +164,12 @@ class Courier(Generic[T]):
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
-            if self._thread is not None and threading.current_thread() is not self._thread:
+            is_threadless = self._thread is None
+            if not is_threadless and threading.current_thread() is not self._thread:
                 # Whoever closes us waits no longer than this either: what is lost must be counted before that.
                 self._changed.wait_for(lambda: self._is_closed, timeout_s * _SHARE_TO_DELIVER)
-        if self._thread is None:
-            self._work_through()
+        if is_threadless:
+            self._work_through(timeout_s)
         with self._changed:
             self._is_closed = True
             left = self.waiting_events
@@ -181,13 +185,20 @@ class Courier(Generic[T]):
     # --- on the thread -----------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        thread = threading.Thread(target=self._work, name=f"trackside-{self.name}", daemon=True)
-        # While an interpreter ends no thread can be started; then flush and close deliver in their caller's.
-        with contextlib.suppress(RuntimeError):
-            thread.start()
-            self._thread = thread
+        """Start the thread; the caller holds `_changed`, so that nobody else starts one, or takes us to be without."""
+        # Known before it runs: a signal handler of this very thread is let in.
+        self._thread = thread = threading.Thread(target=self._work, name=f"trackside-{self.name}", daemon=True)
+        try:
+            # While an interpreter ends no thread can be started; then flush and close deliver in their caller's.
+            with contextlib.suppress(RuntimeError):
+                thread.start()
+        finally:
+            if thread.ident is None:
+                self._thread = None
 
     def _work(self) -> None:
+        if threading.current_thread() is not self._thread:
+            return  # its starter was interrupted before it was born: it is nobody's
         is_last = False
         while not is_last:
             with self._changed:
@@ -209,16 +220,21 @@ class Courier(Generic[T]):
     def _pause_s(self) -> float:
         return max(0.01, self._rests_until_s - time.monotonic()) if self.trouble else self._every_s
 
-    def _work_through(self) -> None:
-        """Deliver what waits, batch by batch, until one fails."""
-        with self._changed:
-            due = self._taken
-        while True:
+    def _work_through(self, timeout_s: float = threading.TIMEOUT_MAX) -> None:
+        """Deliver what waits, batch by batch, until one fails; nothing if another does for *timeout_s*."""
+        if not self._delivering.acquire(timeout=min(max(0.0, timeout_s), threading.TIMEOUT_MAX)):
+            return
+        try:
             with self._changed:
-                count = min(len(self._parcels), self._batch_items, max(0, due - self._settled))
-                batch = [self._parcels[place] for place in range(count)]
-            if not batch or self._is_closed or not self._attempt(batch):
-                return
+                due = self._taken
+            while True:
+                with self._changed:
+                    count = min(len(self._parcels), self._batch_items, max(0, due - self._settled))
+                    batch = [self._parcels[place] for place in range(count)]
+                if not batch or self._is_closed or not self._attempt(batch):
+                    return
+        finally:
+            self._delivering.release()
 
     def _attempt(self, batch: list[_Parcel]) -> bool:
         """Deliver *batch*, the oldest; return whether to go on with the next."""

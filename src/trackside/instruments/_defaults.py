@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import attrs
 
+from trackside.events import Value
 
-@attrs.frozen(kw_only=True)
-class TrainingDefaults:
+
+@attrs.frozen(kw_only=True, eq=False, repr=False)
+class TrainingDefaults(Value):
     """What is not said where a loop or a save begins is taken from here."""
 
     save_checkpoint_strategy: str = "sync"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 
-from trackside.events import Ambient, ConfigError, SpanEnded, span_names
+from trackside.events import Ambient, ConfigError, SpanEnded, Value, span_names
 from trackside.instruments._defaults import training_defaults
 from trackside.instruments._iteration import next_step
 from trackside.instruments._misplaced import tolerated
@@ -24,8 +24,8 @@ Target: TypeAlias = int | Callable[[], int | None] | None
 """A number, or a function that tells it when it is needed."""
 
 
-@attrs.frozen
-class LoopFacts:
+@attrs.frozen(eq=False, repr=False)
+class LoopFacts(Value):
     """Where a training loop starts and where it is to end, as it was told."""
 
     iterations_start: int

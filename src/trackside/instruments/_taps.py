@@ -22,6 +22,9 @@ class Taps:
     def __init__(self) -> None:
         self._taps: list[_Tap] = []
 
+    def __len__(self) -> int:
+        return len(self._taps)
+
     def put(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Let what *make* returns of the method *name* of *owner*, an object or a class, stand in for it."""
         method = getattr(owner, name, None)

@@ -8,14 +8,14 @@ from typing import Any, Final, NamedTuple
 
 import attrs
 
-from trackside.events import ConfigError
+from trackside.events import ConfigError, Value
 from trackside.instruments.sections import section
 
 _ABSENT: Final = object()
 
 
-@attrs.frozen
-class CallableId:
+@attrs.frozen(eq=False, repr=False)
+class CallableId(Value):
     """A function of a module, a method of a class or of one object, by name."""
 
     obj: Any

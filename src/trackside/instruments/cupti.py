@@ -8,10 +8,9 @@ here waits for the GPU.
 from __future__ import annotations
 
 import atexit
-import ctypes
-import hashlib
 import os
 import threading
+from array import array
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -126,11 +125,11 @@ class KernelRecorder:
     def flush(self) -> None:
         """Ask CUPTI for the records of finished kernels; those that are under way are not waited for."""
         self._cupti.activity_flush_all(0)
-        dropped = ctypes.c_size_t()
-        self._cupti.activity_get_num_dropped_records(0, 0, ctypes.addressof(dropped))
-        if dropped.value:
+        dropped = array("Q", [0])
+        self._cupti.activity_get_num_dropped_records(0, 0, dropped.buffer_info()[0])  # writes a size_t there
+        if dropped[0]:
             with self._taking:
-                self._lost += dropped.value
+                self._lost += dropped[0]
 
     def _run(self, every_s: float) -> None:
         while not self._stop.wait(every_s):
@@ -230,6 +229,8 @@ def _reason(cupti: Any, error: Exception) -> str:
 def _short(name: str) -> str:
     if len(name) <= MAX_NAME_LENGTH:
         return name
+    import hashlib  # noqa: PLC0415  brings OpenSSL along, and few names are so long
+
     digest = hashlib.blake2b(name.encode(errors="replace"), digest_size=8).hexdigest()
     return f"{name[: MAX_NAME_LENGTH - len(digest) - 1]}~{digest}"
 

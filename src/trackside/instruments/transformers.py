@@ -9,10 +9,12 @@ from typing import Any, Final
 from trackside.bus import default_bus
 from trackside.events import ConfigError
 from trackside.instruments._hugging_face import TrainerWatch
+from trackside.instruments._hugging_face_loads import time_loads
 from trackside.instruments._moments import end_with
+from trackside.instruments._taps import Taps
 
 try:
-    from transformers import TrainerCallback
+    from transformers import Trainer, TrainerCallback
 except ImportError as missing:
     remedy = "it is an extra: pip install 'trackside[transformers]'"
     raise ConfigError("transformers", str(missing), remedy) from None
@@ -21,6 +23,16 @@ LOGGER: Final = logging.getLogger("trackside")
 
 _claims: Final[weakref.WeakKeyDictionary[Any, weakref.ref[Any]]] = weakref.WeakKeyDictionary()
 """By model, the one callback that tells of it: of several on one trainer the others do nothing."""
+_taps: Final = Taps()
+"""On the trainer's class, from the first callback on: a checkpoint is loaded before any hook is called."""
+
+
+def _loading_of(trainer: Any) -> Any:
+    """Return what one of the callbacks of *trainer* learns by of a load; None if there is none that tells."""
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, TracksideCallback) and callback.is_watching:
+            return callback.before_load
+    return None
 
 
 class TracksideCallback(TrainerCallback):  # type: ignore[misc]  # its types are not read
@@ -32,12 +44,22 @@ class TracksideCallback(TrainerCallback):  # type: ignore[misc]  # its types are
         trainer = Trainer(callbacks=[TracksideCallback()], ...)
 
     Training with its iterations (optimizer steps), loading data, forward, backward and the optimizer's step, as spans
-    and as sections for straggler detection; evaluations, predictions and checkpoints saved. What goes wrong inside is
-    logged, and stays out of the training.
+    and as sections for straggler detection; evaluations, predictions, checkpoints saved, and those that training goes
+    on from. What goes wrong inside is logged, and stays out of the training.
     """
 
     def __init__(self) -> None:
         self._watch: TrainerWatch | None = TrainerWatch()
+        if not _taps:
+            time_loads(Trainer, _loading_of, _taps)
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether it tells of its trainer; not after something went wrong inside."""
+        return self._watch is not None
+
+    def before_load(self, args: Any) -> None:
+        """Learn that a checkpoint is about to be loaded, perhaps before any hook is called; does nothing itself."""
 
     def _tell(self, method: str, model: Any, *told: Any, **more: Any) -> None:
         watch = self._watch

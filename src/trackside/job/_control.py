@@ -66,6 +66,8 @@ class Controls:
         self._source = source
         self._redact = bus.redact
         self._is_installed = False
+        self._is_closed = False
+        self._restricting = threading.RLock()
         self._performing = threading.Lock()
 
     def perform(self, verb: str, arguments: Mapping[str, Any], by: str) -> Answer:
@@ -119,8 +121,10 @@ class Controls:
         )
 
     def close(self) -> None:
-        """Have everything recorded again."""
-        self._restrict(NOTHING)
+        """Have everything recorded again, whatever is asked from now on, or was just before and is still at work."""
+        with self._restricting:
+            self._is_closed = True
+            self._install(NOTHING)
 
     # --- the verbs ----------------------------------------------------------------------------------------------------
 
@@ -168,6 +172,12 @@ class Controls:
         return done, {"flushed": done, **({} if done else {"error": f"not done within {_FLUSH_S:g} s"})}
 
     def _restrict(self, restriction: Restriction) -> None:
+        with self._restricting:
+            if self._is_closed:
+                raise _ArgumentError("the job is closing")
+            self._install(restriction)
+
+    def _install(self, restriction: Restriction) -> None:
         self.restriction = restriction
         if restriction == NOTHING:
             if self._is_installed:

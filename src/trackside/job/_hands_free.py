@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -85,7 +84,7 @@ def _agree_on_run() -> str | None:
     """Return the id of the run that this process and those it starts belong to; None where a launcher tells it."""
     if any(os.environ.get(variable) for variable in _LAUNCHERS):
         return None
-    return os.environ.setdefault(RUN_VARIABLE, f"run-{secrets.token_hex(6)}")
+    return os.environ.setdefault(RUN_VARIABLE, f"run-{os.urandom(6).hex()}")
 
 
 def opted_in() -> str | None:

@@ -16,7 +16,7 @@ from typing import Final
 import attrs
 
 from trackside.bus import Subscription, default_bus
-from trackside.events import Parent, Source, ambient, set_process_source
+from trackside.events import Parent, Source, ambient, follow_process_source, set_process_source
 from trackside.handlers import EventLog
 
 VARIABLE: Final = "TRACKSIDE_JOB"
@@ -25,8 +25,13 @@ VARIABLE: Final = "TRACKSIDE_JOB"
 _MAX_NOTE_BYTES: Final = 16 << 10
 
 
+_announced: Path | None = None
+
+
 def announce(directory: Path, source: Source) -> None:
     """Leave word for spawned children."""
+    global _announced  # noqa: PLW0603  as the environment is the process's
+    _announced = directory
     span_id, _ = ambient.get()
     note = _note(directory, source, span_id)
     if len(note) > _MAX_NOTE_BYTES:
@@ -40,7 +45,17 @@ def _note(directory: Path, source: Source, span_id: int) -> str:
 
 def withdraw() -> None:
     """Take the word back."""
+    global _announced  # noqa: PLW0603
+    _announced = None
     os.environ.pop(VARIABLE, None)
+
+
+def _announce_again(source: Source) -> None:
+    if _announced is not None:
+        announce(_announced, source)
+
+
+follow_process_source(_announce_again)
 
 
 def join_parent() -> bool:

@@ -54,9 +54,15 @@ class Pulse:
 
     def stop(self, timeout_s: float) -> None:
         """Publish a last heartbeat and end the thread."""
+        deadline_s = time.monotonic() + timeout_s
         self._stop.set()
-        self._thread.join(timeout_s)
-        self.beat()
+        if threading.current_thread() is not self._thread:  # a plain callable, told of a heartbeat, ends the job
+            self._thread.join(timeout_s)
+        self.beat(max(0.0, deadline_s - time.monotonic()))
+
+    def cancel(self) -> None:
+        """End the thread soon, if it was started, and publish nothing more."""
+        self._stop.set()
 
     def _run(self) -> None:
         while True:
@@ -68,11 +74,11 @@ class Pulse:
             if self._stop.wait(self._every_s):
                 return
 
-    def beat(self) -> None:
-        """Publish one heartbeat."""
+    def beat(self, timeout_s: float = 1.0) -> None:
+        """Publish one heartbeat, after *timeout_s* also if the counts do not stand still."""
         if not self._bus.wants(Heartbeat):
             return
-        stats = self._bus.stats()
+        stats = self._bus.stats(timeout_s)
         counts: dict[str, Any] = {
             "published": stats.published,
             "in_queue": stats.in_queue,

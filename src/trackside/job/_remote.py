@@ -5,15 +5,30 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import attrs
 
-from trackside.bus import Bus, Rule, rule_from_wire
-from trackside.events import ConfigError, Event, Source
-from trackside.handlers.zeromq import ALWAYS, RING_BYTES, Filter, Note, Publisher, Verb
+from trackside.bus import Bus, Rule, Subscription, rule_from_wire
+from trackside.events import (
+    LIFECYCLE,
+    ConfigError,
+    CounterWindow,
+    Detail,
+    Event,
+    GpuTimingUnavailable,
+    Handler,
+    KernelWindow,
+    SectionWindow,
+    Source,
+    TrainingConfigured,
+)
+from trackside.handlers.models import CounterBoard, OpenSpans
+from trackside.handlers.models.goodput import GoodputAccumulator
+from trackside.handlers.models.scores import ScoreAggregator
+from trackside.handlers.zeromq import ALWAYS, RING_BYTES, Filter, Note, Publisher, Verb, names_of
 from trackside.instruments import open_spans
 from trackside.job._control import Controls
 
@@ -22,6 +37,13 @@ COLLECTOR: Final = "TRACKSIDE_COLLECTOR"
 KEYS: Final = "TRACKSIDE_KEYS"
 """The directory of keys for it."""
 _MOST_NAME: Final = 40
+_KEPT: Final[dict[type[Any], tuple[tuple[type[Event], ...], Detail | None]]] = {
+    GoodputAccumulator: ((Event,), None),
+    OpenSpans: (OpenSpans.reads, LIFECYCLE),
+    CounterBoard: ((CounterWindow,), None),
+    ScoreAggregator: ((SectionWindow, KernelWindow, TrainingConfigured, GpuTimingUnavailable), None),
+}
+"""What `trackside top` cannot make up for when it comes late, and what each reads: the rest costs nothing."""
 
 
 @attrs.frozen
@@ -152,6 +174,13 @@ class _Sparing:
     def to_wire(self) -> list[Any]:
         """Return the rule's own form."""
         return self.rule.to_wire()
+
+
+def keep_for_viewers(bus: Bus, handlers: Iterable[Handler], config: RemoteConfig) -> list[Subscription]:
+    """Subscribe the models that a job keeps for who attaches late, if *handlers* lack them."""
+    own = {name for handler in handlers for name in names_of(handler)}
+    missing = [kind for kind in _KEPT if kind.__qualname__ not in own] if config.publish else []
+    return [bus.subscribe(kind(), to=_KEPT[kind][0], detail=_KEPT[kind][1]) for kind in missing]
 
 
 def read_status(bus: Bus) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import shlex
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,8 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from trackside.bus import Bus, BusStats, Collector, Subscription, default_bus
-from trackside.bus.counters import CounterSnapshot
+from trackside.bus import Bus, Collector, Subscription, default_bus
 from trackside.events import ConfigError, Event, Source, __version__, set_process_source
 from trackside.handlers import EventLog
 from trackside.handlers.models import TrainingMetrics
@@ -26,9 +26,9 @@ from trackside.job._apply import AppliedConfig, apply
 from trackside.job._goodput import ask_for_goodput, with_goodput_monitor
 from trackside.job._inherit import announce, leave_parent, withdraw
 from trackside.job._pulse import Pulse
-from trackside.job._remote import Remote, RemoteConfig
+from trackside.job._remote import Remote, RemoteConfig, keep_for_viewers
 from trackside.job._stragglers import end_watching, subscribed
-from trackside.job._summary import summarize
+from trackside.job._summary import losses, summarize
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from trackside.job._config import JobConfig
 
 _UNDO_S: Final = 0.5
+_LOOK_S: Final = 0.1
 
 _SECONDS: Final = (0.001, 1e6)
 
@@ -163,6 +164,8 @@ class Job:
         self._began_s = time.monotonic()
         self._pid = os.getpid()
         self._is_closed = False
+        self._closing = threading.Lock()
+        """Never released: one thread closes."""
         self._subscriptions: list[Subscription] = []
         self._redact_before = bus.redact
         self._applied: AppliedConfig | None = None
@@ -180,17 +183,22 @@ class Job:
                 for handler in (log, TrainingMetrics(publish=bus.publish), *handlers):
                     # One by one: those before a bad one must leave.
                     self._subscriptions.append(subscribed(handler, bus, source, log.directory))
+                self._subscriptions += keep_for_viewers(bus, handlers, remote)
                 self._remote = Remote(remote, bus=bus, source=source, directory=log.directory)
             self._applied = apply(config, source, bus) if config is not None else None
             if log is not None:
                 self._system = SystemSampling(bus) if system else None
                 self._collector = bus.collect(interval_s=collect_every_s)
+                self._pulse = Pulse(bus, every_s=heartbeat_s, read_open_spans=open_spans)
+                self._pulse.start()
         except BaseException:
+            if self._pulse is not None:
+                self._pulse.cancel()
+            if self._collector is not None:
+                self._collector.close()
             self._leave(time.monotonic() + _UNDO_S)
             raise
         if log is not None:
-            self._pulse = Pulse(bus, every_s=heartbeat_s, read_open_spans=open_spans)
-            self._pulse.start()
             announce(log.directory, source)
             self._invite(log)
         _running[bus] = self
@@ -227,7 +235,7 @@ class Job:
         Returns:
             Whether everything was written.
         """
-        if not self.is_open:
+        if not self.is_open or not self._closing.acquire(blocking=False):
             return True
         self._is_closed = True
         _running.pop(self.bus, None)
@@ -249,10 +257,13 @@ class Job:
         end_watching((subscription.handler for subscription in self._subscriptions), timeout_s / 4)
         self.bus.end(reason)
         done = self.bus.flush(max(0.0, deadline_s - time.monotonic()))
-        stats = self.bus.stats()
         done = self._leave(deadline_s) and done
-        if self.log is not None and (self._report or (self._report is None and (self.source.rank == 0 or stats.lost))):
-            self._tell(self.log, stats, counters)
+        # Not before every handler has left: some lose events as they do.
+        stats = self.bus.stats(max(_LOOK_S, deadline_s - time.monotonic()))
+        told = self.source.rank == 0 or losses(stats, is_done=done) if self._report is None else self._report
+        if self.log is not None and told:
+            elapsed_s = time.monotonic() - self._began_s
+            _say(summarize(self.source, stats, counters, self.log, elapsed_s, is_done=done))
         return done
 
     def _leave(self, deadline_s: float) -> bool:
@@ -280,10 +291,6 @@ class Job:
         """Say how this job can be watched, in a line that can be pasted."""
         if self._remote is not None and self._remote.is_open and self._report is not False and self.source.rank == 0:
             _say(f"trackside: watch it with: trackside attach {shlex.quote(str(log.directory))}")
-
-    def _tell(self, log: EventLog, stats: BusStats, counters: Sequence[CounterSnapshot]) -> None:
-        elapsed_s = time.monotonic() - self._began_s
-        _say(summarize(self.source, stats, counters, log, elapsed_s))
 
     def _close_at_exit(self) -> None:
         self.close(reason="exit")

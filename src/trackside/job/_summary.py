@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from trackside.bus import BusStats
+from trackside.bus import BusStats, HandlerStats
 from trackside.bus.counters import CounterSnapshot
 from trackside.events import Source
 from trackside.handlers import EventLog
@@ -14,9 +14,15 @@ _MOST_LISTED = 6
 
 
 def summarize(
-    source: Source, stats: BusStats, counters: Sequence[CounterSnapshot], log: EventLog, elapsed_s: float
+    source: Source,
+    stats: BusStats,
+    counters: Sequence[CounterSnapshot],
+    log: EventLog,
+    elapsed_s: float,
+    *,
+    is_done: bool = True,
 ) -> str:
-    """Return the summary of one process's telemetry, as text of a few lines."""
+    """Return the summary of one process's telemetry, as text of a few lines; *is_done* is as for `losses`."""
     who = f"{source.run_id}, rank {source.rank} of {source.world_size}, attempt {source.attempt}"
     lines = [
         f"trackside: {who}, {elapsed_s:.1f} s",
@@ -28,7 +34,7 @@ def summarize(
     ]
     if len(counters) > _MOST_LISTED:
         lines.append(f"            and {len(counters) - _MOST_LISTED} more counters")
-    lines.append(f"  lost      {_losses(stats)}")
+    lines.append(f"  lost      {losses(stats, is_done=is_done) or 'nothing'}")
     lines += [f"  {'log' if not place else '':9} {path} ({_size(path)})" for place, path in enumerate(log.paths)]
     if not log.paths:
         lines.append(f"  log       nothing could be written below {log.directory}")
@@ -53,16 +59,31 @@ def _counter(counter: CounterSnapshot) -> str:
     )
 
 
-def _losses(stats: BusStats) -> str:
-    if not stats.lost:
-        return "nothing"
+def losses(stats: BusStats, *, is_done: bool = True) -> str:
+    """
+    Return what handlers lost and what they may have lost, as part of a line; empty if it is certain that they did not.
+
+    Args:
+        stats: Of the bus, when whoever should have left it has.
+        is_done: Whether everything was delivered in time; then what waits was logged later, for others.
+    """
     # No total: an event that two handlers lost is two losses, and still one event.
-    parts = [
-        f"{handler.name.rpartition('.')[2]} {handler.lost:,} of {handler.logged:,} events"
-        for handler in stats.handlers
-        if handler.lost
+    known = [
+        f"{_short(handler)} {handler.lost:,} of {handler.logged:,} events" for handler in stats.handlers if handler.lost
     ]
-    return ", ".join(parts)
+    waiting = [(handler, 0 if is_done else handler.in_queue) for handler in stats.handlers]
+    unknown = [
+        f"{_short(handler)} was not done in time with {count or handler.handled:,} events"
+        for handler, count in waiting
+        if count or handler.unfinished
+    ]
+    if unknown:
+        return "; ".join((", ".join(known) or "nothing that is known", *unknown))
+    return ", ".join(known)
+
+
+def _short(handler: HandlerStats) -> str:
+    return handler.name.rpartition(".")[2]
 
 
 def _size(path: Path) -> str:

@@ -46,6 +46,10 @@ class TracksideCallback(instrument.TracksideCallback):
         self._begin(args)
         super().on_init_end(args, state, control, **more)
 
+    def before_load(self, args: Any) -> None:
+        """Turn telemetry on, if the callback came later than the trainer."""
+        self._begin(args)
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Turn telemetry on, if the callback came later than the trainer, and open the training loop."""
         self._begin(args)

@@ -141,6 +141,9 @@ class Bins:
             for at_ns, value, step in zip(times_ns, values, steps, strict=True):
                 self.add(at_ns, value, step, rank)
             return
+        if times_ns[-1] - times_ns[0] >> self._shift >= count:  # far apart: about one to a stretch
+            self._add_sparse(times_ns, values, steps, rank)
+            return
         while place < count:
             at = times_ns[place] >> self._shift
             end = bisect_left(times_ns, (at + 1) << self._shift, place + 1)
@@ -154,6 +157,19 @@ class Bins:
                 if len(self._bins) > self._most:
                     self._widen()
             place = end
+
+    def _add_sparse(self, times_ns: Sequence[int], values: Sequence[float], steps: Sequence[int], rank: int) -> None:
+        bins, shift = self._bins, self._shift
+        for at_ns, value, step in zip(times_ns, values, steps, strict=True):
+            found = bins.get(at_ns >> shift)
+            if found is None:
+                self.add(at_ns, value, step, rank)
+                bins, shift = self._bins, self._shift
+            elif found.low <= value <= found.high and step == found.last_step and found.count % found.stride:
+                found.count += 1  # where ranks keep step with each other, most are like this
+                found.total += value
+            else:
+                found.add(value, step, rank)
 
     def _widen(self) -> None:
         while len(self._bins) > self._most:

@@ -66,13 +66,20 @@ def read_report(
         UnreadableError: There is nothing to read.
         ConfigError: There is no such session.
     """
+    with _few_collections():
+        return _read_report(paths, session, baseline, progress)
+
+
+def _read_report(
+    paths: Sequence[Any], session: str | None, baseline: Sequence[Any], progress: Progress | None
+) -> Report:
     recorded = replay(*paths)
     chosen = choose(recorded, session)
     gathered = gather(chosen.sources, progress)
     report = _report(gathered, chosen, _episodes(gathered, recorded, paths), recorded)
     if baseline:
         reference = replay(*baseline)
-        earlier = gather(choose(reference, None).sources, None)
+        earlier = gather(choose(reference, None).sources, progress)
         report = attrs.evolve(report, baseline=against(earlier.processes, gathered.processes))
     return attrs.evolve(report, verdict=judge(report))
 

@@ -97,6 +97,7 @@ class Gatherer:
         self._leads: dict[tuple[str, int], str] = {}
         self._begun: dict[str, Watched] = {}
         self._iterations: list[IterationEnded] = []
+        self._run: list[Any] = []
         self._is_lead = False
         self._now = Watched(Source.unknown(""))
         self._within: dict[int, list[tuple[int, str, int]]] = {}
@@ -111,16 +112,26 @@ class Gatherer:
                 continue
             if batch[0].source.id != self._now.source.id:
                 self._turn_to(batch[0].source)  # somebody joined the logs of several to one file
-            now, last_ns = self._now, self._now.last_ns
+            now, last_ns, run = self._now, self._now.last_ns, self._run
             for event in batch:
+                kind = event.__class__
+                if kind is IterationEnded:
+                    run.append(event)
+                    continue
+                if run:
+                    last_ns = max(last_ns, self._iterate(run))
+                    run.clear()
                 try:
-                    way = ways[event.__class__]
+                    way = ways[kind]
                 except KeyError:
-                    way = self._find_way(event.__class__)
+                    way = self._find_way(kind)
                 for take in way:
                     take(event)
                 if event.at_ns > last_ns:  # noqa: PLR1730  max() is a call for every event
                     last_ns = event.at_ns
+            if run:
+                last_ns = max(last_ns, self._iterate(run))
+                run.clear()
             if self._iterations:
                 self._settle()
             if not now.events:
@@ -156,7 +167,7 @@ class Gatherer:
 
     def _own(self) -> list[tuple[type[Event], Way]]:
         return [
-            (IterationEnded, self._iterate),
+            (IterationEnded, self._iterate_one),
             (SpanEnded, self._end_span),
             (SectionWindow, self._take_window),
             (KernelWindow, self._take_window),
@@ -171,16 +182,25 @@ class Gatherer:
             (UnknownEvent, self._wonder),
         ]
 
-    def _iterate(self, event: IterationEnded) -> None:
-        within = self._within.pop(event.id, None) if self._within else None
-        if event.kind != "training":
+    def _iterate(self, run: Sequence[IterationEnded]) -> int:
+        """Take in iterations that follow each other, and return the time of the last one, in ns since the epoch."""
+        self.goodput.take_iterations(run)
+        self._keep(run)
+        return max([event.at_ns for event in run])
+
+    def _iterate_one(self, event: IterationEnded) -> None:
+        """Take in what somebody derived from an iteration; the model has had it."""
+        self._keep((event,))
+
+    def _keep(self, run: Sequence[IterationEnded]) -> None:
+        if not self._now.is_rank:
             return
-        now = self._now
-        if not now.is_rank:
-            return
-        self._iterations.append(event)
-        for ended_ns, name, duration_ns in within or ():
-            self._add_part(name, ended_ns, duration_ns, event.step)
+        if self._within:
+            for event in run:
+                within = self._within.pop(event.id, None)
+                for ended_ns, name, duration_ns in within or () if event.kind == "training" else ():
+                    self._add_part(name, ended_ns, duration_ns, event.step)
+        self._iterations += [event for event in run if event.kind == "training"]
 
     def _settle(self) -> None:
         """Take in the training iterations of a batch, together: one by one they would take a third of all the time."""

@@ -215,13 +215,16 @@ def _parts(report: Report) -> str:
     return _section("parts", "What a step is made of", rows, "On average over all ranks and steps.")
 
 
+_WHOLE: Final = "rank step count failed score"
+"""Columns of plain numbers, which are never broken in two: they are short, whatever a job calls things."""
+
+
 def _table(names: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: str = "", optional: str = "") -> str:
     """Return a table; cells that begin with ``<svg`` are ours and stay as they are."""
     if not rows:
         return ""
-    looks = [
-        " ".join(look for look, own in (("n", numbers), ("opt", optional)) if name in own.split()) for name in names
-    ]
+    kinds = (("n", numbers), ("opt", optional), ("whole", _WHOLE), ("name", "span"))
+    looks = [" ".join(look for look, own in kinds if name in own.split()) for name in names]
     head = "".join(f'<th class="{look}">{escaped(name)}</th>' for name, look in zip(names, looks, strict=True))
     body = "".join(
         "<tr>" + "".join(f'<td class="{look}">{cell}</td>' for cell, look in zip(row, looks, strict=True)) + "</tr>"

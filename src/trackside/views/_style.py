@@ -69,21 +69,23 @@ svg .checkpoint, svg .restore, svg .validation { stroke-opacity: .55; }
 .s2 { fill: var(--s2); background: var(--s2); } .s3 { fill: var(--s3); background: var(--s3); }
 .s4 { fill: var(--s4); background: var(--s4); } .s5 { fill: var(--s5); background: var(--s5); }
 .s- { fill: var(--s-); background: var(--s-); }
-.part { display: grid; grid-template-columns: minmax(7rem, 15rem) 1fr auto; gap: 2px 10px; align-items: center;
+.part { display: grid; grid-template-columns: minmax(7rem, 15rem) 1fr 9.5rem; gap: 2px 10px; align-items: center;
   margin: 4px 0; font-size: .9rem; } .part .track { background: var(--s-); border-radius: 4px; height: 14px; }
 .part .track i { display: block; height: 100%; border-radius: 4px; background: var(--mark); min-width: 1px; }
-.part .num { font-variant-numeric: tabular-nums; }
+.part .num { font-variant-numeric: tabular-nums; text-align: right; }
 table { border-collapse: collapse; width: 100%; font-size: .86rem; }
 th { text-align: left; color: var(--dim); font-weight: 500; } th, td { padding: 4px 10px 4px 0; vertical-align: top;
   border-bottom: 1px solid var(--line); } tr:last-child td { border-bottom: 0; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
+.whole { white-space: nowrap; } td.name { min-width: 10rem; }
 td .spark { width: 120px; height: 22px; display: block; }
 .bad { color: var(--bad); } .ok { color: var(--good); } section.bad { color: inherit; }
 code { font: .92em ui-monospace, "DejaVu Sans Mono", monospace; }
 footer { color: var(--dim); font-size: .82rem; margin-top: 20px; }
 @media (max-width: 640px) { .opt { display: none; } section { padding: 14px 12px; } main { padding: 14px 10px 32px; }
   .attempt { grid-template-columns: 1fr; } .part { grid-template-columns: 1fr auto; }
-  .part .track { grid-column: 1 / -1; } th, td { padding-right: 6px; } }
+  .part .track { grid-column: 1 / -1; } th, td { padding-right: 6px; }
+  td.name { min-width: 8rem; } }
 @media print { :root { color-scheme: light; } body { background: #fff; font-size: 10.5pt; }
   main { max-width: none; padding: 0; } section, .figures div { border-color: #bbb; break-inside: avoid; }
   * { -webkit-print-color-adjust: exact; print-color-adjust: exact; } tr { break-inside: avoid; } }

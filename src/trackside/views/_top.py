@@ -5,13 +5,14 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import attrs
 
 from trackside.events import Event, EventsShed, HandlerRested, Heartbeat, IterationEnded, Source, SourceEnded
-from trackside.handlers.models import CounterBoard, SpanBuilder
+from trackside.events.span_names import TRAINING_ITERATION
+from trackside.handlers.models import CounterBoard, OpenSpans
 from trackside.handlers.models.goodput import GoodputAccumulator
 from trackside.handlers.models.scores import RELATIVE, ScoreAggregator, ScoreReport
 from trackside.views import _words as words
@@ -34,7 +35,16 @@ class _Process:
     ends_ns: deque[int] = attrs.field(factory=lambda: deque(maxlen=_RECENT_STEPS))
     lengths_ns: deque[int] = attrs.field(factory=lambda: deque(maxlen=_RECENT_STEPS))
     has_ended: bool = False
-    counts: dict[str, Any] = attrs.field(factory=dict)
+    shed: int = 0
+    """Events that it gave up, since it began as far as it told."""
+
+    def recall(self, last_ns: int, steps: Sequence[tuple[int, int, int]]) -> None:
+        """Take over what a model knows, of which at first only the last part got here."""
+        self.last_ns = max(self.last_ns, last_ns)
+        if steps and (len(steps) > len(self.ends_ns) or steps[-1][2] > self.ends_ns[-1]):
+            self.step = steps[-1][0]
+            self.ends_ns = deque((end_ns for _, _, end_ns in steps), maxlen=_RECENT_STEPS)
+            self.lengths_ns = deque((end_ns - start_ns for _, start_ns, end_ns in steps), maxlen=_RECENT_STEPS)
 
 
 @attrs.frozen(kw_only=True)
@@ -113,23 +123,30 @@ class Top:
 
     def __init__(self, *, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self.goodput = GoodputAccumulator()
-        self.spans = SpanBuilder(max_long=32, max_short=4)
+        self.spans = OpenSpans(max_long=32, max_short=4)
         self.counters = CounterBoard()
         self.scores = ScoreAggregator()
         self._monotonic_s = monotonic_s
         self._processes: dict[str, _Process] = {}
-        self._shed: Counter[str] = Counter()
+        self._given_up: Counter[str] = Counter()
         self._rested: Counter[str] = Counter()
         self._lost_here = 0
         self._told: tuple[float | None, float, tuple[tuple[str, float], ...]] = (None, 0.0, ())
         self._due_s = 0.0
         self.partial: tuple[str, ...] = ()
-        """The models that began late; to be set by whoever drives them."""
+        """The names of the models that began late; to be set by whoever drives them."""
+        self.is_ready = False
+        """Whether there is more to show than what came by chance first; to be set by whoever drives the models."""
 
     @property
     def models(self) -> tuple[Any, ...]:
         """The models to drive, for whoever does so."""
         return self.goodput, self.spans, self.counters, self.scores
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the models."""
+        return tuple(type(model).__qualname__ for model in self.models)
 
     def drive(self, event: Event) -> None:
         """Give *event* to the models too."""
@@ -152,13 +169,29 @@ class Top:
                 process.ends_ns.append(event.at_ns)
                 process.lengths_ns.append(event.duration_ns)
         elif isinstance(event, Heartbeat):
-            process.counts = event.counts
+            told = event.counts.get("shed")
+            if isinstance(told, int):
+                process.shed = max(process.shed, told)
         elif isinstance(event, SourceEnded):
             process.has_ended = True
         elif isinstance(event, EventsShed):
-            self._shed.update(event.by_type)
+            # A heartbeat tells of these too, a second later, with all that were given up before we listened.
+            self._given_up[source.id] += sum(event.by_type.values())
+            process.shed = max(process.shed, self._given_up[source.id])
         elif isinstance(event, HandlerRested):
             self._rested[event.handler] += 1
+
+    def catch_up(self) -> None:
+        """Learn what the models know of the time before the first event that got here."""
+        known = self.goodput.lately(1)
+        if len(known) <= _MOST:
+            known = self.goodput.lately(_RECENT_STEPS)
+        for one in known:
+            process = self._processes.get(one.source.id)
+            if process is None:
+                process = self._processes[one.source.id] = _Process(one.source)
+            process.recall(one.last_ns, one.steps)
+            process.has_ended = process.has_ended or one.has_ended
 
     def lose(self, events: int) -> None:
         """Learn how many events in all did not get here."""
@@ -187,9 +220,9 @@ class Top:
             elapsed_s=elapsed_s,
             badput=badput,
             worst=tuple(self._worst(ranks, now_ns)),
-            open=tuple(self._open({one.source.id for one in ranks})),
+            open=tuple(self._open({one.source.id: one for one in ranks})),
             counters=tuple(self._levels()),
-            lost=sum(self._shed.values()) + self._lost_here,
+            lost=sum(one.shed for one in self._processes.values()) + self._lost_here,
             rested=tuple(sorted(self._rested)),
             behind_s=None if newest_ns is None else (now_ns - newest_ns) / _S,
             partial=self.partial,
@@ -241,12 +274,17 @@ class Top:
             found.append(Worst(rank=one.source.rank, host=one.source.host, why=why))
         return (found + _slow(self.scores.latest()))[:_MOST]
 
-    def _open(self, current: set[str]) -> list[OpenNow]:
+    def _open(self, current: dict[str, _Process]) -> list[OpenNow]:
         found = []
         for source in self.spans.result().sources:
-            if source.source_id in current and source.ended_ns is None and source.open:
-                last = source.open[-1]
-                found.append(OpenNow(rank=source.rank, name=last.name, since_ns=last.start_ns))
+            process = current.get(source.source_id)
+            if process is None or source.ended_ns is not None:
+                continue
+            # The step that a heartbeat was within may have ended before anybody listened.
+            stepped_ns = process.ends_ns[-1] if process.ends_ns else 0
+            inside = [one for one in source.open if one.name != TRAINING_ITERATION or one.start_ns >= stepped_ns]
+            if inside:
+                found.append(OpenNow(rank=source.rank, name=inside[-1].name, since_ns=inside[-1].start_ns))
         return sorted(found, key=lambda one: (one.since_ns, one.rank))[:_MOST]
 
     def _levels(self) -> list[CounterNow]:

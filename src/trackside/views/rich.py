@@ -338,12 +338,18 @@ def _top(view: TopView, width: int, height: int) -> RenderableType:
     if view.rested:
         lost.append_text(_text(f"   set aside: {', '.join(view.rested)}", "bold red"))
     blocks = [
-        ("worst ranks", [(f"rank {one.rank}", one.host, one.why) for one in view.worst]),
         (
-            "open spans",
+            f"worst ranks{_since(view, 'ScoreAggregator')}",
+            [(f"rank {one.rank}", one.host, one.why) for one in view.worst],
+        ),
+        (
+            f"open spans{_since(view, 'OpenSpans')}",
             [(f"rank {one.rank}", one.name, words.duration(max(0, view.at_ns - one.since_ns))) for one in view.open],
         ),
-        ("counters", [(one.name, words.amount(one.level, one.unit), f"Σ {one.total:.5g}") for one in view.counters]),
+        (
+            f"counters{_since(view, 'CounterBoard')}",
+            [(one.name, words.amount(one.level, one.unit), f"Σ {one.total:.5g}") for one in view.counters],
+        ),
     ]
     room = max(3, height - len(lines) - 2 - 2 * sum(bool(rows) for _, rows in blocks))
     shares = _shared(room, [len(rows) for _, rows in blocks])
@@ -358,6 +364,11 @@ def _top(view: TopView, width: int, height: int) -> RenderableType:
     return Group(*lines, lost)
 
 
+def _since(view: TopView, model: str) -> str:
+    """Return what to add to what *model* says, if the job does not keep it and it began here."""
+    return " since attached" if model in view.partial else ""
+
+
 def _shared(room: int, wanted: Sequence[int]) -> list[int]:
     """Return how many of *room* lines each gets: what one does not need is the others'."""
     shares = [0] * len(wanted)
@@ -370,8 +381,8 @@ def _shared(room: int, wanted: Sequence[int]) -> list[int]:
 
 
 def _goodput_line(view: TopView, width: int) -> Text:
-    since = "since attached" if "GoodputAccumulator" in view.partial else f"of {words.seconds(view.elapsed_s)}"
-    told = _text(f"goodput {words.percent(view.goodput)} {since}  ")
+    since = _since(view, "GoodputAccumulator") or f" of {words.seconds(view.elapsed_s)}"
+    told = _text(f"goodput {words.percent(view.goodput)}{since}  ")
     most = ""
     if view.badput:
         name, share = view.badput[0]

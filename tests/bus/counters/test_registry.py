@@ -283,6 +283,52 @@ class TestSampler:
         assert published.wait(10)
         registry.close()
 
+    def test_stop_while_being_started(self, monkeypatch):
+        """Whoever stops the thread in the moment when another starts it waits for its end, like anybody."""
+        is_born, may_start, may_run = threading.Event(), threading.Event(), threading.Event()
+        sampler = Sampler(lambda: None)
+
+        def asked_on_birth(real=threading.get_native_id):
+            is_born.set()
+            may_run.wait(10)
+            return real()
+
+        starter = threading.Thread(target=lambda: may_start.wait(10) and sampler.start())
+        starter.start()
+        monkeypatch.setattr(threading, "get_native_id", asked_on_birth)
+        may_start.set()
+        assert is_born.wait(10)
+
+        assert not sampler.stop(0.01)
+        may_run.set()
+        starter.join(10)
+        assert sampler.stop(10)
+
+    def test_closed_before_it_starts(self):
+        """A registry that is closed while somebody begins to collect has no thread afterwards."""
+        registry = make_threaded(lambda window: None)
+
+        class Interposed:
+            """Lets the registry be closed when its lock is taken for the second time."""
+
+            def __init__(self, lock):
+                self.lock, self.entries = lock, 0
+
+            def __enter__(self):
+                self.entries += 1
+                if self.entries == 2:
+                    registry.close()
+                self.lock.acquire()
+
+            def __exit__(self, *_):
+                self.lock.release()
+
+        registry._lock = Interposed(registry._lock)
+        registry.collect(interval_s=1000)
+
+        assert registry._is_closed
+        assert not registry._sampler.is_running
+
     def test_close_with_a_callback_that_never_returns(self):
         """A callback that blocks for ever costs close() its time and no window."""
         entered, release = threading.Event(), threading.Event()

@@ -128,10 +128,10 @@ class TestConfiguration:
 class TestLaziness:
     def test_no_frame(self, opened, tmp_path):
         """A log that gets no frame starts no thread and makes no file."""
-        threads = threading.active_count()
+        threads = set(threading.enumerate())
         log = opened()
         assert log.flush()
-        assert threading.active_count() == threads
+        assert set(threading.enumerate()) <= threads
         assert log.close()
         assert list(tmp_path.iterdir()) == []
 
@@ -337,8 +337,8 @@ class TestClose:
         log = opened()
         log.take(b"frame", events=1)
         log.close()
-        wait_for(lambda: threading.active_count() == before[0])
-        assert descriptors() == before[1]
+        wait_for(lambda: threading.active_count() <= before[0])  # fewer, if one of an earlier test was still ending
+        assert descriptors() <= before[1]
 
     def test_unwritten(self, opened, disk, caplog):
         """What a disk refused to the end is counted and reported."""
@@ -363,6 +363,16 @@ class TestStalledDisk:
         assert not log.close(0.1)
         assert time.monotonic() - start < 5.0
         pipe.drain(log)
+
+    def test_not_written_by_then(self, opened, pipe):
+        """What waits when the time to close is over counts as lost, until the disk comes back after all."""
+        log = opened(create=pipe.create)
+        log.take(bytes(100_000), events=5)
+        assert log.lost == 0
+        assert not log.close(0.1)
+        assert (log.lost, log.losses()["unwritten"]) == (5, 5)
+        pipe.drain(log)
+        assert log.lost == 0
 
     def test_bounded(self, opened, pipe):
         """What waits is bounded; the rest is refused."""

@@ -4,8 +4,13 @@ import random
 
 import pytest
 
-from trackside.events import ClockCompared
+from trackside.events import ClockCompared, Source
+from trackside.handlers.zeromq import Quota
 from trackside.handlers.zeromq._clock_offset import ClockOffset
+from trackside.handlers.zeromq._collection import Collection
+from trackside.handlers.zeromq._intake import Giver
+from trackside.handlers.zeromq._quota import Purse
+from trackside.handlers.zeromq._roll import Roll
 
 
 def exchange(estimate, now_ns, offset_ns, there_ns, back_ns):
@@ -97,6 +102,31 @@ class TestClockOffset:
         estimate.add(1000, 5000, 9000, 2000)
 
         assert estimate.best is None
+
+
+class TestWhoIsNamed:
+    def test_news_waits_for_whom_it_is_about(self):
+        """
+        A rank that has logged nothing when its clock has been compared is named with its first event.
+        """
+        heard, now_s = [], [0.0]
+        collection = Collection(
+            Source.detect({}, run_id="run"), [heard.append], None, Roll(), read_rule=None, monotonic_s=lambda: now_s[0]
+        )
+        giver = Giver(b"address", "id", "", "", feed=None, purse=Purse(Quota(), 0.0), heard_s=0.0)
+        now_ns = 0
+        for _ in range(16):
+            now_ns = exchange(giver.clock, now_ns, 5_000_000, 300_000, 300_000)
+            now_s[0] += 1.0
+            collection.tick([giver])
+        assert [event for event in heard if type(event) is ClockCompared] == []
+
+        giver.sources.add("rank")
+        now_s[0] += 1.0
+        collection.tick([giver])
+
+        (told,) = [event for event in heard if type(event) is ClockCompared]
+        assert (told.source_id, told.offset_ns, told.exchanges) == ("rank", 5_000_000, 16)
 
 
 @pytest.mark.integration

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
+import threading
 import time
 
 import pytest
 
 from trackside.events import (
+    ClockCompared,
     EventsLost,
     Frame,
     IterationEnded,
@@ -66,14 +67,6 @@ def sent(jobs):
     return lambda collector, rank=0, **options: jobs(
         publish=False, collector=collector.endpoint, insecure="keys" not in options, rank=rank, **options
     )
-
-
-@pytest.fixture
-def free_port():
-    """Give a port that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class TestLogs:
@@ -177,6 +170,33 @@ class TestModels:
         }
         goodput = next(model for model in fresh if type(model) is GoodputAccumulator)
         assert goodput.result(session="test") == live["GoodputAccumulator"].result(session="test")
+
+    def test_at_a_viewer_that_came_late(self, collectors, sent, attached, states, until):
+        """
+        A viewer that came in between has, in the end, the state of each of a collector's models.
+        """
+        collector = collectors(publish="tcp://127.0.0.1:*")
+        pair = [sent(collector, rank) for rank in range(2)]
+        for rank, job in enumerate(pair):
+            job.work(seed=rank, steps=20)
+        until(lambda: len({event.source_id for event in collector.heard(ClockCompared)}) == 2)
+        models = [SpanBuilder(), GoodputAccumulator(), ScoreAggregator(), CounterBoard(), ClockOffsets()]
+        viewer = attached(collector.viewer_endpoint, models=models, insecure=True)
+        assert viewer.wait()
+        for rank, job in enumerate(pair):
+            job.work(seed=2 + rank, steps=20)
+            job.end()
+            job.leave()
+        until(lambda: collector.totals()["ended"] == 2)
+        ending = threading.Thread(target=collector.end)
+        ending.start()
+
+        assert sum(1 for _ in viewer) > 0
+        ending.join()
+        assert viewer.lost == 0
+        assert all(joined.complete for joined in viewer.models.values())
+        assert states(models) == states([model for model in collector.models if hasattr(model, "dump")])
+        assert len(models[-1].result().offsets) == 2
 
 
 class TestRestart:

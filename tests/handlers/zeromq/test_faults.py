@@ -193,6 +193,55 @@ class TestStoppedViewer:
         assert told["last"] == logged - 1
         assert told["reasons"] == ["this viewer was too slow"]
 
+    def test_beside_a_steady_stream(self, jobs, attached, other_viewer, scale):
+        """
+        A viewer stands still for a minute while a job goes on: the job does not grow, and each viewer's count is exact.
+        """
+        job = jobs(models=False)
+        stopped = other_viewer(job.endpoint)
+        viewer = attached(job.endpoint, to=STEP)
+        viewer.wait()
+        job.pace(per_s=50_000 if scale >= 1 else 20_000)
+        count, lags_ms, before = 0, [], 0
+
+        def read(seconds):
+            nonlocal count
+            end_s = time.monotonic() + seconds
+            while time.monotonic() < end_s:
+                events = viewer.read(0.05)
+                count += len(events)
+                now_ns = trackside.events.clock.now_ns()
+                lags_ms.extend((now_ns - event.at_ns) / 1e6 for event in events[::20])
+
+        read(1.0)
+        before = job.memory()[1]
+        os.kill(stopped.pid, signal.SIGSTOP)
+        read(60 * scale)
+        grown = job.memory()[1] - before
+        os.kill(stopped.pid, signal.SIGCONT)
+        read(2.0)
+        logged = job.rest()
+        shed = job.stats()["lost"]
+        end_s = time.monotonic() + 60
+        while count + viewer.lost < logged - shed and time.monotonic() < end_s:
+            count += len(viewer.read(0.1))
+        viewer.close()
+        job.end()
+        job.close(timeout_s=20.0)
+        told = json.loads(stopped.stdout.readline())
+        lags_ms.sort()
+        print(
+            f"{logged:,} logged, {shed:,} shed in the job, which grew by {grown >> 10:,} KiB; lag of the other viewer: "
+            f"p50 {lags_ms[len(lags_ms) // 2]:.1f} ms, p99 {lags_ms[len(lags_ms) * 99 // 100]:.1f} ms, "
+            f"it lost {viewer.lost:,}; the stopped one: {told}"
+        )
+
+        assert grown <= 16 * MIB
+        assert count + viewer.lost == logged - shed
+        assert told["count"] + told["lost"] == logged - shed
+        assert told["in_order"]
+        assert shed or told["last"] == logged - 1
+
     def test_job_ends_in_time(self, jobs, other_viewer):
         """A job with a stopped viewer, and one with a killed viewer, ends within its bound (R3)."""
         job = jobs(models=False)

@@ -168,6 +168,23 @@ class TestLinks:
         assert world.asked(b"999").window_bytes == 128 << 10
 
 
+class TestClocks:
+    @pytest.mark.parametrize(("senders", "most"), [(1, 16), (2000, 3)])
+    def test_thousands_are_asked_less_often(self, senders, most):
+        """
+        Each is asked the time sixteen times to begin with: at once, or one after another if there are many.
+        """
+        world = World(most=2000)
+        for number in range(senders):
+            world.begin(b"%d" % number, f"{number}")
+        for _ in range(90):
+            world.now_s += 0.05
+            world.intake.tick()
+
+        asked = [message for to, message in world.sent if to == b"0" and type(message) is Ping]
+        assert most - 1 <= len(asked) <= most
+
+
 class TestQuota:
     def test_cut_sender_is_alive(self):
         """

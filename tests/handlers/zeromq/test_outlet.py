@@ -209,6 +209,15 @@ class TestSubscribing:
         refused = bench.join(names=("bad",))
         assert (refused.code, "give another" in refused.text) == ("malformed", True)
 
+    def test_something_else_all_the_time(self, bench):
+        """Who wants something else again and again is given sixteen streams a second, and keeps the one before."""
+        bench.join()
+        told = [bench.say(subscription(1 + n, names=(f"t{n}",)))[-1] for n in range(1, 100)]
+        assert [type(answer) for answer in told] == [Subscribed] * 15 + [Refused] * 84
+        assert told[-1].code == "busy"
+        bench.now_s += 1.0
+        assert type(bench.say(subscription(100, names=("t99",)))[-1]) is Subscribed
+
     def test_shared(self, bench):
         """Equal filters have one stream, others another; each is closed with its last viewer."""
         for name in (b"a", b"b"):
@@ -349,11 +358,34 @@ class TestConnecting:
         bench.outlet.tick(2.5)
         assert [type(message) for message in bench.take(b"")] == [Hello, Hello]
         bench.say(Welcome(1, "viewer", "collector", ""), b"")
-        bench.outlet.tick(9.0)
-        assert bench.take(b"") == []
+        bench.say(subscription(), b"")
+        bench.outlet.tick(bench.now_s + 9.0)
+        assert {type(message) for message in bench.take(b"")} == {Beat}
         bench.say(Reset(), b"")
-        bench.outlet.tick(9.1)
+        bench.outlet.tick(bench.now_s + 9.1)
         assert [type(message) for message in bench.take(b"")] == [Hello]
+
+    def test_welcomed_and_forgotten(self):
+        """An end that was welcomed, and then asked for nothing because the link broke, says hello again."""
+        bench = Bench(connects=True)
+        bench.say(Welcome(1, "viewer", "collector", ""), b"")
+        bench.outlet.tick(bench.now_s + 2.9)
+        assert bench.take(b"") == []
+        bench.outlet.tick(bench.now_s + 3.1)
+        assert [type(message) for message in bench.take(b"")] == [Hello]
+
+    def test_not_drained_before_it_was_asked(self):
+        """An end that was welcomed has delivered nothing before it was asked for its stream, and that acknowledged."""
+        bench = Bench(connects=True)
+        assert not bench.outlet.is_drained
+        bench.say(Welcome(1, "viewer", "collector", ""), b"")
+        assert not bench.outlet.is_drained
+        bench.say(subscription(), b"")
+        bench.fill(1)
+        (entry,) = bench.take(b"")
+        assert not bench.outlet.is_drained
+        bench.say(Ack(entry.stream, 1), b"")
+        assert bench.outlet.is_drained
 
 
 def test_chunk_is_of_the_request(bench):

@@ -15,7 +15,7 @@ from trackside.bus.counters._chunk import checked, number
 from trackside.bus.counters._summary import Summary
 from trackside.bus.counters._timer import Timer
 from trackside.bus.counters._window import Window
-from trackside.events import clock
+from trackside.events import Value, clock
 
 FOLD_AT: Final = 1024
 FULL_AT: Final = 1 << 16
@@ -23,8 +23,8 @@ PATIENCE_S: Final = 1.0
 _COMPLAINT_EVERY_NS: Final = 60 * 10**9
 
 
-@attrs.frozen(kw_only=True)
-class CounterSnapshot:
+@attrs.frozen(kw_only=True, eq=False, repr=False)
+class CounterSnapshot(Value):
     """What a counter has counted since it was made."""
 
     name: str

@@ -344,8 +344,8 @@ class CounterRegistry:
 
     def resume(self) -> None:
         """Start the sampler if there is something to collect; it runs already unless this is a forked child."""
-        if self._threaded and self._collectors:
-            with self._lock:
+        with self._lock:  # so that nobody closes in between, and leaves a thread behind that nobody stops
+            if self._threaded and self._collectors:
                 self._sampler.start()
 
 

@@ -21,6 +21,7 @@ def follow(
     sources: Callable[[Source], bool] | None = None,
     poll_s: float = 0.5,
     stop: threading.Event | None = None,
+    wait: bool = False,
 ) -> Iterator[Event]:
     """
     Iterate over events that are recorded and being recorded, until *stop* is set.
@@ -34,13 +35,14 @@ def follow(
         sources: Says whose events to yield; the files of all others are not read.
         poll_s: How long to wait before looking again, in seconds.
         stop: Ends the iteration when it is set and what was written by then has been read.
+        wait: Wait for paths that do not exist yet.
 
     Raises:
-        UnreadableError: A path does not exist.
+        UnreadableError: A path does not exist, and is not to be waited for.
     """
     stop = stop or threading.Event()
     for path in paths:
-        if not Path(path).exists():
+        if not wait and not Path(path).exists():
             raise UnreadableError(str(path), "does not exist", "give a .tslog file or a directory")
     return _followed(_Followed(paths, types, sources), poll_s, stop)
 

@@ -95,9 +95,12 @@ class LogReader:
             # Not blocking: a named pipe would wait for a writer.
             fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
-                if not stat.S_ISREG(os.fstat(fd).st_mode):
+                status = os.fstat(fd)
+                if not stat.S_ISREG(status.st_mode):
                     raise UnreadableError(str(self.path), "is no regular file", "give a file that an EventLog wrote")
-                data = os.pread(fd, size, offset)
+                # No room for more than there is: of thousands of small files, that alone would take much of the time.
+                size = min(size, max(0, status.st_size - offset))
+                data = os.pread(fd, size, offset) if size else b""
                 while len(data) < size and (more := os.pread(fd, size - len(data), offset + len(data))):
                     data += more
                 return data

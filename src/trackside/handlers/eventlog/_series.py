@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -36,7 +36,7 @@ class Series:
         """Written, in all parts."""
         self._appender = appender
         self._source = source
-        self._stream = secrets.randbelow(1 << 16)
+        self._stream = int.from_bytes(os.urandom(2), "little")
         self._since_header = 0
 
     def write(self, entries: Sequence[Entry], *, insist: bool = False) -> Outcome:

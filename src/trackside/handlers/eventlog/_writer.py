@@ -96,6 +96,7 @@ class EventLog:
         self._answered = 0
         self._is_closing = False
         self._is_closed = False
+        self._is_overdue = False
         self._vanished_events = 0
         self._vanished_bytes = 0
         self._unwritten_events = 0
@@ -110,7 +111,12 @@ class EventLog:
     @property
     def lost(self) -> int:
         """How many events were taken and are in no file: what vanished, and what was not written by the end."""
-        return self._vanished_events + self._unwritten_events
+        return self._vanished_events + self._unwritten()
+
+    def _unwritten(self) -> int:
+        """Return what was not written by the end, which for whoever closes comes after his timeout."""
+        is_late = self._is_overdue and not self._is_closed
+        return self._buffer.waiting_events if is_late else self._unwritten_events
 
     def open(self, source: Source) -> None:
         """
@@ -179,6 +185,7 @@ class EventLog:
         with buffer.changed:
             if self._thread is not None and threading.current_thread() is not self._thread:
                 buffer.changed.wait_for(lambda: self._is_closed, timeout_s)
+            self._is_overdue = True  # unless it is closed: a disk that comes back may still get what is lost by now
             return not buffer.waiting_events and not self._unwritten_events and not self._vanished_events
 
     def after_fork(self, source: Source) -> None:
@@ -194,7 +201,7 @@ class EventLog:
         return {
             "refused": self._buffer.refused_events,
             "vanished": self._vanished_events,
-            "unwritten": self._unwritten_events,
+            "unwritten": self._unwritten(),
         }
 
     def stats(self) -> dict[str, int | str]:

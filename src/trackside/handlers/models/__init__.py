@@ -10,7 +10,7 @@ from trackside.handlers.models.counters import CounterBoard, CounterBoardResult,
 from trackside.handlers.models.goodput import GoodputAccumulator
 from trackside.handlers.models.metrics import MetricsResult, SourceMetrics, TrainingMetrics
 from trackside.handlers.models.scores import ScoreAggregator, ScoreReport
-from trackside.handlers.models.spans import SpanBuilder
+from trackside.handlers.models.spans import OpenSpans, SpanBuilder
 
 __all__ = [
     "ClockOffset",
@@ -21,6 +21,7 @@ __all__ = [
     "CounterTotals",
     "GoodputAccumulator",
     "MetricsResult",
+    "OpenSpans",
     "ScoreAggregator",
     "ScoreReport",
     "SourceMetrics",

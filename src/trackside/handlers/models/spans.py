@@ -58,6 +58,8 @@ class SpanBuilder:
     runs_on = PORTER
     reads: ClassVar[tuple[type[Event], ...]] = tuple(_READERS)
     """The events it needs; ``subscribe(SpanBuilder(), to=SpanBuilder.reads)``."""
+    stands_for: ClassVar[tuple[str, ...]] = ("OpenSpans",)
+    """The models whose state its own is as well, for viewers that ask for these."""
 
     def __init__(self, *, max_long: int = 1_000, max_short: int = 256) -> None:
         for field, given in (("max_long", max_long), ("max_short", max_short)):
@@ -128,6 +130,17 @@ class SpanBuilder:
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise DecodeError(f"not a SpanBuilder's state: {type(error).__name__}: {error}") from error
         self._states, self._missed, self._identified = states, missed, {}
+
+
+class OpenSpans(SpanBuilder):
+    """
+    A `SpanBuilder` for who wants to know which spans are open, and of the others little.
+
+    A job keeps it for viewers by ``subscribe(OpenSpans(), to=OpenSpans.reads, detail=LIFECYCLE)``: given the long spans
+    and the heartbeats alone, it costs a step nothing. A viewer goes on from there with all events.
+    """
+
+    stands_for: ClassVar[tuple[str, ...]] = ()
 
 
 def _place(spans: SourceSpans) -> tuple[Any, ...]:

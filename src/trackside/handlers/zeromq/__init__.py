@@ -19,6 +19,7 @@ from trackside.handlers.zeromq._protocol import VERBS, Result, Verb
 from trackside.handlers.zeromq._publisher import Publisher
 from trackside.handlers.zeromq._quota import Quota
 from trackside.handlers.zeromq._ring import RING_BYTES
+from trackside.handlers.zeromq._snapshot import names_of
 
 __all__ = [
     "ALWAYS",
@@ -42,5 +43,6 @@ __all__ = [
     "find_endpoints",
     "is_target",
     "may_command",
+    "names_of",
     "new_keys",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -266,7 +266,7 @@ class Attachment:
         self._note_shed(frame)
         if self.models:
             self._drive(events)
-        self._fresh += events if self._is_all and self._decide is None else filter(self._is_for_user, events)
+        self._fresh += self._chosen(events)
 
     def _take_loss(self, entry: LossEntry) -> None:
         ledger = self._ledger_of(entry.source_id, entry.first_seq)
@@ -288,6 +288,12 @@ class Attachment:
             if not event.derived:
                 for model in models:
                     model(event)
+
+    def _chosen(self, events: Sequence[Event]) -> Iterable[Event]:
+        """Return those of *events* that the user asked for, which without models are nearly always all."""
+        if self._decide is None and (self._is_all or all(map(self._is_wanted.get, set(map(type, events))))):
+            return events
+        return filter(self._is_for_user, events)
 
     def _is_for_user(self, event: Event) -> bool:
         cls = type(event)

@@ -251,13 +251,14 @@ class Collection:
         self.relay.add(Frame(event.source, seq, seq, {}, [event]), data, [event])
 
     def _compare_clock(self, giver: Giver) -> None:
-        if giver.clock.exchanges < _LEAST_EXCHANGES:
+        named = giver.status.get(SOURCE) if giver.status.get(RELAYS) else None
+        names = [named] if isinstance(named, str) else sorted(giver.sources)[:64]
+        if giver.clock.exchanges < _LEAST_EXCHANGES or not names:  # news is told once: not before we know of whom
             return
         news = giver.clock.news()
         if news is None:
             return
-        named = giver.status.get(SOURCE) if giver.status.get(RELAYS) else None
-        for name in [named] if isinstance(named, str) else sorted(giver.sources)[:64]:
+        for name in names:
             self._say(
                 ClockCompared(
                     source_id=name,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -150,7 +149,7 @@ class Collector:
         outlet = Outlet(
             self.collection.relay,
             link.send,
-            own_id=secrets.token_hex(8),
+            own_id=os.urandom(8).hex(),
             room=Room(ring_bytes, RING_S),
             most_peers=MOST_VIEWERS,
             obey=self._obey,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -92,7 +91,7 @@ class _Asking:
     def __init__(self, link: Link, endpoint: str, verb: str, arguments: dict[str, Any], targets: list[str]) -> None:
         self._link = link
         self._endpoint = endpoint
-        self._hello = Hello(PROTOCOL_VERSION, VIEWER_END, secrets.token_hex(8), describe_process())
+        self._hello = Hello(PROTOCOL_VERSION, VIEWER_END, os.urandom(8).hex(), describe_process())
         self._verb = Verb(1, verb, targets, arguments)
         self._is_met = False
         self._is_asked = False

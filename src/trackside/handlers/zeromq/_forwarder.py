@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import threading
 import time
 from collections import Counter
@@ -101,7 +100,7 @@ class Forwarder:
         self._outlet = Outlet(
             self,
             self._upper.send,
-            own_id=secrets.token_hex(8),
+            own_id=os.urandom(8).hex(),
             connects=True,
             room=Room(ring_bytes, RING_S),
             obey=self._obey,
@@ -259,11 +258,14 @@ class Forwarder:
             ring.append(frame, 1)
 
     def _compare_clock(self, giver: Giver) -> None:
-        news = giver.clock.news() if giver.clock.exchanges >= _LEAST_EXCHANGES else None
+        named = giver.status.get(SOURCE) if giver.status.get(RELAYS) else None
+        names = [named] if isinstance(named, str) else sorted(giver.sources)
+        if giver.clock.exchanges < _LEAST_EXCHANGES or not names:  # news is told once: not before we know of whom
+            return
+        news = giver.clock.news()
         if news is None:
             return
-        named = giver.status.get(SOURCE) if giver.status.get(RELAYS) else None
-        for name in [named] if isinstance(named, str) else sorted(giver.sources):
+        for name in names:
             self._own.publish(
                 ClockCompared(
                     source_id=name,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -38,13 +38,17 @@ from trackside.handlers.zeromq._protocol import (
 from trackside.handlers.zeromq._quota import Purse, Quota
 
 MOST_GIVERS: Final = 8192
-WAITING_MESSAGES: Final = 64
+WAITING_MESSAGES: Final = 32
 """Of one sender, that may wait to be read. There may be thousands of senders: more waits at theirs, in their rings."""
 _ALL_WINDOWS_BYTES: Final = 64 << 20
 _LEAST_WINDOW_BYTES: Final = 128 << 10
 _ROUNDS: Final = 5
+_MANY: Final = 256
+_ROUNDS_OF_MANY: Final = 20
 _FIRST_PINGS: Final = 16
 _FIRST_PING_S: Final = 0.1
+_MOST_FIRST_PINGS_PER_S: Final = 1000.0
+"""To all senders together: thousands that come at once are to be heard, rather than asked the time."""
 _PING_S: Final = 5.0
 _STRANGERS: Final = Quota(events=1e9, size_bytes=float(16 << 20), messages=20_000.0)
 
@@ -116,7 +120,7 @@ class Intake:
         most: int = MOST_GIVERS,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.id = secrets.token_hex(8)
+        self.id = os.urandom(8).hex()
         self.givers: dict[bytes, Giver] = {}
         self.counts: Counter[str] = Counter()
         """``malformed``, ``refused``, ``cut`` and ``cut_bytes``, and what givers that have left again had repeated."""
@@ -167,11 +171,11 @@ class Intake:
             self._listener.on_heard(giver, None)
 
     def tick(self) -> None:
-        """Do what is due whoever says what, every 50 ms or so; each sender has its turn every fifth time."""
+        """Do what is due whoever says what, every 50 ms or so; each sender has its turn in a second at most."""
         now_s = self._now()
         if not self._due:
             self._due = list(self.givers.values())
-            self._share = -(-len(self._due) // _ROUNDS)
+            self._share = -(-len(self._due) // (_ROUNDS if len(self._due) <= _MANY else _ROUNDS_OF_MANY))
         turn, self._due = self._due[: self._share], self._due[self._share :]
         restless, self._restless = self._restless, set()
         for giver in {*turn, *restless}:
@@ -272,7 +276,8 @@ class Intake:
                 self._restless.add(giver)
 
     def _ping(self, giver: Giver, now_s: float) -> None:
-        every_s = _FIRST_PING_S if giver.pings < _FIRST_PINGS else _PING_S
+        first_s = max(_FIRST_PING_S, len(self.givers) / _MOST_FIRST_PINGS_PER_S)
+        every_s = first_s if giver.pings < _FIRST_PINGS else _PING_S
         if giver.feed.is_subscribed and now_s - giver.pinged_s >= every_s:
             giver.pinged_s = now_s
             giver.pings += 1

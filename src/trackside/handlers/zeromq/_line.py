@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -31,6 +31,8 @@ from trackside.handlers.zeromq._protocol import (
 )
 
 _AT_ONCE: Final = 64
+_AT_ONCE_BYTES: Final = 128 << 10
+"""What is decoded before it is handed on: little enough to stay in a processor's cache until it has been looked at."""
 
 
 class Line:
@@ -67,7 +69,7 @@ class Line:
         """What it said of itself last."""
         self.malformed = 0
         self.feed = Feed(self.send, take, introduce, stream="", wanted=wanted, models=models)
-        self._hello = Hello(PROTOCOL_VERSION, VIEWER_END, secrets.token_hex(8), describe_process())
+        self._hello = Hello(PROTOCOL_VERSION, VIEWER_END, os.urandom(8).hex(), describe_process())
         self._is_met = False
         self._said_s = -1e9
         self._heard_s = time.monotonic()
@@ -97,16 +99,20 @@ class Line:
 
     def receive(self) -> int:
         """Take in what has come, as much as is good at once; return how many messages."""
-        count = 0
+        count = taken_bytes = 0
         for _, parts, _ in self.link.receive(_AT_ONCE):
             count += 1
+            size_bytes = sum(map(len, parts))
+            taken_bytes += size_bytes
             self._heard_s = time.monotonic()
             try:
                 message = decode(parts)
             except DecodeError:
                 self.malformed += 1
                 continue
-            self._on(message, sum(map(len, parts)))
+            self._on(message, size_bytes)
+            if taken_bytes >= _AT_ONCE_BYTES:
+                break
         return count
 
     def _on(self, message: Message, size_bytes: int) -> None:

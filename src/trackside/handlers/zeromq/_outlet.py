@@ -24,6 +24,7 @@ from trackside.handlers.zeromq._protocol import (
     MAX_SNAPSHOT_BYTES,
     MIN_WINDOW_BYTES,
     PROTOCOL_VERSION,
+    SILENT_AFTER_BEATS,
     SOURCE_END,
     WINDOW_BYTES,
     Ack,
@@ -163,6 +164,8 @@ class Outlet:
         """Do what is due whoever says what: beats, greetings, and forgetting who is silent."""
         self._now_s = now_s
         self._empty_inbox()
+        if self._connects:
+            self._forget_mute(now_s)
         if self._connects and not self.peers and now_s - self._greeted_s >= BEAT_S:
             self._greeted_s = now_s
             self._post(b"", self._hello)
@@ -190,7 +193,9 @@ class Outlet:
 
     @property
     def is_drained(self) -> bool:
-        """Whether every viewer has acknowledged everything."""
+        """Whether every viewer has acknowledged everything; whom this end connected to must have asked for it first."""
+        if self._connects and all(peer.stream is None for peer in self.peers.values()):
+            return False
         return all(peer.is_drained for peer in self.peers.values())
 
     def part(self, reason: str) -> None:
@@ -235,6 +240,16 @@ class Outlet:
         peer.leave()
         self._leave(stream, now_s, at_once=at_once)
 
+    def _forget_mute(self, now_s: float) -> None:
+        """
+        Let those go that welcomed us and then asked for nothing: the link broke in between, and they cannot find us.
+
+        Who asked is told of each beat, and says so if it does not know us any more.
+        """
+        for peer in list(self.peers.values()):
+            if peer.stream is None and now_s - peer.heard_s >= SILENT_AFTER_BEATS * BEAT_S:
+                self._forget(peer.address, at_once=False, now_s=now_s)
+
     def _leave(self, stream: Stream, now_s: float, *, at_once: bool) -> None:
         """Drop a stream that has no viewer any more: soon, or *at_once*."""
         if stream.is_held or any(peer.stream is stream for peer in self.peers.values()):
@@ -275,7 +290,11 @@ class Outlet:
             return
         before = peer.stream
         try:
-            stream = self._stream(Filter.from_wire(asked.names, asked.detail, asked.rule))
+            wanted = Filter.from_wire(asked.names, asked.detail, asked.rule)
+            if wanted not in self._streams and not peer.may_open(now_s):
+                self._refuse(peer.address, asked.request, "busy", "it asks for something else too often")
+                return
+            stream = self._stream(wanted)
         except TracksideError as error:
             self._refuse(peer.address, asked.request, "malformed", str(error))
             return

@@ -29,6 +29,8 @@ MOST_CHUNKS: Final = 4
 _AT_ONCE: Final = 64
 _REPLAY_EVERY_S: Final = 0.05
 _MESSAGES_PER_S: Final = 1000.0
+_OPENINGS_PER_S: Final = 16.0
+"""Each stream is one of the job's handlers: a peer that wants another one all the time has to wait."""
 
 Post: TypeAlias = Callable[[Message], bool]
 """Sends a message to one peer; False if there is no room for it now."""
@@ -85,6 +87,8 @@ class Peer:
     _replayed_s: float = 0.0
     _allowance: float = _MESSAGES_PER_S
     _allowance_s: float = 0.0
+    _openings: float = _OPENINGS_PER_S
+    _openings_s: float = 0.0
 
     @property
     def is_live(self) -> bool:
@@ -109,6 +113,15 @@ class Peer:
             self._allowance = 0.0
             return False
         self.heard_s = now_s
+        return True
+
+    def may_open(self, now_s: float) -> bool:
+        """Take one stream that nobody has yet out of an allowance of sixteen, and of sixteen a second."""
+        passed_s, self._openings_s = now_s - self._openings_s, now_s
+        self._openings = min(_OPENINGS_PER_S, self._openings + passed_s * _OPENINGS_PER_S)
+        if self._openings < 1:
+            return False
+        self._openings -= 1
         return True
 
     def expect(self, asked: Subscribe, stream: Stream) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -126,7 +125,7 @@ class Publisher:
         self.outlet = Outlet(
             self,
             self._link.send,
-            own_id=secrets.token_hex(8),
+            own_id=os.urandom(8).hex(),
             connects=connects,
             wake=self._link.wake,
             room=Room(ring_bytes, ring_s),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import threading
 import time
 from collections import deque
@@ -77,7 +77,7 @@ class Ring:
     """
 
     def __init__(self, room: Room) -> None:
-        self.id = secrets.token_hex(8)
+        self.id = os.urandom(8).hex()
         self.next_index = 0
         self.before = 0
         """Events in all entries so far."""

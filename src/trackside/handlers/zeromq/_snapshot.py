@@ -43,14 +43,19 @@ def model_name(model: object) -> str:
     return type(model).__qualname__
 
 
+def names_of(model: object) -> tuple[str, ...]:
+    """Return the names under which a model's state can be asked for: its own, and those that it stands for."""
+    return (model_name(model), *getattr(model, "stands_for", ()))
+
+
 def dump_models(models: Iterable[Any], names: Iterable[str]) -> dict[str, Any]:
     """Return the states of those of *models* that are named; of several of one name the first's."""
     wanted = set(names)
     states: dict[str, Any] = {}
     for model in models:
-        name = model_name(model)
-        if name in wanted and name not in states and callable(getattr(model, "dump", None)):
-            states[name] = model.dump()
+        asked = [name for name in names_of(model) if name in wanted and name not in states]
+        if asked and callable(getattr(model, "dump", None)):
+            states.update(dict.fromkeys(asked, model.dump()))
     return states
 
 

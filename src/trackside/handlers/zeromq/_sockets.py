@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Final
 
 from trackside.events import ConfigError
@@ -21,6 +22,8 @@ LIFE_MS: Final = 15_000
 """After so long with nothing acknowledged a connection counts as broken, also where the network never says so."""
 RECONNECT_MS: Final = 100
 MOST_RECONNECT_MS: Final = 2000
+_ZERO_COPY_RECEIVE: Final = 10
+"""``ZMQ_ZERO_COPY_RECV``, which pyzmq has no name for."""
 BACKLOG: Final = 4096
 """Connections that may wait to be accepted: all ranks may come back at once."""
 
@@ -40,6 +43,10 @@ def new_context(*, io_threads: int = 1) -> zmq.Context[zmq.Socket[bytes]]:
             "it must be 4.3.5 or newer, with CURVE: `pip install --force-reinstall --only-binary :all: pyzmq`",
         )
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads)
+    # Else each message that waits to be read, however small, holds the 8 KiB in which it arrived: of thousands of
+    # senders that adds up. Where a libzmq does not have the option, it does just that.
+    with contextlib.suppress(zmq.ZMQError):
+        context.set(_ZERO_COPY_RECEIVE, 0)
     return context
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import random
-import resource
 import sys
 import threading
 import time
@@ -58,7 +57,7 @@ class Job:
         if models:
             self.bus.subscribe(TrainingMetrics(publish=self.bus.publish))
         self.remote = Remote(
-            RemoteConfig(**config), bus=self.bus, source=self.bus._find_source(), directory=Path(directory)
+            RemoteConfig(**config), bus=self.bus, source=self.bus._identity.find(), directory=Path(directory)
         )
         self.logged = 0
         self._pacing = None
@@ -144,8 +143,8 @@ class Job:
 
     def memory(self):
         """Tell the most memory ever used, and that in use, in bytes."""
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        return [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10, pages * resource.getpagesize()]
+        told = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+        return [int(told[name].split()[0]) << 10 for name in ("VmHWM", "VmRSS")]  # ru_maxrss has the parent's, too
 
     def dumps(self):
         """Tell each model's state."""

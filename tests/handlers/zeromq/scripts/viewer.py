@@ -1,18 +1,36 @@
-"""Watch a job until it ends, and tell what came; started by tests that stop or kill it."""
+"""
+Watch a job until it ends, and tell what came; started by tests that stop or kill it.
+
+It takes itself to have been stopped when it was not awake for a second, and to have caught up when what comes is less
+than two tenths of a second old.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 
 import trackside
+from trackside.events import clock
 
 
 def main(endpoint, name):
     with trackside.attach(endpoint, to=name) as viewer:
         viewer.wait(30)
         print("ready", flush=True)
-        numbers = [event.fields["number"] for event in viewer if isinstance(event, trackside.UnknownEvent)]
+        numbers, caught_up_s = [], None
+        awake_s = stopped_s = time.monotonic()
+        while events := viewer.read(0.2) or not viewer.is_over:
+            now_s = time.monotonic()
+            if now_s - awake_s > 1.0:
+                stopped_s, caught_up_s = now_s, None
+            awake_s = now_s
+            if events is True:
+                continue
+            if caught_up_s is None and clock.now_ns() - events[-1].at_ns < 200_000_000:
+                caught_up_s = time.monotonic() - stopped_s
+            numbers += [event.fields["number"] for event in events if isinstance(event, trackside.UnknownEvent)]
         print(
             json.dumps(
                 {
@@ -21,6 +39,7 @@ def main(endpoint, name):
                     "in_order": numbers == sorted(set(numbers)),
                     "last": numbers[-1] if numbers else None,
                     "reasons": sorted({gap.reason for gap in viewer.gaps}),
+                    "caught_up_s": caught_up_s,
                 }
             ),
             flush=True,

@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Final
 
-from trackside.events import PORTER, ConfigError, DecodeError, Event, Source
+import attrs
+
+from trackside.events import PORTER, ConfigError, DecodeError, Event, IterationEnded, Source
 from trackside.handlers.models.goodput import _problems as problems
 from trackside.handlers.models.goodput._account import StepTime
 from trackside.handlers.models.goodput._answer import Answer, Question, Stretch, normalized
-from trackside.handlers.models.goodput._process import Process
-from trackside.handlers.models.goodput._reading import LATEST_NS, READERS, Reader, skip, take
+from trackside.handlers.models.goodput._process import LATEST_NS, Process
+from trackside.handlers.models.goodput._reading import READERS, Reader, skip, take
 from trackside.handlers.models.goodput._result import NS_PER_S, GoodputResult
 from trackside.handlers.models.goodput._session import Picture, Session
+from trackside.handlers.models.goodput._steps import take_steps
 
 _FORMAT: Final = 1
+_MANY: Final = 8
+"""Iterations from which it pays to look at them together."""
 _BROKEN: Final = (TypeError, ValueError, OverflowError, AttributeError, LookupError)
 """What values of the wrong type lead to."""
+
+
+@attrs.frozen
+class Lately:
+    """What was last heard of a process."""
+
+    source: Source
+    last_ns: int
+    """In ns since the epoch; -1 if nothing was."""
+    has_ended: bool
+    steps: tuple[tuple[int, int, int], ...]
+    """Number, start and end of its last steps, in ns since the epoch; those that failed or were done again too."""
 
 
 class GoodputAccumulator:
@@ -67,6 +85,21 @@ class GoodputAccumulator:
             take(process, event, read)
         except _BROKEN:
             process.mend()
+
+    def take_iterations(self, events: Sequence[IterationEnded]) -> None:
+        """Learn from *events*, which follow each other in one source's stream: as from each by itself, but faster."""
+        if len(events) >= _MANY and events[0].__class__ is IterationEnded:
+            source = events[0].source
+            if source is not self._source:
+                self._turn_to(source)
+            if take_steps(self._process, events):
+                return
+            self(events[0])  # what is out of the ordinary is most often the first one alone
+            events = events[1:]
+            if take_steps(self._process, events):
+                return
+        for event in events:
+            self(event)
 
     def miss(self, count: int) -> None:
         """Learn that *count* events were lost on the way here."""
@@ -181,6 +214,15 @@ class GoodputAccumulator:
         """
         for account in self._picture(self._session(session), None, is_alive=False).job.slowest:
             yield from account.steps(start_ns, end_ns)
+
+    def lately(self, most_steps: int) -> list[Lately]:
+        """Return what was last heard of each process, with its last steps, at most *most_steps*."""
+        found = []
+        for process in self._processes.values():
+            steps = islice(process.track.steps_backwards(LATEST_NS), most_steps)
+            recent = [(number, start, end) for number, start, end, _ in steps]
+            found.append(Lately(process.source, process.last, process.has_ended, tuple(reversed(recent))))
+        return found
 
     def attempts(self, *, session: str | None = None) -> list[Stretch]:
         """

@@ -30,7 +30,8 @@ _MOST_SLICES: Final = 1 << 24
 _KIND_AND_QUALITY: Final = -1 << KIND_SHIFT | FAILED | UNSAMPLED
 _OWN_TIME: Final = STEP << KIND_SHIFT
 """What is left of the code of a step's own time by that mask, if the step counts as a sample."""
-_WHOLE_STEP: Final = STEP << KIND_SHIFT | INSIDE | FIRST
+WHOLE_STEP: Final = STEP << KIND_SHIFT | INSIDE | FIRST
+"""The code of a step with nothing in it, that neither failed nor was done again."""
 
 
 class Tally:
@@ -67,6 +68,18 @@ class Tally:
                 net += length
         self._net, self._step_end = net, step_end
 
+    def add_whole_steps(self, starts: Sequence[int], ends: Sequence[int]) -> None:
+        """Add what `add` would of slices from *starts* to *ends*, each of which is a whole step."""
+        lengths = list(map(sub, ends, starts))
+        if not lengths:
+            return
+        key = WHOLE_STEP & ~FIRST
+        self.sums[key] = self.sums.get(key, 0) + sum(lengths)
+        if self._net:
+            self._keep(self._net)
+        self._net, self._lost, self._step_end = lengths.pop(), 0, ends[-1]
+        self._nets += lengths
+
     def _keep(self, net: int) -> None:
         self._nets.append(net)
         if self._lost:
@@ -74,7 +87,7 @@ class Tally:
 
     def add_steps(self, lengths: Sequence[int]) -> None:
         """Add steps with nothing in them, of these *lengths*."""
-        self.sums[_WHOLE_STEP & ~FIRST] = sum(lengths)
+        self.sums[WHOLE_STEP & ~FIRST] = sum(lengths)
         self._nets.extend(lengths)
 
     @property
@@ -150,7 +163,7 @@ class Block:
         """
         starts, ends, codes, numbers = zip(*slices, strict=True)
         lengths = list(map(sub, ends, starts))
-        are_steps = codes.count(_WHOLE_STEP) == len(codes)
+        are_steps = codes.count(WHOLE_STEP) == len(codes)
         if are_steps:
             tally = Tally()
             tally.add_steps(lengths)
@@ -278,3 +291,10 @@ def _distances(slices: Sequence[Slice], last_step: int) -> tuple[int, int, list[
                 last_step = number
         distances.append(distance)
     return base or 0, last_step, distances
+
+
+def whole_number(value: Any) -> int:
+    """Return *value* as an int; a time that was recorded as 3.0 is 3."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return operator.index(value)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 from trackside.events import ConfigError, Event, Heartbeat, Publish, SourceEnded
 from trackside.handlers.models.goodput import _problems as problems
 from trackside.handlers.models.goodput._accumulator import GoodputAccumulator
-from trackside.handlers.models.goodput._reading import LATEST_NS
+from trackside.handlers.models.goodput._process import LATEST_NS
 from trackside.handlers.models.goodput._result import NS_PER_S
 from trackside.handlers.models.goodput._update import update_of
 
@@ -40,6 +40,9 @@ class GoodputMonitor(GoodputAccumulator):
     Raises:
         ConfigError: if *every_s* or one of *windows_s* is not above zero.
     """
+
+    stands_for: ClassVar[tuple[str, ...]] = ("GoodputAccumulator",)
+    """The models whose state its own is as well, for viewers that ask for these."""
 
     def __init__(
         self,

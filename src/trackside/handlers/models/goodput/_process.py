@@ -16,6 +16,8 @@ from trackside.handlers.models.goodput._buckets import CUSTOM, FIRST_CUSTOM, KIN
 from trackside.handlers.models.goodput._track import Track
 
 NEVER: Final = -1
+LATEST_NS: Final = 1 << 62
+"""No time is this late: the year 2116."""
 
 
 @attrs.frozen

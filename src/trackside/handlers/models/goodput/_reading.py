@@ -34,10 +34,7 @@ from trackside.handlers.models.goodput._buckets import (
     UNSAMPLED,
     kind_of,
 )
-from trackside.handlers.models.goodput._process import NEVER, OpenSpan, OpenStep, Process
-
-LATEST_NS: Final = 1 << 62
-"""No time is this late: the year 2116."""
+from trackside.handlers.models.goodput._process import LATEST_NS, NEVER, OpenSpan, OpenStep, Process
 
 Reader: TypeAlias = Callable[[Process, Any], None]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from trackside.handlers.models.goodput._archive import NO_STEP, Archive
-from trackside.handlers.models.goodput._block import Slice, Tally, steps_of
+from trackside.handlers.models.goodput._block import WHOLE_STEP, Slice, Tally, steps_of, whole_number
 from trackside.handlers.models.goodput._buckets import FAILED, FIRST, INSIDE, KIND_SHIFT, STEP_CODE, WASTED, add
 from trackside.handlers.models.goodput._late import Late
 from trackside.handlers.models.goodput._lengths import Lengths
@@ -73,6 +73,19 @@ class Track:
         self.last_step = number
         if len(self._starts) >= self._limit:
             self._seal()
+
+    def append_steps(self, numbers: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -> None:
+        """Add steps, each of which begins where the track ends by then, or later."""
+        self.top, self.step_end, self.last_step = ends[-1], ends[-1], numbers[-1]
+        while numbers:
+            room = max(1, self._limit - len(self._starts))
+            self._numbers.extend(numbers[:room])
+            self._starts.extend(starts[:room])
+            self._ends.extend(ends[:room])
+            self._codes.extend([WHOLE_STEP] * (len(self._starts) - len(self._codes)))
+            numbers, starts, ends = numbers[room:], starts[room:], ends[room:]
+            if len(self._starts) >= self._limit:
+                self._seal()
 
     def add(self, start: int, end: int, code: int) -> None:
         """Add a stretch of time that is no step; where something of the same or a higher priority is, that stays."""
@@ -157,9 +170,8 @@ class Track:
 
     def mend(self) -> None:
         """Forget a slice of which only a part could be kept: not all of it were whole numbers."""
-        count = min(map(len, self._columns()))
         for column in self._columns():
-            del column[count:]
+            del column[min(map(len, self._columns())) :]
 
     def _columns(self) -> tuple[array[int], array[int], array[int], array[int]]:
         return self._starts, self._ends, self._codes, self._numbers
@@ -257,9 +269,7 @@ class Track:
     @property
     def begin(self) -> int:
         """Where the first slice begins; `top` if there is none."""
-        if self._packed:
-            return self._packed.start
-        return self._starts[0] if self._starts else self.top
+        return self._packed.start if self._packed else self._starts[0] if self._starts else self.top
 
     def until(self, end: int) -> tuple[dict[int, int], int]:
         """Return the nanoseconds by code, and how many steps had time of their own, before *end*."""
@@ -289,7 +299,10 @@ class Track:
         # What was added since the last question follows what was added up then, unless that was changed.
         if not self._tallied:
             self._tally = Tally()
-        self._tally.add(self._slices(self._tallied))
+        if self._codes.count(WHOLE_STEP) == len(self._codes):
+            self._tally.add_whole_steps(self._starts[self._tallied :], self._ends[self._tallied :])
+        else:
+            self._tally.add(self._slices(self._tallied))
         self._tallied = len(self._starts)
         return self._tally
 
@@ -320,16 +333,20 @@ class Track:
         self._settle()
         return steps_of(self._slices_from(self._packed.place_of(start)))
 
-    def last_completed(self, end: int) -> int | None:
-        """Return the last step that counts, did not fail and ended by *end*; None if there is none."""
+    def steps_backwards(self, end: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield number, start, end and code of each step that began by *end*, and of a few later, the last first."""
         self._settle()
         ended = after = 0
         for start, last, code, number in self._backwards(self._packed.place_of(end)) if self.step_end else ():
             ended = ended if last == after and ended else last
             after = start if code & (FIRST | INSIDE) == INSIDE else 0
-            if code & FIRST and ended <= end and not code & (WASTED | FAILED):
-                return number
-        return None
+            if code & FIRST:
+                yield number, start, ended, code
+
+    def last_completed(self, end: int) -> int | None:
+        """Return the last step that counts, did not fail and ended by *end*; None if there is none."""
+        steps = self.steps_backwards(end)
+        return next((no for no, _, last, code in steps if last <= end and not code & (WASTED | FAILED)), None)
 
     def _backwards(self, place: int) -> Iterator[Slice]:
         """Yield the slices up to those of the block at *place*, the last first."""
@@ -369,22 +386,15 @@ class Track:
         slices: list[Slice] = []
         at = track._packed.end
         for item in tail:
-            start, end, code, number = map(_whole_number, item)
+            start, end, code, number = map(whole_number, item)
             if not at <= start < end:
                 raise ValueError("slices out of order")
             slices.append((start, end, code, number))
             at = end
         track._push(slices)
-        track.top, track.step_end, track.lap_start, track.last_step = map(_whole_number, data[2:])
+        track.top, track.step_end, track.lap_start, track.last_step = map(whole_number, data[2:])
         return track
 
     def kinds(self) -> set[int]:
         """Return the kinds of time there are."""
         return {code >> KIND_SHIFT for code in self._whole()[0]}
-
-
-def _whole_number(value: Any) -> int:
-    """Return *value* as an int; a time that was recorded as 3.0 is 3."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return operator.index(value)

@@ -31,12 +31,17 @@ class OpenParts:
         """Read the end of a span."""
         parts = self.within.pop(event.id, None)
         place = PLACES.get(event.name)
-        if place is None:
-            if parts is None or event.name in _LOOPS:
+        if parts is None:
+            if place is None:
                 return
-        else:
-            if parts is None:
-                parts = [0] * len(PLACES)
+            held = self.within.get(event.parent_id)
+            if held is not None:  # nothing was inside it, as in most spans
+                held[place] += event.duration_ns
+                return
+            parts = [0] * len(PLACES)
+        elif place is None and event.name in _LOOPS:
+            return
+        if place is not None:
             parts[place] = event.duration_ns  # what was inside it is part of it
         self._hand_to(event.parent_id, parts)
 

@@ -118,6 +118,7 @@ class ScoreAggregator:
         self._streaks: onset.Streaks = {}
         self._published: dict[Key, int] = {}
         self._evaluated: dict[Key, tuple[tuple[int, int, int], Evaluation]] = {}
+        self._flagged: dict[Key, tuple[Evaluation, dict[onset.Slow, int]]] = {}
 
     @property
     def thresholds(self) -> Thresholds:
@@ -127,6 +128,7 @@ class ScoreAggregator:
     @thresholds.setter
     def thresholds(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
+        self._flagged.clear()
 
     # --- taking ------------------------------------------------------------------------------------------------
 
@@ -179,6 +181,7 @@ class ScoreAggregator:
             del self._windows[key]
             self._published.pop(key, None)
             self._evaluated.pop(key, None)
+            self._flagged.pop(key, None)
 
     def _open(self, key: Key) -> bool:
         """Make room for the window of *key*; False if it is older than all that are kept."""
@@ -203,6 +206,7 @@ class ScoreAggregator:
         del self._windows[key]
         self._published.pop(key, None)
         self._evaluated.pop(key, None)
+        self._flagged.pop(key, None)
 
     def _place(
         self,
@@ -302,7 +306,13 @@ class ScoreAggregator:
         evaluation = self._evaluation(key)
         members = self._windows[key].members.values()
         here = onset.Onset(key[1], min(member.first_step for member in members))
-        return onset.continued(streaks, onset.flagged(evaluation, self._thresholds), evaluation, here)
+        return onset.continued(streaks, self._slow(key, evaluation), evaluation, here)
+
+    def _slow(self, key: Key, evaluation: Evaluation) -> dict[onset.Slow, int]:
+        known = self._flagged.get(key)
+        if known is None or known[0] is not evaluation:
+            known = self._flagged[key] = evaluation, onset.flagged(evaluation, self._thresholds)
+        return known[1]
 
     def _report(self, key: Key) -> ScoreReport:
         streaks = self._streaks
@@ -332,7 +342,7 @@ class ScoreAggregator:
             left_out_s_per_step=[member.left_out_s_per_step if member else None for member in evaluation.members],
             coverage=evaluation.coverage,
             missing=evaluation.missing,
-            stragglers=onset.stragglers(evaluation, onset.flagged(evaluation, self._thresholds), streaks),
+            stragglers=onset.stragglers(evaluation, self._slow(key, evaluation), streaks),
             summaries=dict(kept_of.summaries) if kept_of else {},
         )
 

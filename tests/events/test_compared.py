@@ -1,0 +1,135 @@
+"""Comparing, hashing and showing: what attrs would do for each class, done once for all."""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+import pytest
+
+from trackside.events import Compared, Event, Value, event
+
+
+@attrs.frozen(eq=False, repr=False)
+class Place(Value):
+    x: int
+    y: float = 0.0
+    note: str = attrs.field(default="", eq=False)
+    secret: str = attrs.field(default="", repr=False)
+    label: str = attrs.field(default="", eq=str.lower)
+    tags: dict = attrs.field(factory=dict, hash=False)
+
+
+@attrs.frozen(eq=False, repr=False)
+class Spot(Place):
+    pass
+
+
+@attrs.define(eq=False, repr=False)
+class Box(Compared):
+    content: object = None
+
+
+@attrs.frozen
+class AsAttrsDoes:
+    x: int
+    y: float = 0.0
+    note: str = attrs.field(default="", eq=False)
+    secret: str = attrs.field(default="", repr=False)
+    label: str = attrs.field(default="", eq=str.lower)
+    tags: dict = attrs.field(factory=dict, hash=False)
+
+
+PAIRS = [
+    ({"x": 1}, {"x": 1}),
+    ({"x": 1}, {"x": 2}),
+    ({"x": 1}, {"x": True}),
+    ({"x": 1, "y": math.nan}, {"x": 1, "y": math.nan}),
+    ({"x": 1, "note": "a"}, {"x": 1, "note": "b"}),
+    ({"x": 1, "secret": "a"}, {"x": 1, "secret": "b"}),
+    ({"x": 1, "label": "A"}, {"x": 1, "label": "a"}),
+    ({"x": 1, "tags": {"a": 1}}, {"x": 1, "tags": {"a": 2}}),
+]
+
+
+class TestEquality:
+    @pytest.mark.parametrize(("one", "other"), PAIRS)
+    def test_as_attrs(self, one, other):
+        """Two values are equal just where attrs finds them so."""
+        assert (Place(**one) == Place(**other)) is (AsAttrsDoes(**one) == AsAttrsDoes(**other))
+
+    def test_every_field(self):
+        """One field that differs is enough, be it the last."""
+        assert Place(1, tags={"a": 1}) != Place(1)
+
+    def test_derived_class(self):
+        """A value of a derived class is another."""
+        assert Place(1) != Spot(1)
+
+    def test_something_else(self):
+        """What is no such value is not compared at all, so that it may answer itself."""
+        assert Place(1).__eq__((1, 0.0)) is NotImplemented
+
+
+class TestHash:
+    def test_equal(self):
+        """Equal values have one hash, whatever stands in fields that do not count."""
+        assert hash(Place(1, label="A", note="a", tags={"a": 1})) == hash(Place(1, label="a", note="b"))
+
+    @pytest.mark.parametrize("other", [Place(2), Place(1, 1.0), Place(1, secret="s")])
+    def test_counts(self, other):
+        """Each field that counts changes it."""
+        assert len({Place(1), other}) == 2
+
+    def test_changing(self):
+        """What may change has none."""
+        with pytest.raises(TypeError, match="unhashable"):
+            hash(Box())
+
+
+class TestShowing:
+    def test_as_built(self):
+        """A value is shown as it is built, without what is not to be shown."""
+        shown = "Place(x=1, y=0.5, note='n', label='', tags={})"
+        assert repr(Place(1, 0.5, note="n", secret="s")) == shown
+
+    def test_itself_inside(self):
+        """What holds itself is shown to the end."""
+        box = Box()
+        box.content = [box]
+        assert repr(box) == "Box(content=[...])"
+
+    def test_inner_class(self):
+        """A class of a function is shown by its own name."""
+
+        @attrs.frozen(eq=False, repr=False)
+        class Inner(Value):
+            pass
+
+        assert repr(Inner()) == "Inner()"
+
+
+class TestEvents:
+    def test_shown(self):
+        """An event is shown with its envelope first."""
+        assert repr(Event(at_ns=1, span_id=2, step=3)) == "Event(at_ns=1, span_id=2, step=3)"
+
+    def test_unhashable(self):
+        """An event has no hash: nothing stops anybody from changing it."""
+        with pytest.raises(TypeError, match="unhashable"):
+            hash(Event())
+
+    def test_own_way(self, forgetful):
+        """A class may say for itself when its events are equal."""
+
+        @event("test.compared.own")
+        class Alike(Event):
+            number: int
+
+            def __eq__(self, other):
+                return True
+
+            def __hash__(self):
+                return 7
+
+        assert (Alike(number=1) == 3, hash(Alike(number=1))) == (True, 7)

@@ -1,0 +1,93 @@
+"""A collector that is killed again and again, at any moment: what it has in the end is all there was (R15)."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from trackside.handlers import feed, replay
+from trackside.handlers.models import ClockOffsets, CounterBoard, SpanBuilder
+from trackside.handlers.models.goodput import GoodputAccumulator
+from trackside.handlers.models.scores import ScoreAggregator
+
+pytestmark = [pytest.mark.once, pytest.mark.integration]
+
+MODELS = (SpanBuilder, CounterBoard, ClockOffsets, ScoreAggregator, GoodputAccumulator)
+
+
+class Place:
+    """Where a collector listens and keeps its logs."""
+
+    def __init__(self, port, log, command_line, collectors):
+        self.endpoint = f"tcp://127.0.0.1:{port}"
+        self.log = log
+        self._command_line = command_line
+        self._collectors = collectors
+
+    def start(self):
+        """Start a collector in a process of its own."""
+        return self._command_line("collect", "--bind", self.endpoint, "--log", self.log, "--insecure")
+
+    def serve(self):
+        """Run one in this process."""
+        return self._collectors(bind=self.endpoint, log=self.log)
+
+
+@pytest.fixture
+def place_of_collector(free_port, tmp_path, command_line, collectors):
+    """Give a place for collectors."""
+    return Place(free_port, tmp_path / "log", command_line, collectors)
+
+
+def results(models):
+    """Return what *models* say, by name."""
+    told = {type(model).__name__: model for model in models if isinstance(model, MODELS)}
+    goodput = told.pop("GoodputAccumulator")
+    return {**{name: model.result() for name, model in told.items()}, "Goodput": goodput.result(session="test")}
+
+
+def test_killed_at_any_moment(place_of_collector, jobs, rng, scaled, until):
+    """
+    A collector is killed fifty times, also while it starts: the job comes back by itself, and what is lost is counted.
+    """
+    job = jobs(publish=False, collector=place_of_collector.endpoint, insecure=True, models=False)
+    job.pace(per_s=2000)
+
+    def sent():
+        return job.stats()["remote"][0].get("sent", 0)
+
+    back_s = []
+    for turn in range(scaled(50)):
+        before = sent()
+        collector = place_of_collector.start()
+        if turn % 2:
+            time.sleep(rng.uniform(0.0, 1.0))
+        else:
+            assert collector.stdout.readline()
+            start_s = time.monotonic()
+            until(lambda before=before: sent() > before)
+            back_s.append(time.monotonic() - start_s)
+            time.sleep(rng.uniform(0.0, 2.0))
+        collector.send_signal(signal.SIGKILL)
+        collector.communicate()
+    last = place_of_collector.serve()
+    logged = job.rest()
+    job.end()
+    _, done = job.close(timeout_s=30)
+    assert done
+    assert last.end()
+
+    events, totals = list(replay(place_of_collector.log)), last.totals()
+    of_job = [event for event in events if event.source.role == "main"]
+    seqs = [event.seq for event in of_job]
+    assert seqs == sorted(set(seqs))
+    assert len(seqs) + totals["lost"] == logged + 2  # with its beginning and its end
+    numbers = [event.fields["number"] if hasattr(event, "fields") else event.number for event in of_job[1:-1]]
+    assert numbers == [seq - 1 for seq in seqs[1:-1]]
+    fresh = feed((event for event in events if not event.derived), *(make() for make in MODELS))
+    assert results(fresh) == results(last.models)
+    back_s.sort()
+    print(f"{logged:,} events, lost {totals['lost']:,}; restored at last {last.restored.events:,}")
+    print(f"back after {back_s[len(back_s) // 2]:.2f} s, at most {back_s[-1]:.2f} s")

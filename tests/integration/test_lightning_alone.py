@@ -1,0 +1,140 @@
+"""Each of Lightning's packages where the other one is not installed: the same line, the same story."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+import trackside
+from trackside.handlers import replay
+
+pytestmark = [pytest.mark.integration, pytest.mark.hang_guard(300)]
+
+# The name of each distribution, the package that is imported, and what the other one is called.
+PACKAGES = {"lightning": "pytorch_lightning", "pytorch_lightning": "lightning"}
+
+for package in PACKAGES:
+    pytest.importorskip(package)
+
+JOB = """
+import importlib, importlib.metadata, json, os, sys
+from pathlib import Path
+
+import frameworks
+
+package, other, directory = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+said = {}
+try:
+    importlib.metadata.version(other)
+    said["the other one is installed"] = True
+except importlib.metadata.PackageNotFoundError:
+    said["the other one is installed"] = False
+for room in ("instruments", "job"):
+    try:
+        importlib.import_module(f"trackside.{room}.{other}")
+    except Exception as error:
+        said[room] = [type(error).__name__, str(error).rpartition("; ")[2]]
+one_line = importlib.import_module(f"trackside.job.{package}")
+
+
+def ours(trainer):
+    return [callback for callback in trainer.callbacks if type(callback).__module__.startswith("trackside.")]
+
+
+said["unasked"] = len(ours(frameworks.lightning_trainer(package, directory)))
+os.environ["TRACKSIDE"] = str(directory / "asked")
+said["asked"] = [type(callback).__module__ for callback in ours(frameworks.lightning_trainer(package, directory))]
+del os.environ["TRACKSIDE"]
+callback = one_line.TracksideCallback(directory / "runs")
+pl = importlib.import_module("lightning.pytorch" if package == "lightning" else package)
+said["is a callback"] = isinstance(callback, pl.Callback)
+said["is one of stragglers"] = issubclass(one_line.StragglerDetectionCallback, pl.Callback)
+trainer = frameworks.lightning_trainer(package, directory, callback)
+trainer.fit(frameworks.lightning_module(package), frameworks.loader(), frameworks.loader())
+print(json.dumps(said))
+"""
+
+
+def load(name):
+    """Return the module of that name beside this one: tests are no package."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+checks = load("framework_checks")
+
+
+def without(hidden, directory):
+    """Make *directory* a place for packages that has all that is installed here, but for the one *hidden*."""
+    top_levels = {path.parts[0] for path in importlib.metadata.distribution(hidden).files}
+    for place in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
+        for path in Path(place).iterdir():
+            if path.name not in top_levels and path.suffix != ".pth" and not (directory / path.name).exists():
+                (directory / path.name).symlink_to(path)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory):
+    """Run the same job with either package alone, side by side; return by package where it wrote and what it said."""
+    running = {}
+    for package, other in PACKAGES.items():
+        packages, directory = tmp_path_factory.mktemp("packages"), tmp_path_factory.mktemp(package)
+        places = [without(other, packages), Path(trackside.__file__).parents[1], Path(__file__).parent]
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places)), "OMP_NUM_THREADS": "1"}
+        # Without -S the interpreter would find what is hidden in its own place for packages.
+        command = [sys.executable, "-S", "-W", "ignore", "-c", JOB, package, other, str(directory)]
+        running[package] = (
+            directory,
+            subprocess.Popen(
+                command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=directory
+            ),
+        )
+    done = {}
+    for package, (directory, process) in running.items():
+        said, errors = process.communicate(timeout=240)
+        assert process.returncode == 0, errors[-4000:]
+        done[package] = directory, json.loads(said.splitlines()[-1])
+    return done
+
+
+@pytest.fixture(params=PACKAGES)
+def package(request):
+    return request.param
+
+
+def test_golden(package, jobs):
+    """A fit is told in the same order as where both packages are installed."""
+    directory, _ = jobs[package]
+    assert checks.told(replay(directory / "runs")) == ["application {", *checks.lightning_golden(), "} application"]
+
+
+def test_its_own_classes(package, jobs):
+    """The callbacks are those of the package that is there, which is not given one unless it is asked for."""
+    _, said = jobs[package]
+    assert (said["is a callback"], said["is one of stragglers"]) == (True, True)
+    assert (said["unasked"], said["asked"]) == (0, [f"trackside.job.{package}"])
+
+
+def test_the_other_one(package, jobs):
+    """The other package is not there, and who asks for its callback is told what to install."""
+    _, said = jobs[package]
+    extra = PACKAGES[package].replace("_", "-")
+    assert said["the other one is installed"] is False
+    assert said["instruments"] == said["job"] == ["ConfigError", f"it is an extra: pip install 'trackside[{extra}]'"]
+
+
+def test_leaves_nothing_else(package, jobs):
+    """No telemetry goes anywhere but where the one line says."""
+    directory, _ = jobs[package]
+    assert sorted(path.name for path in directory.iterdir()) == ["checkpoints", "runs"]

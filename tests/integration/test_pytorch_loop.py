@@ -1,0 +1,97 @@
+"""A plain PyTorch loop on a tiny model, real: what one line tells of it, and what the models make of that."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from pathlib import Path
+
+import pytest
+
+import trackside
+
+pytestmark = [pytest.mark.integration, pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
+
+pytest.importorskip("torch")
+
+
+def load(name):
+    """Return the module of that name beside this one: tests are no package."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+frameworks, checks = load("frameworks"), load("framework_checks")
+events, told = checks.events, checks.told
+
+STEP = [
+    *["data_loading", "model_forward", "model_backward"],
+    *["data_loading", "model_forward", "model_backward", "optimizer_update"],
+]
+
+
+def golden():
+    """Return what a loop tells: 20 steps of two batches, a save after every 5th, an evaluation of 3 after 10."""
+    lines = ["training_loop {"]
+    for step in range(20):
+        lines += [*STEP, f"training {step}"]
+        if step % 5 == 4:
+            lines += ["checkpoint_save_sync {", f"saved {step}", "} checkpoint_save_sync"]
+        if step % 10 == 9:
+            lines += ["validation_loop {", *[f"validation {step}"] * 3, "} validation_loop"]
+    return [*lines, "} training_loop"]
+
+
+def test_golden(events, tmp_path):
+    """A loop with accumulation, evaluation and saves is told in this order."""
+    frameworks.train_by_hand(tmp_path, trackside.instrument)
+    assert told(events) == golden()
+
+
+@pytest.mark.parametrize("sink", ["none", "recording", "raising", "dead"])
+def test_same_losses(sink, tmp_path):
+    """Every loss is the same to the last bit, whatever becomes of what is told."""
+    plain = frameworks.train_by_hand(tmp_path / "plain")
+    released = threading.Event()
+
+    def raising(_event):
+        raise OSError("this sink is broken")
+
+    subscriptions = {
+        "none": list,
+        "recording": lambda: [trackside.subscribe(trackside.EventLog(tmp_path / "runs"))],
+        "raising": lambda: [trackside.subscribe(raising)],
+        "dead": lambda: [trackside.subscribe(lambda _: released.wait(60), queued=True)],
+    }[sink]()
+    try:
+        watched = frameworks.train_by_hand(tmp_path / "watched", trackside.instrument)
+    finally:
+        released.set()
+        for subscription in subscriptions:
+            subscription.close(5)
+    assert [loss.item().hex() for loss in watched] == [loss.item().hex() for loss in plain]
+
+
+def test_all_comes_out(tmp_path):
+    """Spans, metrics, goodput and scores come out of the one line, and agree with each other."""
+    strict = trackside.JobConfig(application_name="tiny", strict=True)  # so that any disorder is an error
+    with trackside.start(tmp_path / "runs", job=strict, report=False):
+        frameworks.train_by_hand(tmp_path, trackside.instrument)
+    assert checks.figures(tmp_path / "runs") == {
+        "run ids": 1,
+        "ranks": [0],
+        "attempts": 1,
+        "steps": {"spans": 20, "metrics": 20, "goodput": 20, "scores": 20},
+        "last step": {"metrics": 19, "goodput": 19, "scores": 19},
+        "samples": 80,
+        "saves": {"spans": 4, "metrics": 4},
+        "validation": {"spans": 2, "batches": 6},
+        "parts": {"data_loading": 40, "model_forward": 40, "model_backward": 40, "optimizer_update": 20},
+        "sections": ["data_loading", "model_backward", "model_forward", "optimizer_update"],
+        "seconds agree": True,
+        "open": [],
+        "out of order": [],
+        "ended": "closed",
+    }
