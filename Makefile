@@ -29,11 +29,12 @@ test:  ## run the tests on every Python here, the long recipes at a tenth
 test-long:  ## run the tests with the long recipes in full
 	@$(ENVIRONMENT) .venv --extra torch --group test
 	@$(BIN)/python -m pytest --full --numprocesses 2 $(ARGS)
+	@$(BIN)/python -m pytest --full -m integration tests/handlers/zeromq $(ARGS)
 
 .PHONY: test-integrations
 test-integrations:  ## run the tests that need heavy third-party systems
 	@$(ENVIRONMENT) .venv-integrations --extra torch --group integrations
-	@.venv-integrations/bin/python -m pytest -m integration --reruns 1 -r R $(ARGS) || [ $$? -eq 5 ]  # 5: there are none
+	@.venv-integrations/bin/python tools/twice.py -m integration $(ARGS) || [ $$? -eq 5 ]  # 5: there are none
 
 .PHONY: bench
 bench:  ## measure speed against the peers; ONLY=emission runs one family

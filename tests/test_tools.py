@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+import textwrap
 import zipfile
 from pathlib import Path
 
@@ -147,6 +148,30 @@ class TestWheel:
     def test_carries_the_licence(self, names):
         """The licence comes with it."""
         assert any(name.endswith("/licenses/LICENSE") for name in names)
+
+
+class TestTwice:
+    """A test fails for as long as a file is not there, which the first run leaves."""
+
+    twice = load("twice")
+
+    @pytest.mark.parametrize(
+        ("leaves", "status", "is_unsteady"),
+        [pytest.param("left", 0, True, id="at first only"), pytest.param("else", 1, False, id="always")],
+    )
+    def test_failure(self, tmp_path, capfd, leaves, status, is_unsteady):
+        """What fails once only does not stop anybody, and is told."""
+        source = f"""
+            import pathlib
+            def test_steady(): pass
+            def test_unsteady():
+                there = pathlib.Path("left").exists()
+                pathlib.Path("{leaves}").touch()
+                assert there
+        """
+        (tmp_path / "test_one.py").write_text(textwrap.dedent(source))
+        assert self.twice.main(["-q", "--numprocesses", "0"], tmp_path) == status
+        assert ("UNSTEADY" in capfd.readouterr().out) is is_unsteady
 
 
 class TestServers:

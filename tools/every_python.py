@@ -7,7 +7,7 @@ First comes the interpreter that runs this script, in its own environment and wi
 other CPython from 3.10 on that is on the PATH or known to pyenv, in an environment of its own under
 .venvs/, without torch, with the long recipes cut shorter still and without what only reads the sources.
 
-A test that fails is run once more; if it passes then, it is listed as RERUN.
+What fails is run once more: `tools/twice.py`.
 """
 
 from __future__ import annotations
@@ -79,8 +79,6 @@ def main(arguments: Sequence[str]) -> int:
             continue
         # A hundredth of the long recipes: what differs between interpreters shows early.
         shorter = (
-            "-p",
-            "no:cacheprovider",
             "--scale",
             "0.01",
             "-m",
@@ -95,7 +93,7 @@ def main(arguments: Sequence[str]) -> int:
 def test(interpreter: Interpreter, python: Path, *arguments: str) -> Outcome:
     print(f"\n== {interpreter} ==", flush=True)
     started = time.monotonic()
-    pytest = [python, "-m", "pytest", "--numprocesses", "2", "--reruns", "1", "-r", "R", *arguments]
+    pytest = [python, ROOT / "tools" / "twice.py", "--numprocesses", "2", *arguments]
     status = subprocess.run(pytest, check=False, cwd=ROOT, stdin=subprocess.DEVNULL).returncode
     verdict = {0: "passed", NO_TESTS: "no tests"}.get(status, "FAILED")
     return Outcome(interpreter, verdict, time.monotonic() - started)

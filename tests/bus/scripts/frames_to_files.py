@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 
@@ -51,10 +52,16 @@ class ToFile:
         self.path = None
 
 
+@functools.cache
+def subscribe_once(directory):
+    """Take this process's frames, once for all work that it is given: of a pool, one worker may do all."""
+    trackside.subscribe(ToFile(directory))
+
+
 def work(directory, subscribes):
     """Be the child."""
     if subscribes:
-        trackside.subscribe(ToFile(directory))
+        subscribe_once(directory)
     for number in range(CHILD_EVENTS):
         trackside.log(Ticked(number=number))
 
