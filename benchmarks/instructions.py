@@ -147,6 +147,7 @@ def show_counts(*, update: bool) -> int:
         change = f"{found[name] / before - 1:+.1%} of the baseline's {before:,.0f}" if before else "no baseline"
         print(f"  {what:<68} {found[name]:>8,.0f}  {change}", flush=True)
     if update:
+        file.parent.mkdir(exist_ok=True)
         file.write_text(json.dumps(found, indent=2) + "\n")
         print(f"kept in benchmarks/baselines/{file.name}")
         return 0
