@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -60,9 +61,13 @@ class Demo:
         return {line[1]: (float(line[2]), float(line[3])) for line in lines if line}
 
 
+QUIET = {**os.environ, "PYTHONWARNINGS": "ignore:The pynvml package is deprecated:FutureWarning"}
+"""Torch says so of a package that others of the environment need."""
+
+
 def train(out, *options):
     command = [sys.executable, str(SCRIPT), f"--out={out}", *TINY, *EVERY, *options]
-    ran = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=240, check=False)
+    ran = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=240, check=False, env=QUIET)
     return Demo(out, ran.returncode, ran.stdout, ran.stderr)
 
 
@@ -71,7 +76,7 @@ def train_and_watch(out, *options):
     command = [sys.executable, str(SCRIPT), f"--out={out}", *TINY, *EVERY, *options]
     said, seen = out.parent / "said", out.parent / "seen"  # files: they are read while they are written
     with said.open("w") as stdout, seen.open("w") as shown:
-        job = subprocess.Popen(command, cwd=REPOSITORY, stdout=stdout, stderr=subprocess.PIPE, text=True)
+        job = subprocess.Popen(command, cwd=REPOSITORY, stdout=stdout, stderr=subprocess.PIPE, text=True, env=QUIET)
         try:
             line = None
             while line is None and job.poll() is None:
@@ -131,9 +136,9 @@ class TestTraining:
         """
         No line is wider than 100 columns, but for the commands, which may name a path that is long.
         """
-        printed = demo.printed.partition("Look further")[0]
+        printed = demo.printed.partition("Look further")[0].splitlines()
 
-        assert [line for line in printed.splitlines() if len(line) > 100] == []
+        assert [line for line in printed if len(line) > 100 and "bin/trackside attach" not in line] == []
 
     def test_attempts(self, demo):
         """
