@@ -510,6 +510,7 @@ class TestMonitor:
         made.stop_rolling_window_goodput_uploader()
         made.stop_step_deviation_uploader()
         made.close()
+        assert list(tmp_path.iterdir()) == []
 
     def test_default_bound(self):
         """Stopping takes 10 s at most unless told otherwise, as the peer's."""

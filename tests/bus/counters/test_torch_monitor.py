@@ -6,6 +6,7 @@ The rows are those found by probing PyTorch 2.13; the requests those made in the
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -211,11 +212,21 @@ class TestHandlerRows:
     def test_handler_raises_while_a_stat_is_destroyed(self):
         """Stat: a handler that raises then aborts the process. Here counters publish nothing when they go."""
         bus = Bus()
-        bus.subscribe(lambda window: 1 / 0, to=CounterWindow)
+        asked = []
+
+        def fail(window):
+            asked.append(window.count)
+            raise ZeroDivisionError
+
+        bus.subscribe(fail, to=CounterWindow)
         bus.collect(interval_s=1000)
         bus.counter("x").add(1)
         bus.close()
+        told = list(asked)
         del bus
+        gc.collect()
+
+        assert (told, asked) == ([1], [1])
 
     def test_handler_adds_to_the_stat_being_logged(self):
         """Stat: a handler that adds to or reads the very Stat deadlocks. Here it has what was added before."""
