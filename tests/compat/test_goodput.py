@@ -500,17 +500,20 @@ class TestMonitor:
             monitor().stop_goodput_uploader()
         assert [update.goodput for update in got] == [15 / 49]
 
-    def test_disabled(self, tmp_path):
+    def test_disabled(self, recorder, monitor):
         """A monitor that is not enabled does nothing."""
-        made = UploadingMonitor("job", "log", str(tmp_path), 1)
-        made.start_goodput_uploader()
-        made.start_rolling_window_goodput_uploader([1])
-        made.start_step_deviation_uploader()
-        made.stop_goodput_uploader()
-        made.stop_rolling_window_goodput_uploader()
-        made.stop_step_deviation_uploader()
-        made.close()
-        assert list(tmp_path.iterdir()) == []
+        record(recorder)
+        got = []
+        with default_bus.subscribe(got.append, to=GoodputUpdated):
+            made = monitor(monitoring_enabled=False)
+            made.start_goodput_uploader()
+            made.start_rolling_window_goodput_uploader([1])
+            made.start_step_deviation_uploader()
+            made.stop_goodput_uploader()
+            made.stop_rolling_window_goodput_uploader()
+            made.stop_step_deviation_uploader()
+            made.close()
+        assert got == []
 
     def test_default_bound(self):
         """Stopping takes 10 s at most unless told otherwise, as the peer's."""
