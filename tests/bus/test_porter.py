@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from trackside.bus import every
+from trackside.bus import _porter, every
 from trackside.events import ITERATION, PROFILE, Event, SourceStarted, event, process_source
 
 
@@ -397,3 +397,62 @@ class TestBusyCallers:
             stop.set()
             for thread in threads:
                 thread.join()
+
+
+class TestCalled:
+    """When the porter comes, if it does not come by itself."""
+
+    @pytest.fixture(autouse=True)
+    def asleep(self, monkeypatch):
+        """Let it look by itself only once an hour."""
+        monkeypatch.setattr(_porter, "LOOK_EVERY_S", 3600.0)
+
+    @pytest.mark.parametrize(("kind", "crowd"), [(Detailed, 37), (Ticked, 60)])
+    def test_by_a_crowd(self, make_bus, make_model, kind, crowd):
+        """At three quarters of what a level may fill of a queue for 100: 37 of 50 PROFILE, 60 of 80 ITERATION events."""
+        is_here, bus = threading.Event(), make_bus(queue_limit=100)
+        model = make_model(on_event=lambda event: isinstance(event, kind) and is_here.set())
+        bus.subscribe(model)
+        bus.log(Noticed())
+        bus.flush()
+        for number in range(crowd):
+            bus.log(kind(number=number))
+        assert not is_here.wait(0.05)
+        bus.log(kind(number=crowd))
+        assert is_here.wait(30)
+
+    def test_again(self, make_bus, make_model):
+        """It is called by each crowd anew."""
+        arrived, bus = threading.Semaphore(0), make_bus(queue_limit=100)
+        bus.subscribe(make_model(on_event=lambda event: isinstance(event, Detailed) and arrived.release()))
+        bus.log(Noticed())
+        bus.flush()
+        for _ in range(3):
+            for number in range(38):
+                bus.log(Detailed(number=number))
+            for _ in range(38):
+                assert arrived.acquire(timeout=30)
+            bus.look(lambda view: arrived.release())  # it is asleep again when it has done this
+            assert arrived.acquire(timeout=30)
+
+    def test_by_what_is_to_be_done(self, bus, model):
+        """Who wants to look at the stream does not wait for the next look."""
+        seen, is_here = [], threading.Event()
+        bus.subscribe(model)
+        bus.log(Ticked())
+        bus.flush()
+        bus.log(Ticked())
+        bus.look(lambda view: seen.append(view.next_seq) or is_here.set())
+        assert is_here.wait(30)
+        assert seen == [3]  # after SourceStarted and two ticks
+
+    def test_by_many_foreign_ones(self, make_bus, make_model):
+        """A quarter of the queue brought from other processes is looked at."""
+        is_here, bus = threading.Event(), make_bus(queue_limit=100)
+        bus.subscribe(make_model(on_event=lambda event: isinstance(event, Ticked) and is_here.set()))
+        bus.log(Noticed())
+        bus.flush()
+        bus.deliver([Ticked()] * 24)
+        assert not is_here.wait(0.05)
+        bus.deliver([Ticked()])
+        assert is_here.wait(30)

@@ -246,7 +246,7 @@ class Bus:
         if isinstance(seat, QueuedSeat):
             self._identity.find()  # now, so that a child forked before the first event knows whose child it is
             seat.subscribe(self._porter.lanes)
-            self._porter.queue.append(Join(seat))
+            self._porter.order(Join(seat))
         # Seats first: a concurrent log() may only fill the table we discard.
         self._seats[seat] = None
         self._routes = {}
@@ -262,7 +262,7 @@ class Bus:
         if isinstance(seat, QueuedSeat):
             deadline_s = upkeep.deadline_in(timeout_s)
             seat.unsubscribe(self._porter.lanes)
-            self._porter.queue.append(Leave(seat))
+            self._porter.order(Leave(seat))
             done = self._porter.settle(upkeep.left_s(deadline_s))
             done = upkeep.close_sinks([seat], deadline_s) and done
         self._past.add(seat)
@@ -277,20 +277,20 @@ class Bus:
         Without this, a stream starts with the first event for the queue. A source whose stream has ended cannot go
         on: it gets another id.
         """
-        self._porter.queue.append(Begin(source))
+        self._porter.order(Begin(source))
         if self._queued_seats():
             self._porter.start()
 
     def end(self, reason: str = "closed") -> None:
         """End the numbered stream; the next event starts another, under an id that the process has from now on."""
-        self._porter.queue.append(End(reason))
+        self._porter.order(End(reason))
         ended = self._porter.source
         if ended is not None:  # at once, so that nobody takes who has ended for his parent
             self._identity.renew(ended)
 
     def look(self, act: Callable[[View], object]) -> None:
         """Have the porter call *act* at this place of the stream, between two events, with what it sees there."""
-        self._porter.queue.append(Look(act))
+        self._porter.order(Look(act))
         self._porter.start()
 
     def flush(self, timeout_s: float = 2.0) -> bool:
@@ -338,7 +338,7 @@ class Bus:
             return False
         # Then what came meanwhile, and the end: nothing comes after that.
         done = self._porter.settle(upkeep.left_s(deadline_s) / 2) and done
-        self._porter.queue.append(End("closed", for_good=True))
+        self._porter.order(End("closed", for_good=True))
         done = self._porter.settle(upkeep.left_s(deadline_s) / 2) and done
         done = self._relay.close(upkeep.left_s(deadline_s) / 2) and done
         done = upkeep.close_sinks(self._queued_seats(), deadline_s) and done

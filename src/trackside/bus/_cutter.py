@@ -22,8 +22,8 @@ ROW_EXTRA_BYTES: Final = 10
 """Charged for each row, which has 6 bytes at least: so no batch has more than the 16,384 rows that readers accept."""
 _SCHEMA_EXTRA_BYTES: Final = 256
 """Charged for each type: so no batch has more than the 1,024 types that readers accept."""
-LINGER_NS: Final = 250_000_000
-"""How long a batch may wait for more: schemas are repeated in each frame, so tiny frames waste room."""
+LINGER_NS: Final = 150_000_000
+"""Between two frames, unless the first is full: schemas are repeated in each, so tiny frames waste room."""
 _MAX_SHED_TYPES: Final = 512
 
 
@@ -49,13 +49,13 @@ class Cutter:
         room_bytes: What may come before the batch is full; 0 or less says it is.
     """
 
-    __slots__ = ("_audiences", "_met", "_shed_before", "_since_ns", "batch", "first_seq", "offset", "room_bytes")
+    __slots__ = ("_audiences", "_cut_ns", "_met", "_shed_before", "batch", "first_seq", "offset", "room_bytes")
 
     def __init__(self) -> None:
         self._audiences: dict[object, Audience] = {}
         self._met: set[int] = set()
         self._shed_before: dict[str, int] = {}
-        self._since_ns = 0
+        self._cut_ns = 0
         self.batch = 0
         self.first_seq = 0
         self.offset = 0
@@ -77,8 +77,6 @@ class Cutter:
 
     def introduce(self, schema: Schema, audiences: Iterable[Audience]) -> None:
         """Have the frames of *audiences* say how rows of a type are to be read, and account for the room."""
-        if self.offset == 0:
-            self._since_ns = clock.monotonic_ns()
         if schema.number not in self._met:
             self._met.add(schema.number)
             self.room_bytes -= len(schema.entry) + _SCHEMA_EXTRA_BYTES
@@ -86,8 +84,8 @@ class Cutter:
                 audience.schemas[schema.number] = schema.entry
 
     def is_due(self) -> bool:
-        """Return whether the batch has waited long enough."""
-        return self.offset > 0 and clock.monotonic_ns() - self._since_ns >= LINGER_NS
+        """Return whether the last batch was cut long enough ago."""
+        return self.offset > 0 and clock.monotonic_ns() - self._cut_ns >= LINGER_NS
 
     def cut(self, source_id: str, lanes: Lanes) -> None:
         """Close the batch and hand each audience its frame."""
@@ -110,6 +108,7 @@ class Cutter:
                 continue
             for seat in audience.seats:
                 seat.settle(taken=_is_taken(seat, frame))
+        self._cut_ns = clock.monotonic_ns()
         self._next(last_seq + 1)
 
     def end(self, lanes: Lanes) -> None:

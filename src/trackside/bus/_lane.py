@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from trackside.bus._tally import Tally
@@ -18,6 +18,8 @@ QUEUE_LIMIT: Final = 16_384
 
 # The share of the queue that each level of detail may fill, in fifths and halves of it.
 _SHARE: Final = {PROFILE: 1 / 2, ITERATION: 4 / 5, LIFECYCLE: 1.0}
+_CROWD: Final = 3 / 4
+"""Of its share; when a lane's events find so much in the queue, the porter is called: not for a burst that fits in."""
 
 
 class Lane:
@@ -30,7 +32,10 @@ class Lane:
 
     __slots__ = (
         "_append",
+        "_call",
+        "_crowd",
         "_limit",
+        "_most",
         "_queue",
         "ceiling",
         "cls",
@@ -42,7 +47,7 @@ class Lane:
         "taken",
     )
 
-    def __init__(self, cls: type[Event], queue: deque[Any], limit: int) -> None:
+    def __init__(self, cls: type[Event], queue: deque[Any], limit: int, call: Callable[[], object]) -> None:
         self.cls = cls
         self.offered = Tally()
         self.shed = Tally()
@@ -53,7 +58,9 @@ class Lane:
         self.ceiling: float = math.inf
         self._queue = queue
         self._append = queue.append
-        self._limit = max(1, int(limit * _SHARE[Detail(cls.detail)]))
+        self._call = call
+        self._most = max(1, int(limit * _SHARE[Detail(cls.detail)]))
+        self._crowd = self._limit = max(1, int(self._most * _CROWD))
 
     def step(self) -> Step:
         """Return this lane's step on a route."""
@@ -65,7 +72,20 @@ class Lane:
         if len(self._queue) < self._limit:
             self._append(event)
         else:
+            self._admit_to_crowd(event)
+
+    def _admit_to_crowd(self, event: Event) -> None:
+        if self._limit < self._most:  # the first since the porter was here; the others pay nothing for this
+            self._limit = self._most
+            self._call()
+        if len(self._queue) < self._most:
+            self._append(event)
+        else:
             self.shed.add()
+
+    def calm(self) -> None:
+        """Note that the porter was here."""
+        self._limit = self._crowd
 
     def offer(self, event: Event) -> None:
         """Do what `Bus.log` does with the step: count *event*, and queue it if there is room."""

@@ -21,10 +21,13 @@ from trackside.bus._sorter import Bring, Sorter
 from trackside.bus._thread import LateThread
 from trackside.events import Event, Source
 
-LOOK_EVERY_S: Final = 0.05
+LOOK_EVERY_S: Final = 0.2
+"""Between two looks at the queue if nobody calls: to be woken costs a thread more than a hundred events do."""
 ROUNDS: Final = 3
 """How often a drain looks again for what models published; more would let a model that feeds itself keep it."""
 _LOOK_AT_CLOCK_EVERY: Final = 256
+_LOOK: Final = "look"
+_STOP: Final = "stop"
 
 
 class Porter:
@@ -46,7 +49,7 @@ class Porter:
         self._draining = threading.RLock()
         self._holder: int | None = None
         # C code: a signal handler that flushes while its thread is inside a flush cannot deadlock here.
-        self._requests: queue.SimpleQueue[threading.Lock | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[threading.Lock | str] = queue.SimpleQueue()
         self._has_published = False
         self._stumbles = 0
         self._brought = 0
@@ -61,7 +64,11 @@ class Porter:
     def lane(self, cls: type[Event]) -> Lane:
         """Return the lane of *cls*, one for ever."""
         lane = self.lanes.get(cls)
-        return lane if lane is not None else self.lanes.setdefault(cls, Lane(cls, self.queue, self._limit))
+        return lane if lane is not None else self.lanes.setdefault(cls, Lane(cls, self.queue, self._limit, self._call))
+
+    def _call(self) -> None:
+        """Have the thread look at the queue now."""
+        self._requests.put(_LOOK)
 
     def start(self) -> bool:
         """Start the thread if it was not started; False if none can be: flush and close drain in their own thread."""
@@ -75,7 +82,14 @@ class Porter:
         self._brought += len(events)
         self.queue.append(Bring(events))
         self.start()
+        if waiting + len(events) >= self._limit // 4:
+            self._call()
         return True
+
+    def order(self, item: object) -> None:
+        """Queue something to be done between the events before it and those after it, soon."""
+        self.queue.append(item)
+        self._call()
 
     def publish(self, event: Event) -> None:
         """Queue what a model says, and look at it before the drain that the model is in has ended."""
@@ -114,7 +128,7 @@ class Porter:
     def halt(self, timeout_s: float) -> bool:
         """End the thread; return whether it has ended."""
         if self._thread.is_started:
-            self._requests.put(None)
+            self._requests.put(_STOP)
         return self._thread.join(timeout_s)
 
     def counts(self, waiting: Iterable[Any]) -> dict[str, Any]:
@@ -161,8 +175,9 @@ class Porter:
             try:
                 request = self._requests.get(timeout=LOOK_EVERY_S)
                 while True:
-                    stop = stop or request is None
-                    if request is not None:
+                    if isinstance(request, str):
+                        stop = stop or request == _STOP
+                    else:
                         waiting.append(request)
                     request = self._requests.get_nowait()
             except queue.Empty:
@@ -193,6 +208,8 @@ class Porter:
             self._has_published = False
             self._work_through(len(self.queue), deadline_s)
         self.sorter.finish(at_once=at_once)
+        for lane in list(self.lanes.values()):
+            lane.calm()
         return done
 
     def _work_through(self, count: int, deadline_s: float | None) -> bool:

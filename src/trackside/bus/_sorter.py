@@ -26,7 +26,7 @@ from trackside.events import (
     is_declared,
 )
 
-_REPORT_SHED_EVERY_NS: Final = 10**9
+_TELL_LOSSES_EVERY_NS: Final = 10**9
 _FOREIGN_BYTES: Final = 512
 """What an event of another process counts for in a sink's queue: how large it was is no longer known."""
 
@@ -135,7 +135,7 @@ class Sorter:
         self._known_ids: set[str] = set()
         self._shed_reported: dict[str, int] = {}
         self._shed_since_ns = clock.now_ns()
-        self._shed_report_ns = 0
+        self._losses_told_ns = 0
 
     # --- between events ----------------------------------------------------------------------------------------
 
@@ -160,13 +160,20 @@ class Sorter:
 
     def finish(self, *, at_once: bool) -> None:
         """Do what is due after some events; *at_once* hands also an unfinished batch to the sinks."""
-        if self.source is not None:
-            self._report_shed(at_once=at_once)
+        now_ns = clock.monotonic_ns()
+        if at_once or now_ns - self._losses_told_ns >= _TELL_LOSSES_EVERY_NS:
+            self._losses_told_ns = now_ns
+            self._tell_losses()
         if at_once or self._cutter.is_due():
             self._cut()
         for seat in self.seats:
             if seat.siding is not None:
                 seat.siding.send()
+
+    def _tell_losses(self) -> None:
+        if self.source is not None:
+            self._report_shed()
+        for seat in self.seats:
             seat.tell_missed(self._lanes)
 
     def _join(self, seat: QueuedSeat) -> None:
@@ -220,7 +227,7 @@ class Sorter:
     def _end(self, reason: str) -> None:
         if self.source is None:
             return
-        self._report_shed(at_once=True)
+        self._report_shed()
         self._carry_own(SourceEnded(reason=reason, span_id=0, step=-1))
         self._cut()
         self._cutter.end(self._lanes)
@@ -312,13 +319,9 @@ class Sorter:
             hands.encode = self.encoder.encoding(hands.schema)
         return hands
 
-    def _report_shed(self, *, at_once: bool) -> None:
-        """Publish what the queue and the sidings refused since the last report, once a second unless *at_once*."""
-        now = clock.monotonic_ns()
-        if not at_once and now - self._shed_report_ns < _REPORT_SHED_EVERY_NS:
-            return
+    def _report_shed(self) -> None:
+        """Publish what the queue and the sidings refused since the last report."""
         since_ns, self._shed_since_ns = self._shed_since_ns, clock.now_ns()
-        self._shed_report_ns = now
         shed, before = shed_by_name(self._lanes), self._shed_reported
         self._shed_reported = shed
         self._carry_shed({name: count - before.get(name, 0) for name, count in shed.items()}, "queue", since_ns)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from trackside.bus._inline import InlineSeat
@@ -108,7 +109,7 @@ def held_still(porter: Porter, timeout_s: float) -> Iterator[None]:
             porter.resume()
 
 
-def stats_of(seat: Seat, porter: Porter, waiting: Iterable[Any] | None = None) -> HandlerStats:
+def stats_of(seat: Seat, porter: Porter, waiting: Collection[Any] | None = None) -> HandlerStats:
     """Return the counts of one seat; *waiting* is what the queue holds, if that is known."""
     if isinstance(seat, InlineSeat):
         return seat.stats()
@@ -116,8 +117,12 @@ def stats_of(seat: Seat, porter: Porter, waiting: Iterable[Any] | None = None) -
     return seat.stats(porter.lanes, _count_waiting(seat, items))
 
 
-def _count_waiting(seat: QueuedSeat, items: Iterable[Any]) -> int:
+def _count_waiting(seat: QueuedSeat, items: Collection[Any]) -> int:
     """Count the queued *items* that are for *seat*: those after it joined and before it left."""
+    kinds = Counter(map(type, items))
+    if Join not in kinds and Leave not in kinds:
+        wanted = sum(kinds[kind] for kind in kinds if issubclass(kind, Event) and seat.wants(kind))
+        return wanted if seat.joined else 0
     count = 0
     inside = seat.joined
     for item in items:

@@ -40,7 +40,7 @@ class EventLog:
     them. What the disk refuses waits in the buffer and is tried again; what has no room there is refused
     to the porter, counted, and named in the file in the place where it is missing. After `flush` returned
     True, what was taken before survives the death of the process. Without it a kill loses what was logged in the last
-    *flush_s*, and in the 0.3 s that a frame may take to get here.
+    *flush_s*, and in the 0.2 s that a frame may take to get here.
 
     Args:
         directory: Made for this user alone when the first frame is written, if it does not exist.
