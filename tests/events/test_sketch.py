@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trackside.events import RELATIVE_ERROR, DecodeError, Sketch
+from trackside.events.sketch import quantiles_of
 
 QUANTILES = (0.0, 0.01, 0.25, 0.5, 0.9, 0.95, 0.99, 0.999, 1.0)
 ROUNDING = 1e-9
@@ -58,6 +59,18 @@ class TestQuantiles:
     def test_by_hand(self):
         """The median of 1, 2, 3, 4 is that of rank floor(0.5 × 3) = 1, counted from 0: 2, within 1 %."""
         assert Sketch([4, 3, 2, 1]).quantile(0.5) == pytest.approx(2, rel=0.01)
+
+    @given(st.lists(numbers, min_size=1))
+    def test_without_a_sketch(self, values):
+        """The quantiles of sorted values are the very numbers that a sketch of them tells."""
+        assert quantiles_of(sorted(values), QUANTILES) == Sketch(values).quantiles(QUANTILES)
+
+    def test_more_values_than_floats_tell_apart(self):
+        """The last of 2**60 values is found, though a float takes its rank, 2**60 - 1, for the one after."""
+        sketch = Sketch([1.0])
+        for _ in range(60):
+            sketch.merge(sketch)
+        assert sketch.quantile(1.0) == pytest.approx(1, rel=0.01)
 
     def test_empty(self):
         """Without values there is no quantile."""

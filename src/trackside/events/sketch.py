@@ -10,8 +10,9 @@ equal to the merged sketches, bucket by bucket.
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from trackside.events._errors import DecodeError
@@ -92,17 +93,15 @@ class Sketch:
 
     def quantiles(self, qs: Iterable[float]) -> list[float | None]:
         """Return what `quantile` does for each of *qs*."""
-        buckets = self._ordered()
-        last = self.count - 1
-        return [_at_rank(buckets, int(q * last)) if buckets else None for q in qs]
-
-    def _ordered(self) -> list[tuple[float, int]]:
-        """Return the buckets' middles and counts, from the lowest value to the highest."""
-        ordered = [(-_middle(index), count) for index, count in sorted(self._below.items(), reverse=True)]
-        if self._zeros:
-            ordered.append((0.0, self._zeros))
-        ordered.extend((_middle(index), count) for index, count in sorted(self._above.items()))
-        return ordered
+        below, above = sorted(self._below, reverse=True), sorted(self._above)
+        buckets = [*(-index for index in below), 0, *above]
+        counts = [*map(self._below.__getitem__, below), self._zeros, *map(self._above.__getitem__, above)]
+        ends = list(itertools.accumulate(counts))
+        last = ends[-1] - 1
+        if last < 0:
+            return [None for _ in qs]
+        # A bucket's ranks are less than its end, and not less than the end before.
+        return [_middle(buckets[bisect.bisect_right(ends, min(int(q * last), last))]) for q in qs]
 
     def to_wire(self) -> bytes:
         """
@@ -154,31 +153,38 @@ class Sketch:
         return sketch
 
 
+def quantiles_of(ordered: Sequence[float], qs: Iterable[float]) -> list[float]:
+    """Return what `Sketch.quantiles` would of the values in *ordered*, of which there is one at least, as in `add`."""
+    last = len(ordered) - 1
+    return [_counted_as(ordered[min(int(q * last), last)]) for q in qs]
+
+
 def _count(buckets: dict[int, int], ordered: list[float], first: int) -> int:
     """Count *ordered*, from *first* on, in *buckets*; return how many are next to zero."""
     zeros = bisect.bisect_right(ordered, _BOUNDS[0], first) - first
     first += zeros
     size = len(ordered)
+    index, last = 0, bisect.bisect_left(_BOUNDS, ordered[-1]) if first < size else 0
     while first < size:
         # One step for each bucket found, not for each value: step times of a job lie in a handful of buckets.
-        index = bisect.bisect_left(_BOUNDS, ordered[first])
-        end = bisect.bisect_right(ordered, _BOUNDS[index], first) if index < _BEYOND else size
+        index = bisect.bisect_left(_BOUNDS, ordered[first], index, last)
+        end = bisect.bisect_right(ordered, _BOUNDS[index], first) if index < last else size
         buckets[index] = buckets.get(index, 0) + end - first
         first = end
     return zeros
 
 
+def _counted_as(value: float) -> float:
+    """Return what a sketch tells of *value*."""
+    index = bisect.bisect_left(_BOUNDS, abs(value))
+    return _middle(-index if value < 0 else index)
+
+
 def _middle(index: int) -> float:
-    """Return the value that is within 1 % of all in bucket *index*."""
+    """Return the value that is within 1 % of all in bucket *index*, which is negative for values below zero."""
+    if index <= 0:
+        return -_middle(-index) if index else 0.0
     return 2 * _BOUNDS[index] / (_GAMMA + 1) if index < _BEYOND else math.inf
-
-
-def _at_rank(buckets: Iterable[tuple[float, int]], rank: int) -> float | None:
-    for value, count in buckets:
-        rank -= count
-        if rank < 0:
-            return value
-    return None
 
 
 def _write(out: bytearray, number: int) -> None:

@@ -58,4 +58,5 @@ class Evaluation:
 
 def _times(durations: Durations, prefix: str, *names: str) -> dict[str, Any]:
     seconds = durations.seconds()
-    return {f"{prefix}{name}_iteration_time_sec": seconds[name] if durations.count else None for name in names}
+    told = (f"{name}_iteration_time_sec" for name in names)
+    return {f"{prefix}{name}": seconds[name] if durations.count else None for name in told}

@@ -31,6 +31,7 @@ from trackside.handlers.models.metrics._durations import Durations
 from trackside.handlers.models.metrics._parts import OpenParts
 from trackside.handlers.models.metrics._process import ProcessMetrics
 from trackside.handlers.models.metrics._result import MetricsResult, SourceMetrics
+from trackside.handlers.models.metrics._work import Work
 
 _READERS: Final[dict[type[Event], Callable[[ProcessMetrics, Any], Event | None]]] = {
     IterationEnded: ProcessMetrics.iteration_ended,
@@ -94,7 +95,10 @@ class TrainingMetrics:
             reader = self._readers[event.__class__] = _reader_of(event.__class__)
         if reader is None:
             return
-        source = event.source
+        try:
+            source = event._source  # noqa: SLF001  as `Event.source`, which is a call, and every span comes by here
+        except AttributeError:
+            source = event.source
         place = self._latest
         if place is None or place.source is not source:
             place = self._latest = self._place_of(source)
@@ -180,6 +184,7 @@ def _metrics_of(place: _Place) -> SourceMetrics:
 
 _converter: Final = cattrs.Converter(detailed_validation=False)
 _converter.register_unstructure_hook(Durations, Durations.to_plain)
+_converter.register_unstructure_hook(Work, Work.to_plain)
 _converter.register_structure_hook(Sketch, lambda data, _: Sketch.from_wire(data))
 _converter.register_unstructure_hook(Source, Source.to_wire)
 _converter.register_structure_hook(Source, lambda data, _: Source.from_wire(data))

@@ -29,11 +29,6 @@ def number(given: Any, otherwise: float | None = None) -> float | None:
         return otherwise
 
 
-def product(*factors: int | None) -> int | None:
+def product(one: int | None, other: int | None) -> int | None:
     """Return the product, or None if a factor is not known."""
-    result = 1
-    for factor in factors:
-        if factor is None:
-            return None
-        result *= factor
-    return result
+    return None if one is None or other is None else one * other

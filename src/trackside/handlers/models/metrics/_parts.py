@@ -9,7 +9,7 @@ import attrs
 from trackside.events import SpanEnded, span_names
 
 PLACES: Final = {span_names.MODEL_FORWARD: 0, span_names.MODEL_BACKWARD: 1, span_names.DATA_LOADING: 2}
-"""Of what is timed, by span name; in the order of `trackside.handlers.models.metrics._work.PARTS`."""
+"""Of what is timed, by span name; in the order of `Work.parts_ns`."""
 
 _LOOPS: Final = frozenset((span_names.TRAINING_LOOP, span_names.VALIDATION_LOOP, span_names.TESTING_LOOP))
 _MOST_OPEN: Final = 64
@@ -28,39 +28,29 @@ class OpenParts:
     """By span id."""
 
     def end(self, event: SpanEnded) -> None:
-        """Read the end of a span."""
-        parts = self.within.pop(event.id, None)
-        place = PLACES.get(event.name)
-        if parts is None:
-            if place is None:
-                return
-            held = self.within.get(event.parent_id)
-            if held is not None:  # nothing was inside it, as in most spans
-                held[place] += event.duration_ns
-                return
-            parts = [0] * len(PLACES)
-        elif place is None and event.name in _LOOPS:
+        """Read the end of a span that held parts."""
+        parts = self.within.pop(event.id)
+        if event.name in _LOOPS:
             return
-        if place is not None:
-            parts[place] = event.duration_ns  # what was inside it is part of it
-        self._hand_to(event.parent_id, parts)
+        if event.name in PLACES:
+            parts[PLACES[event.name]] = event.duration_ns  # what was inside it is part of it
+        held = self.within.get(event.parent_id) or self.begin(event.parent_id)
+        for place, part_ns in enumerate(parts):
+            held[place] += part_ns
 
-    def _hand_to(self, parent_id: int, parts: list[int]) -> None:
-        held = self.within.get(parent_id)
-        if held is not None:
-            for place, part_ns in enumerate(parts):
-                held[place] += part_ns
-            return
-        self.within[parent_id] = parts
+    def begin(self, parent_id: int) -> list[int]:
+        """Return where the parts of a span that is open are to be added up, as it had none so far."""
+        held = self.within[parent_id] = [0, 0, 0]  # as many as PLACES
         if len(self.within) > _MOST_OPEN:  # ends of spans were lost
             del self.within[next(iter(self.within))]
+        return held
 
     def take(self, iteration_id: int, loop_id: int) -> list[int] | None:
         """Return what belongs to the iteration that has ended, and forget it; None if there is nothing."""
         if not self.within:
             return None
         inside = self.within.pop(iteration_id, None) if iteration_id else None
-        before = self.within.pop(loop_id, None)
+        before = self.within.pop(loop_id, None) if self.within else None
         if inside is None or before is None:
             return inside or before
         return [one + other for one, other in zip(inside, before, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import attrs
@@ -26,13 +27,15 @@ from trackside.events import (
 from trackside.handlers.models.metrics._durations import NS_PER_S
 from trackside.handlers.models.metrics._evaluation import Evaluation
 from trackside.handlers.models.metrics._numbers import number, product, whole
-from trackside.handlers.models.metrics._parts import OpenParts
+from trackside.handlers.models.metrics._parts import PLACES, OpenParts
 from trackside.handlers.models.metrics._saves import Blocked, OpenSave, Progress, Saves
 from trackside.handlers.models.metrics._work import Work
 
 _TERA: Final = 10**12
 _STRATEGIES: Final = {name: strategy for strategy, name in span_names.OF_CHECKPOINT_SAVE.items()}
-_OF_WINDOW: Final = tuple(name for name in own_fields(TrainingMetricsUpdated) if name.startswith("window_"))
+_OF_WINDOW: Final = tuple(
+    (name, name.removeprefix("window_")) for name in own_fields(TrainingMetricsUpdated) if name.startswith("window_")
+)
 
 
 @attrs.define
@@ -120,60 +123,77 @@ class ProcessMetrics:
         self.validation.trained_at_latest = self.testing.trained_at_latest = start
 
     def span_ended(self, event: SpanEnded) -> Event | None:
-        """Read the end of any span but an iteration's."""
-        name = event.name
-        self.parts.end(event)
-        if name == span_names.TRAINING_LOOP:
-            told = self._training_updated(event) if self.window.times.count or self.window.failed else None
-            self.loop_id = 0
-            return told
-        if name == span_names.VALIDATION_LOOP:
-            return self.validation.ended(ValidationMetricsUpdated, event, self.progress.iterations, self._latest())
-        if name == span_names.TESTING_LOOP:
-            return self.testing.ended(TestingMetricsUpdated, event, self.progress.iterations, self._latest())
-        if name in _STRATEGIES:
-            return self._save_ended(event, _STRATEGIES[name])
-        return None
+        """Read the end of any span but an iteration's; of most there is nothing to read, or a part to add."""
+        name, within = event.name, self.parts.within
+        place = PLACES.get(name)
+        if event.id in within:
+            self.parts.end(event)
+        elif place is not None:
+            held = within.get(event.parent_id) or self.parts.begin(event.parent_id)
+            held[place] += event.duration_ns
+            return None
+        read = _ENDS.get(name)
+        return None if read is None else read(self, event)
+
+    def _training_loop_ended(self, event: SpanEnded) -> Event | None:
+        told = self._training_updated(event) if self.window else None
+        self.loop_id = 0
+        return told
+
+    def _validation_loop_ended(self, event: SpanEnded) -> Event:
+        return self.validation.ended(ValidationMetricsUpdated, event, self.progress.iterations, self._latest())
+
+    def _testing_loop_ended(self, event: SpanEnded) -> Event:
+        return self.testing.ended(TestingMetricsUpdated, event, self.progress.iterations, self._latest())
 
     # --- iterations --------------------------------------------------------------------------------------------
 
     def iteration_ended(self, event: IterationEnded) -> Event | None:
         """Read what an iteration did."""
         parts_ns = self.parts.take(event.id, event.span_id)
-        if event.kind == "training":
-            return self._trained(event, parts_ns)
+        if event.kind != "training":
+            self._evaluated(event)
+            return None
+        self.latest_parent_id = event.span_id
+        if self.iterations_start is None:  # no loop told
+            self._start_at(max(0, event.step), None, None)
+        if event.failed:
+            self.window.failed += 1
+            return None
+        progress, duration_ns = self.progress, event.duration_ns
+        samples, tokens, flops = event.samples, event.tokens, event.flops
+        if type(samples) is not int:
+            samples = whole(samples, self.global_batch_size)
+        if tokens is not None or self.seq_length is not None:
+            tokens = whole(tokens, product(samples, self.seq_length))
+        if flops is not None or self.flops_per_sample is not None:
+            flops = self._flops(flops, samples)
+        self.window.add(duration_ns, samples, tokens, flops, self.ranks)
+        if parts_ns is not None:
+            self.window.add_parts(parts_ns)
+        progress.iterations += 1
+        progress.train_ns += duration_ns
+        progress.samples += samples or 0
+        if flops is not None and progress.flops is not None:
+            progress.flops += flops
+        self.latest_step = event.step if event.step >= 0 else progress.iterations - 1
+        if event.loss is not None:
+            self.latest_loss = number(event.loss, self.latest_loss)
+        self.latest_end_ns = event.at_ns
+        if self.first_end_ns is None:
+            self.first_end_ns = event.at_ns
+        return None if progress.iterations % self.log_every else self._training_updated(event)
+
+    def _evaluated(self, event: IterationEnded) -> None:
         evaluation = self.validation if event.kind == "validation" else self.testing
         evaluation.add(event)
         if event.kind == "validation" and not event.failed:
             self.progress.validation_ns += event.duration_ns
-        return None
 
-    def _trained(self, event: IterationEnded, parts_ns: list[int] | None) -> Event | None:
-        self.latest_parent_id = event.span_id
-        if self.iterations_start is None:  # no loop told
-            self._start_at(max(0, event.step), None, None)
-        window, progress = self.window, self.progress
-        if event.failed:
-            window.failed += 1
-            return None
-        samples = whole(event.samples, self.global_batch_size)
-        tokens = whole(event.tokens, product(samples, self.seq_length))
-        flops = whole(event.flops)
-        flops = product(samples, self.flops_per_sample) if flops is None else flops * self.ranks
-        window.add(event.duration_ns, samples, tokens, flops, self.ranks)
-        if parts_ns is not None:
-            window.add_parts(parts_ns)
-        progress.iterations += 1
-        progress.train_ns += event.duration_ns
-        progress.samples += samples or 0
-        if progress.flops is not None:
-            progress.flops += flops or 0
-        self.latest_step = event.step if event.step >= 0 else progress.iterations - 1
-        self.latest_loss = number(event.loss, self.latest_loss)
-        self.latest_end_ns = event.at_ns
-        if self.first_end_ns is None:
-            self.first_end_ns = event.at_ns
-        return self._training_updated(event) if progress.iterations % self.log_every == 0 else None
+    def _flops(self, of_rank: float | None, samples: int | None) -> int | None:
+        """Return an iteration's floating-point operations on all ranks."""
+        told = whole(of_rank)
+        return product(samples, self.flops_per_sample) if told is None else told * self.ranks
 
     def _training_updated(self, event: Event) -> Event:
         """Close the window."""
@@ -204,12 +224,12 @@ class ProcessMetrics:
             first_logged_train_iterations_finish_timestamp_sec=_seconds(self.first_end_ns),
             last_logged_train_iterations_finish_timestamp_sec=_seconds(self.latest_end_ns),
             **job.figures(self.ranks, self.peak_flops_per_s),
-            **{name: of_window[name.removeprefix("window_")] for name in _OF_WINDOW},
+            **{name: of_window[figure] for name, figure in _OF_WINDOW},
         )
 
     def has_trained(self) -> bool:
         """Return whether there was a training iteration."""
-        return bool(self.before.times.count or self.before.failed or self.window.times.count or self.window.failed)
+        return bool(self.before or self.window)
 
     def _latest(self) -> int:
         return max(0, self.progress.iterations - 1) if self.latest_step is None else self.latest_step
@@ -256,7 +276,8 @@ class ProcessMetrics:
         """Read that there will be no checkpoint."""
         self.saves.fail(event)
 
-    def _save_ended(self, event: SpanEnded, strategy: str) -> Event:
+    def _save_ended(self, event: SpanEnded) -> Event:
+        strategy = _STRATEGIES[event.name]
         blocked = self.blocked.setdefault(strategy, Blocked())
         blocked.add(event.duration_ns)
         return CheckpointMetricsUpdated(
@@ -273,3 +294,12 @@ class ProcessMetrics:
 
 def _seconds(at_ns: int | None) -> float | None:
     return None if at_ns is None else at_ns / NS_PER_S
+
+
+_ENDS: Final[dict[str, Callable[[ProcessMetrics, SpanEnded], Event | None]]] = {
+    span_names.TRAINING_LOOP: ProcessMetrics._training_loop_ended,  # noqa: SLF001
+    span_names.VALIDATION_LOOP: ProcessMetrics._validation_loop_ended,  # noqa: SLF001
+    span_names.TESTING_LOOP: ProcessMetrics._testing_loop_ended,  # noqa: SLF001
+    **dict.fromkeys(_STRATEGIES, ProcessMetrics._save_ended),  # noqa: SLF001
+}
+"""How the ends of spans of these names are read."""
