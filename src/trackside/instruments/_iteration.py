@@ -134,8 +134,20 @@ class Iteration(Span):
         """Let it count as failed, though no exception leaves it; a failed iteration is not productive."""
         self.failed = True
 
-    def _leave(self, end_ns: int, error: BaseException | None) -> None:
+    def _leave(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        end_ns: int | None = None,
+    ) -> None:
+        if end_ns is None:
+            end_ns = _span._offset_ns + _span._monotonic_ns()  # noqa: SLF001
         inside, self._inside = self._inside, None
+        if inside is None:
+            if self.id:
+                self.close(error=error)
+            return
         if _surroundings() is inside and _span.annotator is None and open_by_id.pop(self.id, None) is self:
             _surround(self._around)
         elif not self._step_out(inside, error):
@@ -158,6 +170,8 @@ class Iteration(Span):
         ended.loss = self.loss
         ended.failed = self.failed or error is not None
         _log(ended)
+
+    __exit__ = _leave
 
     def _publish_error(self, end_ns: int, error: BaseException) -> None:
         described = describe(error, self.id)
@@ -216,9 +230,7 @@ class _Unheard(Iteration):
 
     __enter__ = open  # noqa: A003  the method above is meant
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: Any) -> None:
         pass
 
     def set(self, **done: Any) -> None:

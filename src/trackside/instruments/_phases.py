@@ -84,9 +84,12 @@ class Application(Span):
         super()._enter(around, step, at_ns)
         become_root(self.id)
 
-    def _leave(self, end_ns: int, error: BaseException | None) -> None:
-        become_root(0)
-        super()._leave(end_ns, error)
+    def _leave(self, *how: Any) -> None:
+        if self.is_open:
+            become_root(0)
+        super()._leave(*how)
+
+    __exit__ = _leave
 
     def _fresh(self) -> Application:
         return Application(self.name, self._ended, self._given)

@@ -155,17 +155,9 @@ class Span:
             if self.id and end_ns < self.start_ns:
                 misplaced(self.name, "ended before it started", span_id=self.id, may_raise=False)
                 end_ns = self.start_ns
-            self._leave(end_ns, error)
+            self._leave(None, error, None, end_ns)
         elif self.id:
             misplaced(self.name, "was closed again", span_id=self.id, may_raise=error is None)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._inside is not None:
-            self._leave(_offset_ns + _monotonic_ns(), error)
-        elif self.id:
-            self.close(error=error)
 
     def _enter(self, around: Ambient, step: int, at_ns: int | None) -> None:
         self._around = around
@@ -180,8 +172,21 @@ class Span:
             self._start_annotation()
         self.start_ns = _offset_ns + _monotonic_ns() if at_ns is None else at_ns
 
-    def _leave(self, end_ns: int, error: BaseException | None) -> None:
+    def _leave(
+        self,
+        kind: type[BaseException] | None,  # noqa: ARG002  it is what __exit__ is given
+        error: BaseException | None,
+        trace: TracebackType | None,  # noqa: ARG002
+        end_ns: int | None = None,
+    ) -> None:
+        # All in one: between the kernels of a model each call costs as much as ten lines of code.
+        if end_ns is None:
+            end_ns = _offset_ns + _monotonic_ns()
         inside, self._inside = self._inside, None
+        if inside is None:
+            if self.id:
+                self.close(error=error)
+            return
         around, number = self._around, self.id
         if _surroundings() is inside and annotator is None and open_by_id.pop(number, None) is self:
             _surround(around)
@@ -201,6 +206,8 @@ class Span:
         ended.attributes = attributes or _NO_ATTRIBUTES
         ended.error = None if error is None or isinstance(error, NO_ERRORS) else describe(error, number)
         _log(ended)
+
+    __exit__ = _leave
 
     def _step_out(self, inside: Ambient | None, error: BaseException | None) -> bool:
         """Leave in any but the plain way; False if this process was forked inside: the end is the parent's to tell."""
