@@ -1,8 +1,11 @@
 """
-What a viewer costs the job that it watches: the whole of `benchmarks.whole`, with a viewer in another process.
+What who watches costs a job: the whole of `benchmarks.whole`, beside a viewer, one that stops, and a peer that harms.
 
-``python -m benchmarks.watched STEP_MS PAIRS DIRECTORY`` measures, and prints its figures as JSON; ``python -m
-benchmarks.watched ENDPOINT`` is the viewer, which takes every event of every job that comes to be there.
+The viewer takes every event and has a model. The second does too, but is stopped for five seconds of every six. The
+third asks for every event, never says that it got one, and sends a thousand messages a second that nobody can read.
+
+``python -m benchmarks.watched STEP_MS PAIRS DIRECTORY KIND`` measures, and prints its figures as JSON; ``python -m
+benchmarks.watched KIND ENDPOINT`` is who watches, until killed.
 """
 
 from __future__ import annotations
@@ -10,80 +13,126 @@ from __future__ import annotations
 import contextlib
 import json
 import pathlib
+import random
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import zmq
 
 import trackside
 from benchmarks.measure import Row
-from benchmarks.whole import BLOCK_S, COUNTERS, PAIRS, Figures, Loop, block, row
+from benchmarks.whole import BLOCK_S, TURNS_S, Figures, Loop, bare_block, told_block, told_rows, turns
 from trackside.handlers.models import SpanBuilder
+from trackside.handlers.zeromq._protocol import PROTOCOL_VERSION, Hello, Ping, Subscribe, encode
 
-_MET_S = 10.0
+PAIRS = 20
+_MET_S = 60.0
+_STOPPED_S, _AWAKE_S = 5.0, 1.0
+_BURST, _BURSTS_PER_S = 50, 20
+_WINDOW_BYTES = 1 << 22
 
 
 def rows() -> list[Row]:
     """Measure, and return the rows."""
-    return [each for step_ms, budget in ((10.0, 0.005), (1.0, 0.05)) for each in _measured(step_ms, budget)]
+    steps = ((10.0, 0.005), (1.0, 0.05))
+    return [row for kind in WATCHERS for step_ms, budget in steps for row in _measured(kind, step_ms, budget)]
 
 
-def _measured(step_ms: float, budget: float) -> list[Row]:
+def _measured(kind: str, step_ms: float, budget: float) -> list[Row]:
     with tempfile.TemporaryDirectory() as directory:
-        command = [sys.executable, "-m", "benchmarks.watched", str(step_ms), str(PAIRS), directory]
+        command = [sys.executable, "-m", "benchmarks.watched", str(step_ms), str(PAIRS), directory, kind]
         found = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603  ours
     figures: Figures = json.loads(found.stdout.splitlines()[-1])
-    what = f"the same, {step_ms:g} ms, watched: 4 spans, 1 iteration, {COUNTERS} counters"
-    return [row(f"{what}; {kind}", figures, kind, budget) for kind in ("CPU", "wall")]
+    return told_rows(f"a step of {step_ms:g} ms, the viewer {kind}", figures, budget)
 
 
-def measure(step_s: float, pairs: int, directory: pathlib.Path) -> Figures:
-    """Return the CPU and wall nanoseconds of a step, watched and without telemetry, for each pair of blocks."""
+def measure(step_s: float, pairs: int, directory: pathlib.Path, kind: str) -> Figures:
+    """Return the nanoseconds of a step as `benchmarks.whole.measure` does, but of one job, which is watched."""
     loop, endpoint = Loop(), f"ipc://{directory}/job"
     loop.calibrate(step_s)
     steps = max(10, round(BLOCK_S / step_s))
-    figures: Figures = {f"{kind} {how}": [] for kind in ("CPU", "wall") for how in ("with", "without")}
-    with _viewer(endpoint):
-        for pair in range(pairs + 1):
-            for is_on in (True, False) if pair % 2 else (False, True):
-                if is_on:
-                    _watched(loop, steps, figures, directory, endpoint)
-                else:
-                    block(loop.without, steps, figures, "without")
-    return {name: taken[1:] for name, taken in figures.items()}  # the first block of each warms up
+    figures: Figures = {"wall with": [], "wall without": [], "CPU of others": []}
+    with trackside.start(directory, report=False, publish=endpoint) as job, _watcher(kind, endpoint):
+        _wait_for(job)
+        with trackside.training_loop(0):
+            for pair in range(pairs):
+                for is_told in (True, False) if pair % 2 else (False, True):
+                    (told_block if is_told else bare_block)(loop, steps, figures)
+            return {**figures, **turns(loop, round(TURNS_S / step_s / 3))}
 
 
-def _watched(loop: Loop, steps: int, figures: Figures, directory: pathlib.Path, endpoint: str) -> None:
-    with trackside.start(directory, report=False, publish=endpoint) as job, trackside.training_loop(0):
-        until_s = time.monotonic() + _MET_S
-        while not job.is_watched:
-            if time.monotonic() > until_s:
-                raise RuntimeError("the viewer never came")
-            time.sleep(0.01)
-        block(loop.told, steps, figures, "with")
+def _wait_for(job: trackside.Job) -> None:
+    until_s = time.monotonic() + _MET_S
+    while not job.is_watched:
+        if time.monotonic() > until_s:
+            raise RuntimeError("the viewer never came")
+        time.sleep(0.01)
 
 
 @contextlib.contextmanager
-def _viewer(endpoint: str) -> Iterator[None]:
-    viewer = subprocess.Popen([sys.executable, "-m", "benchmarks.watched", endpoint])  # noqa: S603  ours
-    try:
-        yield
-    finally:
-        viewer.kill()
-        viewer.wait()
+def _watcher(kind: str, endpoint: str) -> Iterator[None]:
+    command = [sys.executable, "-m", "benchmarks.watched", kind, endpoint]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as watcher:  # noqa: S603  ours
+        try:
+            yield
+        finally:
+            watcher.terminate()
 
 
-def watch(endpoint: str) -> None:
-    """Watch job after job, with a model, until killed."""
+def attach(endpoint: str) -> None:
+    """Watch, with a model."""
     while True:
         with trackside.attach(endpoint, models=[SpanBuilder()]) as events:
+            events.wait()
+            print("attached", flush=True)
             for _ in events:
                 pass
 
 
+def stop(endpoint: str) -> None:
+    """Watch, and be stopped most of the time."""
+    command = [sys.executable, "-m", "benchmarks.watched", "attached", endpoint]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as viewer:  # noqa: S603  ours
+        try:
+            assert viewer.stdout is not None
+            viewer.stdout.readline()
+            while True:
+                time.sleep(_AWAKE_S)
+                viewer.send_signal(signal.SIGSTOP)
+                time.sleep(_STOPPED_S)
+                viewer.send_signal(signal.SIGCONT)
+        finally:
+            viewer.kill()
+
+
+def harm(endpoint: str) -> None:
+    """Ask for everything, take it, never say so, and send what nobody can read."""
+    numbers = random.Random(7)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
+        peer.linger = 0
+        peer.connect(endpoint)
+        peer.send_multipart(encode(Hello(PROTOCOL_VERSION, "viewer", "x" * 16, "somebody")))
+        peer.send_multipart(encode(Subscribe(1, ["*"], 0, None, [], "", 0, _WINDOW_BYTES)))
+        while True:
+            with contextlib.suppress(zmq.Again):
+                for _ in range(_BURST):
+                    peer.send_multipart([numbers.randbytes(100), numbers.randbytes(100)], zmq.NOBLOCK)
+                peer.send_multipart(encode(Ping(0)), zmq.NOBLOCK)
+            time.sleep(1 / _BURSTS_PER_S)
+
+
+WATCHERS: Final[dict[str, Callable[[str], None]]] = {"attached": attach, "stopped": stop, "hostile": harm}
+
+
 if __name__ == "__main__":
-    if len(sys.argv) > 2:  # noqa: PLR2004
-        print(json.dumps(measure(float(sys.argv[1]) / 1e3, int(sys.argv[2]), pathlib.Path(sys.argv[3]))))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    if len(sys.argv) > 3:  # noqa: PLR2004
+        step_ms, pairs, directory, kind = sys.argv[1:]
+        print(json.dumps(measure(float(step_ms) / 1e3, int(pairs), pathlib.Path(directory), kind)))
     else:
-        watch(sys.argv[1])
+        WATCHERS[sys.argv[1]](sys.argv[2])

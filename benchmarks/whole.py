@@ -1,11 +1,18 @@
 """
 The whole: what telemetry adds to the training of a real, small model, with event log, models and publisher on.
 
-A process trains in blocks, in turn with telemetry and without, and the CPU time of all its threads and the wall time
-are taken of each. A pair of neighbouring blocks is disturbed alike by whatever else the machine does, and which comes
-first alternates. The row shows the upper bound of the median over the pairs, which 95 % of such runs stay below (the
-sign test's: it supposes nothing about the distribution). What telemetry does later, in its own threads, is waited for
-inside the time of the block.
+Wall time: a process trains in blocks, in turn with telemetry and without. A pair of neighbouring blocks is disturbed
+alike by whatever else the machine does, and which comes first alternates. What telemetry does later, in its own
+threads, is waited for inside the time of the block.
+
+CPU time: of the training thread it is what a step with telemetry takes more than its neighbour without, and of all
+other threads of the process, libraries' own among them, what they take in the blocks: they have nothing else to do. So
+the figure does not drown in the noise of two long computations; that a step finds less of its own data in the caches
+after one of these threads ran shows in the wall time alone.
+
+The rows show the upper bound of the median over the pairs, which 95 % of such runs stay below (the sign test's: it
+supposes nothing about the distribution). One more row is the floor: what it costs to read the clock at the same places
+and keep what it says in a list.
 
 ``python -m benchmarks.whole STEP_MS PAIRS DIRECTORY`` is such a process; it prints its figures as JSON.
 """
@@ -15,6 +22,7 @@ from __future__ import annotations
 import json
 import math
 import pathlib
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -30,6 +38,8 @@ from benchmarks.measure import Row, Timing
 CONFIDENCE = 0.95
 BLOCK_S = 0.5
 PAIRS = 60
+TURNS_S = 20.0
+"""How long steps take turns with and without, altogether."""
 COUNTERS = 15
 WIDTH = 192
 SAMPLES = 64
@@ -49,12 +59,22 @@ def _measured(step_ms: float, budget: float) -> list[Row]:
         found = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603  ours
     figures: Figures = json.loads(found.stdout.splitlines()[-1])
     what = f"a step of {step_ms:g} ms: 4 spans, 1 iteration, {COUNTERS} counters"
-    return [row(f"{what}; {kind}", figures, kind, budget) for kind in ("CPU", "wall")]
+    return [*told_rows(what, figures, budget), row(f"{what}; by hand", figures["by hand"], figures["without"], budget)]
 
 
-def row(operation: str, figures: Figures, kind: str, budget: float) -> Row:
-    """Return the upper bound of what *kind* of time was added, against *budget*."""
-    on, off = figures[f"{kind} with"], figures[f"{kind} without"]
+def told_rows(what: str, figures: Figures, budget: float) -> list[Row]:
+    """Return the rows for *what* was done: CPU time of the training thread, of all threads, and wall time."""
+    others_ns = statistics.median(figures["CPU of others"])
+    on, off = figures["with"], figures["without"]
+    return [
+        row(f"{what}; CPU of the training thread", on, off, budget),
+        row(f"{what}; CPU of all threads", [step_ns + others_ns for step_ns in on], off, budget),
+        row(f"{what}; wall", figures["wall with"], figures["wall without"], budget),
+    ]
+
+
+def row(operation: str, on: list[float], off: list[float], budget: float) -> Row:
+    """Return the upper bound of what times *on* exceed *off* by, pair by pair, against *budget*."""
     upper = upper_bound([one / other - 1 for one, other in zip(on, off, strict=True)])
     extra = sorted(one - other for one, other in zip(on, off, strict=True))
     middle = len(extra) // 2
@@ -116,20 +136,44 @@ class Loop:
         """Train, and tell everything."""
         counters = [trackside.counter(f"train.value_{number}") for number in range(COUNTERS)]
         for step in range(steps):
-            with trackside.training_iteration(step=step) as iteration:
-                with trackside.data_loading():
-                    batch = self.load()
-                with trackside.model_forward():
-                    loss = self.forward(batch)
-                with trackside.model_backward():
-                    loss.backward()
-                with trackside.optimizer_update():
-                    self.optimizer.step()
-                    self.optimizer.zero_grad()
-                iteration.set(samples=SAMPLES)
-                for counter in counters:
-                    counter.add(1.0)
-        trackside.flush()
+            self.told_step(step, counters)
+
+    def told_step(self, step: int, counters: list[trackside.Counter]) -> None:
+        """Train one step, and tell everything."""
+        with trackside.training_iteration(step=step) as iteration:
+            with trackside.data_loading():
+                batch = self.load()
+            with trackside.model_forward():
+                loss = self.forward(batch)
+            with trackside.model_backward():
+                loss.backward()
+            with trackside.optimizer_update():
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+            iteration.set(samples=SAMPLES)
+            for counter in counters:
+                counter.add(1.0)
+
+    def noted_step(self, noted: list[tuple[str, int]], sums: dict[int, float]) -> None:
+        """Train one step, and keep what the clock says where `told_step` tells something."""
+        now = time.perf_counter_ns
+        noted.append(("iteration", now()))
+        noted.append(("loading", now()))
+        batch = self.load()
+        noted.append(("loaded", now()))
+        noted.append(("forward", now()))
+        loss = self.forward(batch)
+        noted.append(("forwarded", now()))
+        noted.append(("backward", now()))
+        loss.backward()
+        noted.append(("backwarded", now()))
+        noted.append(("update", now()))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        noted.append(("updated", now()))
+        for number in range(COUNTERS):
+            sums[number] += 1.0
+        noted.append(("iterated", now()))
 
 
 def _timed(train: Train, steps: int = 1) -> float:
@@ -139,28 +183,61 @@ def _timed(train: Train, steps: int = 1) -> float:
 
 
 def measure(step_s: float, pairs: int, directory: pathlib.Path) -> Figures:
-    """Return the CPU and wall nanoseconds of a step, with telemetry and without, for each pair of blocks."""
+    """Return nanoseconds of a step: wall with and without, of other threads, and of the training thread in turns."""
     loop = Loop()
     loop.calibrate(step_s)
     steps = max(10, round(BLOCK_S / step_s))
-    figures: Figures = {f"{kind} {how}": [] for kind in ("CPU", "wall") for how in ("with", "without")}
+    figures: Figures = {"wall with": [], "wall without": [], "CPU of others": []}
     for pair in range(pairs + 1):
         for is_on in (True, False) if pair % 2 else (False, True):
             if is_on:
                 with trackside.start(directory, report=False, publish=True), trackside.training_loop(0):
-                    block(loop.told, steps, figures, "with")
+                    told_block(loop, steps, figures)
             else:
-                block(loop.without, steps, figures, "without")
-    return {name: taken[1:] for name, taken in figures.items()}  # the first block of each warms up
+                bare_block(loop, steps, figures)
+    figures = {name: taken[1:] for name, taken in figures.items()}  # the first block of each warms up
+    with trackside.start(directory, report=False, publish=True), trackside.training_loop(0):
+        return {**figures, **turns(loop, round(TURNS_S / step_s / 3))}
 
 
-def block(train: Train, steps: int, figures: Figures, how: str) -> None:
-    """Train so many steps, and note what each took."""
-    train(5)
-    cpu_ns, wall_ns = time.process_time_ns(), time.perf_counter_ns()
-    train(steps)
-    figures[f"CPU {how}"].append((time.process_time_ns() - cpu_ns) / steps)
-    figures[f"wall {how}"].append((time.perf_counter_ns() - wall_ns) / steps)
+def told_block(loop: Loop, steps: int, figures: Figures) -> None:
+    """Train so many steps with telemetry, and note what each took."""
+    loop.told(5)
+    trackside.flush()
+    own_ns, all_ns, wall_ns = time.thread_time_ns(), time.process_time_ns(), time.perf_counter_ns()
+    loop.told(steps)
+    trackside.flush()
+    figures["wall with"].append((time.perf_counter_ns() - wall_ns) / steps)
+    others_ns = time.process_time_ns() - all_ns - (time.thread_time_ns() - own_ns)
+    figures["CPU of others"].append(others_ns / steps)
+
+
+def bare_block(loop: Loop, steps: int, figures: Figures) -> None:
+    """Train so many steps without, and note what each took."""
+    loop.without(5)
+    wall_ns = time.perf_counter_ns()
+    loop.without(steps)
+    figures["wall without"].append((time.perf_counter_ns() - wall_ns) / steps)
+
+
+def turns(loop: Loop, count: int) -> Figures:
+    """Let steps take turns, with and without and by hand, and return the CPU time of this thread in each."""
+    counters = [trackside.counter(f"train.value_{number}") for number in range(COUNTERS)]
+    noted: list[tuple[str, int]] = []
+    sums = dict.fromkeys(range(COUNTERS), 0.0)
+    ways: list[tuple[str, Train]] = [
+        ("with", lambda step: loop.told_step(step, counters)),
+        ("without", lambda _: loop.without(1)),
+        ("by hand", lambda _: loop.noted_step(noted, sums)),
+    ]
+    figures: Figures = {name: [] for name, _ in ways}
+    for step in range(count):
+        for name, train in ways if step % 2 else reversed(ways):
+            began_ns = time.thread_time_ns()
+            train(step)
+            figures[name].append(float(time.thread_time_ns() - began_ns))
+        noted.clear()
+    return figures
 
 
 if __name__ == "__main__":

@@ -409,7 +409,7 @@ class TestCalled:
 
     @pytest.mark.parametrize(("kind", "crowd"), [(Detailed, 37), (Ticked, 60)])
     def test_by_a_crowd(self, make_bus, make_model, kind, crowd):
-        """At three quarters of what a level may fill of a queue for 100: 37 of 50 PROFILE, 60 of 80 ITERATION events."""
+        """At three quarters of a level's share of a queue for 100: 37 of 50 PROFILE, 60 of 80 ITERATION events."""
         is_here, bus = threading.Event(), make_bus(queue_limit=100)
         model = make_model(on_event=lambda event: isinstance(event, kind) and is_here.set())
         bus.subscribe(model)

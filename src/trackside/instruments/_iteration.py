@@ -136,9 +136,9 @@ class Iteration(Span):
 
     def _leave(
         self,
-        kind: type[BaseException] | None,
+        kind: type[BaseException] | None,  # noqa: ARG002  it is what __exit__ is given
         error: BaseException | None,
-        trace: TracebackType | None,
+        trace: TracebackType | None,  # noqa: ARG002
         end_ns: int | None = None,
     ) -> None:
         if end_ns is None:
@@ -230,7 +230,7 @@ class _Unheard(Iteration):
 
     __enter__ = open  # noqa: A003  the method above is meant
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         pass
 
     def set(self, **done: Any) -> None:

@@ -84,10 +84,16 @@ class Application(Span):
         super()._enter(around, step, at_ns)
         become_root(self.id)
 
-    def _leave(self, *how: Any) -> None:
+    def _leave(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        end_ns: int | None = None,
+    ) -> None:
         if self.is_open:
             become_root(0)
-        super()._leave(*how)
+        super()._leave(kind, error, trace, end_ns)
 
     __exit__ = _leave
 

@@ -207,7 +207,13 @@ class Span:
         ended.error = None if error is None or isinstance(error, NO_ERRORS) else describe(error, number)
         _log(ended)
 
-    __exit__ = _leave
+    if TYPE_CHECKING:
+
+        def __exit__(
+            self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        ) -> None: ...
+    else:
+        __exit__ = _leave
 
     def _step_out(self, inside: Ambient | None, error: BaseException | None) -> bool:
         """Leave in any but the plain way; False if this process was forked inside: the end is the parent's to tell."""
