@@ -68,6 +68,13 @@ class TestInterval:
         late = stream().start(START).step(0, START, START + 50 * SECOND).step(1, START + SECOND, START + 2 * SECOND)
         assert len(tell(late, every_s=10)) == 1
 
+    @pytest.mark.parametrize("at_ns", ["x", None, 5e18, 1 << 62], ids=str)
+    def test_impossible_time(self, job, tell, at_ns):
+        """An event whose time cannot be is no occasion for an update."""
+        odd = job(5)
+        odd.events[-1].at_ns = odd.events[-2].at_ns = at_ns
+        assert tell(odd, every_s=10) == []
+
     def test_asked(self, job, got):
         """A monitor that is asked publishes with the next heartbeat, so that what is on its way counts."""
         monitor = GoodputMonitor(got.append, every_s=1_000)

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from trackside.handlers.models.goodput._block import Block, Tally, _pack, _unpack, steps_of
-from trackside.handlers.models.goodput._buckets import FIRST, INSIDE, KIND_SHIFT, SAVE, STEP_CODE, WASTED
+from trackside.handlers.models.goodput._block import Block, Tally, _alike, _pack, _unpack, steps_of
+from trackside.handlers.models.goodput._buckets import FAILED, FIRST, INSIDE, KIND_SHIFT, SAVE, STEP_CODE, WASTED
 from trackside.handlers.models.goodput._lengths import Lengths
 from trackside.handlers.models.goodput._paint import joined, paint, paint_step, waste
 from trackside.handlers.models.goodput._track import BLOCK, Track
@@ -21,6 +21,10 @@ STEP = STEP_CODE | FIRST
 
 def painted(*slices):
     return list(slices)
+
+
+def columns(slices):
+    return list(zip(*slices, strict=True))
 
 
 class TestPack:
@@ -56,7 +60,7 @@ class TestBlock:
     def test_round_trip(self, rng, count):
         """Slices that are packed come back, and so do they from a dump."""
         slices = self.random_slices(rng, count)
-        block, tally = Block.of(slices, -1)
+        block, tally = Block.of(columns(slices), -1)
         assert block.slices() == slices
         assert (block.start, block.end) == (slices[0][0], slices[-1][1])
         loaded, other = Block.load(block.dump())
@@ -69,12 +73,48 @@ class TestBlock:
         for step in range(512):
             at, start = at + 3 * 10**8 + rng.randrange(1 << 16), at
             slices.append((start, at, STEP, step))
-        assert len(Block.of(slices, -1)[0].data) == 2 * 512
+        assert len(Block.of(columns(slices), -1)[0].data) == 2 * 512
 
     def test_last_step(self):
         """The last step that counts is the last that was not done again; without one it is that of the block before."""
-        assert Block.of([(0, 1, STEP, 5), (1, 2, STEP | WASTED, 6)], -1)[0].last_step == 5
-        assert Block.of([(0, 1, LOADING, 0)], 7)[0].last_step == 7
+        assert Block.of(columns([(0, 1, STEP, 5), (1, 2, STEP | WASTED, 6)]), -1)[0].last_step == 5
+        assert Block.of(columns([(0, 1, LOADING, 0)]), 7)[0].last_step == 7
+
+    @pytest.mark.parametrize("seed", range(300))
+    def test_alike(self, seed):
+        """Slices whose codes come again and again add up to what they add up to one by one."""
+        rng = random.Random(seed)
+        codes = [
+            STEP,
+            STEP,
+            STEP_CODE,
+            LOADING | INSIDE,
+            LOADING,
+            STEP | WASTED,
+            STEP | FAILED,
+            LOADING | INSIDE | FIRST,
+        ]
+        shape = rng.choices(codes, k=rng.choice([1, 2, 3, 3, 3, 4]))
+        at, slices = 1_000, []
+        for place in range(len(shape) * rng.choice([1, 2, 7]) + rng.choice([0, 0, 0, 1])):
+            start = at + (rng.random() < seed % 3 * 0.05)
+            at, code = start + rng.randrange(1, 9), shape[place % len(shape)]
+            slices.append((start, at, code, 3 * place if code & FIRST else 0))
+        block, tally = Block.of(columns(slices), 7)
+        expected, numbers = (
+            Tally(slices),
+            [number for _, _, code, number in slices if code & FIRST and not code & WASTED],
+        )
+        assert (tally.sums, tally.nets, tally.wasted) == (expected.sums, expected.nets, expected.wasted)
+        assert block.slices() == slices
+        assert block.last_step == (numbers[-1] if numbers else 7)
+
+    def test_alike_at_a_glance(self):
+        """Steps that load data once are alike, wherever a block of them begins; with a gap within they are not."""
+        shape = [LOADING, STEP, LOADING | INSIDE, STEP_CODE, SAVING]
+        assert _alike([0] * 20, shape * 4) == (5, 1, 4)
+        assert _alike([0] * 15 + [0, 9, 0, 0, 9], shape * 4) == (5, 1, 4)
+        assert _alike([0] * 15 + [0, 0, 0, 9, 0], shape * 4) is None
 
 
 class TestTally:

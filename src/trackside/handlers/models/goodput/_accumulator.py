@@ -18,6 +18,7 @@ from trackside.handlers.models.goodput._reading import READERS, Reader, skip, ta
 from trackside.handlers.models.goodput._result import NS_PER_S, GoodputResult
 from trackside.handlers.models.goodput._session import Picture, Session
 from trackside.handlers.models.goodput._steps import take_steps
+from trackside.handlers.models.goodput._usual import USUAL
 
 _FORMAT: Final = 1
 _MANY: Final = 8
@@ -71,6 +72,12 @@ class GoodputAccumulator:
 
     def __call__(self, event: Event) -> None:
         """Learn from *event*."""
+        usual = USUAL.get(type(event))
+        if usual is None or not usual(self._process, self._source, event):
+            self._take(event)
+
+    def _take(self, event: Event) -> None:
+        """Learn from *event*, whatever it is."""
         try:
             read = self._readers[event.__class__]
         except KeyError:

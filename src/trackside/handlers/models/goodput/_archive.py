@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
-from trackside.handlers.models.goodput._block import Block, Slice, Tally
+from trackside.handlers.models.goodput._block import Block, Columns, Slice, Tally
 from trackside.handlers.models.goodput._buckets import add, subtract
 from trackside.handlers.models.goodput._lengths import Lengths
 
@@ -56,9 +56,9 @@ class Archive:
         """The number of the last step that counts; -1 for none."""
         return self._blocks[-1].last_step if self._blocks else NO_STEP
 
-    def pack(self, slices: Sequence[Slice]) -> None:
-        """Add *slices* as a block."""
-        self._keep(*Block.of(slices, self.last_step))
+    def pack(self, columns: Columns) -> None:
+        """Add slices, of which there is at least one, as a block."""
+        self._keep(*Block.of(columns, self.last_step))
 
     def _keep(self, block: Block, tally: Tally) -> None:
         self._blocks.append(block)

@@ -13,7 +13,7 @@ import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from operator import sub
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import attrs
 
@@ -22,6 +22,9 @@ from trackside.handlers.models.goodput._lengths import Lengths
 
 Slice: TypeAlias = "tuple[int, int, int, int]"
 """Start and end in ns, code, and the step's number where a step begins (else 0)."""
+
+Columns: TypeAlias = "Sequence[Sequence[int]]"
+"""Starts, ends, codes and numbers of some slices."""
 
 _WORD: Final = 8
 _QUICKLY: Final = 1
@@ -32,6 +35,17 @@ _OWN_TIME: Final = STEP << KIND_SHIFT
 """What is left of the code of a step's own time by that mask, if the step counts as a sample."""
 WHOLE_STEP: Final = STEP << KIND_SHIFT | INSIDE | FIRST
 """The code of a step with nothing in it, that neither failed nor was done again."""
+
+
+class Alike(NamedTuple):
+    """Steps that all look the same: so and so many slices each, which are the step's from a place to another."""
+
+    period: int
+    """Slices until the same codes come again."""
+    first: int
+    """The place of the step's first slice among them."""
+    last: int
+    """The place after the step's last one."""
 
 
 class Tally:
@@ -85,10 +99,15 @@ class Tally:
         if self._lost:
             self._wasted.append(net)
 
-    def add_steps(self, lengths: Sequence[int]) -> None:
-        """Add steps with nothing in them, of these *lengths*."""
-        self.sums[WHOLE_STEP & ~FIRST] = sum(lengths)
-        self._nets.extend(lengths)
+    def add_alike(self, lengths: Sequence[int], codes: Sequence[int], steps: Alike) -> None:
+        """Add what `add` would of slices of these *lengths* and *codes* that are *steps*, after nothing else."""
+        period, first, last = steps
+        for place, code in enumerate(codes[:period]):
+            key = code & ~FIRST
+            self.sums[key] = self.sums.get(key, 0) + sum(lengths[place::period])
+        own = [lengths[at::period] for at in range(first, last) if codes[at] & _KIND_AND_QUALITY == _OWN_TIME]
+        if own:
+            self._nets.extend(own[0] if len(own) == 1 else map(sum, zip(*own, strict=True)))
 
     @property
     def nets(self) -> list[int]:
@@ -150,33 +169,33 @@ class Block:
     """
 
     @classmethod
-    def of(cls, slices: Sequence[Slice], last_step: int) -> tuple[Block, Tally]:
+    def of(cls, columns: Columns, last_step: int) -> tuple[Block, Tally]:
         """
-        Pack *slices*.
+        Pack slices.
 
         Args:
-            slices: At least one.
+            columns: Their starts, ends, codes and numbers; at least one.
             last_step: That of the block before.
 
         Returns:
             The block, and what it adds up to.
         """
-        starts, ends, codes, numbers = zip(*slices, strict=True)
+        starts, ends, codes, numbers = columns
         lengths = list(map(sub, ends, starts))
-        are_steps = codes.count(WHOLE_STEP) == len(codes)
-        if are_steps:
+        gaps = [0, *map(sub, starts[1:], ends)]
+        steps = _alike(gaps, codes)
+        if steps is not None:
             tally = Tally()
-            tally.add_steps(lengths)
-            base, last_step = numbers[0] - 1, numbers[-1]
-            distances = [1, *map(sub, numbers[1:], numbers)]
+            tally.add_alike(lengths, codes, steps)
+            base, last_step, distances = _distances_alike(numbers, steps)
         else:
+            slices = list(zip(*columns, strict=True))
             tally = Tally(slices)
             base, last_step, distances = _distances(slices, last_step)
-        columns = ([0, *map(sub, starts[1:], ends)], lengths, codes, distances)
-        packed = [_pack(column) for column in columns]
+        packed = [_pack(column) for column in (gaps, lengths, codes, distances)]
         data = b"".join(planes for _, planes in packed)
         shape = tuple((least, len(planes) // len(starts)) for least, planes in packed)
-        if not are_steps:
+        if codes.count(WHOLE_STEP) < len(codes):
             # Where steps alternate with other things, so do lengths and codes: there is something to gain.
             data = min(data, zlib.compress(data, _QUICKLY), key=len)
         block = cls(starts[0], ends[-1], len(starts), tally.sums, len(tally.nets), last_step, base, shape, data)
@@ -291,6 +310,30 @@ def _distances(slices: Sequence[Slice], last_step: int) -> tuple[int, int, list[
                 last_step = number
         distances.append(distance)
     return base or 0, last_step, distances
+
+
+def _alike(gaps: Sequence[int], codes: Sequence[int]) -> Alike | None:
+    """Return how slices are steps, each in the same way; None if they are not, or were done again."""
+    period = codes.index(codes[0], 1) if codes.count(codes[0]) > 1 else 0
+    if not period or len(codes) % period or codes[period:] != codes[:-period]:
+        return None
+    shape = codes[:period]
+    first = next((place for place, code in enumerate(shape) if code & FIRST), period)
+    last = next((place for place in range(first + 1, period) if not shape[place] & INSIDE), period)
+    others = [*shape[:first], *shape[last:]]
+    if first == period or shape[first] & WASTED or any(code & (FIRST | INSIDE) for code in others):
+        return None
+    if any(shape[place] & FIRST or any(gaps[place::period]) for place in range(first + 1, last)):
+        return None
+    return Alike(period, first, last)
+
+
+def _distances_alike(numbers: Sequence[int], steps: Alike) -> tuple[int, int, list[int]]:
+    """Return what `_distances` does of *steps*."""
+    given = numbers[steps.first :: steps.period]
+    distances = [1] * len(numbers)
+    distances[steps.first :: steps.period] = [1, *map(sub, given[1:], given)]
+    return given[0] - 1, given[-1], distances
 
 
 def whole_number(value: Any) -> int:

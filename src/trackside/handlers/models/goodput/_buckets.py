@@ -88,7 +88,7 @@ KIND_SHIFT: Final = 5
 
 STEP_CODE: Final = STEP << KIND_SHIFT | INSIDE
 
-_BY_NAME: Final = {
+BY_NAME: Final = {
     span_names.DISTRIBUTED_INIT: KINDS.index(ACCELERATOR_INITIALIZATION),
     span_names.DATALOADER_INIT: KINDS.index(TRAINING_PREP),
     span_names.MODEL_INIT: KINDS.index(TRAINING_PREP),
@@ -121,7 +121,7 @@ def kind_of(span: SpanStarted | SpanEnded) -> int | str | None:
     marked = span.attributes.get(span_names.BADPUT_TYPE) if span.attributes else None
     if marked is not None:
         return _MARKABLE.get(marked, str(marked)) if isinstance(marked, str) else str(marked)
-    return _BY_NAME.get(span.name)
+    return BY_NAME.get(span.name)
 
 
 def add(total: dict[Any, int], more: Mapping[Any, int]) -> None:

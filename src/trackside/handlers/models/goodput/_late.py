@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import attrs
 
 from trackside.handlers.models.goodput._block import Slice
 from trackside.handlers.models.goodput._buckets import FIRST, WASTED
+from trackside.handlers.models.goodput._paint import paint, paint_step
 
 
 @attrs.frozen
@@ -28,6 +29,21 @@ class Late:
     def is_doubtful(self) -> bool:
         """Whether its number may not fit between those of its neighbours."""
         return self.number is not None and self.steps_until > 0
+
+    def lay(self, slices: list[Slice], before: Callable[[list[Slice], int], int]) -> None:
+        """
+        Lay it over *slices*.
+
+        Args:
+            slices: From where it begins on, to the end; changed.
+            before: Returns the number of the step before a moment, of these slices and those before them.
+        """
+        if not self.is_step:
+            paint(slices, self.start, self.end, self.code)
+        elif self.is_doubtful and not self.fits(slices, before(slices, self.start)):
+            paint_step(slices, self.start, self.end, None, self.code)
+        else:
+            paint_step(slices, self.start, self.end, self.number, self.code)
 
     def fits(self, slices: Iterable[Slice], before: int) -> bool:
         """

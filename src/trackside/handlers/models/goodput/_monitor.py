@@ -12,6 +12,7 @@ from trackside.handlers.models.goodput._accumulator import GoodputAccumulator
 from trackside.handlers.models.goodput._process import LATEST_NS
 from trackside.handlers.models.goodput._result import NS_PER_S
 from trackside.handlers.models.goodput._update import update_of
+from trackside.handlers.models.goodput._usual import USUAL
 
 _MAIN: Final = "main"
 
@@ -72,9 +73,11 @@ class GoodputMonitor(GoodputAccumulator):
 
     def __call__(self, event: Event) -> None:
         """Learn from *event*, and publish an update if it is time."""
-        super().__call__(event)
+        usual = USUAL.get(type(event))  # as the model does: to call that would be dear, here where every event comes
+        if usual is None or not usual(self._process, self._source, event):
+            self._take(event)
         at_ns = event.at_ns
-        if at_ns.__class__ is int and LATEST_NS > at_ns >= self._due_ns and self._is_due_to(event):
+        if type(at_ns) is int and self._due_ns <= at_ns < LATEST_NS and self._is_due_to(event):
             self._update(at_ns)
 
     def ask(self, now_ns: int) -> None:

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from operator import itemgetter
-from typing import Final
+from typing import Final, TypeAlias
 
-from trackside.handlers.models.goodput._block import Slice
-from trackside.handlers.models.goodput._buckets import FIRST, FLAGS, INSIDE, STEP_CODE, WASTED, priority
+from trackside.handlers.models.goodput._block import WHOLE_STEP, Slice
+from trackside.handlers.models.goodput._buckets import (
+    FIRST,
+    FLAGS,
+    INSIDE,
+    KIND_SHIFT,
+    LOADING,
+    STEP_CODE,
+    WASTED,
+    priority,
+)
 
+Columns: TypeAlias = "tuple[array[int], array[int], array[int], array[int]]"
+"""Starts, ends, codes and numbers of slices."""
+
+_LOADED: Final = LOADING << KIND_SHIFT
+_REST_CODES: Final = array("I", (_LOADED | INSIDE, STEP_CODE))
+_REST_NUMBERS: Final = array("q", (0, 0))
+"""Of a step's slices after the first, if data was loaded once within it."""
 _start, _end = itemgetter(0), itemgetter(1)
 
 _FEW: Final = 8
@@ -63,6 +80,35 @@ def paint_step(slices: list[Slice], start: int, end: int, number: int | None, fl
         begins, found = 0, True
     slices[low:high] = laid + after
     return found
+
+
+def lay_over(columns: Columns, number: int, start: int, end: int) -> bool:
+    """
+    Do what `paint_step` does with the slices that *columns* end with, in the usual case.
+
+    Usual is that data was loaded once within the step, and all else ended by its start.
+
+    Args:
+        columns: Changed.
+        number: The step's.
+        start: In ns.
+        end: In ns.
+
+    Returns:
+        Whether it is the usual case; if not, nothing has changed.
+    """
+    starts, ends, codes, numbers = columns
+    if len(starts) <= 1 or codes[-1] != _LOADED:
+        return False
+    begun, loaded = starts[-1], ends[-1]
+    if not ends[-2] <= start < begun or loaded >= end:
+        return False
+    starts[-1], ends[-1], codes[-1], numbers[-1] = start, begun, WHOLE_STEP, number
+    starts.extend((begun, loaded))
+    ends.extend((loaded, end))
+    codes.extend(_REST_CODES)
+    numbers.extend(_REST_NUMBERS)
+    return True
 
 
 def waste(slices: Iterable[Slice], since: int) -> list[Slice]:

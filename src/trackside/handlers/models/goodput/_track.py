@@ -13,7 +13,7 @@ from trackside.handlers.models.goodput._block import WHOLE_STEP, Slice, Tally, s
 from trackside.handlers.models.goodput._buckets import FAILED, FIRST, INSIDE, KIND_SHIFT, STEP_CODE, WASTED, add
 from trackside.handlers.models.goodput._late import Late
 from trackside.handlers.models.goodput._lengths import Lengths
-from trackside.handlers.models.goodput._paint import joined, paint, paint_step, waste
+from trackside.handlers.models.goodput._paint import joined, lay_over, paint, paint_step, waste
 
 BLOCK: Final = 512
 """Slices to a block, or a few more: a step is never cut."""
@@ -73,6 +73,19 @@ class Track:
         self.last_step = number
         if len(self._starts) >= self._limit:
             self._seal()
+
+    def append_over(self, number: int, start: int, end: int) -> bool:
+        """Add a step as `add_step` does, in the usual case of `lay_over`; False, and nothing changes, in any other."""
+        count = len(self._starts)
+        if start < self._late_end or not lay_over(self._columns(), number, start, end):
+            return False
+        if self._tallied == count:
+            self._tallied = 0
+        self.top = self.step_end = end
+        self.last_step = number
+        if len(self._starts) >= self._limit:
+            self._seal()
+        return True
 
     def append_steps(self, numbers: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -> None:
         """Add steps, each of which begins where the track ends by then, or later."""
@@ -141,7 +154,7 @@ class Track:
         else:
             self._settle()
             slices = self._pop(start)
-            self._paint(slices, late)
+            late.lay(slices, self._before_step)
             self._push(slices)
 
     def _is_late(self, start: int) -> bool:
@@ -182,17 +195,8 @@ class Track:
             late, self._late, self._late_end = self._late, [], 0
             slices = self._pop(min(item.start for item in late))
             for item in late:
-                self._paint(slices, item)
+                item.lay(slices, self._before_step)
             self._push(slices)
-
-    def _paint(self, slices: list[Slice], item: Late) -> None:
-        """Lay *item* over *slices*, which were taken off."""
-        if not item.is_step:
-            paint(slices, item.start, item.end, item.code)
-        elif item.is_doubtful and not item.fits(slices, self._before_step(slices, item.start)):
-            paint_step(slices, item.start, item.end, None, item.code)
-        else:
-            paint_step(slices, item.start, item.end, item.number, item.code)
 
     def _before_step(self, slices: list[Slice], start: int) -> int:
         """Return the number of the last step that counts and began before *start*; -1 for none."""
@@ -232,13 +236,7 @@ class Track:
         self.top = max(self._late_end, self._ends[-1] if self._ends else self._packed.end)
 
     def _slices(self, first: int = 0, last: int | None = None) -> Iterator[Slice]:
-        return zip(
-            self._starts[first:last],
-            self._ends[first:last],
-            self._codes[first:last],
-            self._numbers[first:last],
-            strict=True,
-        )
+        return zip(*(column[first:last] for column in self._columns()), strict=True)
 
     def _seal(self) -> None:
         """Pack the older half, up to where no step is cut."""
@@ -248,7 +246,7 @@ class Track:
         if cut == len(self._codes):
             self._limit = cut + BLOCK
             return
-        self._packed.pack(tuple(self._slices(0, cut)))
+        self._packed.pack([column[:cut].tolist() for column in self._columns()])
         for column in self._columns():
             del column[:cut]
         self._limit = 2 * BLOCK
@@ -351,8 +349,7 @@ class Track:
     def _backwards(self, place: int) -> Iterator[Slice]:
         """Yield the slices up to those of the block at *place*, the last first."""
         if place == len(self._packed):
-            for at in range(len(self._starts) - 1, -1, -1):
-                yield self._starts[at], self._ends[at], self._codes[at], self._numbers[at]
+            yield from zip(*map(reversed, self._columns()), strict=True)
             place -= 1
         for block in range(place, -1, -1):
             yield from reversed(self._packed.slices(block))
@@ -369,7 +366,7 @@ class Track:
     def dump(self) -> list[Any]:
         """Return the track as plain data."""
         self._settle()
-        tail = [list(item) for item in self._slices()]
+        tail = list(map(list, self._slices()))
         return [self._packed.dump(), tail, self.top, self.step_end, self.lap_start, self.last_step]
 
     @classmethod
