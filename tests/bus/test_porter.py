@@ -406,6 +406,7 @@ class TestCalled:
     def asleep(self, monkeypatch):
         """Let it look by itself only once an hour."""
         monkeypatch.setattr(_porter, "LOOK_EVERY_S", 3600.0)
+        monkeypatch.setattr(_porter, "BUSY_LOOK_EVERY_S", 3600.0)
 
     @pytest.mark.parametrize(("kind", "crowd"), [(Detailed, 37), (Ticked, 60)])
     def test_by_a_crowd(self, make_bus, make_model, kind, crowd):
@@ -434,6 +435,32 @@ class TestCalled:
                 assert arrived.acquire(timeout=30)
             bus.look(lambda view: arrived.release())  # it is asleep again when it has done this
             assert arrived.acquire(timeout=30)
+
+    def test_what_is_worth_a_frame(self, make_bus, frames):
+        """A batch of 32 KiB does not wait for more when the porter has done what there was."""
+        is_here, bus = threading.Event(), make_bus(queue_limit=100)
+        bus.subscribe(frames)
+        bus.log(Noticed())
+        bus.flush()
+        take = frames.take
+        frames.take = lambda frame, *, events: take(frame, events=events) and not is_here.set()
+        for number in range(61):  # the last of which calls the porter
+            bus.log(Ticked(number=number, value="x" * 1000))
+        assert is_here.wait(30)
+        assert [one.number for one in frames.events(Ticked)] == list(range(61))
+
+    def test_more_often_while_busy(self, make_bus, make_model, monkeypatch):
+        """After it found more than ten thousand events a second it comes again soon."""
+        monkeypatch.setattr(_porter, "BUSY_LOOK_EVERY_S", 0.05)
+        is_here, bus = threading.Event(), make_bus()
+        bus.subscribe(make_model(on_event=lambda event: isinstance(event, Detailed) and is_here.set()))
+        bus.log(Noticed())
+        bus.flush()
+        for number in range(6_000):
+            bus.log(Ticked(number=number))
+        bus.flush()
+        bus.log(Detailed())
+        assert is_here.wait(30)
 
     def test_by_what_is_to_be_done(self, bus, model):
         """Who wants to look at the stream does not wait for the next look."""

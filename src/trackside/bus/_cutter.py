@@ -18,6 +18,8 @@ A batch of this size is cut before the next row.
 
 With the largest row, its schema and the counts of what was shed it stays below the 640 KiB that readers accept.
 """
+WORTH_BYTES: Final = 32 << 10
+"""A batch of this size does not wait for more: beside its rows, what a frame repeats is little."""
 ROW_EXTRA_BYTES: Final = 10
 """Charged for each row, which has 6 bytes at least: so no batch has more than the 16,384 rows that readers accept."""
 _SCHEMA_EXTRA_BYTES: Final = 256
@@ -84,7 +86,9 @@ class Cutter:
                 audience.schemas[schema.number] = schema.entry
 
     def is_due(self) -> bool:
-        """Return whether the last batch was cut long enough ago."""
+        """Return whether the batch is worth a frame, or the last one was cut long enough ago."""
+        if self.room_bytes <= FULL_BYTES - WORTH_BYTES:
+            return True
         return self.offset > 0 and clock.monotonic_ns() - self._cut_ns >= LINGER_NS
 
     def cut(self, source_id: str, lanes: Lanes) -> None:

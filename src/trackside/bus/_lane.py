@@ -75,13 +75,13 @@ class Lane:
             self._admit_to_crowd(event)
 
     def _admit_to_crowd(self, event: Event) -> None:
-        if self._limit < self._most:  # the first since the porter was here; the others pay nothing for this
-            self._limit = self._most
-            self._call()
         if len(self._queue) < self._most:
             self._append(event)
         else:
             self.shed.add()
+        if self._limit < self._most:  # the first since the porter was here; the others pay nothing for this
+            self._limit = self._most
+            self._call()
 
     def calm(self) -> None:
         """Note that the porter was here."""

@@ -22,7 +22,10 @@ from trackside.bus._thread import LateThread
 from trackside.events import Event, Source
 
 LOOK_EVERY_S: Final = 0.2
-"""Between two looks at the queue if nobody calls: to be woken costs a thread more than a hundred events do."""
+"""Between two looks at the queue if nobody calls: to be woken costs a thread as much as forty events do."""
+BUSY_LOOK_EVERY_S: Final = 0.05
+"""The same while many events come: then that is little, and who watches does not wait long."""
+_BUSY_PER_S: Final = 10_000
 ROUNDS: Final = 3
 """How often a drain looks again for what models published; more would let a model that feeds itself keep it."""
 _LOOK_AT_CLOCK_EVERY: Final = 256
@@ -52,6 +55,8 @@ class Porter:
         self._requests: queue.SimpleQueue[threading.Lock | str] = queue.SimpleQueue()
         self._has_published = False
         self._stumbles = 0
+        self._looked_s = 0.0
+        self._pause_s = LOOK_EVERY_S
         self._brought = 0
 
     # --- in the callers' threads -------------------------------------------------------------------------------
@@ -173,7 +178,7 @@ class Porter:
         while not stop and not self.sorter.is_over:
             waiting: list[threading.Lock] = []
             try:
-                request = self._requests.get(timeout=LOOK_EVERY_S)
+                request = self._requests.get(timeout=self._pause_s)
                 while True:
                     if isinstance(request, str):
                         stop = stop or request == _STOP
@@ -200,8 +205,11 @@ class Porter:
             Whether all that was there at first is done; what came meanwhile may wait, so that busy callers cannot keep
             the porter from its other duties.
         """
-        self.queue_peak = max(self.queue_peak, len(self.queue))
-        done = self._work_through(len(self.queue), deadline_s)
+        now_s, count = time.monotonic(), len(self.queue)
+        is_busy = count > _BUSY_PER_S * (now_s - self._looked_s)
+        self._looked_s, self._pause_s = now_s, BUSY_LOOK_EVERY_S if is_busy else LOOK_EVERY_S
+        self.queue_peak = max(self.queue_peak, count)
+        done = self._work_through(count, deadline_s)
         for _ in range(ROUNDS - 1):
             if not self._has_published:
                 break
