@@ -331,9 +331,19 @@ class TestManyRows:
 
     @pytest.mark.parametrize("wire_name", ["test.decoder.checked", "acme.never.declared"])
     def test_careful(self, wire_name):
-        """Types with validators, and unknown ones, are looked at one by one."""
+        """Types with validators, looked at one by one, and unknown ones are what they are alone."""
         decoder = RowDecoder(wire_name, 1, ["kind", "upper"])
         self.check(decoder, [[0, place, 0, 0, 0, "abc"[place % 3], "x"] for place in range(40)])
+
+    @pytest.mark.parametrize("names", [(), ("loss",), ("a", "b")], ids=repr)
+    def test_unknown(self, names):
+        """Of a type that nobody declared, each has its own map of what was read."""
+        decoder = RowDecoder("acme.never.declared", 3, names)
+        read = self.check(decoder, [[0, place, place, 2, 3, *[place] * len(names)] for place in range(40)])
+        assert read[30] == UnknownEvent(
+            at_ns=30, span_id=2, step=3, name="acme.never.declared", fields=dict.fromkeys(names, 30), name_version=3
+        )
+        assert len({id(unknown.fields) for unknown in read}) == 40
 
     @pytest.mark.parametrize("extra", [{b"x": 1}, {"x": {b"x": 1}}], ids=repr)
     def test_unsound(self, extra):

@@ -10,9 +10,9 @@ from __future__ import annotations
 import functools
 import typing
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
-from operator import add, itemgetter
+from operator import add, itemgetter, setitem
 from typing import Any, Final
 
 import attrs
@@ -190,12 +190,14 @@ class RowDecoder:
         if way is None:
             self.decode(rows[0])  # whose combination may be new
             way = self._way_of(columns)
-        if way is None or way.pick is None:
+        if way is None:
             return None
         for column in way.nested:
             if not all(map(values.is_sound, filter(None, columns[column]))):
                 raise self._unsound()
         seqs = map(add, columns[1], repeat(first_seq))
+        if way.pick is None:
+            return self._raw_by_column(columns, seqs, source)
         try:
             for column, convert in way.converted:
                 columns[column] = list(map(convert, columns[column]))
@@ -204,6 +206,17 @@ class RowDecoder:
         picked = way.pick([*columns, *map(repeat, self._constants)])
         events: list[Event] = list(map(_new, repeat(self._cls, len(rows))))  # type: ignore[arg-type]
         deque(map(self._fill_numbered, events, *picked, repeat(source), seqs), maxlen=0)
+        return events
+
+    def _raw_by_column(self, columns: Sequence[Sequence[Any]], seqs: Iterable[int], source: Source) -> list[Event]:
+        """Return the unknown events of the rows with these *columns* and these numbers."""
+        count = len(columns[0])
+        fields: list[dict[str, Any]] = list(map(dict.copy, repeat(dict.fromkeys(self._names), count)))
+        for name, column in zip(self._names, columns[_HEAD:], strict=True):
+            deque(map(setitem, fields, repeat(name), column), maxlen=0)
+        events: list[Event] = list(map(_new, repeat(UnknownEvent, count)))
+        told = (*columns[2:_HEAD], repeat(self._wire_name), fields, repeat(self._version))
+        deque(map(_fill_unknown_numbered, events, *told, repeat(source), seqs), maxlen=0)
         return events
 
     def _way_of(self, columns: Sequence[Sequence[Any]]) -> _Way | None:
@@ -325,3 +338,4 @@ def _filler(cls: Any, more: tuple[str, ...] = ()) -> Callable[..., None]:
 
 
 _fill_unknown: Callable[..., None] = _filler(UnknownEvent)
+_fill_unknown_numbered: Callable[..., None] = _filler(UnknownEvent, _STAMPS)

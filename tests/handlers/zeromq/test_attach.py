@@ -293,6 +293,18 @@ class TestModels:
         assert {type(event).__name__ for event in viewer} == {"SourceStarted", "SourceEnded"}
         assert model.result().sources
 
+    def test_types_not_known_here(self, jobs, attached):
+        """Of types that this process does not know those are shown that were asked for, alone or among others."""
+        job = jobs(models=False)
+        viewer = attached(job.endpoint, to=("acme.asked.*", "acme.too.came"), models=[TrainingMetrics()])
+        viewer.wait()
+        for name, count in (("acme.asked.came", 3), ("acme.other.came", 2), ("acme.too.came", 1)):
+            job.declare(name=name, count=count)
+        job.end()
+        job.close(timeout_s=10.0)
+
+        assert [wire_name_of(event) for event in viewer] == ["acme.asked.came"] * 3 + ["acme.too.came"]
+
 
 class TestLinks:
     def test_restarted_job(self, jobs, attached, read_until, place):

@@ -105,28 +105,45 @@ class TestClockOffset:
 
 
 class TestWhoIsNamed:
-    def test_news_waits_for_whom_it_is_about(self):
-        """
-        A rank that has logged nothing when its clock has been compared is named with its first event.
-        """
+    @pytest.fixture
+    def compared(self):
+        """Give a function that has a collection compare the clock of what is at the other end, and returns the news."""
         heard, now_s = [], [0.0]
         collection = Collection(
             Source.detect({}, run_id="run"), [heard.append], None, Roll(), read_rule=None, monotonic_s=lambda: now_s[0]
         )
+
+        def compare(giver):
+            now_s[0] += 1.0
+            collection.tick([giver])
+            return [(e.source_id, e.offset_ns, e.exchanges) for e in heard if type(e) is ClockCompared]
+
+        return compare
+
+    @pytest.fixture
+    def giver(self):
+        """Give one whose clock is 5 ms ahead, after sixteen exchanges."""
         giver = Giver(b"address", "id", "", "", feed=None, purse=Purse(Quota(), 0.0), heard_s=0.0)
         now_ns = 0
         for _ in range(16):
             now_ns = exchange(giver.clock, now_ns, 5_000_000, 300_000, 300_000)
-            now_s[0] += 1.0
-            collection.tick([giver])
-        assert [event for event in heard if type(event) is ClockCompared] == []
+        return giver
 
+    def test_news_waits_for_whom_it_is_about(self, compared, giver):
+        """
+        A rank that has logged nothing when its clock has been compared is named with its first event.
+        """
+        giver.is_known = True
+        assert compared(giver) == []
         giver.sources.add("rank")
-        now_s[0] += 1.0
-        collection.tick([giver])
+        assert compared(giver) == [("rank", 5_000_000, 16)]
 
-        (told,) = [event for event in heard if type(event) is ClockCompared]
-        assert (told.source_id, told.offset_ns, told.exchanges) == ("rank", 5_000_000, 16)
+    def test_forwarder_is_not_its_rank(self, compared, giver):
+        """A forwarder whose rank was heard before it said what it is itself: the clock is the forwarder's."""
+        giver.sources.add("rank")
+        assert compared(giver) == []
+        giver.is_known, giver.status = True, {"relays": True, "source": "forwarder"}
+        assert compared(giver) == [("forwarder", 5_000_000, 16)]
 
 
 @pytest.mark.integration

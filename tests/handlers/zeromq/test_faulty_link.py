@@ -7,6 +7,7 @@ import time
 import pytest
 import zmq
 
+from trackside.events import fields_of
 from trackside.handlers.zeromq._sockets import new_context, open_socket
 
 pytestmark = pytest.mark.integration
@@ -146,7 +147,7 @@ class TestFaultyLink:
             until(lambda collector=collector: collector.totals()["ended"] == 1, 60)
 
             totals, stats = collector.totals(), job.stats()
-            numbers = [event.fields["number"] for event in collector.heard(STEP)]
+            numbers = [fields_of(event)["number"] for event in collector.heard(STEP)]
             assert numbers == sorted(set(numbers))
             assert len(numbers) + totals["lost"] + stats["lost"] >= logged
             assert totals["events"] + totals["lost"] == stats["published"]

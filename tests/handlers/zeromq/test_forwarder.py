@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from trackside.events import ClockCompared, DecodeError, RankFellSilent, Source, SourceStarted
+from trackside.events import ClockCompared, DecodeError, RankFellSilent, Source, SourceStarted, fields_of
 from trackside.handlers import inspect
 from trackside.handlers.zeromq import attach
 from trackside.handlers.zeromq._forwarder import peek
@@ -82,7 +82,7 @@ class TestTree:
         second = collectors(bind=bind)
         until(lambda: len(second.heard(STEP)) == 200)
 
-        assert [event.fields["number"] for event in second.heard(STEP)] == list(range(200))
+        assert [fields_of(event)["number"] for event in second.heard(STEP)] == list(range(200))
 
     def test_forwarder_restarted(self, collectors, forwarders, sent, until, place):
         """

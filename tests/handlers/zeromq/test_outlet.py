@@ -281,15 +281,32 @@ class TestSending:
         """What fell out of the ring before it could be sent is told with its exact count."""
         bench = Bench(room=Room(1 << 20))
         stream = bench.join(window=900_000).stream
-        bench.fill(5, size=250_000)  # of which four fit, and were sent
-        (skip, *entries) = bench.take()
-        assert skip == Skipped(stream, 0, 1, 10)
-        assert [entry.index for entry in entries] == [1, 2, 3, 4]
+        bench.fill(4, size=250_000)  # as many as fit in the ring, and on the way
+        assert [entry.index for entry in bench.take()] == [0, 1, 2, 3]
         bench.fill(100, size=250_000)
         assert bench.take() == []  # nothing was acknowledged
-        (skip, *entries) = bench.say(Ack(stream, 5))
-        assert skip == Skipped(stream, 5, 101, 1010)
-        assert [(entry.index, entry.before) for entry in entries] == [(n, 10 * n) for n in range(101, 105)]
+        (skip, entry) = bench.say(Ack(stream, 4))
+        assert skip == Skipped(stream, 4, 103, 1030)
+        assert (entry.index, entry.before) == (103, 1030)
+
+    @pytest.mark.parametrize(("is_held", "first"), [(False, 90), (True, 20)])
+    def test_where_it_goes_on(self, is_held, first):
+        """Who lacks what is gone goes on with the last eighth of the room; where all is wanted, with all there is."""
+        bench = Bench(room=Room(80_000))
+        if is_held:
+            bench.outlet.hold(Filter())
+        stream = bench.join().stream
+        bench.fill(100, size=744)  # 1,000 bytes with what an entry takes besides: the ring has 80
+        (skip, *entries) = bench.take()
+        assert skip == Skipped(stream, 0, first, 10 * first)
+        assert [(entry.index, entry.before) for entry in entries] == [(n, 10 * n) for n in range(first, 100)]
+
+    def test_slow_but_not_too_slow(self):
+        """Who is behind, with nothing gone yet, is sent all of it."""
+        bench = Bench(room=Room(80_000))
+        bench.join()
+        bench.fill(80, size=744)
+        assert [entry.index for entry in bench.take()] == list(range(80))
 
     def test_replay(self, bench):
         """What is asked for again is sent again, from there on."""

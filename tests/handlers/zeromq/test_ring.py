@@ -76,6 +76,24 @@ class TestRing:
         assert len(small.read(0, 99)) == 1
         assert len(large.read(large.position(0)[0], 99)) == 9
 
+    @pytest.mark.parametrize(("count", "expected"), [(0, (0, 0)), (1, (0, 0)), (2, (1, 3)), (50, (49, 147))])
+    def test_latest(self, room, count, expected):
+        """The latest is the last eighth of the room, 1,250 bytes: one of these entries."""
+        ring = Ring(room)
+        for _ in range(count):
+            ring.append(bytes(744), 3)
+
+        assert ring.latest() == expected
+
+    @pytest.mark.parametrize(("size", "expected"), [(0, 46), (56, 46), (57, 47), (9_000, 49)])
+    def test_latest_of_others(self, room, size, expected):
+        """Smaller entries are several, as many as are wholly in it; a larger one is one all the same."""
+        ring = Ring(room)
+        for _ in range(50):
+            ring.append(bytes(size), 1)
+
+        assert ring.latest()[0] == expected
+
     def test_larger_than_the_room(self, room):
         """What is larger than the whole room is not kept, and is counted as having been there."""
         ring = Ring(room)

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from trackside.events import ConfigError, DecodeError, Detail, Event, Frame, FrameDecoder, Source, UnreadableError
+from trackside.events import (
+    ConfigError,
+    DecodeError,
+    Detail,
+    Event,
+    Frame,
+    FrameDecoder,
+    Source,
+    UnknownEvent,
+    UnreadableError,
+)
 from trackside.handlers.eventlog._ledger import Ledger
 from trackside.handlers.zeromq._feed import Entry
 from trackside.handlers.zeromq._filter import Filter
@@ -25,6 +35,7 @@ if TYPE_CHECKING:
 _LOOK_S: Final = 0.1
 _FULL_S: Final = 0.01
 _MOST_GAPS: Final = 1000
+_MOST_KINDS: Final = 10_000
 _TOO_SLOW: Final = "this viewer was too slow"
 
 
@@ -87,7 +98,8 @@ class Attachment:
         # Models read everything; what the user wants to see of it is then chosen here.
         wanted = Filter() if models else Filter.of(to, detail, rule)
         self._decide = keep.start() if models and keep is not None else self._decide
-        self._is_wanted: dict[type[Event], bool] = {}
+        self._is_wanted: dict[type[Event] | str, bool] = {}
+        """By class, or by the name of a type that is not known here."""
         self._is_all = self._asked.is_open
         self._is_whole = wanted.is_open
         """Whether every event comes, so that each source's own numbers tell what is missing."""
@@ -291,17 +303,17 @@ class Attachment:
 
     def _chosen(self, events: Sequence[Event]) -> Iterable[Event]:
         """Return those of *events* that the user asked for, which without models are nearly always all."""
-        if self._decide is None and (self._is_all or all(map(self._is_wanted.get, set(map(type, events))))):
+        if self._decide is None and (self._is_all or all(map(self._is_wanted.get, _kinds(events)))):
             return events
         return filter(self._is_for_user, events)
 
     def _is_for_user(self, event: Event) -> bool:
-        cls = type(event)
-        wanted = self._is_wanted.get(cls)
+        kind = event.name if isinstance(event, UnknownEvent) else type(event)
+        wanted = self._is_wanted.get(kind)
         if wanted is None:
             wanted = self._asked.admits(event)
-            if cls.wire_name and cls.__name__ != "UnknownEvent":
-                self._is_wanted[cls] = wanted
+            if len(self._is_wanted) < _MOST_KINDS:
+                self._is_wanted[kind] = wanted
         return wanted and (self._decide is None or self._decide(event) is None)
 
     def _note_shed(self, frame: Frame) -> None:
@@ -366,6 +378,15 @@ def _check(endpoints: Sequence[str], by_name: dict[str, Joined], models: Sequenc
         raise ConfigError("models", models, f"give at most {MAX_NAMES}, each of another class")
     if models and len(endpoints) > 1:
         raise ConfigError("models", models, "over several ranks they need a collector: attach to that")
+
+
+def _kinds(events: Sequence[Event]) -> set[type[Event] | str]:
+    """Return the classes of *events*, and the names of the types that are not known here."""
+    kinds: set[type[Event] | str] = set(map(type, events))
+    if UnknownEvent in kinds:
+        kinds.remove(UnknownEvent)
+        kinds |= {event.name for event in events if type(event) is UnknownEvent}
+    return kinds
 
 
 def _split(keep: Any) -> tuple[Callable[[Event], object] | None, list[Any] | None]:

@@ -251,6 +251,8 @@ class Collection:
         self.relay.add(Frame(event.source, seq, seq, {}, [event]), data, [event])
 
     def _compare_clock(self, giver: Giver) -> None:
+        if not giver.is_known:
+            return
         named = giver.status.get(SOURCE) if giver.status.get(RELAYS) else None
         names = [named] if isinstance(named, str) else sorted(giver.sources)[:64]
         if giver.clock.exchanges < _LEAST_EXCHANGES or not names:  # news is told once: not before we know of whom

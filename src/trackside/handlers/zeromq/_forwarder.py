@@ -258,6 +258,8 @@ class Forwarder:
             ring.append(frame, 1)
 
     def _compare_clock(self, giver: Giver) -> None:
+        if not giver.is_known:
+            return
         named = giver.status.get(SOURCE) if giver.status.get(RELAYS) else None
         names = [named] if isinstance(named, str) else sorted(giver.sources)
         if giver.clock.exchanges < _LEAST_EXCHANGES or not names:  # news is told once: not before we know of whom

@@ -70,6 +70,8 @@ class Giver:
     """Ids of those who were heard over it."""
     status: dict[str, Any] = attrs.field(factory=dict)
     """What it last said of itself."""
+    is_known: bool = False
+    """Whether it has said anything of itself: only then is it clear whether others are behind it."""
     has_left: bool = False
     pinged_s: float = -1e9
     pings: int = 0
@@ -270,7 +272,7 @@ class Intake:
             self.counts["refused_by_others"] += 1
         else:
             if isinstance(message, Beat):
-                giver.status = message.status
+                giver.status, giver.is_known = message.status, True
             giver.feed.on(message, size, now_s)
             if giver.feed.is_restless:
                 self._restless.add(giver)

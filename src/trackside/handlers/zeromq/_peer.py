@@ -45,7 +45,7 @@ class Stream:
     close: Callable[[], object]
     """End it at its origin."""
     is_held: bool = False
-    """Whether it stays also without a viewer."""
+    """Whether it stays also without a viewer: whoever takes it, as a collector does, wants all there is."""
     left_s: float | None = None
     """Since when nobody has been there; None while somebody is."""
 
@@ -207,9 +207,16 @@ class Peer:
         return self._sent_to_bytes - self._in_flight[0][1] < window_bytes and len(self._in_flight) < MOST_IN_FLIGHT
 
     def _skip(self, ring: Ring) -> bool:
-        """Tell the viewer that what is due is no longer here, and go on with what is."""
+        """
+        Tell the viewer that what is due is no longer here, and go on with what is.
+
+        Unless all is wanted that is the latest: while a viewer takes in the rest of the ring, as much comes after it,
+        and it would stay behind.
+        """
         index, before = ring.position(self.cursor)
         if index > self.cursor:
+            if self.stream is not None and not self.stream.is_held:
+                index, before = ring.latest()
             if not self.post(Skipped(ring.id, self.cursor, index, before)):
                 return False
             self.cursor, self._before = index, before

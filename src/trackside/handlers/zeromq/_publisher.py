@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from trackside.handlers.zeromq._protocol import Verb
 
 _TICK_S: Final = 0.25
+_IDLE_S: Final = 2.0
+"""As long as nobody is here: a first message wakes the thread, and so does the end."""
 _DRAINING_S: Final = 0.005
 _ASK_EVERY_S: Final = 0.05
 _AT_ONCE: Final = 256
@@ -179,7 +181,7 @@ class Publisher:
     def _run(self) -> None:
         while not self._is_closing.is_set():
             try:
-                self._serve(_TICK_S)
+                self._serve(_TICK_S if self.connects or self.outlet.peers else _IDLE_S)
             except Exception as error:
                 self._complain("the publisher stumbled over %s: %s", error)
                 self._is_closing.wait(_TICK_S)

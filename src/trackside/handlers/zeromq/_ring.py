@@ -7,13 +7,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Final, NamedTuple
 
 RING_BYTES: Final = 8 << 20
 RING_S: Final = 30.0
 _ENTRY_EXTRA_BYTES: Final = 256
 """What an entry takes besides its frame, about."""
+_LATEST: Final = 1 / 8
+"""Of the room: where whoever is too slow goes on. A viewer has read it before much more has come."""
 
 
 class Lost(NamedTuple):
@@ -123,6 +125,16 @@ class Ring:
                 return first.place, first.before
             entry = self._entries[index - first.place]
             return entry.place, entry.before
+
+    def latest(self) -> tuple[int, int]:
+        """Return the first index of the last eighth of the room, or of the last entry, and the events before it."""
+        with self._room.lock:
+            if not self._entries:
+                return self.next_index, self.before
+            from_bytes = self._offset_bytes - int(self._room.most_bytes * _LATEST)
+            recent = takewhile(lambda entry: entry.offset_bytes >= from_bytes, reversed(self._entries))
+            first = deque(recent, maxlen=1) or [self._entries[-1]]
+            return first[0].place, first[0].before
 
     def read(self, index: int, most: int) -> list[Entry]:
         """Return at most *most* entries from *index* on, if that is still here; else none."""
