@@ -5,7 +5,7 @@ Wall time: a process trains in blocks, in turn with telemetry and without. A pai
 alike by whatever else the machine does, and which comes first alternates. What telemetry does later, in its own
 threads, is waited for inside the time of the block.
 
-CPU time: of the training thread it is what a step with telemetry takes more than its neighbour without, and of all
+CPU time: of the training thread it is what ten steps with telemetry take more than their neighbours without, and of all
 other threads of the process, libraries' own among them, what they take in the blocks: they have nothing else to do. So
 the figure does not drown in the noise of two long computations; that a step finds less of its own data in the caches
 after one of these threads ran shows in the wall time alone.
@@ -38,8 +38,10 @@ from benchmarks.measure import Row, Timing
 CONFIDENCE = 0.95
 BLOCK_S = 0.5
 PAIRS = 60
-TURNS_S = 20.0
+TURNS_S = 40.0
 """How long steps take turns with and without, altogether."""
+AT_ONCE = 10
+"""Steps in a turn: a single one would find nothing in the caches of what the last told step left there."""
 COUNTERS = 15
 WIDTH = 192
 SAMPLES = 64
@@ -231,11 +233,12 @@ def turns(loop: Loop, count: int) -> Figures:
         ("by hand", lambda _: loop.noted_step(noted, sums)),
     ]
     figures: Figures = {name: [] for name, _ in ways}
-    for step in range(count):
-        for name, train in ways if step % 2 else reversed(ways):
+    for turn in range(count // AT_ONCE):
+        for name, train in ways if turn % 2 else reversed(ways):
             began_ns = time.thread_time_ns()
-            train(step)
-            figures[name].append(float(time.thread_time_ns() - began_ns))
+            for step in range(turn * AT_ONCE, (turn + 1) * AT_ONCE):
+                train(step)
+            figures[name].append((time.thread_time_ns() - began_ns) / AT_ONCE)
         noted.clear()
     return figures
 
