@@ -104,6 +104,21 @@ class TestModels:
         assert (subscription.stats().invalid, subscription.stats().balance) == (1, 0)
         assert "test.porter.ticked could not be recorded" in caplog.text
 
+    def test_many_alike(self, bus, frames):
+        """Events of one type in a row that a taker of frames alone wants: numbers are dense, frames small enough."""
+        subscription = bus.subscribe(frames)
+        for number in range(10_000):
+            bus.log(Ticked(number=number, value=number if number != 300 else 1 << 99))
+        bus.log(Noticed())
+        bus.flush()
+        ticked = frames.events(Ticked)
+        assert [one.number for one in ticked] == [*range(300), *range(301, 10_000)]
+        assert [one.seq for one in ticked] == list(range(1, 10_000))
+        assert [one.seq for one in frames.events(Noticed)] == [10_000]
+        assert (subscription.stats().invalid, subscription.stats().balance) == (1, 0)
+        assert 1 < len(frames.frames) < 5
+        assert all(len(frame) <= 160 << 10 for frame, _ in frames.frames)
+
     def test_no_porter_without_queue(self, bus, new_threads):
         """Plain callables alone need no thread."""
         bus.subscribe(lambda _event: None)

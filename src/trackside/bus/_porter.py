@@ -222,14 +222,17 @@ class Porter:
 
     def _work_through(self, count: int, deadline_s: float | None) -> bool:
         """Do the first *count* things of the queue; False if time ran out."""
-        take, carry, obey = self.queue.popleft, self.sorter.carry, self.sorter.obey
-        for place in range(count):
+        queue, carry, carry_alike, obey = self.queue, self.sorter.carry, self.sorter.carry_alike, self.sorter.obey
+        place = 0
+        while place < count:
             if deadline_s is not None and not place % _LOOK_AT_CLOCK_EVERY and time.monotonic() > deadline_s:
                 return False
-            item = take()
+            item = queue.popleft()
+            place += 1
             try:
                 if isinstance(item, Event):
-                    carry(item)
+                    if carry(item) and place < count:
+                        place += carry_alike(queue, min(count - place, -place % _LOOK_AT_CLOCK_EVERY))
                 else:
                     obey(item)
             except BaseException as error:

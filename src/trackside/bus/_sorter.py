@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -85,7 +86,19 @@ class End(NamedTuple):
 class Hands:
     """Who gets events of one type, resolved once."""
 
-    __slots__ = ("appends", "audiences", "batch", "encode", "lane", "models", "ruled", "schema", "sidings", "stamped")
+    __slots__ = (
+        "appends",
+        "audiences",
+        "batch",
+        "encode",
+        "is_plain",
+        "lane",
+        "models",
+        "ruled",
+        "schema",
+        "sidings",
+        "stamped",
+    )
 
     def __init__(self, lane: Lane, seats: Sequence[QueuedSeat]) -> None:
         takers = {seat.audience_key: seat for seat in seats if seat.audience is not None}
@@ -100,6 +113,8 @@ class Hands:
         self.sidings = tuple(seat for seat in seats if seat.runs_on is SIDING)
         self.stamped = bool(self.models or self.sidings or self.ruled)
         """Whether anybody looks at the event itself, and so at its number."""
+        self.is_plain = not self.stamped and len(self.appends) == 1
+        """Whether it is wanted in one place, as a row: so are most where many come."""
 
 
 class Sorter:
@@ -239,14 +254,14 @@ class Sorter:
 
     # --- events ------------------------------------------------------------------------------------------------
 
-    def carry(self, event: Event) -> None:
-        """Give *event* its number, encode it once and hand it on."""
+    def carry(self, event: Event) -> bool:
+        """Give *event* its number, encode it once and hand it on; return whether `carry_alike` may do the next ones."""
         hands = self._hands.get(type(event)) or self._resolve(type(event))
         lane = hands.lane
         if self.source is None:
             if self.is_over:
                 lane.shed.add()  # of a log() that had begun before the bus was closed
-                return
+                return False
             self._begin(self._identity.find())
         lane.taken += 1
         cutter = self._cutter
@@ -257,7 +272,7 @@ class Sorter:
                 kept = _redacted(event, self.redact)
                 if kept is None:
                     lane.redacted += 1
-                    return
+                    return False
                 event = kept
             if hands.encode is None:
                 schema, row = self.encoder.encode(event, cutter.offset)
@@ -275,7 +290,7 @@ class Sorter:
             if not isinstance(error, Exception):
                 raise  # an interrupt may be meant for the thread that drains; the porter decides
             _complain_ever_rarer(lane, error)
-            return
+            return False
         cutter.offset += 1
         cutter.room_bytes -= len(row) + ROW_EXTRA_BYTES
         for append in hands.appends:
@@ -287,6 +302,36 @@ class Sorter:
             seat.give(event)
         if hands.sidings:
             self._offer(hands, event, len(row))
+        return hands.is_plain
+
+    def carry_alike(self, queue: deque[Any], most: int) -> int:
+        """
+        Take at most *most* events of the first one's type from *queue*, if `carry` just took one of that type.
+
+        Does what `carry` does with each, and leaves to that the first that cannot be encoded.
+
+        Returns:
+            How many were taken.
+        """
+        cls, cutter = type(queue[0]), self._cutter
+        hands = self._hands.get(cls)
+        if hands is None or not hands.is_plain or hands.batch != cutter.batch or self.redact is not None:
+            return 0
+        encode, (append,), take = hands.encode, hands.appends, queue.popleft
+        first = offset = cutter.offset
+        try:
+            while offset - first < most and cutter.room_bytes > 0 and type(queue[0]) is cls:
+                row = encode(queue[0], offset)  # type: ignore[misc]  # plain ones have been encoded
+                take()
+                append(row)
+                offset += 1
+                cutter.room_bytes -= len(row) + ROW_EXTRA_BYTES
+        except Exception:  # noqa: S110  `carry` meets it again
+            pass
+        finally:
+            hands.lane.taken += offset - first
+            cutter.offset = offset
+        return offset - first
 
     def _bring(self, events: Sequence[Event]) -> None:
         for event in events:
