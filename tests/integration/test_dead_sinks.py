@@ -427,6 +427,8 @@ class TestPrometheus:
         import urllib.request
 
         with trackside.start(tmp_path, handlers=[PrometheusSink(port)], report=False) as job:
+            with trackside.training_iteration(step=2):  # a page is served from the first event on
+                pass
             assert job.bus.flush(5)
             with socket.create_connection(("127.0.0.1", port)) as hanging:
                 hanging.sendall(b"GET /metrics HTTP/1.1\r\n")
