@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable
 from contextvars import ContextVar
 from types import TracebackType
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 from trackside.bus import default_bus
 from trackside.events import Ambient, ConfigError, IterationEnded, SpanEventAdded, ambient, span_names
 from trackside.instruments import _span
-from trackside.instruments._ids import next_id
 from trackside.instruments._raised import describe, event_attributes
 from trackside.instruments._span import NO_ERRORS, F, Span, open_by_id
 
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
 
 _log: Final = default_bus.log
 _wants: Final = default_bus.wants
-_get_ident: Final = threading.get_ident
 _surroundings: Final = ambient.get
 _surround: Final = ambient.set
 _new_event: Final[Callable[[Any], Any]] = object.__new__
@@ -89,23 +86,14 @@ class Iteration(Span):
         if step is None:
             step = next_step.get()() if self.kind == "training" else around[1]
         self.step = step
-        self._around = around
-        if not _wants(IterationEnded) and _span.annotator is None:
+        if _wants(IterationEnded) or _span.annotator is not None:
+            self._enter(around, step, at_ns)
+        else:
             # Nobody asked for iterations; what others log inside has its step nevertheless.
             self.id = 0
+            self._around = around
             self._inside = inside = around[0], step
             _surround(inside)
-            return self
-        self.id = number = next_id()
-        self.parent_id = around[0] or _span._root_id  # noqa: SLF001  of our own base class, here and below
-        self.attributes = self._given
-        self._thread = _get_ident()
-        self._inside = inside = number, step
-        _surround(inside)
-        open_by_id[number] = self
-        if _span.annotator is not None:
-            self._start_annotation()
-        self.start_ns = _span._offset_ns + _span._monotonic_ns() if at_ns is None else at_ns  # noqa: SLF001
         return self
 
     __enter__ = open  # noqa: A003  the method above is meant

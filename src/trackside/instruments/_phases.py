@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 
-from trackside.events import ConfigError, SpanEnded, Value, span_names
+from trackside.events import Ambient, ConfigError, SpanEnded, Value, span_names
 from trackside.instruments._defaults import training_defaults
 from trackside.instruments._iteration import next_step
 from trackside.instruments._misplaced import tolerated
@@ -80,19 +80,9 @@ class Application(Span):
 
     __slots__ = ()
 
-    def open(self, *, at_ns: int | None = None) -> Self:
-        """
-        Begin, within the innermost open span of this thread or task.
-
-        Args:
-            at_ns: When it began, in ns since the epoch; now unless given.
-        """
-        super().open(at_ns=at_ns)
-        if self.id:
-            become_root(self.id)
-        return self
-
-    __enter__ = open  # noqa: A003  the method above is meant
+    def _enter(self, around: Ambient, step: int, at_ns: int | None) -> None:
+        super()._enter(around, step, at_ns)
+        become_root(self.id)
 
     def _leave(
         self,

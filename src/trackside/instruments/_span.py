@@ -129,25 +129,15 @@ class Span:
         Args:
             at_ns: When it began, in ns since the epoch; now unless given.
         """
-        # All in one, as `_leave`: between the kernels of a model each call costs as much as ten lines of code.
         if self._inside is not None:
             self._close_before_reopening(at_ns)
-        if not _wants(self._ended) and annotator is None:
+        if _wants(self._ended) or annotator is not None:
+            around = _surroundings()
+            self._enter(around, around[1], at_ns)
+            if self._ended is SpanEnded:
+                self._publish_start()
+        else:
             self.id = 0
-            return self
-        self._around = around = _surroundings()
-        self.id = number = next_id()
-        self.parent_id = around[0] or _root_id
-        self.attributes = self._given
-        self._thread = _get_ident()
-        self._inside = inside = number, around[1]
-        _surround(inside)
-        open_by_id[number] = self
-        if annotator is not None:
-            self._start_annotation()
-        self.start_ns = _offset_ns + _monotonic_ns() if at_ns is None else at_ns
-        if self._ended is SpanEnded:
-            self._publish_start()
         return self
 
     __enter__ = open  # noqa: A003  the method above is meant
@@ -169,6 +159,19 @@ class Span:
         elif self.id:
             misplaced(self.name, "was closed again", span_id=self.id, may_raise=error is None)
 
+    def _enter(self, around: Ambient, step: int, at_ns: int | None) -> None:
+        self._around = around
+        self.id = number = next_id()
+        self.parent_id = around[0] or _root_id
+        self.attributes = self._given
+        self._thread = _get_ident()
+        self._inside = inside = number, step
+        _surround(inside)
+        open_by_id[number] = self
+        if annotator is not None:
+            self._start_annotation()
+        self.start_ns = _offset_ns + _monotonic_ns() if at_ns is None else at_ns
+
     def _leave(
         self,
         kind: type[BaseException] | None,  # noqa: ARG002  it is what __exit__ is given
@@ -176,6 +179,7 @@ class Span:
         trace: TracebackType | None,  # noqa: ARG002
         end_ns: int | None = None,
     ) -> None:
+        # All in one: between the kernels of a model each call costs as much as ten lines of code.
         if end_ns is None:
             end_ns = _offset_ns + _monotonic_ns()
         inside, self._inside = self._inside, None
