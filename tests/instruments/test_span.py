@@ -21,6 +21,7 @@ from trackside.events import (
     SpanMisplaced,
     SpanStarted,
     ambient,
+    clock,
 )
 from trackside.instruments import SpanOrderError, application, span
 
@@ -184,6 +185,15 @@ class TestOff:
         with span("x") as work:
             work.event("y")
             assert (work.id, work.is_open, ambient.get()[0]) == (0, False, 0)
+
+    def test_no_clock(self):
+        """While nobody listens a span reads no clock, neither at its start nor at its end."""
+        read = []
+        with clock.installed(lambda: read.append("monotonic") or 0, lambda: 0):
+            read.clear()  # to install one compares it with the wall clock
+            with span("x"):
+                pass
+            assert read == []
 
     def test_nobody_wants_it(self):
         """A span of a level that nobody asked for is nothing to those inside it."""

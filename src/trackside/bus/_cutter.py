@@ -25,7 +25,7 @@ ROW_EXTRA_BYTES: Final = 10
 _SCHEMA_EXTRA_BYTES: Final = 256
 """Charged for each type: so no batch has more than the 1,024 types that readers accept."""
 LINGER_NS: Final = 150_000_000
-"""Between two frames, unless the first is full: schemas are repeated in each, so tiny frames waste room."""
+"""Between two frames, unless the batch is worth one: schemas are repeated in each, so tiny frames waste room."""
 _MAX_SHED_TYPES: Final = 512
 
 

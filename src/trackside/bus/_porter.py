@@ -22,7 +22,7 @@ from trackside.bus._thread import LateThread
 from trackside.events import Event, Source
 
 LOOK_EVERY_S: Final = 0.2
-"""Between two looks at the queue if nobody calls: to be woken costs a thread as much as forty events do."""
+"""Between two looks at the queue if nobody calls: to be woken costs a thread more than some events do."""
 BUSY_LOOK_EVERY_S: Final = 0.05
 """The same while many events come: then that is little, and who watches does not wait long."""
 _BUSY_PER_S: Final = 10_000

@@ -141,13 +141,13 @@ class Iteration(Span):
         trace: TracebackType | None,  # noqa: ARG002
         end_ns: int | None = None,
     ) -> None:
-        if end_ns is None:
-            end_ns = _span._offset_ns + _span._monotonic_ns()  # noqa: SLF001
         inside, self._inside = self._inside, None
         if inside is None:
             if self.id:
                 self.close(error=error)
             return
+        if end_ns is None:
+            end_ns = _span._offset_ns + _span._monotonic_ns()  # noqa: SLF001  of our own base class
         if _surroundings() is inside and _span.annotator is None and open_by_id.pop(self.id, None) is self:
             _surround(self._around)
         elif not self._step_out(inside, error):

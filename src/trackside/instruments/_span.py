@@ -179,14 +179,14 @@ class Span:
         trace: TracebackType | None,  # noqa: ARG002
         end_ns: int | None = None,
     ) -> None:
-        # All in one: between the kernels of a model each call costs as much as ten lines of code.
-        if end_ns is None:
-            end_ns = _offset_ns + _monotonic_ns()
+        # All in one: between the kernels of a model each call has its price.
         inside, self._inside = self._inside, None
         if inside is None:
             if self.id:
                 self.close(error=error)
             return
+        if end_ns is None:
+            end_ns = _offset_ns + _monotonic_ns()
         around, number = self._around, self.id
         if _surroundings() is inside and annotator is None and open_by_id.pop(number, None) is self:
             _surround(around)
