@@ -1,7 +1,7 @@
 # Every target does its own set-up: all it needs is Python 3.10 or later with its venv module, and pip's indexes.
 
 PYTHON ?= python3
-# More arguments for the tool behind a target: make test ARGS="-k porter"
+# More arguments for the tool behind a target: make test ARGS="-k dispatcher"
 ARGS ?=
 # Families of benchmarks: make bench ONLY="emission counters"
 ONLY ?=
@@ -25,11 +25,35 @@ test:  ## run the tests on every Python here, the long recipes at a tenth
 	@$(ENVIRONMENT) .venv --extra torch --group test
 	@$(BIN)/python tools/every_python.py $(ARGS)
 
+.PHONY: test-all
+test-all:  ## run the tests on every supported Python, those too that the machine lacks (as root, from Debian)
+	@$(ENVIRONMENT) .venv --extra torch --group test
+	@$(BIN)/python tools/every_python.py --provide $(ARGS)
+
 .PHONY: test-long
 test-long:  ## run the tests with the long recipes in full
 	@$(ENVIRONMENT) .venv --extra torch --group test
 	@$(BIN)/python -m pytest --full --numprocesses 2 $(ARGS)
 	@$(BIN)/python -m pytest --full -m integration tests/handlers/zeromq $(ARGS)
+
+.PHONY: fuzz
+fuzz:  ## feed damaged and random bytes to everything that reads the bytes of others, a minute each
+	@$(ENVIRONMENT) .venv --extra torch --group test
+	@$(BIN)/python tests/fuzz/run.py $(ARGS)
+
+.PHONY: coverage
+coverage:  ## run all tests once more and say which lines and branches of the package they reach
+	@$(ENVIRONMENT) .venv-integrations --extra torch --group integrations --group coverage
+	@rm -rf build/coverage && mkdir -p build/coverage
+	@# What fails here, where everything is slower, is no verdict: the other targets have that.
+	-@.venv-integrations/bin/python -m coverage run -m pytest -m "integration or not integration" --scale 0.01 $(ARGS)
+	@.venv-integrations/bin/python -m coverage combine --quiet
+	@.venv-integrations/bin/python -m coverage report
+
+.PHONY: verdicts
+verdicts:  ## judge every labelled job of the test bed; ARGS=--write renews the table of docs/verdicts.md
+	@$(ENVIRONMENT) .venv --extra torch --group test
+	@$(BIN)/python tools/verdicts.py $(ARGS)
 
 .PHONY: test-integrations
 test-integrations:  ## run the tests that need heavy third-party systems
@@ -59,9 +83,10 @@ format:  ## bring the code into shape (ruff)
 	@$(BIN)/ruff format
 
 .PHONY: types
-types:  ## check types (mypy, strict)
+types:  ## check types (mypy, strict) and how much of the public surface has some (pyright)
 	@$(ENVIRONMENT) .venv --extra torch --group types
 	@$(BIN)/mypy $(ARGS)
+	@$(BIN)/python tools/typed_surface.py
 
 .PHONY: docs
 docs:  ## build the documentation into docs/_build
@@ -74,12 +99,12 @@ lock:  ## bring requirements.lock up to date with pyproject.toml; ARGS=--upgrade
 	@$(ENVIRONMENT) .venv --group lock
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --custom-compile-command "make lock" \
 		--all-extras --group pyproject.toml:test --group pyproject.toml:integrations --group pyproject.toml:bench \
-		--group pyproject.toml:lint \
-		--group pyproject.toml:types --group pyproject.toml:docs --group pyproject.toml:build \
+		--group pyproject.toml:coverage --group pyproject.toml:lint --group pyproject.toml:types \
+		--group pyproject.toml:docs --group pyproject.toml:build \
 		--group pyproject.toml:lock --output-file requirements.lock $(ARGS) pyproject.toml
 
 .PHONY: clean
 clean:  ## remove every environment and everything built; keeps runs/
-	@rm -rf .venv .venvs .venv-* build dist docs/_build docs/vocabulary.md
+	@rm -rf .venv .venvs .venv-* build dist docs/_build docs/reference docs/vocabulary.md
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find src tests examples tools docs benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,5 +1,5 @@
 """
-What straggler detection finds: no time is measured here, but how often it is right.
+The hit rate of straggler detection; no time is measured here.
 
 ``python -m benchmarks.detection`` simulates 256 ranks of which three take 1.3 times as long in one section, with 5 %
 noise on each entry, and prints in how many runs all three and no others were found within three windows, by the number

@@ -13,7 +13,7 @@ import trackside
 from benchmarks.measure import Row, compared, interleaved
 
 _LOOPS = 8_000
-"""Half of what the queue holds: nothing is shed, and every loop ends with a flush."""
+"""Half of what the queue holds: nothing is dropped, and every loop ends with a flush."""
 
 
 @trackside.event("benchmark.phase.measured")

@@ -12,7 +12,8 @@ import orjson
 
 from benchmarks.files import _PARTS, PhaseMeasured
 from benchmarks.measure import Row, compared, interleaved
-from trackside.events import FrameDecoder, RowEncoder, Source, encode_frame
+from trackside.events import Source
+from trackside.wire import FrameDecoder, RowEncoder, encode_frame
 
 _BATCH = 500
 
@@ -68,4 +69,4 @@ def _frame(events: list[PhaseMeasured]) -> bytes:
     encoder = RowEncoder()
     encoded = [encoder.encode(event, offset) for offset, event in enumerate(events)]
     schema = encoded[0][0]
-    return encode_frame("bench", 1, len(events), shed={}, schemas=[schema.entry], rows=[row for _, row in encoded])
+    return encode_frame("bench", 1, len(events), dropped={}, schemas=[schema.entry], rows=[row for _, row in encoded])

@@ -13,8 +13,9 @@ import datetime
 import gc
 import itertools
 import json
+import pathlib
 import random
-import resource
+import re
 import statistics
 import subprocess
 import sys
@@ -203,16 +204,15 @@ def _events(steps: int) -> tuple[list[Any], list[Any]]:
             event = SourceStarted(at_ns=at_ns, identity={}, span_id=0, step=-1)
         elif "step_count" in record:
             if started is not None:
-                event = IterationEnded(at_ns=at_ns, duration_ns=at_ns - started[1], span_id=0, step=started[0])
+                event = IterationEnded(at_ns=at_ns, duration_ns=at_ns - started[1], parent_span_id=0, step=started[0])
             started = record["step_count"], at_ns
         elif "custom_badput_event_end_time" in record:
             event = SpanEnded(
                 at_ns=at_ns,
                 duration_ns=250_000_000,
-                span_id=0,
                 step=-1,
-                id=1,
-                parent_id=0,
+                span_id=1,
+                parent_span_id=0,
                 name="eval",
                 attributes={"badput_type": "EVAL"},
             )
@@ -257,12 +257,18 @@ def measure_peer(steps: int) -> Figures:
     with tempfile.TemporaryDirectory() as directory:
         calculator = goodput.GoodputCalculator("job", "log", log, cache_dir=directory)
         gc.collect()
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        before = _peak_bytes()
         first_ns = _timed(lambda: calculator.get_job_goodput(include_badput_breakdown=True))
-        memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+        memory = _peak_bytes() - before
         log.extend(more_steps(last, MORE))
         more_ns = _timed(lambda: calculator.get_job_goodput(include_badput_breakdown=True))
     return {"first_ns": first_ns, "more_ns": more_ns, "memory": memory}
+
+
+def _peak_bytes() -> int:
+    """Return the largest resident size of this process so far; that of `getrusage` begins at the parent's."""
+    status = pathlib.Path("/proc/self/status").read_text(encoding="ascii")
+    return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", status)[1])  # type: ignore[index]
 
 
 def _timed(work: Callable[[], object]) -> float:

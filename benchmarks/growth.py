@@ -1,5 +1,5 @@
 """
-How cost grows: with events, steps, ranks, and with spans that are deep or wide.
+The growth of cost: with events, steps, ranks, and with spans that are deep or wide.
 
 Each size has a process of its own, so that none sees another's memory; what takes few seconds has three, of which the
 fastest counts, since a machine that is slow for a second bends a line through three points. The exponent is the slope
@@ -35,7 +35,7 @@ from trackside.handlers.models.scores import ScoreAggregator
 EXPONENT = 1.1
 """What an exponent may be: linear, and something for caches that get too small."""
 CHUNK = 8_000
-"""Events that the queue has room for, whatever their level of detail."""
+"""Events that the queue has room for, whatever their priority."""
 SECTIONS = 8
 _FEW_S = 5.0
 
@@ -69,7 +69,7 @@ def _row(name: str, growth: Growth) -> Row:
     for size in growth.sizes:
         figures = _figures(name, size)
         if figures["ns"] < _FEW_S * 1e9:
-            figures = min(figures, _figures(name, size), _figures(name, size), key=lambda told: told["ns"])
+            figures = min(figures, _figures(name, size), _figures(name, size), key=lambda output: output["ns"])
         times.append(figures["ns"])
         found.append(figures["ns"] / size)
         print(
@@ -85,8 +85,8 @@ def _row(name: str, growth: Growth) -> Row:
 
 def _figures(name: str, size: int) -> dict[str, float]:
     command = [sys.executable, "-m", "benchmarks.growth", name, str(size)]
-    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout  # noqa: S603  ours
-    figures: dict[str, float] = json.loads(told.splitlines()[-1])
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout  # noqa: S603  ours
+    figures: dict[str, float] = json.loads(output.splitlines()[-1])
     return figures
 
 
@@ -143,17 +143,17 @@ def _feed(model: Callable[[Event], object], events: Iterator[Event]) -> float:
 
 
 def _of(source: Source, events: Iterator[Event]) -> Iterator[Event]:
-    """Yield *events* as the porter hands them to a model: numbered, and with their source."""
+    """Yield *events* as the dispatcher hands them to a model: numbered, and with their source."""
     started = SourceStarted(identity=source.to_wire(), at_ns=0, span_id=0, step=-1)
     for seq, event in enumerate(chain([started], events), start=1):
-        event._source, event._seq = source, seq  # noqa: SLF001  as the porter does
+        event._source, event._seq = source, seq  # noqa: SLF001  as the dispatcher does
         yield event
 
 
 def _steps(count: int) -> Iterator[Event]:
     for step in range(count):
         at_ns = (step + 1) * 10**9
-        yield IterationEnded(at_ns=at_ns, span_id=1, step=step, id=step + 2, duration_ns=9 * 10**8)
+        yield IterationEnded(at_ns=at_ns, parent_span_id=1, step=step, span_id=step + 2, duration_ns=9 * 10**8)
 
 
 def _feed_steps(make: Callable[[], Callable[[Event], object]]) -> Callable[[int], float]:
@@ -166,15 +166,14 @@ def _feed_steps(make: Callable[[], Callable[[Event], object]]) -> Callable[[int]
 def _deep(count: int) -> Iterator[Event]:
     """Open *count* spans, each inside the one before, and close them."""
     for number in range(1, count + 1):
-        yield SpanStarted(at_ns=number, span_id=number - 1, step=-1, id=number, parent_id=number - 1, name="inner")
+        yield SpanStarted(at_ns=number, step=-1, span_id=number, parent_span_id=number - 1, name="inner")
     for number in range(count, 0, -1):
         duration_ns = 2 * (count - number) + 1
         yield SpanEnded(
             at_ns=number + duration_ns,
-            span_id=number - 1,
             step=-1,
-            id=number,
-            parent_id=number - 1,
+            span_id=number,
+            parent_span_id=number - 1,
             name="inner",
             duration_ns=duration_ns,
         )
@@ -182,13 +181,13 @@ def _deep(count: int) -> Iterator[Event]:
 
 def _wide(count: int) -> Iterator[Event]:
     """Open one span, and *count* others in it that stay open; close all."""
-    yield SpanStarted(at_ns=1, span_id=0, step=-1, id=1, parent_id=0, name="outer")
+    yield SpanStarted(at_ns=1, step=-1, span_id=1, parent_span_id=0, name="outer")
     for number in range(2, count + 2):
-        yield SpanStarted(at_ns=number, span_id=1, step=-1, id=number, parent_id=1, name="inner")
+        yield SpanStarted(at_ns=number, step=-1, span_id=number, parent_span_id=1, name="inner")
     for number in range(2, count + 2):
         at_ns = count + number
         yield SpanEnded(
-            at_ns=at_ns, span_id=1, step=-1, id=number, parent_id=1, name="inner", duration_ns=at_ns - number
+            at_ns=at_ns, step=-1, span_id=number, parent_span_id=1, name="inner", duration_ns=at_ns - number
         )
 
 

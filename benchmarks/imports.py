@@ -1,7 +1,7 @@
 """
 Importing the library, in a process of its own each time; what the interpreter itself takes is subtracted.
 
-Bytecode is compiled in a first run that is not timed, as it is for whoever has installed a package, and lies in a
+Bytecode is compiled in a first run that is not timed, as it is where a package was installed, and lies in a
 directory of its own, so that nobody's settings decide who has some. What counts is the CPU time of the process: the
 files are in memory by then, and waiting for a busy machine is not the library's doing.
 """

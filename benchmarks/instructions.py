@@ -1,5 +1,5 @@
 """
-Where the time goes: ``make profile``.
+The instructions and the time of the hottest operations: ``make profile``.
 
 Prints how many instructions the hottest operations execute, as counted by callgrind, beside the baseline kept for
 this interpreter in ``benchmarks/baselines/``; then, for each, which functions the calling thread's time goes to.
@@ -128,9 +128,9 @@ def _counted_process(operation: str, loops: int) -> int:
             *("-m", "benchmarks.instructions", "--run", operation, str(loops)),
         ]
         environ = {**os.environ, "PYTHONHASHSEED": "0"}
-        told = subprocess.run(command, check=True, capture_output=True, text=True, env=environ).stderr  # noqa: S603  ours
-    found = re.search(r"Collected\s*:\s*(\d+)", told)
-    assert found is not None, told
+        output = subprocess.run(command, check=True, capture_output=True, text=True, env=environ).stderr  # noqa: S603  ours
+    found = re.search(r"Collected\s*:\s*(\d+)", output)
+    assert found is not None, output
     return int(found[1])
 
 

@@ -121,11 +121,11 @@ def _read() -> Row:
     """Compare what the model needs for an iteration after a million of them and after a thousand."""
     source, rng = process_source(), random.Random(1)
     ended = [
-        IterationEnded(span_id=1, step=step, id=2, duration_ns=int(10**8 * rng.lognormvariate(0, 0.1)))
+        IterationEnded(parent_span_id=1, step=step, span_id=2, duration_ns=int(10**8 * rng.lognormvariate(0, 0.1)))
         for step in range(1_000)
     ]
     for event in ended:
-        event._source = source  # noqa: SLF001  as the porter does
+        event._source = source  # noqa: SLF001  as the dispatcher does
 
     def reading(model: TrainingMetrics) -> Run:
         def run(loops: int) -> None:

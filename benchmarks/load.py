@@ -181,8 +181,8 @@ def _cpu_s(pid: int) -> float:
 
 
 def _arrived(collector: Collector) -> int:
-    members = collector.collection.roll.members.values()
-    return sum(member.events for member in members if member.source.run_id == "load")
+    states = collector.collection.registry.states.values()
+    return sum(state.events for state in states if state.source.run_id == "load")
 
 
 def _serve_until(collector: Collector, is_done: Any, most_s: float = _DEADLINE_S) -> None:

@@ -60,16 +60,21 @@ def write_log(directory: pathlib.Path, *, rank: int, events: int) -> None:
             if place < len(_SPANS):
                 event = ProfileSpanEnded(
                     at_ns=at_ns,
-                    span_id=1,
                     step=index // 10,
-                    id=index,
-                    parent_id=1,
+                    span_id=index,
+                    parent_span_id=1,
                     name=_SPANS[place],
                     duration_ns=10_000 + index,
                 )
             elif place < 8:  # noqa: PLR2004
                 event = trackside.IterationEnded(
-                    at_ns=at_ns, span_id=1, step=index // 10, id=index, duration_ns=10**6 + index, samples=32, loss=2.5
+                    at_ns=at_ns,
+                    parent_span_id=1,
+                    step=index // 10,
+                    span_id=index,
+                    duration_ns=10**6 + index,
+                    samples=32,
+                    loss=2.5,
                 )
             elif place == 8:  # noqa: PLR2004
                 event = CounterWindow(

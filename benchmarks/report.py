@@ -18,18 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.measure import Row, Timing, timing
-from trackside.events import (
-    ClockAnchored,
-    Event,
-    IterationEnded,
-    RowEncoder,
-    SectionWindow,
-    Source,
-    SourceEnded,
-    SourceStarted,
-    encode_frame,
-)
+from trackside.events import ClockAnchored, Event, IterationEnded, SectionWindow, Source, SourceEnded, SourceStarted
 from trackside.handlers import EventLog
+from trackside.wire import RowEncoder, encode_frame
 
 STEPS = 1_000_000
 RANKS = 4_096
@@ -84,7 +75,7 @@ def _events(source: Source, steps: int, rng: random.Random) -> Iterator[Event]:
     for step in range(steps):
         at_ns += STEP_NS
         length_ns = int(STEP_NS * rng.gauss(0.98, 0.005))
-        yield IterationEnded(step=step, duration_ns=length_ns, at_ns=at_ns, id=step + 1, samples=8, **common)
+        yield IterationEnded(step=step, duration_ns=length_ns, at_ns=at_ns, span_id=step + 1, samples=8, **common)
         if (step + 1) % WINDOW_STEPS == 0:
             window = step // WINDOW_STEPS
             medians = [
@@ -121,9 +112,9 @@ def _write(directory: Path, source: Source, events: Iterator[Event]) -> None:
     def put() -> None:
         nonlocal first
         frame = encode_frame(
-            source.id, first, first + len(rows) - 1, shed={}, schemas=list(schemas.values()), rows=list(rows)
+            source.id, first, first + len(rows) - 1, dropped={}, schemas=list(schemas.values()), rows=list(rows)
         )
-        while not log.take(frame, events=len(rows)):
+        while not log.accept(frame, events=len(rows)):
             time.sleep(0.01)
         first += len(rows)
         rows.clear()
@@ -143,7 +134,7 @@ def _write(directory: Path, source: Source, events: Iterator[Event]) -> None:
 
 def measure(directory: str) -> dict[str, float]:
     """Make the report of the logs in *directory*, and return what it took."""
-    from trackside.views import read_report, report_page  # noqa: PLC0415  what is measured, imports included
+    from trackside.report import read_report, report_page  # noqa: PLC0415  what is measured, imports included
 
     start_ns = time.process_time_ns()
     report = read_report(directory)

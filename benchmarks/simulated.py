@@ -17,13 +17,14 @@ from typing import Any, TypeAlias
 import attrs
 import zmq
 
-from trackside.events import IterationEnded, RowEncoder, Source, SourceEnded, SourceStarted, clock, encode_frame
-from trackside.handlers.zeromq._filter import Filter
-from trackside.handlers.zeromq._outlet import Outlet
-from trackside.handlers.zeromq._peer import Ready
-from trackside.handlers.zeromq._ring import Ring, Room
-from trackside.handlers.zeromq._snapshot import Place, Snapshot, encode_snapshot
-from trackside.handlers.zeromq._sockets import new_context, open_socket
+from trackside.events import IterationEnded, Source, SourceEnded, SourceStarted, clock
+from trackside.handlers.zeromq._connection import new_context, open_socket
+from trackside.handlers.zeromq._protocol import Filter
+from trackside.handlers.zeromq._ring import Ring, RingBudget
+from trackside.handlers.zeromq._server import ReadySnapshot, StreamServer
+from trackside.handlers.zeromq._session import Sent
+from trackside.handlers.zeromq._snapshot import Snapshot, SourcePosition, encode_snapshot
+from trackside.wire import RowEncoder, encode_frame
 
 Rows: TypeAlias = tuple[list[bytes], list[bytes]]
 """Schemas and rows, encoded."""
@@ -65,7 +66,7 @@ class Writer:
             self._steps, self._until_ns = (first, count), now_ns + _AT_ONE_TIME_NS
             steps = range(first, first + count)
             self._rows = self.rows(
-                [IterationEnded(duration_ns=100, step=step, at_ns=now_ns, span_id=0) for step in steps]
+                [IterationEnded(duration_ns=100, step=step, at_ns=now_ns, parent_span_id=0) for step in steps]
             )
         return self._rows
 
@@ -91,7 +92,7 @@ class Rank:
     def _framed(self, encoded: Rows) -> bytes:
         schemas, rows = encoded
         first, self.next_seq = self.next_seq, self.next_seq + len(rows)
-        return encode_frame(self.source.id, first, self.next_seq - 1, shed={}, schemas=schemas, rows=rows)
+        return encode_frame(self.source.id, first, self.next_seq - 1, dropped={}, schemas=schemas, rows=rows)
 
 
 class Wire:
@@ -101,14 +102,14 @@ class Wire:
         self._socket = open_socket(context, zmq.DEALER, send_high_water=1024, receive_high_water=1024)
         self._socket.connect(endpoint)
 
-    def send(self, address: bytes, parts: Sequence[bytes]) -> bool:
-        """Send *parts*; False if there is no room now."""
+    def send(self, address: bytes, parts: Sequence[bytes]) -> Sent:
+        """Send *parts*, if there is room now."""
         del address
         try:
             self._socket.send_multipart(parts, zmq.DONTWAIT)
         except zmq.Again:
-            return False
-        return True
+            return Sent.FULL
+        return Sent.QUEUED
 
     def receive(self, most: int) -> Iterator[list[bytes]]:
         """Yield what has come."""
@@ -129,9 +130,11 @@ class Node:
     def __init__(self, context: zmq.Context[Any], endpoint: str, ranks: Sequence[Rank]) -> None:
         self.ranks = ranks
         self.link = Wire(context, endpoint)
-        self.outlet = Outlet(self, self.link.send, own_id=secrets.token_hex(8), connects=True, room=Room(32 << 20, 1e6))
+        self.server = StreamServer(
+            self, self.link.send, own_id=secrets.token_hex(8), connects=True, budget=RingBudget(32 << 20, 1e6)
+        )
         self._rings: list[Ring] = []
-        self.outlet.hold(Filter())
+        self.server.hold(Filter())
         for rank in ranks:
             self.append(rank.frame([SourceStarted(identity=rank.source.to_wire(), span_id=0, step=-1)]), 1)
 
@@ -141,11 +144,11 @@ class Node:
         self._rings.append(ring)
         return lambda: self._rings.remove(ring)
 
-    def take_snapshot(self, models: Sequence[str], ring: Ring, done: Callable[[Ready | None], None]) -> None:
+    def take_snapshot(self, models: Sequence[str], ring: Ring, done: Callable[[ReadySnapshot | None], None]) -> None:
         """Say who is here."""
         del models
-        places = [Place(rank.source, rank.next_seq, 0) for rank in self.ranks]
-        done(Ready(encode_snapshot(Snapshot(places, {}, clock.now_ns())), ring.next_index, ring.before))
+        places = [SourcePosition(rank.source, rank.next_seq, 0) for rank in self.ranks]
+        done(ReadySnapshot(encode_snapshot(Snapshot(places, {}, clock.now_ns())), ring.next_index, ring.before))
 
     def status(self) -> dict[str, Any]:
         """Say nothing in particular."""
@@ -158,14 +161,14 @@ class Node:
 
     def turn(self) -> None:
         """Send and receive what there is."""
-        self.outlet.pump()
+        self.server.pump()
         for parts in self.link.receive(64):
-            self.outlet.receive(b"", parts, time.monotonic(), clock.now_ns())
-        self.outlet.tick(time.monotonic())
+            self.server.receive(b"", parts, time.monotonic(), clock.now_ns())
+        self.server.tick(time.monotonic())
 
 
 def main() -> int:
-    """Send as told, and print the events sent; 1 if the other end did not take all."""
+    """Send as the command line says, and print the events sent; 1 if the other end did not take all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("endpoints", nargs="+")
     parser.add_argument("--first", type=int, default=0, help="the first rank")
@@ -186,7 +189,7 @@ def main() -> int:
     print(sent, flush=True)
     is_done = _drain(nodes)
     for node in nodes:
-        node.outlet.part("closed")
+        node.server.part("closed")
         node.link.close()
     context.term()
     return 0 if is_done else 1
@@ -203,7 +206,7 @@ def _node(context: zmq.Context[Any], options: argparse.Namespace, place: int, wr
 
 def _greet(nodes: Sequence[Node]) -> None:
     deadline_s = time.monotonic() + _DEADLINE_S
-    while time.monotonic() < deadline_s and not all(node.outlet.peers for node in nodes):
+    while time.monotonic() < deadline_s and not all(node.server.viewers for node in nodes):
         for node in nodes:
             node.turn()
         time.sleep(_LOOK_S)
@@ -221,7 +224,7 @@ def _send(nodes: Sequence[Node], options: argparse.Namespace) -> int:
         while done < min(due, total):
             node, rank = ranks[done % len(ranks)]
             node.append(rank.iterations(options.events), options.events)
-            node.outlet.pump()
+            node.server.pump()
             done, sent = done + 1, sent + options.events
             if not options.every and not done % 256:
                 break
@@ -243,11 +246,11 @@ def _end(nodes: Sequence[Node]) -> int:
 
 def _drain(nodes: Sequence[Node]) -> bool:
     deadline_s = time.monotonic() + _DEADLINE_S
-    while time.monotonic() < deadline_s and not all(node.outlet.is_drained for node in nodes):
+    while time.monotonic() < deadline_s and not all(node.server.is_drained for node in nodes):
         for node in nodes:
             node.turn()
         time.sleep(_LOOK_S)
-    return all(node.outlet.is_drained for node in nodes)
+    return all(node.server.is_drained for node in nodes)
 
 
 if __name__ == "__main__":

@@ -34,13 +34,13 @@ def _each(make: Callable[[int], Any], take: Callable[[Any], object]) -> Callable
 
 
 def _span(number: int) -> ProfileSpanEnded:
-    event = ProfileSpanEnded(id=number, parent_id=1, name="model_forward", duration_ns=500, span_id=1, step=number)
-    event._source = _SOURCE  # noqa: SLF001  as the porter does
+    event = ProfileSpanEnded(span_id=number, parent_span_id=1, name="model_forward", duration_ns=500, step=number)
+    event._source = _SOURCE  # noqa: SLF001  as the dispatcher does
     return event
 
 
 def _iteration(number: int) -> IterationEnded:
-    event = IterationEnded(id=number, span_id=1, step=number, duration_ns=10**8, samples=8, tokens=64)
+    event = IterationEnded(span_id=number, parent_span_id=1, step=number, duration_ns=10**8, samples=8, tokens=64)
     event._source = _SOURCE  # noqa: SLF001  as above
     return event
 

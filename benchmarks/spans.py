@@ -16,7 +16,8 @@ from trackside.instruments import span
 
 _LOOPS = 8_000
 """
-Half of what the queue holds, so nothing is shed; enough that each repeat of the peer has one full garbage collection.
+Half of what the queue holds, so nothing is dropped; enough for one full garbage collection in
+each repeat of the peer.
 """
 
 

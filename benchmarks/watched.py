@@ -1,5 +1,5 @@
 """
-What who watches costs a job: the whole of `benchmarks.whole`, beside a viewer, one that stops, and a peer that harms.
+The cost of being watched: the whole of `benchmarks.whole`, beside a viewer, one that stops, and a hostile peer.
 
 The viewer takes every event and has a model. The second does too, but is stopped for five seconds of every six. The
 third asks for every event, never says that it got one, and sends a thousand messages a second that nobody can read.
@@ -26,9 +26,10 @@ import zmq
 
 import trackside
 from benchmarks.measure import Row
-from benchmarks.whole import BLOCK_S, TURNS_S, Figures, Loop, bare_block, told_block, told_rows, turns
+from benchmarks.whole import BLOCK_S, TURNS_S, Figures, Loop, bare_block, compared_rows, instrumented_block, turns
 from trackside.handlers.models import SpanBuilder
 from trackside.handlers.zeromq._protocol import PROTOCOL_VERSION, Hello, Ping, Subscribe, encode
+from trackside.job import Job
 
 PAIRS = 20
 _MET_S = 60.0
@@ -48,7 +49,7 @@ def _measured(kind: str, step_ms: float, budget: float) -> list[Row]:
         command = [sys.executable, "-m", "benchmarks.watched", str(step_ms), str(PAIRS), directory, kind]
         found = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603  ours
     figures: Figures = json.loads(found.stdout.splitlines()[-1])
-    return told_rows(f"a step of {step_ms:g} ms, the viewer {kind}", figures, budget)
+    return compared_rows(f"a step of {step_ms:g} ms, the viewer {kind}", figures, budget)
 
 
 def measure(step_s: float, pairs: int, directory: pathlib.Path, kind: str) -> Figures:
@@ -57,16 +58,19 @@ def measure(step_s: float, pairs: int, directory: pathlib.Path, kind: str) -> Fi
     loop.calibrate(step_s)
     steps = max(10, round(BLOCK_S / step_s))
     figures: Figures = {"wall with": [], "wall without": [], "CPU of others": []}
-    with trackside.start(directory, report=False, publish=endpoint) as job, _watcher(kind, endpoint):
+    with (
+        trackside.start(directory, report=False, remote=trackside.Remote(publish=endpoint)) as job,
+        _watcher(kind, endpoint),
+    ):
         _wait_for(job)
         with trackside.training_loop(0):
             for pair in range(pairs):
-                for is_told in (True, False) if pair % 2 else (False, True):
-                    (told_block if is_told else bare_block)(loop, steps, figures)
+                for is_instrumented in (True, False) if pair % 2 else (False, True):
+                    (instrumented_block if is_instrumented else bare_block)(loop, steps, figures)
             return {**figures, **turns(loop, round(TURNS_S / step_s / 3))}
 
 
-def _wait_for(job: trackside.Job) -> None:
+def _wait_for(job: Job) -> None:
     until_s = time.monotonic() + _MET_S
     while not job.is_watched:
         if time.monotonic() > until_s:

@@ -34,6 +34,7 @@ import torch
 
 import trackside
 from benchmarks.measure import Row, Timing
+from trackside.counters import Counter
 
 CONFIDENCE = 0.95
 BLOCK_S = 0.5
@@ -41,7 +42,7 @@ PAIRS = 60
 TURNS_S = 40.0
 """How long steps take turns with and without, altogether."""
 AT_ONCE = 10
-"""Steps in a turn: a single one would find nothing in the caches of what the last told step left there."""
+"""Steps in a turn: a single one would find nothing in the caches of what the last instrumented step left there."""
 COUNTERS = 15
 WIDTH = 192
 SAMPLES = 64
@@ -61,10 +62,13 @@ def _measured(step_ms: float, budget: float) -> list[Row]:
         found = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603  ours
     figures: Figures = json.loads(found.stdout.splitlines()[-1])
     what = f"a step of {step_ms:g} ms: 4 spans, 1 iteration, {COUNTERS} counters"
-    return [*told_rows(what, figures, budget), row(f"{what}; by hand", figures["by hand"], figures["without"], budget)]
+    return [
+        *compared_rows(what, figures, budget),
+        row(f"{what}; by hand", figures["by hand"], figures["without"], budget),
+    ]
 
 
-def told_rows(what: str, figures: Figures, budget: float) -> list[Row]:
+def compared_rows(what: str, figures: Figures, budget: float) -> list[Row]:
     """Return the rows for *what* was done: CPU time of the training thread, of all threads, and wall time."""
     others_ns = statistics.median(figures["CPU of others"])
     on, off = figures["with"], figures["without"]
@@ -134,13 +138,13 @@ class Loop:
             self.optimizer.step()
             self.optimizer.zero_grad()
 
-    def told(self, steps: int) -> None:
+    def instrumented(self, steps: int) -> None:
         """Train, and tell everything."""
         counters = [trackside.counter(f"train.value_{number}") for number in range(COUNTERS)]
         for step in range(steps):
-            self.told_step(step, counters)
+            self.instrumented_step(step, counters)
 
-    def told_step(self, step: int, counters: list[trackside.Counter]) -> None:
+    def instrumented_step(self, step: int, counters: list[Counter]) -> None:
         """Train one step, and tell everything."""
         with trackside.training_iteration(step=step) as iteration:
             with trackside.data_loading():
@@ -157,7 +161,7 @@ class Loop:
                 counter.add(1.0)
 
     def noted_step(self, noted: list[tuple[str, int]], sums: dict[int, float]) -> None:
-        """Train one step, and keep what the clock says where `told_step` tells something."""
+        """Train one step, and keep what the clock says where `instrumented_step` tells something."""
         now = time.perf_counter_ns
         noted.append(("iteration", now()))
         noted.append(("loading", now()))
@@ -193,21 +197,24 @@ def measure(step_s: float, pairs: int, directory: pathlib.Path) -> Figures:
     for pair in range(pairs + 1):
         for is_on in (True, False) if pair % 2 else (False, True):
             if is_on:
-                with trackside.start(directory, report=False, publish=True), trackside.training_loop(0):
-                    told_block(loop, steps, figures)
+                with (
+                    trackside.start(directory, report=False, remote=trackside.Remote(publish=True)),
+                    trackside.training_loop(0),
+                ):
+                    instrumented_block(loop, steps, figures)
             else:
                 bare_block(loop, steps, figures)
     figures = {name: taken[1:] for name, taken in figures.items()}  # the first block of each warms up
-    with trackside.start(directory, report=False, publish=True), trackside.training_loop(0):
+    with trackside.start(directory, report=False, remote=trackside.Remote(publish=True)), trackside.training_loop(0):
         return {**figures, **turns(loop, round(TURNS_S / step_s / 3))}
 
 
-def told_block(loop: Loop, steps: int, figures: Figures) -> None:
+def instrumented_block(loop: Loop, steps: int, figures: Figures) -> None:
     """Train so many steps with telemetry, and note what each took."""
-    loop.told(5)
+    loop.instrumented(5)
     trackside.flush()
     own_ns, all_ns, wall_ns = time.thread_time_ns(), time.process_time_ns(), time.perf_counter_ns()
-    loop.told(steps)
+    loop.instrumented(steps)
     trackside.flush()
     figures["wall with"].append((time.perf_counter_ns() - wall_ns) / steps)
     others_ns = time.process_time_ns() - all_ns - (time.thread_time_ns() - own_ns)
@@ -228,7 +235,7 @@ def turns(loop: Loop, count: int) -> Figures:
     noted: list[tuple[str, int]] = []
     sums = dict.fromkeys(range(COUNTERS), 0.0)
     ways: list[tuple[str, Train]] = [
-        ("with", lambda step: loop.told_step(step, counters)),
+        ("with", lambda step: loop.instrumented_step(step, counters)),
         ("without", lambda _: loop.without(1)),
         ("by hand", lambda _: loop.noted_step(noted, sums)),
     ]

@@ -16,11 +16,12 @@ import trackside
 from benchmarks.measure import Row, Run, compared, interleaved
 from trackside.cli._serving import collecting_rarely
 from trackside.handlers.zeromq import new_keys
-from trackside.job import Remote, RemoteConfig
+from trackside.job import Remote
+from trackside.job._remote import RemoteAccess
 
 _LOOPS = 80_000
 _SLICE = 4_000
-"""Logged before the next flush: far less than the queue holds, so nothing is shed."""
+"""Logged before the next flush: far less than the queue holds, so nothing is dropped."""
 _BATCH = 64
 _RAW = bytes(200)
 _COUNT = struct.Struct("<q")
@@ -58,7 +59,8 @@ def _watched(endpoint: str, keys: pathlib.Path | None) -> Iterator[Run]:
     bus = trackside.Bus()
     source = trackside.Source.detect({})
     with tempfile.TemporaryDirectory() as directory:
-        remote = Remote(RemoteConfig(endpoint, keys=keys), bus=bus, source=source, directory=pathlib.Path(directory))
+        config = Remote(publish=endpoint, keys=keys)
+        remote = RemoteAccess(config, bus=bus, source=source, directory=pathlib.Path(directory))
     reached = remote.endpoints[0]
     with _other_process(lambda tell: _view(reached, keys, tell)) as wait_for:
         while not bus.wants(StepWatched):
@@ -125,7 +127,7 @@ def _count(endpoint: str, tell: Callable[[int], None]) -> None:
 
 @contextlib.contextmanager
 def _other_process(work: Callable[[Callable[[int], None]], None]) -> Iterator[Callable[[int], None]]:
-    """Run *work* in a child, and give what waits until it has told of so many more."""
+    """Run *work* in a child; yield a function that waits until the child has reported so many more events."""
     readable, writable = os.pipe()
     child = os.fork()
     if not child:
@@ -138,10 +140,10 @@ def _other_process(work: Callable[[Callable[[int], None]], None]) -> Iterator[Ca
 
     def wait_for(count: int) -> None:
         while True:
-            told = os.read(readable, _COUNT.size)
-            if not told:
+            data = os.read(readable, _COUNT.size)
+            if not data:
                 raise RuntimeError("the other process ended")
-            count -= _COUNT.unpack(told)[0]
+            count -= _COUNT.unpack(data)[0]
             if count <= 0:
                 return
 

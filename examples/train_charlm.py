@@ -38,6 +38,8 @@ from charlm.overhead import Costs, cpu_of_threads_s, measure_costs
 from charlm.slowness import Slowness
 from charlm.summary import print_summary
 from charlm.watching import watched
+from trackside.instruments import configure_sections
+from trackside.job import set_training_config
 
 TURN_STEPS = 20
 
@@ -68,7 +70,7 @@ def train(job: Job, steps: range, *, is_rehearsal: bool = False) -> list[Lap]:
         When each step began and ended.
     """
     model, optimizer, ranks = job.model, job.optimizer, dist.get_world_size()
-    loss_seen = trackside.counter("train.loss", unit="nats/char", aggregations=("mean", "min", "max"))
+    loss_seen = trackside.stat("train.loss", unit="nats/char", aggregations=("mean", "min", "max"))
     laps: list[Lap] = []
     batches = load_batches(job, steps)
 
@@ -92,7 +94,7 @@ def train(job: Job, steps: range, *, is_rehearsal: bool = False) -> list[Lap]:
                 with trackside.optimizer_update(), trackside.section("optimizer"):
                     optimizer.step()
                 iteration.set(loss=loss, samples=ranks * len(text), tokens=ranks * text.numel())
-                loss_seen.add(loss.item())
+                loss_seen.record(loss.item())
             laps.append(Lap(step, began_s, time.perf_counter()))
             if not is_rehearsal:
                 look_around(job, laps, loss.item())
@@ -210,7 +212,7 @@ def prepare(options: argparse.Namespace) -> Job:
     with trackside.optimizer_init():
         optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
     weights = sum(parameter.numel() for parameter in model.parameters())
-    trackside.set_training_config(describe_training(options, weights))
+    set_training_config(describe_training(options, weights))
     say(f"  {weights:,} weights learn from {len(corpus.training):,} characters of {corpus.files} modules")
     slowness = Slowness(dist.get_world_size() - 1, options.slow_from, options.slow_ms / 1e3)
     job = Job(options, corpus, model, optimizer, first_step=0, request=Request(), slowness=slowness)
@@ -250,7 +252,7 @@ def run_rank(options: argparse.Namespace) -> None:
     """Be one of the ranks."""
     began_s = time.time()
     config = trackside.JobConfig(application_name="charlm", session_tag=options.out.name)
-    trackside.configure_sections(window_steps=max(1, options.validate_every // 4))
+    configure_sections(window_steps=max(1, options.validate_every // 4))
     with trackside.start(options.out, job=config, report=False), trackside.application():
         job = prepare(options)
         if dist.get_rank() == 0 and Kill.load(options.out) is not None:

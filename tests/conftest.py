@@ -13,7 +13,7 @@ import zlib
 import hypothesis
 import pytest
 
-from trackside.events import set_process_source
+from trackside.events import _registry, set_process_source
 
 HANG_GUARD_S = 120.0
 FULL_GUARD_FACTOR = 10.0
@@ -128,3 +128,9 @@ def untouched_process(monkeypatch):
     yield
     sys.setswitchinterval(switch_interval)
     set_process_source(None)
+
+
+@pytest.fixture
+def forgetful(monkeypatch):
+    """Forget after the test which event classes it declared."""
+    monkeypatch.setattr(_registry, "_classes", dict(_registry._classes))

@@ -11,7 +11,7 @@ import trackside
 
 # What users may rely on; a name leaves this list only with a major version.
 PROMISED = """
-    Event event log wants subscribe Bus every fraction at_most where all_of any_of counter observe counters
+    Event event log wants subscribe Bus every fraction at_most where all_of any_of counter stat gauge
     flush close stats start replay feed EventLog JsonlSink LIFECYCLE ITERATION PROFILE
 """.split()
 

@@ -83,7 +83,7 @@ class TestImportTrackside:
         """
         torch zmq numpy cattrs typing_extensions asyncio multiprocessing socket ssl hashlib _hashlib hmac
         secrets random tempfile ctypes statistics fractions decimal base64 tomllib importlib.metadata
-        trackside.cli trackside.views trackside.compat trackside.job trackside.handlers
+        trackside.cli trackside.report trackside.compat trackside.job trackside.handlers
         """.split(),
     )
     def test_does_not_load(self, imported, library):

@@ -50,6 +50,7 @@ RUN_BY = {
     "compare.md": "integration/test_tutorial.py",
     "goodput.md": "job/test_goodput.py",
     "google-cloud-monitoring.md": "integration/test_watched_pages.py",
+    "index.md": "integration/test_front_door.py",
     "lightning.md": "integration/test_framework_pages.py",
     "many-nodes.md": "test_pages.py",
     "metrics.md": "test_pages.py",
@@ -58,7 +59,8 @@ RUN_BY = {
     "opentelemetry.md": "integration/test_watched_pages.py",
     "parquet.md": "integration/test_parquet.py",
     "prometheus.md": "integration/test_watched_pages.py",
-    "pytorch.md": "instruments/test_pytorch_page.py",
+    "pytorch.md": "integrations/test_pytorch_page.py",
+    "reading-logs.md": "handlers/eventlog/test_reading_page.py",
     "recipes.md": "test_recipes.py",
     "report.md": "integration/test_tutorial.py",
     "security.md": "test_pages.py",
@@ -70,6 +72,10 @@ RUN_BY = {
     "tutorial.md": "integration/test_tutorial.py",
     "wandb.md": "integration/test_wandb.py",
     "watching.md": "test_watching.py",
+    "write-a-handler.md": "handlers/test_extension_pages.py",
+    "write-a-model.md": "handlers/test_extension_pages.py",
+    "write-a-rule.md": "handlers/test_extension_pages.py",
+    "write-an-integration.md": "integrations/test_integration_page.py",
 }
 """Which test runs a page's code, as it stands there."""
 NOT_RUN = {"development.md", "benchmarks.md"}

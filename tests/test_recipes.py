@@ -35,17 +35,17 @@ SHOWN = {
             trackside.log(trackside.IterationEnded(step=step, duration_ns=1, at_ns=0))
         """,
         "".join(
-            f"IterationEnded(at_ns=0, span_id=0, step={step}, id=0, kind='training', duration_ns=1, samples=None,"
-            " tokens=None, flops=None, loss=None, failed=False)\n"
+            f"IterationEnded(at_ns=0, span_id=0, step={step}, parent_span_id=0, kind='training', duration_ns=1,"
+            " samples=None, tokens=None, flops=None, loss=None, failed=False)\n"
             for step in (0, 100, 200)
         ),
     ),
-    "Keep the raw values of a counter": (
+    "Keep the raw values of a stat": (
         """
         trackside.subscribe(lambda samples: print(samples.name, samples.values), to=Samples)
         for value in (3, 1, 2):
-            trackside.counter("train.loss").add(value)
-            trackside.counter("eval.loss").add(value)
+            trackside.stat("train.loss").record(value)
+            trackside.stat("eval.loss").record(value)
         trackside.close()
         """,
         "train.loss [3.0, 1.0, 2.0]\n",

@@ -26,14 +26,14 @@ SECOND = 10**9
 DEADLINE_S = 30.0
 
 
-@event("test.rfc0018.checkpointed", detail=LIFECYCLE)
+@event("test.rfc0018.checkpointed", priority=LIFECYCLE)
 class Checkpointed(Event):
     """A checkpoint was written. Rare."""
 
     path: str = ""
 
 
-@event("test.rfc0018.evaluated", detail=ITERATION)
+@event("test.rfc0018.evaluated", priority=ITERATION)
 class Evaluated(Event):
     """The model was evaluated."""
 
@@ -42,7 +42,7 @@ class Evaluated(Event):
     dataset: str = ""
 
 
-@event("test.rfc0018.samples", detail=ITERATION)
+@event("test.rfc0018.samples", priority=ITERATION)
 class Samples(Event):
     """The samples of a counter's window."""
 
@@ -89,7 +89,7 @@ def clocks():
 def add_all(counter, values):
     """Add each of *values* to *counter*, and return it."""
     for value in values:
-        counter.add(value)
+        counter.record(value)
     return counter
 
 
@@ -142,7 +142,7 @@ class TestRequests:
         all_of_it, some, rare = [], [], []
         bus.subscribe(all_of_it.append)
         bus.subscribe(some.append, to=IterationEnded, keep=trackside.every(100))
-        bus.subscribe(rare.append, detail=LIFECYCLE)
+        bus.subscribe(rare.append, min_priority=LIFECYCLE)
         for step in range(1000):
             bus.log(IterationEnded(duration_ns=1, step=step))
         bus.log(Checkpointed())
@@ -152,7 +152,7 @@ class TestRequests:
     def test_request_02_windows_of_samples(self, bus, windows):
         """request_02, windows by count: each has exactly as many samples as the next, so their spreads compare."""
         bus.collect(count=4, aggregations=["sum", "stddev"])
-        add_all(bus.counter("step.time", unit="s"), [2, 4, 4, 6, 1, 1, 1, 1, 9])
+        add_all(bus.stat("step.time", unit="s"), [2, 4, 4, 6, 1, 1, 1, 1, 9])
         bus.close()
 
         assert [window.count for window in windows] == [4, 4, 1]
@@ -164,9 +164,9 @@ class TestRequests:
 
     def test_request_03_count_and_no_data(self, bus, windows):
         """request_03, a count with each window, and "no data" said as such: count 0, and no figures made up."""
-        bus.counter("empty", aggregations=["mean", "min"])
+        bus.stat("empty", aggregations=["mean", "min"])
         collector = bus.collect(interval_s=1000)
-        add_all(bus.counter("full", aggregations=["mean", "min"]), [3, 5])
+        add_all(bus.stat("full", aggregations=["mean", "min"]), [3, 5])
         collector.close()
         told = {window.name: (window.count, window.values) for window in windows}
 
@@ -197,9 +197,9 @@ class TestRequests:
         bus.subscribe(EventLog(tmp_path))
         raw = lambda name, values: bus.log(Samples(name=name, values=list(values)))  # noqa: E731
         with bus.collect(count=10, raw=raw):
-            add_all(bus.counter("loss"), range(1000))
+            add_all(bus.stat("loss"), range(1000))
         bus.close()
-        values = [value for samples in replay(tmp_path, types=Samples) for value in samples.values]
+        values = [value for samples in replay(tmp_path, to=Samples) for value in samples.values]
 
         assert values == list(range(1000))
         assert sum(values[250:260]) == 2545
@@ -242,7 +242,7 @@ class TestRequests:
         bus.log(IterationEnded(duration_ns=1, loss=0.1 + 0.2, step=7))
         bus.log(Evaluated(loss=0.5, accuracy=0.75, dataset="held out", step=7))
         bus.close()
-        iteration, evaluated = list(replay(tmp_path, types=(IterationEnded, Evaluated)))
+        iteration, evaluated = list(replay(tmp_path, to=(IterationEnded, Evaluated)))
 
         assert (iteration.loss, iteration.step) == (0.1 + 0.2, 7)
         assert (evaluated.loss, evaluated.accuracy, evaluated.dataset) == (0.5, 0.75, "held out")
@@ -266,7 +266,7 @@ class TestRequests:
 
         bus.subscribe(see, to=CounterWindow)
         with bus.collect(interval_s=0.01):
-            bus.counter("x").add(1)
+            bus.stat("x").record(1)
             was_closed = closed.wait(DEADLINE_S)
 
         assert was_closed
@@ -290,7 +290,7 @@ class TestRequests:
             import sys, trackside
             from trackside import Event, event
 
-            @event("test.rfc0018.checkpointed", detail=trackside.LIFECYCLE)
+            @event("test.rfc0018.checkpointed", priority=trackside.LIFECYCLE)
             class Checkpointed(Event):
                 path: str = ""
 
@@ -304,7 +304,7 @@ class TestRequests:
 
         assert len(set(ids)) == len(ids)
         assert len({source for source, _ in ids}) == 2
-        assert len(list(replay(tmp_path, types=Checkpointed))) == 20
+        assert len(list(replay(tmp_path, to=Checkpointed))) == 20
 
     def test_request_16_spans(self):
         """request_16, spans: starts and ends with their parents, and every event inside says which it is in."""
@@ -318,15 +318,16 @@ class TestRequests:
             class Checkpointed(Event):
                 path: str = ""
 
-            captured = trackside.Capture()
+            from trackside.testing import Capture
+            captured = Capture()
             trackside.subscribe(captured)
             with span("outer") as outer:
                 with span("inner") as inner:
                     trackside.log(Checkpointed())
             ended = {found.name: found for found in captured.of(SpanEnded)}
             print(json.dumps([
-                ended["outer"].parent_id,
-                ended["inner"].parent_id == outer.id,
+                ended["outer"].parent_span_id,
+                ended["inner"].parent_span_id == outer.id,
                 captured.of(Checkpointed)[0].span_id == inner.id,
                 ended["outer"].duration_ns >= ended["inner"].duration_ns > 0,
             ]))
@@ -351,7 +352,7 @@ class TestRequests:
 
     def test_request_18_counters_only_accumulate(self, bus, windows):
         """request_18, counters only accumulate and collectors sample: adding publishes nothing, reading sees all."""
-        counter = add_all(bus.counter("tokens"), range(10_000))
+        counter = add_all(bus.stat("tokens"), range(10_000))
 
         assert windows == []
         assert (counter.count, counter.sum) == (10_000, 49_995_000)
@@ -371,7 +372,7 @@ class TestRequests:
 
         values = []
         bus.subscribe(see, to=CounterWindow)
-        bus.observe("cuda.memory.allocated", allocated, unit="bytes")
+        bus.gauge("cuda.memory.allocated", callback=allocated, unit="bytes")
         not_yet = list(asked)
         with bus.collect(interval_s=0.01):
             assert enough.wait(DEADLINE_S)
@@ -382,7 +383,7 @@ class TestRequests:
 
     def test_request_20_timing_a_block(self, bus, clocks):
         """request_20, ``with`` to time a block: the counter has how long it took, in its own unit."""
-        counter = bus.counter("data.wait", unit="ms")
+        counter = bus.stat("data.wait", unit="ms")
         with counter.time():
             clocks.pass_s(0.25)
 
@@ -390,7 +391,7 @@ class TestRequests:
 
     def test_request_21_help_and_unit(self, bus, windows):
         """request_21, called counters, with help and unit; the unit travels with every window."""
-        counter = bus.counter("data.wait", unit="ms", help="Time spent waiting for the next batch.")
+        counter = bus.stat("data.wait", unit="ms", help="Time spent waiting for the next batch.")
         bus.collect(interval_s=1000).close()
 
         assert (counter.unit, counter.help) == ("ms", "Time spent waiting for the next batch.")
@@ -399,8 +400,8 @@ class TestRequests:
     def test_request_22_query(self, bus):
         """request_22, counters can be listed and filtered; asking for one by name is what registers it."""
         for name in ("train.loss", "train.tokens", "eval.loss"):
-            bus.counter(name)
-        add_all(bus.counter("train.tokens"), [5])
+            bus.stat(name)
+        add_all(bus.stat("train.tokens"), [5])
 
         assert [counter.name for counter in bus.counters("train.*")] == ["train.loss", "train.tokens"]
         assert [counter.name for counter in bus.counters()] == ["eval.loss", "train.loss", "train.tokens"]
@@ -416,7 +417,7 @@ class TestRequests:
                 enough.set()
 
         bus.subscribe(see, to=CounterWindow)
-        bus.counter("quiet")
+        bus.stat("quiet")
         with bus.collect(interval_s=0.01):
             assert enough.wait(DEADLINE_S)
 
@@ -426,7 +427,7 @@ class TestRequests:
         """request_24, collection apart from aggregation: each collector has windows and figures of its own."""
         by_kind = {}
         bus.subscribe(lambda window: by_kind.setdefault(tuple(window.values), []).append(window), to=CounterWindow)
-        counter = bus.counter("loss", aggregations=["max"])
+        counter = bus.stat("loss", aggregations=["max"])
         collectors = [bus.collect(count=2), bus.collect(count=3, aggregations=["min", "mean"])]
         add_all(counter, [1, 2, 3, 4, 5, 6])
         for collector in collectors:
@@ -441,7 +442,7 @@ class TestRequests:
         values = [rng.lognormvariate(-3, 0.5) for _ in range(20_000)] + [1e9] * 20
         rng.shuffle(values)
         collector = bus.collect(interval_s=1000, aggregations=["p95", "p99", "mean"])
-        add_all(bus.counter("step.time", unit="s"), values)
+        add_all(bus.stat("step.time", unit="s"), values)
         collector.close()
         ordered = sorted(values)
         true = {f"p{q}": ordered[q * (len(values) - 1) // 100] for q in (95, 99)}
@@ -453,7 +454,7 @@ class TestRequests:
     def test_request_26_which_keys_are_metrics(self, bus, windows):
         """request_26, which keys are metrics: a window's figures are numbers by name, apart from what it is about."""
         collector = bus.collect(interval_s=1000, aggregations=["min", "max"])
-        add_all(bus.counter("step.time", unit="s"), [1, 3])
+        add_all(bus.stat("step.time", unit="s"), [1, 3])
         collector.close()
 
         assert (windows[0].name, windows[0].unit, windows[0].values) == ("step.time", "s", {"min": 1, "max": 3})
@@ -464,10 +465,10 @@ class TestRequests:
             import sys, trackside
 
             trackside.start(sys.argv[1], report=False)
-            trackside.counter("tokens").add(5)
+            trackside.stat("tokens").record(5)
         """
         in_child(program, tmp_path)
-        windows = list(replay(tmp_path, types=CounterWindow))
+        windows = list(replay(tmp_path, to=CounterWindow))
 
         assert [(window.name, window.count, window.total_sum) for window in windows] == [("tokens", 1, 5)]
 
@@ -477,7 +478,7 @@ class TestRequests:
             import sys, trackside
             from trackside import Event, event
 
-            @event("test.rfc0018.checkpointed", detail=trackside.LIFECYCLE)
+            @event("test.rfc0018.checkpointed", priority=trackside.LIFECYCLE)
             class Checkpointed(Event):
                 path: str = ""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -15,6 +17,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def load(name):
+    """Load a tool as it is when it is run: its own folder is where it imports from."""
+    if str(ROOT / "tools") not in sys.path:
+        sys.path.append(str(ROOT / "tools"))
     spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -38,7 +43,7 @@ class TestEveryPython:
     def test_usable(self, tmp_path):
         """An interpreter that answers and can make environments is found."""
         path = self.script(tmp_path, """echo '{"version": [3, 12, 7], "usable": true}'""")
-        assert self.every_python.probe(path) == ((3, 12, 7), path)
+        assert self.every_python.probe(path) == ((3, 12, 7), path, ())
 
     @pytest.mark.parametrize(
         "body",
@@ -81,7 +86,35 @@ class TestEveryPython:
         """A supported version that was not run is called untested."""
         ran = [self.every_python.Interpreter((3, minor, 0), Path("p")) for minor in (10, 11, 13)]
         self.every_python.report([self.every_python.Outcome(each, "passed", 1.0) for each in ran])
-        assert capsys.readouterr().out.splitlines()[-1] == "untested: 3.12, 3.14 (not on this machine)"
+        assert capsys.readouterr().out.splitlines()[-1] == "untested: 3.12, 3.14, 3.15 (not on this machine)"
+
+    def test_says_why_none_is_provided(self, monkeypatch, capsys):
+        """Where no interpreter can be provided, one line names those that are lacking, and why."""
+        monkeypatch.setattr(os, "geteuid", lambda: 1000)
+        assert self.every_python.provided({"3.10", "3.11", "3.12", "3.13", "3.14"}) == []
+        assert capsys.readouterr().out == "no Python 3.15 here: a chroot needs root\n"
+
+
+class TestInterpreters:
+    interpreters = load("interpreters")
+
+    def test_nothing_lacks(self, monkeypatch):
+        """Who lacks nothing needs neither root nor a chroot."""
+        monkeypatch.setattr(os, "geteuid", lambda: 1000)
+        assert self.interpreters.provide([]) == []
+
+    @pytest.mark.parametrize(
+        ("command", "reason"),
+        [
+            (["false"], "false failed: no word"),
+            (["sh", "-c", "echo one >&2; echo two >&2; exit 3"], "sh failed: two"),
+            (["no-such-command"], "no-such-command: "),
+        ],
+    )
+    def test_says_what_failed(self, command, reason):
+        """A command that fails is named, with the last line that it wrote."""
+        with pytest.raises(self.interpreters.NotProvidedError, match=re.escape(reason)):
+            self.interpreters.run(*command)
 
 
 @pytest.fixture(scope="module")
@@ -156,11 +189,17 @@ class TestTwice:
     twice = load("twice")
 
     @pytest.mark.parametrize(
-        ("leaves", "status", "is_unsteady"),
-        [pytest.param("left", 0, True, id="at first only"), pytest.param("else", 1, False, id="always")],
+        ("leaves", "listed", "status", "is_unsteady"),
+        [
+            pytest.param("left", "", 1, True, id="at first only"),
+            pytest.param("left", "test_one.py::test_unsteady  # issue 7", 0, True, id="at first only, and listed"),
+            pytest.param("else", "test_one.py::test_unsteady", 1, False, id="always"),
+        ],
     )
-    def test_failure(self, tmp_path, capfd, leaves, status, is_unsteady):
-        """What fails once only does not stop anybody, and is told."""
+    def test_failure(self, tmp_path, capfd, *, leaves, listed, status, is_unsteady):
+        """A test that fails once only is reported, and fails the run unless it is listed."""
+        (tmp_path / "tests").mkdir()
+        (tmp_path / "tests" / "unsteady.txt").write_text(f"# a comment\n{listed}\n")
         source = f"""
             import pathlib
             def test_steady(): pass
@@ -172,6 +211,26 @@ class TestTwice:
         (tmp_path / "test_one.py").write_text(textwrap.dedent(source))
         assert self.twice.main(["-q", "--numprocesses", "0"], tmp_path) == status
         assert ("UNSTEADY" in capfd.readouterr().out) is is_unsteady
+
+
+class TestBenchmarks:
+    def test_a_family_that_fails(self, monkeypatch, capsys):
+        """A family that cannot be measured is reported with the reason, and the next one is measured all the same."""
+        monkeypatch.syspath_prepend(ROOT)
+        from benchmarks import __main__ as main
+        from benchmarks.measure import Row, Timing
+
+        def rows(family, *, is_full):
+            if family == "goodput":
+                raise ZeroDivisionError("float division by zero")
+            return [Row("an operation", Timing(1, 1, 1), "peer", Timing(2, 2, 2), 1.0, 0.5)]
+
+        monkeypatch.setattr(main, "measured", rows)
+        monkeypatch.setattr(sys, "argv", ["benchmarks", "goodput", "frames"])
+        assert main.main() == 1
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split("  ")[0] for line in lines[2:]] == ["an operation", "goodput"]
+        assert lines[-1].endswith("NOT MEASURED: ZeroDivisionError: float division by zero")
 
 
 class TestServers:

@@ -23,7 +23,7 @@ import attrs
 import pytest
 
 from trackside import Bus, ConfigError, Event, EventLog, event, replay
-from trackside.events import CounterWindow
+from trackside.events import CounterWindow, RunsOn
 
 
 @event("test.monitor.happened")
@@ -57,7 +57,7 @@ def recorded(tmp_path, bus):
         with bus.subscribe(EventLog(tmp_path), to=(Happened, Tagged)):
             for given in events:
                 bus.log(given)
-        return list(replay(tmp_path, types=(Happened, Tagged)))
+        return list(replay(tmp_path, to=(Happened, Tagged)))
 
     return there_and_back
 
@@ -245,8 +245,8 @@ class TestHandlerRows:
             trackside.subscribe(lambda window: 1 / 0, to=CounterWindow)
             trackside.subscribe(lambda window: print(window.total_sum), to=CounterWindow)
             trackside.collect(interval_s=1000)
-            counter = trackside.counter("x")
-            counter.add(5)
+            counter = trackside.stat("x")
+            counter.record(5)
 
             class Owner:
                 def __del__(self):
@@ -310,7 +310,7 @@ class TestHandlerRows:
         def handle(_):
             answers.append((bus.stats() is not None, bus.wants(Happened), bus.flush(0.2) in {True, False}))
 
-        bus.subscribe(handle, to=Happened, queued=queued)
+        bus.subscribe(handle, to=Happened, runs_on=RunsOn.WORKER if queued else None)
         bus.log(Happened())
         bus.flush(10.0)
 
@@ -354,7 +354,7 @@ class TestHandlerRows:
         """torch.monitor: None is accepted, and every log raises from then on. Here it is refused where it is given."""
         got = []
         bus.subscribe(got.append, to=Happened)
-        with pytest.raises(ConfigError, match="give something callable with one argument, the event"):
+        with pytest.raises(ConfigError, match="give what can be called with one event"):
             bus.subscribe(handler)
         bus.log(Happened())
 
@@ -377,7 +377,7 @@ class TestHandlerRows:
     def test_queued_at_exit(self):
         """torch.monitor: as above. Here a queued handler still gets what was logged before."""
         program = """
-            trackside.subscribe(lambda given: print(given.number), to=Happened, queued=True)
+            trackside.subscribe(lambda given: print(given.number), to=Happened, runs_on=trackside.RunsOn.WORKER)
             for number in range(3):
                 trackside.log(Happened(number=number))
         """
@@ -415,7 +415,7 @@ class TestStatRows:
             trackside.collect(interval_s=1000)
             atexit.register(lambda: print([window.total_sum for window in windows]))
             atexit.register(trackside.close)
-            trackside.counter("x").add(5)
+            trackside.stat("x").record(5)
         """
         assert in_child(program) == "[5.0]\n"
 
@@ -424,10 +424,10 @@ class TestStatRows:
         windows = []
         bus.subscribe(windows.append, to=CounterWindow)
         bus.collect(interval_s=1000)
-        bus.counter("x").add(5)
+        bus.stat("x").record(5)
         gc.collect()
         before = len(windows)
-        bus.counter("x").add(6)
+        bus.stat("x").record(6)
         bus.close()
 
         assert (before, [(window.count, window.total_sum) for window in windows]) == (0, [(2, 11.0)])
@@ -438,7 +438,7 @@ class TestStatRows:
         bus.subscribe(windows.append, to=CounterWindow)
         with bus.collect(interval_s=1000, aggregations=["mean"]):
             for value in (1, 2):
-                bus.counter("x").add(value)
+                bus.stat("x").record(value)
 
         assert [window.values for window in windows] == [{"mean": 1.5}]
 
@@ -447,19 +447,19 @@ class TestStatRows:
         program = """
             import os
 
-            job = trackside.start(sys.argv[1], collect_every_s=1000, report=False)
-            counter = trackside.counter("x")
-            counter.add(1)
+            job = trackside.start(sys.argv[1], collect_interval_s=1000, report=False)
+            counter = trackside.stat("x")
+            counter.record(1)
             child = os.fork()
             if child == 0:
-                counter.add(10)
+                counter.record(10)
                 trackside.close()
                 os._exit(0)
             os.waitpid(child, 0)
-            counter.add(100)
+            counter.record(100)
         """
         in_child(program, tmp_path)
-        windows = list(replay(tmp_path, types=CounterWindow))
+        windows = list(replay(tmp_path, to=CounterWindow))
         told = {window.source.role: (window.count, window.total_sum) for window in windows}
 
         assert told == {"main": (2, 101.0), "worker": (1, 10.0)}

@@ -38,7 +38,9 @@ def watched(directory, command):
     """Run *command* beside a job that takes three steps as soon as it is watched, and return what is printed."""
     with (
         trackside.Bus() as bus,
-        trackside.start(directory / "runs" / "demo", bus=bus, publish=True, report=False) as job,
+        trackside.start(
+            directory / "runs" / "demo", bus=bus, remote=trackside.Remote(publish=True), report=False
+        ) as job,
         subprocess.Popen(command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as viewer,
     ):
         until_s = time.monotonic() + DEADLINE_S

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 OLDEST = (3, 10)
 ROOT = Path(__file__).resolve().parents[1]
@@ -61,25 +62,24 @@ class Environment:
         if {key: found.get(key) for key in here} != here:
             found = {}
             self._create()
-        wanted = {
-            **here,
-            "locked": fingerprint(ROOT / "pyproject.toml", LOCK),
-            "extras": sorted(extras.union(found.get("extras", ()))),
-            "groups": sorted(groups.union(found.get("groups", ()))),
-        }
+        all_extras = sorted(extras.union(found.get("extras", ())))
+        all_groups = sorted(groups.union(found.get("groups", ())))
+        locked = fingerprint(ROOT / "pyproject.toml", LOCK)
+        wanted = {**here, "locked": locked, "extras": all_extras, "groups": all_groups}
         if wanted == found:
             return
         self._stamp.unlink(missing_ok=True)  # an interrupted installation must not look finished
-        news = set(wanted["extras"]).difference(found.get("extras", ()))
-        self._install(wanted["extras"], wanted["groups"], patience=" (torch takes a minute)" if "torch" in news else "")
+        news = set(all_extras).difference(found.get("extras", ()))
+        self._install(all_extras, all_groups, patience=" (torch takes a minute)" if "torch" in news else "")
         self._stamp.write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
         self._say(f"ready, {time.monotonic() - started:.0f} s")
 
-    def _read_stamp(self) -> dict:
+    def _read_stamp(self) -> dict[str, Any]:
         try:
-            return json.loads(self._stamp.read_text(encoding="utf-8"))
+            found: dict[str, Any] = json.loads(self._stamp.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
+        return found
 
     def _create(self) -> None:
         self._say(f"making an environment for Python {sys.version.split()[0]}")

@@ -1,11 +1,12 @@
 """
 Run the tests on every Python that this machine has, and say which ones it lacks.
 
-    .venv/bin/python tools/every_python.py [pytest's arguments]
+    .venv/bin/python tools/every_python.py [--provide] [pytest's arguments]
 
 First comes the interpreter that runs this script, in its own environment and with all tests; then each
-other CPython from 3.10 on that is on the PATH or known to pyenv, in an environment of its own under
-.venvs/, without torch, with the long recipes cut shorter still and without what only reads the sources.
+other CPython from 3.10 on that is on the PATH or known to pyenv and, with ``--provide``, those that
+`tools/interpreters.py` can provide; each in an environment of its own under .venvs/, without torch, with the long
+recipes cut shorter still and without what only reads the sources.
 
 What fails is run once more: `tools/twice.py`.
 """
@@ -23,8 +24,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import interpreters
+
 ROOT = Path(__file__).resolve().parents[1]
-SUPPORTED = ("3.10", "3.11", "3.12", "3.13", "3.14")
+SUPPORTED = ("3.10", "3.11", "3.12", "3.13", "3.14", "3.15")
 OLDEST = (3, 10)
 NO_TESTS = 5
 PROBE = """
@@ -45,6 +48,8 @@ class Interpreter(NamedTuple):
 
     version: tuple[int, int, int]
     path: Path
+    launcher: tuple[str, ...] = ()
+    """The beginning of a command line that runs the rest of it where this interpreter is."""
 
     @property
     def minor(self) -> str:
@@ -69,11 +74,17 @@ class Outcome(NamedTuple):
 
 
 def main(arguments: Sequence[str]) -> int:
-    this = Interpreter(tuple(sys.version_info[:3]), Path(sys.executable))
+    wants_more = "--provide" in arguments
+    arguments = [argument for argument in arguments if argument != "--provide"]
+    this = Interpreter(sys.version_info[:3], Path(sys.executable))
     outcomes = [test(this, this.path, *arguments)]
-    for interpreter in others(this):
+    found = others(this)
+    if wants_more:
+        found += provided({this.minor, *(interpreter.minor for interpreter in found)})
+    for interpreter in found:
         environment = ROOT / ".venvs" / interpreter.minor
-        make = [interpreter.path, ROOT / "tools" / "environment.py", environment, "--group", "test"]
+        script = str(ROOT / "tools" / "environment.py")
+        make = [*interpreter.launcher, str(interpreter.path), script, str(environment), "--group", "test"]
         if subprocess.run(make, check=False, stdin=subprocess.DEVNULL).returncode:
             outcomes.append(Outcome(interpreter, "could not be set up", 0.0))
             continue
@@ -93,7 +104,7 @@ def main(arguments: Sequence[str]) -> int:
 def test(interpreter: Interpreter, python: Path, *arguments: str) -> Outcome:
     print(f"\n== {interpreter} ==", flush=True)
     started = time.monotonic()
-    pytest = [python, ROOT / "tools" / "twice.py", "--numprocesses", "2", *arguments]
+    pytest = [*interpreter.launcher, str(python), str(ROOT / "tools" / "twice.py"), "--numprocesses", "2", *arguments]
     status = subprocess.run(pytest, check=False, cwd=ROOT, stdin=subprocess.DEVNULL).returncode
     verdict = {0: "passed", NO_TESTS: "no tests"}.get(status, "FAILED")
     return Outcome(interpreter, verdict, time.monotonic() - started)
@@ -116,6 +127,19 @@ def others(this: Interpreter) -> list[Interpreter]:
     return list(newest.values())
 
 
+def provided(present: set[str]) -> list[Interpreter]:
+    """Return the supported interpreters that are not *present* and can be had from Debian; say why where not."""
+    lacking = [minor for minor in SUPPORTED if minor not in present]
+    try:
+        minors = interpreters.provide(lacking)
+    except interpreters.NotProvidedError as error:
+        print(f"no Python {', '.join(lacking)} here: {error}", flush=True)
+        return []
+    launcher = tuple(interpreters.launcher())
+    found = [probe(Path(f"/usr/bin/python{minor}"), launcher) for minor in minors]
+    return [interpreter for interpreter in found if interpreter is not None]
+
+
 def candidates() -> Iterator[Path]:
     """Yield what may be a Python: pythonX.Y on the PATH, and pyenv's versions, chosen there or not."""
     for directory in os.get_exec_path():
@@ -125,15 +149,16 @@ def candidates() -> Iterator[Path]:
         yield from Path(root, "versions").glob("*/bin/python")
 
 
-def probe(path: Path) -> Interpreter | None:
+def probe(path: Path, launcher: tuple[str, ...] = ()) -> Interpreter | None:
     """Return the interpreter at *path*, or None if it does not run or the tests cannot run on it."""
+    command = [*launcher, str(path), "-I", "-c", PROBE]
     try:
-        answer = subprocess.run([path, "-I", "-c", PROBE], check=True, capture_output=True, timeout=60).stdout
+        answer = subprocess.run(command, check=True, capture_output=True, timeout=60).stdout
         found = json.loads(answer)
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
     version = tuple(found["version"])
-    return Interpreter(version, path) if found["usable"] and version >= OLDEST else None
+    return Interpreter(version, path, launcher) if found["usable"] and version >= OLDEST else None
 
 
 if __name__ == "__main__":

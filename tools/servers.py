@@ -64,12 +64,12 @@ def main(names: list[str]) -> str:
         return f"servers: {', '.join(names)}: there already"
     problem = why_not() or install(wanted)
     still = missing(wanted)
-    told = [f"installed {', '.join(name for name in wanted if name not in still)}"] if len(still) < len(wanted) else []
+    lines = [f"installed {', '.join(name for name in wanted if name not in still)}"] if len(still) < len(wanted) else []
     if still:
-        told.append(
+        lines.append(
             f"without {', '.join(still)} ({problem or 'the packages do not hold them'}): their tests are skipped"
         )
-    return f"servers: {'; '.join(told)}"
+    return f"servers: {'; '.join(lines)}"
 
 
 if __name__ == "__main__":

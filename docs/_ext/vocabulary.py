@@ -2,7 +2,7 @@
 Write the page of the event vocabulary from the event classes, each time the documentation is built.
 
 A page that is made anew cannot fall behind the code. What it says comes from the declarations alone: wire
-name, level of detail, docstring, fields, their types and defaults, and the line under a field.
+name, priority, docstring, fields, their types and defaults, and the line under a field.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Each event also carries the envelope:
 
 {envelope}
 
-The level of detail says what is given up first when there is no room for everything: `PROFILE`, then
+The priority says what is given up first when there is no room for everything: `PROFILE`, then
 `ITERATION`, and `LIFECYCLE` last. Whatever is given up is counted. A *derived* event is computed by a model
 from other events; models never read it.
 """
@@ -59,7 +59,7 @@ def page(classes: Iterable[type[vocabulary.Event]]) -> str:
 
 def section(cls: type[vocabulary.Event]) -> str:
     """Return the part of the page about *cls*."""
-    facts = [f"`{cls.__name__}`", f"`{cls.detail.name}`", f"version {cls.version}"]
+    facts = [f"`{cls.__name__}`", f"`{cls.priority.name}`", f"version {cls.version}"]
     if cls.derived:
         facts.append("derived")
     parts = [f"## {cls.wire_name}", " · ".join(facts), inspect.getdoc(cls) or "", bullets(cls)]

@@ -1,7 +1,7 @@
 """
 The disruption: once, one rank is killed without warning, as machines do it.
 
-Who kills knows the truth. It is written down here and not told to telemetry, which has to find out by itself.
+The process that kills writes the truth down here. Telemetry does not read it, and has to find out by itself.
 """
 
 from __future__ import annotations

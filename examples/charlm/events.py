@@ -1,11 +1,11 @@
-"""What the demo has to say beyond trackside's own vocabulary: two event types of its own."""
+"""The demo's own event types, beyond trackside's vocabulary."""
 
 from __future__ import annotations
 
 import trackside
 
 
-@trackside.event("charlm.batch.drawn", detail=trackside.PROFILE)
+@trackside.event("charlm.batch.drawn", priority=trackside.PROFILE)
 class BatchDrawn(trackside.Event):
     """A batch was cut out of the text. Published by the data loading process that did it."""
 
@@ -14,7 +14,7 @@ class BatchDrawn(trackside.Event):
     duration_ns: int
 
 
-@trackside.event("charlm.sample.written", detail=trackside.LIFECYCLE)
+@trackside.event("charlm.sample.written", priority=trackside.LIFECYCLE)
 class SampleWritten(trackside.Event):
     """The model was asked to write some Python itself. Published by rank 0, after each validation."""
 

@@ -1,4 +1,4 @@
-"""What trackside's models make of a run, in words and columns."""
+"""The results of trackside's models for a run, in words and columns."""
 
 from __future__ import annotations
 
@@ -51,23 +51,23 @@ def metrics_table(result: MetricsResult) -> Iterator[tuple[str, ...]]:
     """Tell the time and the speed of each rank's steps."""
     yield "", "steps", "mean ms", "min ms", "p95 ms", "max ms", "chars/s", "GFLOP/s", "loss"
     for source in result.sources:
-        told = source.training
-        if told is not None:
+        metrics = source.training
+        if metrics is not None:
             yield (
                 f"rank {source.rank}, attempt {source.attempt}",
-                f"{told.num_iterations:,}",
+                f"{metrics.num_iterations:,}",
                 *(
                     number(seconds, 1e3)
                     for seconds in (
-                        told.avg_iteration_time_sec,
-                        told.min_iteration_time_sec,
-                        told.p95_iteration_time_sec,
-                        told.max_iteration_time_sec,
+                        metrics.avg_iteration_time_sec,
+                        metrics.min_iteration_time_sec,
+                        metrics.p95_iteration_time_sec,
+                        metrics.max_iteration_time_sec,
                     )
                 ),
-                number(told.avg_tokens_per_second),
-                number(told.avg_tflops, 1e3),
-                number(told.latest_loss),
+                number(metrics.avg_tokens_per_second),
+                number(metrics.avg_tflops, 1e3),
+                number(metrics.latest_loss),
             )
 
 
@@ -79,9 +79,9 @@ def metrics_text(result: MetricsResult) -> Iterator[str]:
     last = ranks_0[-1]
     yield "Characters and FLOP are of all ranks together; the loss is the last step's, in nats/char."
     if last.validation is not None:
-        told = last.validation
-        total_s, loss = number(told.total_iteration_time_sec), number(told.latest_loss)
-        yield f"Validation: {told.num_iterations} batches in {total_s} s, the last one's loss {loss} nats/char."
+        metrics = last.validation
+        total_s, loss = number(metrics.total_iteration_time_sec), number(metrics.latest_loss)
+        yield f"Validation: {metrics.num_iterations} batches in {total_s} s, the last one's loss {loss} nats/char."
     if last.productive is not None:
         saved, strategy = last.productive, last.checkpoints.get("sync")
         blocked_s = number(strategy.save_checkpoint_sync_time_total_sec) if strategy is not None else "?"

@@ -1,7 +1,7 @@
 """
 The slowness: from some step on one rank takes longer over its batches, as with a disk that is about to fail.
 
-Who slows it down knows the truth. It is written down here and not told to telemetry, which has to find out by itself.
+The process that is slowed down writes the truth down here. Telemetry does not read it, and has to find out by itself.
 """
 
 from __future__ import annotations

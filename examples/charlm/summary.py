@@ -1,4 +1,4 @@
-"""What a run leaves behind when its processes have ended: everything here is read back from its files."""
+"""The summary of a run, read back from its files when its processes have ended."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from charlm.pictures import (
     unfinished_spans,
 )
 from charlm.tables import lay_out, number
-from trackside.events import CounterWindow
-from trackside.handlers import LogReport
+from trackside.events import CounterWindow, UnreadableError
+from trackside.handlers import LogCheck
 from trackside.handlers.models import GoodputAccumulator, ScoreAggregator, SpanBuilder, TrainingMetrics
-from trackside.views import read_report, report_page, write_trace
+from trackside.report import read_report, report_page, write_trace
 
 
 def print_summary(out: Path) -> None:
     """Print what trackside recorded in *out*, what that cost, and where it is."""
     try:
-        log = trackside.inspect(out)
-    except trackside.UnreadableError as error:
+        log = trackside.check_logs(out)
+    except UnreadableError as error:
         print(f"\nNothing was recorded: {error}.")
         return
     for title, lines in _sections(out, log):
@@ -46,7 +46,7 @@ def print_summary(out: Path) -> None:
             print(f"    {line}".rstrip())
 
 
-def _sections(out: Path, log: LogReport) -> Iterator[tuple[str, list[str]]]:
+def _sections(out: Path, log: LogCheck) -> Iterator[tuple[str, list[str]]]:
     picture, spans, metrics, goodput = Picture(), SpanBuilder(), TrainingMetrics(), GoodputAccumulator()
     scores = ScoreAggregator()
     trackside.feed(trackside.replay(out), picture, spans, metrics, goodput, scores)
@@ -105,7 +105,7 @@ class Picture:
             self.sample = event.prompt + event.text
 
 
-def _events(log: LogReport) -> Iterator[tuple[str, ...]]:
+def _events(log: LogCheck) -> Iterator[tuple[str, ...]]:
     by_place: dict[str, Counter[str]] = defaultdict(Counter)
     for part in log.sources:
         workers = "'s workers" if part.source.role == "worker" else ""
@@ -116,9 +116,9 @@ def _events(log: LogReport) -> Iterator[tuple[str, ...]]:
         yield name, *(f"{by_place[place][name]:,}" for place in places)
 
 
-def _losses(log: LogReport) -> Iterator[str]:
+def _losses(log: LogCheck) -> Iterator[str]:
     lost = {
-        "given up for lack of room": sum(sum(part.shed.values()) for part in log.sources),
+        "given up for lack of room": sum(sum(part.dropped.values()) for part in log.sources),
         "missing from the files": sum(part.missing for part in log.sources),
     }
     damaged_bytes = sum(file.damaged_bytes for file in log.files)
@@ -170,7 +170,7 @@ def _micros(seconds: float) -> str:
     return f"{1e6 * seconds:,.0f} µs"
 
 
-def _files(out: Path, log: LogReport) -> Iterator[tuple[str, ...]]:
+def _files(out: Path, log: LogCheck) -> Iterator[tuple[str, ...]]:
     yield "", "bytes"
     checkpoints = [(path, path.stat().st_size) for path in sorted((out / "checkpoints").glob("*.pt"))]
     for path, size_bytes in [(file.path, file.size_bytes) for file in log.files] + checkpoints:

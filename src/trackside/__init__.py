@@ -11,28 +11,17 @@ import os as _os
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from trackside.bus import (
-    Aggregation,
     Bus,
-    BusStats,
-    Counter,
-    HandlerStats,
-    Subscription,
-    all_of,
-    any_of,
-    at_most,
     close,
     collect,
     counter,
-    counters,
-    every,
     flush,
-    fraction,
+    gauge,
     log,
-    observe,
+    stat,
     stats,
     subscribe,
     wants,
-    where,
 )
 from trackside.events import (
     ITERATION,
@@ -41,10 +30,9 @@ from trackside.events import (
     ConfigError,
     Event,
     IterationEnded,
+    RunsOn,
     Source,
     TracksideError,
-    UnknownEvent,
-    UnreadableError,
     __version__,
     event,
 )
@@ -53,74 +41,64 @@ from trackside.instruments import (
     checkpoint_load,
     checkpoint_save,
     checkpoint_save_finalization,
-    configure_sections,
+    config,
     data_loading,
     dataloader_init,
     distributed_init,
-    instrument,
+    metrics,
     model_backward,
     model_forward,
     model_init,
     optimizer_init,
     optimizer_update,
-    restore_callables,
     section,
     span,
     testing_iteration,
     testing_loop,
-    time_collectives,
     training_iteration,
     training_loop,
     validation_iteration,
     validation_loop,
-    wrap_callables,
     zero_grad,
 )
+from trackside.rules import all_of, any_of, at_most, every, fraction, where
 
 if _TYPE_CHECKING:
-    from trackside.handlers import Capture, EventLog, JsonlSink, feed, follow, inspect, replay
-    from trackside.handlers.zeromq import Attachment, attach
-    from trackside.job import Job, JobConfig, StragglerWatch, TrainingConfig, set_training_config, start
+    from trackside.handlers import EventLog, JsonlSink, check_logs, feed, follow, replay
+    from trackside.handlers.zeromq import attach
+    from trackside.job import JobConfig, StragglerWatch, TrainingConfig, start
 
 __all__ = [
     "ITERATION",
     "LIFECYCLE",
     "PROFILE",
-    "Aggregation",
-    "Attachment",
     "Bus",
-    "BusStats",
-    "Capture",
     "ConfigError",
-    "Counter",
     "Event",
     "EventLog",
-    "HandlerStats",
     "IterationEnded",
-    "Job",
     "JobConfig",
     "JsonlSink",
+    "Remote",
+    "RunsOn",
     "Source",
     "StragglerWatch",
-    "Subscription",
     "TracksideError",
     "TrainingConfig",
-    "UnknownEvent",
-    "UnreadableError",
     "__version__",
     "all_of",
     "any_of",
     "application",
     "at_most",
     "attach",
+    "check_logs",
     "checkpoint_load",
     "checkpoint_save",
     "checkpoint_save_finalization",
     "close",
     "collect",
-    "configure_sections",
+    "config",
     "counter",
-    "counters",
     "data_loading",
     "dataloader_init",
     "distributed_init",
@@ -130,42 +108,36 @@ __all__ = [
     "flush",
     "follow",
     "fraction",
-    "inspect",
+    "gauge",
     "instrument",
     "log",
+    "metrics",
     "model_backward",
     "model_forward",
     "model_init",
-    "observe",
     "optimizer_init",
     "optimizer_update",
     "replay",
-    "restore_callables",
     "section",
-    "set_training_config",
     "span",
     "start",
+    "stat",
     "stats",
     "subscribe",
     "testing_iteration",
     "testing_loop",
-    "time_collectives",
     "training_iteration",
     "training_loop",
     "validation_iteration",
     "validation_loop",
     "wants",
     "where",
-    "wrap_callables",
     "zero_grad",
 ]
 
-# What a job does once, or somebody who reads, loads at its first use: importing costs what emitting needs.
+# Names that a job needs once, or only a reader needs, load at their first use: an import costs what emitting needs.
 _LATER = {
-    "Attachment": "trackside.handlers.zeromq",
-    "Capture": "trackside.handlers",
     "EventLog": "trackside.handlers",
-    "Job": "trackside.job",
     "JobConfig": "trackside.job",
     "JsonlSink": "trackside.handlers",
     "StragglerWatch": "trackside.job",
@@ -173,15 +145,18 @@ _LATER = {
     "attach": "trackside.handlers.zeromq",
     "feed": "trackside.handlers",
     "follow": "trackside.handlers",
-    "inspect": "trackside.handlers",
+    "instrument": "trackside.integrations.pytorch",
+    "check_logs": "trackside.handlers",
+    "Remote": "trackside.job",
     "replay": "trackside.handlers",
-    "set_training_config": "trackside.job",
     "start": "trackside.job",
 }
 
 
 def __getattr__(name: str) -> object:
     """Load the module of a lazy name and keep the name, so that only its first use comes here."""
+    if name == "integrations":  # a room, so that its modules can be named without an import of their own
+        return _importlib.import_module("trackside.integrations")
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found: object = getattr(_importlib.import_module(_LATER[name]), name)
@@ -190,7 +165,7 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """Return all public names, those too that nobody has used yet."""
+    """Return all public names, also those that have not been used yet."""
     return sorted({*globals(), *__all__})
 
 

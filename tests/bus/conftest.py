@@ -13,31 +13,16 @@ from pathlib import Path
 import pytest
 
 from trackside.bus import Bus
-from trackside.events import FRAMES, PORTER, FrameDecoder, clock
+from trackside.events import RunsOn, clock
+from trackside.testing import FakeClock
+from trackside.wire import FrameDecoder
 
 SCRIPTS = Path(__file__).parent / "scripts"
 DEADLINE_S = 30.0
 
 
-class FakeClock:
-    """Ticks when told to."""
-
-    def __init__(self, now_ns=10**12):
-        self.now_ns = now_ns
-
-    def __call__(self):
-        """Return the time, in ns."""
-        return self.now_ns
-
-    def pass_s(self, seconds):
-        """Let so much time pass."""
-        self.now_ns += round(seconds * 1e9)
-
-
 class FrameTaker:
     """Takes frames and decodes them, or refuses them."""
-
-    runs_on = FRAMES
 
     def __init__(self):
         self.lost = 0
@@ -51,7 +36,7 @@ class FrameTaker:
         """Learn whose frames will come."""
         self.opened.append(source)
 
-    def take(self, frame, *, events):
+    def accept(self, frame, *, events):
         """Keep *frame*."""
         if not self.accepts:
             return False
@@ -83,13 +68,13 @@ class FrameTaker:
 
 
 class Model:
-    """Keeps what the porter brings, and how much it was told that it missed."""
+    """Keeps what the dispatcher brings, and how much it was told that it missed."""
 
-    runs_on = PORTER
+    runs_on = RunsOn.DISPATCHER
 
     def __init__(self, on_event=None):
         self.events = []
-        self.missed = 0
+        self.missed_events = 0
         self.threads = set()
         self._on_event = on_event
 
@@ -100,9 +85,9 @@ class Model:
         if self._on_event is not None:
             self._on_event(event)
 
-    def miss(self, count):
+    def missed(self, source, count):
         """Note what was missed."""
-        self.missed += count
+        self.missed_events += count
 
 
 class Gate:
@@ -182,18 +167,18 @@ def fake_clock():
 
 @pytest.fixture
 def held_still():
-    """Give a function that keeps a bus's porter from working until the test ends it, or is over."""
+    """Give a function that keeps a bus's dispatcher from working until the test ends it, or is over."""
     held = []
 
     def hold(bus):
-        porter = bus._porter
-        assert porter.paused(DEADLINE_S)
-        held.append(porter)
-        return lambda: held.remove(porter) or porter.resume()
+        dispatcher = bus._dispatcher
+        assert dispatcher.hold(DEADLINE_S)
+        held.append(dispatcher)
+        return lambda: held.remove(dispatcher) or dispatcher.release()
 
     yield hold
-    for porter in held:
-        porter.resume()
+    for dispatcher in held:
+        dispatcher.release()
 
 
 @pytest.fixture
@@ -230,6 +215,11 @@ def in_threads():
     return run
 
 
+# From Python 3.15 on this warning, made an error, leaves fork() in the parent after the child was made: an executor
+# then waits for ever for a child that nobody knows of.
+_STRICT = ("-W", "error", "-W", "ignore:This process:DeprecationWarning", "-X", "faulthandler")
+
+
 class Outcome:
     """How a script ended."""
 
@@ -251,7 +241,7 @@ def start_script():
 
     def start(name, *arguments, **environment):
         process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-X", "faulthandler", str(SCRIPTS / name), *map(str, arguments)],
+            [sys.executable, *_STRICT, str(SCRIPTS / name), *map(str, arguments)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

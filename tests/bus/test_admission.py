@@ -7,25 +7,25 @@ import time
 
 import pytest
 
-from trackside.bus import where
-from trackside.events import ITERATION, LIFECYCLE, PROFILE, CounterWindow, Event, EventsShed, event
+from trackside.events import ITERATION, LIFECYCLE, PROFILE, CounterWindow, Event, EventsDropped, RunsOn, event
+from trackside.rules import where
 
 
 class Balanced(Event):
     pass
 
 
-@event("test.admission.often", detail=PROFILE)
+@event("test.admission.often", priority=PROFILE)
 class Often(Balanced):
     value: object = 0
 
 
-@event("test.admission.once", detail=ITERATION)
+@event("test.admission.once", priority=ITERATION)
 class Once(Balanced):
     value: object = 0
 
 
-@event("test.admission.rare", detail=LIFECYCLE)
+@event("test.admission.rare", priority=LIFECYCLE)
 class Rare(Balanced):
     value: object = 0
 
@@ -45,31 +45,31 @@ class Unencodable:
 class TestAdmission:
     @pytest.mark.parametrize(("kind", "admitted"), [(Often, 50), (Once, 80), (Rare, 100)])
     def test_share(self, make_bus, held_still, kind, admitted):
-        """Of a queue for 100, PROFILE may fill half, ITERATION four fifths and LIFECYCLE all; the rest is shed."""
+        """Of a queue for 100, PROFILE may fill half, ITERATION four fifths and LIFECYCLE all; the rest is dropped."""
         bus = make_bus(queue_limit=100)
-        subscription = bus.subscribe(lambda _event: None, to=Balanced, queued=True)
+        subscription = bus.subscribe(lambda _event: None, to=Balanced, runs_on=RunsOn.WORKER)
         bus.log(Once())
         bus.flush()
         go_on = held_still(bus)
         for _ in range(150):
             bus.log(kind())
-        assert (subscription.stats().in_queue, subscription.stats().shed) == (admitted, 150 - admitted)
+        assert (subscription.stats().in_queue, subscription.stats().dropped) == (admitted, 150 - admitted)
         go_on()
         bus.flush()
-        assert bus.stats().shed_by_type == {kind.wire_name: 150 - admitted}
+        assert bus.stats().dropped_by_type == {kind.wire_name: 150 - admitted}
         assert subscription.stats().handled == 1 + admitted
 
     def test_one_after_the_other(self, make_bus, held_still):
         """What matters less is refused first: the same queue still takes what matters more."""
         bus = make_bus(queue_limit=100)
-        bus.subscribe(lambda _event: None, to=Balanced, queued=True)
+        bus.subscribe(lambda _event: None, to=Balanced, runs_on=RunsOn.WORKER)
         bus.log(Once())
         bus.flush()
         held_still(bus)
         for kind in (Often, Once, Rare):
             for _ in range(60):
                 bus.log(kind())
-        assert bus.stats().shed_by_type == {
+        assert bus.stats().dropped_by_type == {
             "test.admission.often": 60 - 50,
             "test.admission.once": 60 - 30,
             "test.admission.rare": 60 - 20,
@@ -86,16 +86,16 @@ class TestAdmission:
         assert [type(one) for one in model.events] == [Often, Once, Rare]
 
     def test_reported_in_the_stream(self, make_bus, held_still, frames, model, fake_clock):
-        """What was shed is in an event, by type and since when, and cumulative in the frames."""
+        """What was dropped is in an event, by type and since when, and cumulative in the frames."""
         bus = make_bus(queue_limit=10)
         bus.subscribe(frames)
-        bus.subscribe(model, to=EventsShed)
+        bus.subscribe(model, to=EventsDropped)
         bus.log(Rare())
         bus.flush()
         since_ns = fake_clock.now_ns
         for rounds in (1, 2):
             go_on = held_still(bus)
-            fake_clock.pass_s(1)
+            fake_clock.advance(1)
             for _ in range(20):
                 bus.log(Once())
                 bus.log(Rare())
@@ -105,7 +105,10 @@ class TestAdmission:
             assert model.events[-1].by_type == {"test.admission.once": 16, "test.admission.rare": 14}
             assert model.events[-1].since_ns == since_ns
             since_ns = fake_clock.now_ns
-            assert frames.decoded()[-1].shed == {"test.admission.once": 16 * rounds, "test.admission.rare": 14 * rounds}
+            assert frames.decoded()[-1].dropped == {
+                "test.admission.once": 16 * rounds,
+                "test.admission.rare": 14 * rounds,
+            }
         assert [one.where for one in model.events] == ["queue", "queue"]
 
     def test_missed_by_models(self, make_bus, held_still, model):
@@ -114,22 +117,22 @@ class TestAdmission:
         subscription = bus.subscribe(model, to=Balanced, keep=where(lambda one: one.step != 3))
         bus.log(Once(step=1))
         bus.flush()
-        assert model.missed == 0
+        assert model.missed_events == 0
         go_on = held_still(bus)
         for _ in range(12):
             bus.log(Once(step=2))  # 8 are queued
         go_on()
         bus.flush()
-        assert model.missed == 4
+        assert model.missed_events == 4
         bus.log(Once(step=3))
         bus.log(Once(value=Unencodable()))
         subscription.close()
-        assert model.missed == 4 + 1 + 1
-        assert len(model.events) + model.missed == subscription.stats().logged == 15
+        assert model.missed_events == 4 + 1 + 1
+        assert len(model.events) + model.missed_events == subscription.stats().logged == 15
 
     def test_queue_peak(self, bus, held_still):
         """The counts tell how full the queue got."""
-        bus.subscribe(lambda _event: None, to=Once, queued=True)
+        bus.subscribe(lambda _event: None, to=Once, runs_on=RunsOn.WORKER)
         bus.log(Once())
         bus.flush()
         go_on = held_still(bus)
@@ -143,12 +146,12 @@ class TestAdmission:
 class TestOverload:
     def test_overload(self, make_bus, make_frames, scale):
         """
-        R10: with ten times more than fits, for ten seconds, what matters most is recorded completely, and the total of
+        With ten times more than fits, for ten seconds, what matters most is recorded completely, and the total of
         a counter is exact in its last window.
         """
         bus, frames = make_bus(queue_limit=1_000), make_frames()
         bus.subscribe(frames, to=(Rare, Often, CounterWindow))
-        counter = bus.counter("test.overload")
+        counter = bus.stat("test.overload")
         bus.collect(interval_s=0.05)
         stop = threading.Event()
         added = []
@@ -158,7 +161,7 @@ class TestOverload:
             while not stop.is_set():
                 for _ in range(50):
                     bus.log(Often())
-                counter.add(1)
+                counter.record(1)
                 count += 1
             added.append(count)
 
@@ -176,6 +179,6 @@ class TestOverload:
             thread.join()
         bus.close(20)
         assert [one.value for one in frames.events(Rare)] == list(range(rare))
-        assert bus.stats().shed_by_type.keys() <= {"test.admission.often"}
+        assert bus.stats().dropped_by_type.keys() <= {"test.admission.often"}
         assert frames.events(CounterWindow)[-1].total_count == sum(added)
         assert bus.stats().total("balance") == 0

@@ -1,4 +1,4 @@
-"""R6: tasks keep what surrounds them across awaits."""
+"""Tasks keep what surrounds them across awaits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 
-from trackside.events import Event, ambient, event
+from trackside.events import Event, RunsOn, ambient, event
 
 TASKS = 1_000
 
@@ -61,7 +61,7 @@ class TestTasks:
 
     def test_the_loop_goes_on(self, bus, gate):
         """A queued handler that blocks does not block the event loop."""
-        bus.subscribe(gate, to=Ticked, queued=True)
+        bus.subscribe(gate, to=Ticked, runs_on=RunsOn.WORKER)
         rng = random.Random(1)
 
         async def main():

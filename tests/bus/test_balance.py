@@ -1,4 +1,4 @@
-"""R5 and R19: every event is accounted for, for each handler, at every moment at which no call is in progress."""
+"""Every event is accounted for, for each handler, at every moment at which no call is in progress."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import threading
 
 import pytest
 
-from trackside.bus import Bus, all_of, any_of, at_most, every, fraction, where
-from trackside.events import ITERATION, LIFECYCLE, PORTER, PROFILE, Event, event
+from trackside.bus import Bus
+from trackside.events import ITERATION, LIFECYCLE, PROFILE, Event, RunsOn, event
+from trackside.rules import all_of, any_of, at_most, every, fraction, where
 
 THREADS = 16
 EVENTS = 100_000
@@ -20,22 +21,22 @@ class Balanced(Event):
     pass
 
 
-@event("test.balance.often", detail=PROFILE)
+@event("test.balance.often", priority=PROFILE)
 class Often(Balanced):
     value: object = 0
 
 
-@event("test.balance.once", detail=ITERATION)
+@event("test.balance.once", priority=ITERATION)
 class Once(Balanced):
     value: object = 0
 
 
-@event("test.balance.rare", detail=LIFECYCLE)
+@event("test.balance.rare", priority=LIFECYCLE)
 class Rare(Balanced):
     value: object = 0
 
 
-@event("test.balance.derived", detail=ITERATION, derived=True)
+@event("test.balance.derived", priority=ITERATION, derived=True)
 class Derived(Balanced):
     value: object = 0
 
@@ -78,7 +79,7 @@ class Unreliable:
 
 
 class UnreliableModel(Unreliable):
-    runs_on = PORTER
+    runs_on = RunsOn.DISPATCHER
 
 
 class Sequence:
@@ -91,7 +92,7 @@ class Sequence:
         self.bus = Bus(queue_limit=rng.choice([1, 5, 20, 1000]))
         self.expected = {}
         self.logged = 0
-        self.misfits = 0
+        self.not_events = 0
         self.is_held = False
 
     def handler(self):
@@ -101,25 +102,25 @@ class Sequence:
         share = rng.choice([0.0, 0.0, 0.1, 1.0])
         options = {"keep": rng.choice(RULES)} if rng.random() < 0.5 else {}
         if rng.random() < 0.2:
-            options["detail"] = rng.choice([PROFILE, ITERATION, LIFECYCLE])
+            options["min_priority"] = rng.choice([PROFILE, ITERATION, LIFECYCLE])
         if kind == "frames":
             frames = self.make_frames()
             frames.accepts = rng.random() < 0.7
             return frames, options
         if kind == "model":
             return UnreliableModel(rng, share), options
-        return Unreliable(rng, share), {**options, "queued": kind == "queued"}
+        return Unreliable(rng, share), {**options, "runs_on": RunsOn.WORKER if kind == "queued" else None}
 
     def subscribe(self):
         """Let somebody subscribe."""
         handler, options = self.handler()
         to = tuple(self.rng.sample(KINDS, self.rng.randint(1, 4)))
         subscription = self.bus.subscribe(handler, to=to, **options)
-        level = options.get("detail", PROFILE)
+        level = options.get("min_priority", PROFILE)
         reads_derived = not isinstance(handler, UnreliableModel)
         self.expected[subscription] = [
             0,
-            lambda cls: issubclass(cls, to) and cls.detail >= level and (reads_derived or not cls.derived),
+            lambda cls: issubclass(cls, to) and cls.priority >= level and (reads_derived or not cls.derived),
         ]
 
     def unsubscribe(self):
@@ -132,7 +133,7 @@ class Sequence:
         """Log a few events, some of which cannot be recorded, or something that is none."""
         if self.rng.random() < 0.05:
             self.bus.log("a misfit")
-            self.misfits += 1
+            self.not_events += 1
         for _ in range(self.rng.choice([1, 3, 30])):
             cls = self.rng.choice(KINDS)
             value = Unencodable() if self.rng.random() < 0.05 else self.rng.random()
@@ -146,10 +147,10 @@ class Sequence:
         assert self.bus.flush(10) or self.is_held
 
     def hold(self):
-        """Let the porter stand still, or go on."""
+        """Let the dispatcher stand still, or go on."""
         if self.is_held:
-            self.bus._porter.resume()
-        self.is_held = not self.is_held and self.bus._porter.paused(10)
+            self.bus._dispatcher.release()
+        self.is_held = not self.is_held and self.bus._dispatcher.hold(10)
 
     def live(self, steps):
         """Do something random, *steps* times, and check the counts whenever nothing is moving."""
@@ -174,19 +175,21 @@ class Sequence:
         for subscription, (logged, _) in self.expected.items():
             one = subscription.stats()
             assert (one.balance, one.logged) == (0, logged), one
-            assert min(one.handled, one.failed, one.filtered, one.sampled, one.shed, one.rested, one.in_queue) >= 0, one
+            assert (
+                min(one.handled, one.failed, one.filtered, one.sampled, one.dropped, one.suspended, one.in_queue) >= 0
+            ), one
         assert stats.logged == sum(logged for logged, _ in self.expected.values())
-        assert stats.misfits == self.misfits
-        for lane in self.bus._porter.lanes.values():
-            waiting = sum(type(item) is lane.cls for item in self.bus._porter.queue)
-            assert lane.offered.value == lane.taken + lane.shed.value + waiting
+        assert stats.not_events == self.not_events
+        for lane in self.bus._dispatcher.admissions.values():
+            waiting = sum(type(item) is lane.cls for item in self.bus._dispatcher.queue)
+            assert lane.offered.value == lane.taken + lane.dropped.value + waiting
 
 
 class TestRandomSequences:
     def test_identity(self, rng, scaled, make_frames, make_model, caplog):
         """
-        After each of 1,000 random sequences, and whenever the porter stands still or all is flushed on the way,
-        logged = handled + failed + filtered + sampled + shed + rested + invalid + in queue, for open and closed
+        After each of 1,000 random sequences, and whenever the dispatcher stands still or all is flushed on the way,
+        logged = handled + failed + filtered + sampled + dropped + suspended + invalid + in queue, for open and closed
         subscriptions, and logged is what the test counted itself.
         """
         caplog.set_level(100)
@@ -210,7 +213,7 @@ class TestThreads:
         inline, queued, model, frames = [], [], make_model(), make_frames()
         subscriptions = [
             bus.subscribe(inline.append, to=Balanced, keep=every(7)),
-            bus.subscribe(queued.append, to=Balanced, queued=True),
+            bus.subscribe(queued.append, to=Balanced, runs_on=RunsOn.WORKER),
             bus.subscribe(model, to=Balanced),
             bus.subscribe(frames, to=Balanced),
         ]
@@ -229,7 +232,7 @@ class TestThreads:
         assert stats[1].handled == len(queued)
         assert stats[2].handled == len(model.events)
         assert stats[3].handled == len(frames.events(Balanced))
-        assert stats[2].shed == stats[3].shed == sum(bus.stats().shed_by_type.values())
+        assert stats[2].dropped == stats[3].dropped == sum(bus.stats().dropped_by_type.values())
         for events in (queued, model.events, frames.events(Balanced)):
             for index in range(THREADS):
                 numbers = [one.value for one in events if one.step == index]
@@ -240,7 +243,7 @@ class TestThreads:
         assert [first for first, _ in ranges[1:]] == [last + 1 for _, last in ranges[:-1]]
         assert ranges[-1][1] + 1 == bus.stats().published
         frame = frames.decoded()[-1]
-        assert frame.shed == bus.stats().shed_by_type
+        assert frame.dropped == bus.stats().dropped_by_type
 
     def test_subscribers_come_and_go(self, bus, make_model, in_threads, scaled, caplog):
         """Counts balance while four threads log and four others subscribe, fail and leave."""
@@ -254,7 +257,9 @@ class TestThreads:
                 elif number % 10 == 0:
                     handler = rng.choice([Unreliable, UnreliableModel])(rng, 0.3)
                     rule = rng.choice([None, *RULES])
-                    with bus.subscribe(handler, to=Balanced, keep=rule, queued=rng.random() < 0.5):
+                    with bus.subscribe(
+                        handler, to=Balanced, keep=rule, runs_on=RunsOn.WORKER if rng.random() < 0.5 else None
+                    ):
                         bus.log(rng.choice(KINDS)(step=number))
 
         in_threads(8, work)
@@ -264,7 +269,7 @@ class TestThreads:
         assert stats.total("in_queue") == 0
 
     def test_first_event_by_many(self, make_bus, make_model):
-        """Threads that log the first events of a bus at once start one porter, and the model is never entered twice."""
+        """Threads that log the first events of a bus at once start one dispatcher; the model is never entered twice."""
         before = threading.enumerate()
         for _ in range(30):
             bus = make_bus()
@@ -292,9 +297,9 @@ class TestThreads:
 
 class TestAtAnyMoment:
     def test_while_the_queue_is_emptied(self, bus, make_model, make_frames, scaled):
-        """While nobody logs, the counts balance at each look, though porter and sidings are at work."""
-        queued = [bus.subscribe(lambda _event: None, to=Balanced, queued=True) for _ in range(2)]
-        queued.append(bus.subscribe(Unreliable(random.Random(1), 0.1), to=Balanced, queued=True))
+        """While nobody logs, the counts balance at each look, though dispatcher and sink_workers are at work."""
+        queued = [bus.subscribe(lambda _event: None, to=Balanced, runs_on=RunsOn.WORKER) for _ in range(2)]
+        queued.append(bus.subscribe(Unreliable(random.Random(1), 0.1), to=Balanced, runs_on=RunsOn.WORKER))
         queued.append(bus.subscribe(make_model(), to=Balanced, keep=every(3)))
         queued.append(bus.subscribe(make_frames(), to=Balanced))
         looks = 0

@@ -1,4 +1,4 @@
-"""R8: log() in the workers of torch's DataLoader."""
+"""`log()` in the workers of torch's DataLoader."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""R9: logging when it is too late."""
+"""Logging when it is too late."""
 
 from __future__ import annotations
 
 import pytest
 
-from trackside.events import PORTER, Event, event
+from trackside.events import Event, RunsOn, event
 
 
 @event("test.late.ticked")
@@ -18,8 +18,8 @@ class Told(Event):
 
 
 class TestInterrupted:
-    def test_while_holding_the_porter(self, bus, model, monkeypatch):
-        """Ctrl-C in the moment when somebody has just got hold of the porter does not leave it held for ever."""
+    def test_while_holding_the_dispatcher(self, bus, model, monkeypatch):
+        """Ctrl-C in the moment when somebody has just got hold of the dispatcher does not leave it held for ever."""
 
         class Interrupting:
             """Is interrupted once, as soon as it is held."""
@@ -40,7 +40,7 @@ class TestInterrupted:
                 self.lock.release()
 
         bus.subscribe(model, to=Ticked)
-        monkeypatch.setattr(bus._porter, "_draining", Interrupting(bus._porter._draining))
+        monkeypatch.setattr(bus._dispatcher, "_draining", Interrupting(bus._dispatcher._draining))
         with pytest.raises(KeyboardInterrupt):
             bus.stats()
         bus.log(Ticked())
@@ -86,7 +86,7 @@ class TestAfterClose:
         """Of events that threads log while the bus is closed, each is counted in exactly one place."""
         for _ in range(20):
             bus = make_bus()
-            subscription = bus.subscribe(lambda _event: None, to=Ticked, queued=True)
+            subscription = bus.subscribe(lambda _event: None, to=Ticked, runs_on=RunsOn.WORKER)
             bus.log(Ticked())
 
             def work(index, bus=bus):
@@ -101,7 +101,7 @@ class TestAfterClose:
             assert stats.balance == 0
             assert stats.logged + bus.stats().after_close == 1 + 4 * 200
             # The last of them may still be in the queue of a bus that nobody empties any more.
-            assert stats.handled + stats.shed + stats.in_queue == stats.logged
+            assert stats.handled + stats.dropped + stats.in_queue == stats.logged
 
     def test_no_second_stream(self, make_bus, frames, in_threads):
         """What comes too late begins no second stream."""
@@ -145,7 +145,7 @@ class TestDerived:
         """What a model publishes about the last events reaches the others, though nobody flushed before the close."""
 
         class Retold:
-            runs_on = PORTER
+            runs_on = RunsOn.DISPATCHER
 
             def __call__(self, event):
                 if type(event) is Ticked:

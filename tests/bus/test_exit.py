@@ -1,4 +1,4 @@
-"""R3: closing and exiting take two seconds at most, whatever is stuck, and say what was lost."""
+"""Closing and exiting take two seconds at most, whatever is stuck, and say what was lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLOSE_S, EXIT_S = 2.0, 2.5
 GENEROUS = 5  # a fact of liveness, on a machine that may be busy with other things
 
 # What is stuck, and how many of a thousand events are lost: an event at which the handler is stuck is lost as well.
-STUCK = {"nothing": [], "siding": [1000], "fifo": [1000], "porter": [1000]}
+STUCK = {"nothing": [], "sink_worker": [1000], "fifo": [1000], "dispatcher": [1000]}
 ENDS = {"end": (0, ""), "terminated": (3, ""), "thread": (0, ""), "exception": (1, "ValueError: the end")}
 AT_ONCE = 9  # they do little but wait
 
@@ -62,8 +62,8 @@ class Ending:
 def endings():
     """Let every program end in every way, several at once, and give what became of them."""
     wanted = [(way, stuck) for way in (*ENDS, "closed") for stuck in STUCK]
-    wanted += [("interrupted", stuck) for stuck in ("siding", "fifo", "porter")]
-    wanted += [("end", "siding at the last moment")]
+    wanted += [("interrupted", stuck) for stuck in ("sink_worker", "fifo", "dispatcher")]
+    wanted += [("end", "sink_worker at the last moment")]
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
         return dict(zip(wanted, pool.map(lambda one: Ending(*one), wanted), strict=True))
 
@@ -79,7 +79,7 @@ class TestClose:
 
     def test_waits(self, endings):
         """With a stuck handler close() waits for most of the two seconds: it may come back."""
-        assert endings["closed", "siding"].told > 1.0
+        assert endings["closed", "sink_worker"].told > 1.0
 
     def test_does_not_wait(self, endings):
         """Without one it does not wait."""
@@ -100,7 +100,7 @@ class TestExit:
 
     def test_first_events_at_the_last_moment(self, endings):
         """A handler that never returns cannot keep the interpreter, though its first event comes at the last moment."""
-        ending = endings["end", "siding at the last moment"]
+        ending = endings["end", "sink_worker at the last moment"]
         assert ending.took_s < EXIT_S * GENEROUS
         assert ending.process.returncode == 0
         assert ending.lost == [1000]
@@ -109,7 +109,7 @@ class TestExit:
         """A program that lost nothing ends in silence."""
         assert endings["end", "nothing"].err == ""
 
-    @pytest.mark.parametrize("stuck", ["siding", "fifo", "porter"])
+    @pytest.mark.parametrize("stuck", ["sink_worker", "fifo", "dispatcher"])
     def test_interrupted_twice(self, endings, stuck):
         """A second Ctrl-C ends the waiting at once, and the loss is told all the same."""
         ending = endings["interrupted", stuck]

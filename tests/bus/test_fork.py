@@ -1,4 +1,4 @@
-"""R7: a forked child has a bus of its own, whatever the parent's threads were at."""
+"""A forked child has a bus of its own, whatever the parent's threads were at."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import os
 
 import pytest
 
-from trackside.events import FrameDecoder, SourceEnded, SourceStarted, UnknownEvent
+from trackside.events import SourceEnded, SourceStarted, UnknownEvent
+from trackside.wire import FrameDecoder
 
 FORKS = 200
 MOMENTS = [
     "idle",
     "inside log",
-    "porter drains",
-    "porter starts",
+    "dispatcher drains",
+    "dispatcher starts",
     "handlers leave",
     "counters",
     "windows",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import trackside
-from trackside.events import PORTER, ConfigError
+from trackside.events import ConfigError, RunsOn
 
 
 @trackside.event("look.step.taken")
@@ -20,7 +20,7 @@ class SlowStepTaken(StepTaken):
     """An event that is derived from the other."""
 
 
-@trackside.event("look.other.happened", detail=trackside.LIFECYCLE)
+@trackside.event("look.other.happened", priority=trackside.LIFECYCLE)
 class OtherHappened(trackside.Event):
     """An event of another family."""
 
@@ -28,24 +28,23 @@ class OtherHappened(trackside.Event):
 class Counter:
     """A model that counts."""
 
-    runs_on = PORTER
+    runs_on = RunsOn.DISPATCHER
 
     def __init__(self):
-        self.count = self.missed = 0
+        self.count = self.missed_events = 0
 
     def __call__(self, event):
         """Count."""
         self.count += 1
 
-    def miss(self, count):
+    def missed(self, source, count):
         """Count what did not come."""
-        self.missed += count
+        self.missed_events += count
 
 
 class Taker:
     """Takes frames, and tells how many events were in each."""
 
-    runs_on = trackside.events.FRAMES
     lost = 0
 
     def __init__(self):
@@ -54,7 +53,7 @@ class Taker:
     def open(self, source):
         """Need nothing."""
 
-    def take(self, frame, *, events):
+    def accept(self, frame, *, events):
         """Note it."""
         self.taken.append(events)
         return True
@@ -81,7 +80,7 @@ class TestLook:
         for number in range(10):
             bus.log(StepTaken(number=number))
             if number == 6:
-                bus.look(lambda view: seen.append((view.next_seq, view.models[0].count, sum(taker.taken))))
+                bus.at_barrier(lambda view: seen.append((view.next_seq, view.models[0].count, sum(taker.taken))))
         bus.flush()
 
         # SourceStarted has number 0, and every frame with an event before the place was cut.
@@ -91,27 +90,27 @@ class TestLook:
     def test_whose_it_is(self, bus):
         """It is known whose stream it is, once it has begun."""
         seen = []
-        bus.look(lambda view: seen.append(view.source))
+        bus.at_barrier(lambda view: seen.append(view.source))
         bus.subscribe(Counter())
         bus.log(StepTaken(number=1))
-        bus.look(lambda view: seen.append(view.source))
+        bus.at_barrier(lambda view: seen.append(view.source))
         bus.flush()
 
         assert seen[0] is None
         assert seen[1].id == trackside.events.process_source().id
 
-    def test_shed(self, make_bus):
+    def test_dropped(self, make_bus):
         """What got no number is counted, and known to the models by then."""
         bus, seen = make_bus(queue_limit=10), []
         bus.subscribe(Counter())
         bus.flush()
-        bus._porter.paused(5.0)
+        bus._dispatcher.hold(5.0)
         try:
             for number in range(20):
                 bus.log(StepTaken(number=number))
-            bus.look(lambda view: seen.append((view.shed, view.models[0].missed)))
+            bus.at_barrier(lambda view: seen.append((view.dropped, view.models[0].missed_events)))
         finally:
-            bus._porter.resume()
+            bus._dispatcher.release()
         bus.flush()
 
         assert seen == [(12, 12)]  # events of one a step may fill eight of ten places
@@ -120,7 +119,7 @@ class TestLook:
         """What the one who looks does wrong is reported, and the stream goes on."""
         model = Counter()
         bus.subscribe(model)
-        bus.look(lambda view: 1 / 0)
+        bus.at_barrier(lambda view: 1 / 0)
         bus.log(StepTaken(number=1))
         bus.flush()
 
@@ -159,9 +158,9 @@ class TestNames:
 
         assert len(seen) == 1
 
-    def test_with_detail(self, bus):
-        """A level of detail applies to names too."""
-        bus.subscribe(print, to="*", detail=trackside.LIFECYCLE)
+    def test_with_priority(self, bus):
+        """A priority applies to names too."""
+        bus.subscribe(print, to="*", min_priority=trackside.LIFECYCLE)
         assert bus.wants(OtherHappened)
         assert not bus.wants(StepTaken)
 
@@ -200,10 +199,10 @@ class TestDeliver:
         """Callables, models and sinks get the events of other processes with the sources and numbers of those."""
         inline, queued, model, taker = [], [], Kept(), Taker()
         bus.subscribe(inline.append, to=StepTaken)
-        bus.subscribe(queued.append, to=StepTaken, queued=True)
+        bus.subscribe(queued.append, to=StepTaken, runs_on=RunsOn.WORKER)
         bus.subscribe(model)
         bus.subscribe(taker)
-        assert bus.deliver(self.foreign(5))
+        assert bus.inject(self.foreign(5))
         bus.log(StepTaken(number=99))
         bus.flush()
 
@@ -217,26 +216,26 @@ class TestDeliver:
         assert bus.stats().lost == 0
 
     def test_full(self, make_bus):
-        """Where the porter is behind, nothing is taken that there is no room for, and nothing is lost."""
+        """Where the dispatcher is behind, nothing is taken that there is no room for, and nothing is lost."""
         bus, model = make_bus(queue_limit=100), Kept()
         bus.subscribe(model)
         events = self.foreign(49)
-        bus._porter.paused(5.0)
+        bus._dispatcher.hold(5.0)
         try:
-            taken = [bus.deliver(events) for _ in range(3)]
+            taken = [bus.inject(events) for _ in range(3)]
         finally:
-            bus._porter.resume()
+            bus._dispatcher.release()
         bus.flush()
 
         assert taken == [True, False, False]
         assert len(model.events) == len(events)
-        assert bus.deliver(events)
+        assert bus.inject(events)
 
     def test_rules(self, bus):
         """Rules apply to them."""
         seen = []
         bus.subscribe(seen.append, to=StepTaken, keep=trackside.every(2))
-        bus.deliver(self.foreign(6))
+        bus.inject(self.foreign(6))
 
         assert [event.number for event in seen] == [0, 2, 4]
 
@@ -246,7 +245,7 @@ class TestDeliver:
         bus.subscribe(lambda event: 1 / 0)
         bus.subscribe(seen.append)
         events = self.foreign(3)
-        bus.deliver(events)
+        bus.inject(events)
 
         assert len(seen) >= len(events)
         assert bus.stats().failed == len(events)
@@ -255,7 +254,7 @@ class TestDeliver:
 class Kept:
     """A model that keeps what it gets."""
 
-    runs_on = PORTER
+    runs_on = RunsOn.DISPATCHER
 
     def __init__(self):
         self.events = []

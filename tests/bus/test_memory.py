@@ -1,4 +1,4 @@
-"""R2: what nobody takes does not pile up."""
+"""What nobody takes does not pile up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class TestMemory:
     def test_dead_and_deaf(self, run_script, scaled):
         """
         With a handler that blocks for ever and a taker that refuses all frames, ten million events of 300 bytes make
-        the process grow by 64 MiB at most, and what was shed is counted exactly.
+        the process grow by 64 MiB at most, and what was dropped is counted exactly.
         """
         count = scaled(EVENTS)
         outcome = run_script("overload.py", count, timeout_s=2000)
@@ -23,15 +23,15 @@ class TestMemory:
         logged = count + 1000
         for handler in ("blocked", "refused", "read"):
             assert (told[handler]["logged"], told[handler]["balance"]) == (logged, 0)
-        at_the_queue = sum(told["shed_by_type"].values())
+        at_the_queue = sum(told["dropped_by_type"].values())
         # The blocked one is inside its first event; 16,384 wait, that one included.
         assert told["blocked"] == {
             "logged": logged,
             "handled": 0,
-            "shed": logged - 16_384,
+            "dropped": logged - 16_384,
             "in_queue": 16_384,
             "balance": 0,
         }
-        assert (told["refused"]["handled"], told["refused"]["shed"]) == (0, logged)
-        assert (told["read"]["handled"], told["read"]["shed"]) == (logged - at_the_queue, at_the_queue)
+        assert (told["refused"]["handled"], told["refused"]["dropped"]) == (0, logged)
+        assert (told["read"]["handled"], told["read"]["dropped"]) == (logged - at_the_queue, at_the_queue)
         assert told["model"] == [logged - at_the_queue, at_the_queue]

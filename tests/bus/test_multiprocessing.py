@@ -1,4 +1,4 @@
-"""R7: children of multiprocessing flush at their end, though they run no atexit function."""
+"""Children of multiprocessing flush at their end, though they run no atexit function."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import operator
 
 import pytest
 
-from trackside.events import FrameDecoder, SourceEnded, SourceStarted, UnknownEvent
+from trackside.events import SourceEnded, SourceStarted, UnknownEvent
+from trackside.wire import FrameDecoder
 
 KINDS = {
     "fork": ["process", "exits", "fails", "imported late", "executor", "pool"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trackside.bus import Bus, all_of, at_most, only_spans, without_spans
+from trackside.bus import Bus
 from trackside.events import (
     ConfigError,
     Heartbeat,
@@ -14,12 +14,13 @@ from trackside.events import (
     SpanEventAdded,
     SpanStarted,
 )
+from trackside.rules import all_of, at_most, only_spans, without_spans
 
 
 def span(name, kind=SpanEnded, number=1):
     """Make an event of a span."""
     duration = {} if kind is SpanStarted else {"duration_ns": 1}
-    return kind(id=number, parent_id=0, name=name, **duration)
+    return kind(span_id=number, parent_span_id=0, name=name, **duration)
 
 
 class TestOnlySpans:

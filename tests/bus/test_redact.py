@@ -5,15 +5,15 @@ import threading
 import attrs
 import pytest
 
-from trackside.events import ITERATION, Event, SourceStarted, event
+from trackside.events import ITERATION, Event, RunsOn, SourceStarted, event
 
 
-@event("test.redact.said", detail=ITERATION)
+@event("test.redact.said", priority=ITERATION)
 class Said(Event):
     text: str = ""
 
 
-@event("test.redact.counted", detail=ITERATION)
+@event("test.redact.counted", priority=ITERATION)
 class Counted(Event):
     number: int = 0
 
@@ -26,7 +26,7 @@ class TestRedact:
             return attrs.evolve(one, text="***") if isinstance(one, Said) else one
 
         bus, queued, model = make_bus(redact=mask), [], make_model()
-        bus.subscribe(queued.append, to=Said, queued=True)
+        bus.subscribe(queued.append, to=Said, runs_on=RunsOn.WORKER)
         bus.subscribe(model, to=Said)
         bus.subscribe(frames, to=Said)
         bus.log(Said(text="my password"))
@@ -54,7 +54,7 @@ class TestRedact:
         assert [(one.number, one.seq) for one in model.events] == [(0, 1), (1, 2), (2, 3)]
         stats = subscription.stats()
         assert (stats.logged, stats.handled, stats.filtered, stats.invalid, stats.balance) == (6, 3, 3, 0, 0)
-        assert model.missed == 3
+        assert model.missed_events == 3
         assert bus.stats().by_type["test.redact.counted"] == 3
         assert "test.redact.said" not in bus.stats().by_type
         assert caplog.records == []
@@ -62,7 +62,7 @@ class TestRedact:
 
     @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, BaseException])
     def test_raises(self, make_bus, model, frames, caplog, error):
-        """If it raises, the event is not recorded: it is counted as invalid, and the porter lives on."""
+        """If it raises, the event is not recorded: it is counted as invalid, and the dispatcher lives on."""
 
         def fail(one):
             if isinstance(one, Said):
@@ -137,7 +137,7 @@ class TestRedact:
 
         bus = make_bus(redact=note)
         for _ in range(3):
-            bus.subscribe(lambda _event: None, to=Said, queued=True)
+            bus.subscribe(lambda _event: None, to=Said, runs_on=RunsOn.WORKER)
         bus.subscribe(model, to=Said)
         bus.log(Said())
         bus.flush()

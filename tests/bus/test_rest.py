@@ -1,4 +1,4 @@
-"""R1: a handler that keeps failing is reported once a minute, set aside, and tried again."""
+"""A handler that keeps failing is reported once a minute, set aside, and tried again."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from trackside.bus import every, where
-from trackside.events import ITERATION, Event, HandlerRested, event
+from trackside.events import ITERATION, Event, HandlerSuspended, RunsOn, event
+from trackside.rules import every, where
 
 
-@event("test.rest.ticked", detail=ITERATION)
+@event("test.rest.ticked", priority=ITERATION)
 class Ticked(Event):
     number: int = 0
 
@@ -29,15 +29,15 @@ class TestReports:
         for _ in range(4):
             bus.log(Ticked())
         assert len(caplog.records) == 1
-        fake_clock.pass_s(59.9)
+        fake_clock.advance(59.9)
         broken_again = bus.subscribe(raising(ValueError("other")), to=Ticked)
         bus.log(Ticked())
         assert [record.getMessage().count("other") for record in caplog.records] == [0, 1]
         broken_again.close()
-        fake_clock.pass_s(0.2)
-        # Five in a row: the handler rested with the last one; its next try comes after 30 s.
+        fake_clock.advance(0.2)
+        # Five in a row: the handler suspended with the last one; its next try comes after 30 s.
         assert broken.stats().failed == 5
-        fake_clock.pass_s(30)
+        fake_clock.advance(30)
         bus.log(Ticked())
         assert "(4 more since the last report)" in caplog.records[-1].getMessage()
         assert len(caplog.records) == 3
@@ -93,15 +93,15 @@ class TestRest:
         """Give a handler that fails, subscribed."""
         flaky = Flaky()
         handler = make_model(flaky) if place == "model" else flaky
-        options = {"ruled": {"keep": every(1)}, "queued": {"queued": True}}
+        options = {"ruled": {"keep": every(1)}, "queued": {"runs_on": RunsOn.WORKER}}
         self.subscription = bus.subscribe(handler, to=Ticked, **options.get(place, {}))
         return flaky
 
     def counts(self):
-        """Return what was handled, failed and rested."""
+        """Return what was handled, failed and suspended."""
         stats = self.subscription.stats()
         assert stats.balance == 0
-        return stats.handled, stats.failed, stats.rested
+        return stats.handled, stats.failed, stats.suspended
 
     def test_after_five_in_a_row(self, fake_clock, flaky, log):
         """A handler that fails five times in a row is left alone."""
@@ -124,38 +124,38 @@ class TestRest:
         """It is tried with one event after 30 s, then after twice as long each time, ten minutes at most."""
         log(5)
         for tries, rest_s in enumerate([30, 60, 120, 240, 480, 600, 600], start=1):
-            fake_clock.pass_s(rest_s - 0.001)
+            fake_clock.advance(rest_s - 0.001)
             log(3)
             assert flaky.calls == 5 + tries - 1
-            fake_clock.pass_s(0.002)
+            fake_clock.advance(0.002)
             log(3)
             assert flaky.calls == 5 + tries
 
     def test_recovers(self, fake_clock, flaky, log):
         """When a try succeeds, everything that follows is delivered, and the next rest is 30 s again."""
         log(5)
-        fake_clock.pass_s(31)
+        fake_clock.advance(31)
         log(1)
         flaky.fails = False
-        fake_clock.pass_s(61)
+        fake_clock.advance(61)
         log(10)
         assert self.counts() == (10, 6, 0)
         flaky.fails = True
         log(6)
         assert self.counts() == (10, 11, 1)
-        fake_clock.pass_s(31)
+        fake_clock.advance(31)
         log(1)
         assert flaky.calls == 10 + 11 + 1
 
     def test_published(self, fake_clock, bus, flaky, log, place):
         """That a handler rests is an event, with who, why and for how long."""
         seen = []
-        bus.subscribe(seen.append, to=HandlerRested)
+        bus.subscribe(seen.append, to=HandlerSuspended)
         log(5)
-        fake_clock.pass_s(31)
+        fake_clock.advance(31)
         log(1)
         bus.flush()
-        assert [(one.failures, one.rest_s, one.error) for one in seen] == [
+        assert [(one.failures, one.retry_after_s, one.error) for one in seen] == [
             (5, 30.0, "ValueError: flaky"),
             (6, 60.0, "ValueError: flaky"),
         ]
@@ -167,27 +167,30 @@ class TestRest:
         flaky = Flaky()
         handler = {"model": make_model(), "frames": frames}.get(request.param, lambda _event: None)
         self.subscription = bus.subscribe(
-            handler, to=Ticked, keep=where(lambda event: flaky(event) or event.number), queued=request.param == "queued"
+            handler,
+            to=Ticked,
+            keep=where(lambda event: flaky(event) or event.number),
+            runs_on=RunsOn.WORKER if request.param == "queued" else None,
         )
         return flaky
 
     def test_predicate(self, fake_clock, bus, picky, log):
         """A predicate that keeps failing is left alone like a handler, and tried again."""
-        rested = []
-        bus.subscribe(rested.append, to=HandlerRested)
+        suspended = []
+        bus.subscribe(suspended.append, to=HandlerSuspended)
         log(10)
         assert (picky.calls, self.counts()) == (5, (0, 5, 5))
-        fake_clock.pass_s(31)
+        fake_clock.advance(31)
         log(2)
         assert (picky.calls, self.counts()) == (6, (0, 6, 6))
         picky.fails = False
-        fake_clock.pass_s(61)
+        fake_clock.advance(61)
         bus.log(Ticked(number=0))
         bus.log(Ticked(number=1))
         bus.log(Ticked(number=1))
         bus.flush()
         assert (self.counts(), self.subscription.stats().filtered) == ((2, 6, 6), 1)
-        assert [one.rest_s for one in rested] == [30.0, 60.0]
+        assert [one.retry_after_s for one in suspended] == [30.0, 60.0]
 
     def test_rule_before_the_try(self, fake_clock, bus):
         """A rule that drops the event meant as the try leaves the try to the next event."""
@@ -195,18 +198,18 @@ class TestRest:
         subscription = bus.subscribe(flaky, to=Ticked, keep=where(lambda event: event.number))
         for _ in range(5):
             bus.log(Ticked(number=1))
-        fake_clock.pass_s(31)
+        fake_clock.advance(31)
         flaky.fails = False
         for number in (0, 0, 1, 1):
             bus.log(Ticked(number=number))
         stats = subscription.stats()
-        assert (stats.handled, stats.filtered, stats.failed, stats.rested) == (2, 2, 5, 0)
+        assert (stats.handled, stats.filtered, stats.failed, stats.suspended) == (2, 2, 5, 0)
 
     def test_its_own_rest(self, fake_clock, bus, make_model, place):
         """A handler that gets all events and fails on each does not turn its own rest into an endless loop."""
         flaky = Flaky()
         handler = make_model(flaky) if place == "model" else flaky
-        options = {"ruled": {"keep": every(1)}, "queued": {"queued": True}}
+        options = {"ruled": {"keep": every(1)}, "queued": {"runs_on": RunsOn.WORKER}}
         bus.subscribe(handler, **options.get(place, {}))
         for _ in range(10):
             bus.log(Ticked())
@@ -220,13 +223,13 @@ class TestThreads:
         """Threads that are inside a handler as it fails cause one rest of 30 s, not one for each of them."""
         count = 16
         inside = threading.Barrier(count)
-        rested = []
+        suspended = []
 
         def fail_together(event):
             inside.wait(20)
             raise ValueError("together")
 
-        bus.subscribe(rested.append, to=HandlerRested)
+        bus.subscribe(suspended.append, to=HandlerSuspended)
         broken = bus.subscribe(fail_together, to=Ticked)
         threads = [threading.Thread(target=bus.log, args=(Ticked(),)) for _ in range(count)]
         for thread in threads:
@@ -234,7 +237,7 @@ class TestThreads:
         for thread in threads:
             thread.join()
         assert broken.stats().failed == count
-        assert [one.rest_s for one in rested] == [30.0]
+        assert [one.retry_after_s for one in suspended] == [30.0]
 
     def test_always_failing(self, bus, in_threads, scaled):
         """A handler that always fails comes to rest under threads too, and the counts balance."""
@@ -249,4 +252,4 @@ class TestThreads:
         stats = broken.stats()
         assert stats.balance == 0
         assert stats.logged == 8 * count
-        assert stats.rested > 0
+        assert stats.suspended > 0

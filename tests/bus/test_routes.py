@@ -4,34 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from trackside.bus import all_of, every, fraction, where
-from trackside.events import (
-    ITERATION,
-    LIFECYCLE,
-    PROFILE,
-    Event,
-    SourceEnded,
-    SourceStarted,
-    event,
-)
+from trackside.events import ITERATION, LIFECYCLE, PROFILE, Event, RunsOn, SourceEnded, SourceStarted, event
+from trackside.rules import all_of, every, fraction, where
 
 
-@event("test.routes.animal", detail=ITERATION)
+@event("test.routes.animal", priority=ITERATION)
 class Animal(Event):
     number: int = 0
 
 
-@event("test.routes.dog", detail=LIFECYCLE)
+@event("test.routes.dog", priority=LIFECYCLE)
 class Dog(Animal):
     pass
 
 
-@event("test.routes.puppy", detail=PROFILE)
+@event("test.routes.puppy", priority=PROFILE)
 class Puppy(Dog):
     pass
 
 
-@event("test.routes.stone", detail=ITERATION)
+@event("test.routes.stone", priority=ITERATION)
 class Stone(Event):
     number: int = 0
 
@@ -80,10 +72,10 @@ class TestTypes:
         assert bus.flush()
         assert model.events == expected
 
-    def test_siding(self, bus):
+    def test_sink_worker(self, bus):
         """A queued callable gets the types it names."""
         got = []
-        bus.subscribe(got.append, to=Dog, queued=True)
+        bus.subscribe(got.append, to=Dog, runs_on=RunsOn.WORKER)
         log_all(bus)
         assert bus.flush()
         assert got == [DOG, PUPPY]
@@ -143,7 +135,7 @@ class TestTypes:
 
 class TestDetail:
     @pytest.mark.parametrize(
-        ("detail", "expected"),
+        ("min_priority", "expected"),
         [
             (None, [ANIMAL, DOG, PUPPY, STONE]),
             (PROFILE, [ANIMAL, DOG, PUPPY, STONE]),
@@ -151,16 +143,16 @@ class TestDetail:
             (LIFECYCLE, [DOG]),
         ],
     )
-    def test_lowest_level(self, bus, detail, expected):
+    def test_lowest_level(self, bus, min_priority, expected):
         """A subscription with a level gets the events of that level and of higher ones."""
         got = []
-        bus.subscribe(got.append, detail=detail)
+        bus.subscribe(got.append, min_priority=min_priority)
         log_all(bus)
         assert got == expected
 
     def test_queued(self, bus, model):
         """The level also counts behind the queue."""
-        bus.subscribe(model, to=(Animal, Stone), detail=LIFECYCLE)
+        bus.subscribe(model, to=(Animal, Stone), min_priority=LIFECYCLE)
         log_all(bus)
         bus.flush()
         assert model.events == [DOG]
@@ -182,7 +174,9 @@ class TestRules:
     def test_predicate(self, bus, queued):
         """What a predicate drops is counted as filtered."""
         got = []
-        subscription = bus.subscribe(got.append, to=Stone, keep=where(lambda stone: stone.number > 6), queued=queued)
+        subscription = bus.subscribe(
+            got.append, to=Stone, keep=where(lambda stone: stone.number > 6), runs_on=RunsOn.WORKER if queued else None
+        )
         for number in range(10):
             bus.log(Stone(number=number))
         bus.flush()

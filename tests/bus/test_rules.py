@@ -14,9 +14,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trackside.bus._names import only_spans, without_spans
-from trackside.bus._rules import all_of, any_of, at_most, every, fraction, rule_from_wire, scattered, where
 from trackside.events import ConfigError, DecodeError, Event
+from trackside.rules import (
+    all_of,
+    any_of,
+    at_most,
+    every,
+    fraction,
+    only_spans,
+    rule_from_wire,
+    scattered,
+    where,
+    without_spans,
+)
 
 SECOND = 10**9
 
@@ -132,7 +142,7 @@ class TestFraction:
     def test_same_in_another_process(self):
         """Another interpreter with another hash seed keeps the same steps."""
         program = (
-            "from trackside.bus._rules import fraction; from trackside.events import Event;"
+            "from trackside.rules import fraction; from trackside.events import Event;"
             "decide = fraction(0.1).start();"
             "print([s for s in range(100) if decide(Event(at_ns=0, span_id=0, step=s)) is None])"
         )

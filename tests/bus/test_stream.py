@@ -8,7 +8,6 @@ import threading
 import attrs
 import pytest
 
-from trackside.bus import every
 from trackside.events import (
     ITERATION,
     Event,
@@ -20,15 +19,16 @@ from trackside.events import (
     process_source,
     set_process_source,
 )
+from trackside.rules import every
 
 
-@event("test.stream.ticked", detail=ITERATION)
+@event("test.stream.ticked", priority=ITERATION)
 class Ticked(Event):
     number: int = 0
     text: str = ""
 
 
-@event("test.stream.empty", detail=ITERATION)
+@event("test.stream.empty", priority=ITERATION)
 class Empty(Event):
     pass
 
@@ -226,8 +226,8 @@ class TestBeginAndEnd:
         assert first_and_last(late) == [(2, 2)]
         assert_dense(early)
 
-    def test_shed_is_the_streams_own(self, make_bus, frames, held_still):
-        """What was shed while one stream ran is not in the frames of the next."""
+    def test_dropped_is_the_streams_own(self, make_bus, frames, held_still):
+        """What was dropped while one stream ran is not in the frames of the next."""
         bus = make_bus(queue_limit=10)
         bus.subscribe(frames)
         bus.begin(Source(run_id="first"))
@@ -240,7 +240,7 @@ class TestBeginAndEnd:
         bus.begin(Source(run_id="second"))
         bus.log(Ticked())
         bus.flush()
-        told = {frame.source.run_id: frame.shed for frame in frames.decoded()}
+        told = {frame.source.run_id: frame.dropped for frame in frames.decoded()}
         assert told == {"first": {"test.stream.ticked": 12}, "second": {}}
 
 
@@ -268,13 +268,13 @@ class TestFrames:
     def test_without_flush(self, bus, frames):
         """A batch that waited a quarter of a second is handed over."""
         taken = threading.Event()
-        take = frames.take
+        take = frames.accept
 
         def note(frame, *, events):
             taken.set()
             return take(frame, events=events)
 
-        frames.take = note
+        frames.accept = note
         bus.subscribe(frames, to=Ticked)
         bus.log(Ticked())
         assert taken.wait(10)
@@ -365,27 +365,27 @@ class TestFrames:
         assert first_and_last(takers[2]) == first_and_last(takers[0]) == [(0, 2)]
 
     def test_refused(self, bus, frames):
-        """Frames that a taker refuses are counted as shed, and leave a gap of exactly that length."""
+        """Frames that a taker refuses are counted as dropped, and leave a gap of exactly that length."""
         subscription = bus.subscribe(frames)
         for number in range(30):
             frames.accepts = not 10 <= number < 20
             bus.log(Ticked(number=number))
             bus.flush()
         stats = subscription.stats()
-        assert (stats.logged, stats.handled, stats.shed, stats.balance) == (31, 21, 10, 0)
+        assert (stats.logged, stats.handled, stats.dropped, stats.balance) == (31, 21, 10, 0)
         ranges = first_and_last(frames)
         gaps = [after[0] - before[1] - 1 for before, after in itertools.pairwise(ranges)]
         assert sum(gaps) == 10
 
     def test_lost_later(self, bus, frames):
-        """What a taker took and then lost moves from handled to shed."""
+        """What a taker took and then lost moves from handled to dropped."""
         subscription = bus.subscribe(frames, to=Ticked)
         for _ in range(5):
             bus.log(Ticked())
         bus.flush()
         frames.lost = 2
         stats = subscription.stats()
-        assert (stats.handled, stats.shed, stats.balance) == (3, 2, 0)
+        assert (stats.handled, stats.dropped, stats.balance) == (3, 2, 0)
 
     @pytest.mark.parametrize("keep", [None, every(1)])
     def test_taker_that_leaves(self, bus, make_frames, keep):

@@ -6,26 +6,21 @@ import threading
 
 import pytest
 
-from trackside.bus import where
-from trackside.events import (
-    ITERATION,
-    LIFECYCLE,
-    Event,
-    event,
-)
+from trackside.events import ITERATION, LIFECYCLE, Event, RunsOn, event
+from trackside.rules import where
 
 
-@event("test.subscription.animal", detail=ITERATION)
+@event("test.subscription.animal", priority=ITERATION)
 class Animal(Event):
     number: int = 0
 
 
-@event("test.subscription.dog", detail=LIFECYCLE)
+@event("test.subscription.dog", priority=LIFECYCLE)
 class Dog(Animal):
     pass
 
 
-@event("test.subscription.stone", detail=ITERATION)
+@event("test.subscription.stone", priority=ITERATION)
 class Stone(Event):
     number: int = 0
 
@@ -38,7 +33,7 @@ class TestUnsubscribe:
     def test_close(self, bus, queued):
         """A handler that left gets nothing more, and its counts stay."""
         got = []
-        subscription = bus.subscribe(got.append, to=Dog, queued=queued)
+        subscription = bus.subscribe(got.append, to=Dog, runs_on=RunsOn.WORKER if queued else None)
         bus.log(DOG)
         assert not subscription.closed
         assert subscription.close()
@@ -51,8 +46,8 @@ class TestUnsubscribe:
     @pytest.mark.parametrize("queued", [False, True])
     def test_close_twice(self, bus, queued):
         """Closing twice changes nothing the second time."""
-        subscription = bus.subscribe(print, to=Dog, queued=queued)
-        other = bus.subscribe(print, to=Dog, queued=queued)
+        subscription = bus.subscribe(print, to=Dog, runs_on=RunsOn.WORKER if queued else None)
+        other = bus.subscribe(print, to=Dog, runs_on=RunsOn.WORKER if queued else None)
         assert subscription.close()
         assert subscription.close()
         assert not other.closed
@@ -89,7 +84,7 @@ class TestUnsubscribe:
                 self.calls.append("closed")
 
         sink = Sink()
-        subscription = bus.subscribe(sink, to=Dog, queued=True)
+        subscription = bus.subscribe(sink, to=Dog, runs_on=RunsOn.WORKER)
         for _ in range(3):
             bus.log(DOG)
         assert subscription.close()
@@ -172,7 +167,7 @@ class TestFromWithin:
         bus.log(DOG)
         assert got == [DOG]
 
-    def test_unsubscribe_oneself_on_a_siding(self, bus):
+    def test_unsubscribe_oneself_on_a_sink_worker(self, bus):
         """A queued handler may leave while it runs; it still gets what was logged before, and is closed."""
         done = threading.Event()
 
@@ -189,7 +184,7 @@ class TestFromWithin:
                 done.set()
 
         sink = Sink()
-        subscription = bus.subscribe(sink, to=Stone, queued=True)
+        subscription = bus.subscribe(sink, to=Stone, runs_on=RunsOn.WORKER)
         for number in range(5):
             bus.log(Stone(number=number))
         assert done.wait(10)
@@ -234,7 +229,7 @@ class TestWhileOthersLog:
             for number in range(scaled(500)):
                 got = []
                 queued = index % 2 == 0
-                with bus.subscribe(got.append, to=Stone, queued=queued):
+                with bus.subscribe(got.append, to=Stone, runs_on=RunsOn.WORKER if queued else None):
                     bus.log(Stone(number=number, step=index))
                 assert number in {stone.number for stone in got if stone.step == index}
 

@@ -19,7 +19,7 @@ START_NS = 1_700_000_000 * 10**9
 """2023-11-14 22:13:20 UTC."""
 
 
-@event("test.cli.stepped", detail=ITERATION)
+@event("test.cli.stepped", priority=ITERATION)
 class Stepped(Event):
     """A step was made."""
 
@@ -76,7 +76,7 @@ def write_frames():
         log = EventLog(directory)
         log.open(make_source(**told))
         for frame in frames:
-            assert log.take(msgpack.packb(frame), events=1)
+            assert log.accept(msgpack.packb(frame), events=1)
         assert log.close()
         return log.paths[0]
 

@@ -35,7 +35,10 @@ def place(monkeypatch):
 @pytest.fixture
 def job(place, tmp_path):
     """Give a job that publishes, and logs ten events as soon as somebody wants them."""
-    with trackside.Bus() as bus, trackside.start(tmp_path / "run", bus=bus, publish=True, report=False) as job:
+    with (
+        trackside.Bus() as bus,
+        trackside.start(tmp_path / "run", bus=bus, remote=trackside.Remote(publish=True), report=False) as job,
+    ):
         thread = threading.Thread(target=log_ten, args=(bus, job))
         thread.start()
         yield job
@@ -67,7 +70,7 @@ class TestAttach:
     def test_until_the_end(self, job, capsys):
         """It ends when the job does."""
         threading.Timer(1.0, job.close).start()
-        assert main(["attach", *job.endpoints, "--detail", "lifecycle"]) == 0
+        assert main(["attach", *job.endpoints, "--min-priority", "lifecycle"]) == 0
         assert "trackside.source.ended" in capsys.readouterr().out
 
     @pytest.mark.parametrize(
@@ -88,4 +91,4 @@ class TestAttach:
     def test_nobody_there(self, place, capsys):
         """A directory where nothing publishes is said to be one."""
         assert main(["attach", str(place)]) == 2
-        assert "start it with publish=True" in capsys.readouterr().err
+        assert "start it with remote=Remote(publish=True)" in capsys.readouterr().err

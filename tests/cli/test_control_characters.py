@@ -31,8 +31,8 @@ def evil_log(tmp_path_factory):
     times = {"min_ns": [1.0], "max_ns": [1.0], "median_ns": [1.0], "mean_ns": [1.0], "std_ns": [0.0]}
     error = {"type": EVIL, "message": EVIL, "traceback": EVIL}
     events = [
-        SpanStarted(id=1, parent_id=0, name=EVIL, attributes={EVIL: EVIL}),
-        SpanEnded(id=2, parent_id=1, name=EVIL, duration_ns=5, attributes={"badput_type": EVIL}, error=error),
+        SpanStarted(span_id=1, parent_span_id=0, name=EVIL, attributes={EVIL: EVIL}),
+        SpanEnded(span_id=2, parent_span_id=1, name=EVIL, duration_ns=5, attributes={"badput_type": EVIL}, error=error),
         SectionWindow(window=0, first_step=0, last_step=1, start_ns=0, names=[EVIL], counts=[1], entries=[1], **times),
         UnknownEvent(name=EVIL, fields={EVIL: EVIL}),
         *(IterationEnded(step=step, duration_ns=10**6) for step in range(3)),

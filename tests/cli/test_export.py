@@ -70,7 +70,7 @@ class TestFormats:
         outcome = command("export", logs, "--parquet", tmp_path / "parquet")
 
         assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
-        assert "install trackside[parquet]" in outcome.err
+        assert "pip install 'trackside[parquet]'" in outcome.err
         assert names_in(tmp_path) == ["runs"]
 
 

@@ -58,27 +58,29 @@ class TestText:
     def test_missing_part(self, command, tmp_path, write_log, write_frames):
         """Numbers that are in no file are named."""
         row = [0, 0, 10**18, 0, -1]
-        frames = ([1, "0" * 16, first, first, {}, [[0, "acme.seen", 1, []]], [row]] for first in (0, 5, 6, 9))
+        frames = ([2, "0" * 16, first, first, {}, [[0, "acme.seen", 1, []]], [row]] for first in (0, 5, 6, 9))
         write_frames(tmp_path, *frames)
 
         assert "  rank 0 (00000000): 6 missing, numbers 1-4, 7-8" in command("info", tmp_path).lines
 
-    def test_shed(self, command, tmp_path, write_frames):
-        """Events that had no room in the queue are told by type; the last frame knows of them all."""
+    def test_dropped(self, command, tmp_path, write_frames):
+        """Events that had no room in the queue are counted by type; the last frame knows of them all."""
         row = [0, 0, 10**18, 0, -1]
-        sheds = ({"acme.a": 5}, {"acme.a": 1000, "acme.b": 234})
-        frames = ([1, "0" * 16, seq, seq, shed, [[0, "acme.seen", 1, []]], [row]] for seq, shed in enumerate(sheds))
+        drops = ({"acme.a": 5}, {"acme.a": 1000, "acme.b": 234})
+        frames = (
+            [2, "0" * 16, seq, seq, dropped, [[0, "acme.seen", 1, []]], [row]] for seq, dropped in enumerate(drops)
+        )
         write_frames(tmp_path, *frames)
 
         assert (
-            "  rank 0 (00000000): 1,234 shed for lack of room before they had a number: 1,000 acme.a, 234 acme.b"
+            "  rank 0 (00000000): 1,234 dropped for lack of room before they had a number: 1,000 acme.a, 234 acme.b"
             in command("info", tmp_path).lines
         )
 
     def test_hostile(self, command, tmp_path, write_frames):
         """Nothing that a log says of itself steers a terminal."""
         row = [0, 0, 10**18, 0, -1, "\x1b[2J"]
-        frame = [1, "0" * 16, 0, 0, {"shed.\x1b[2J": 3}, [[0, "acme.\x1b[2J", 1, ["text"]]], [row]]
+        frame = [2, "0" * 16, 0, 0, {"dropped.\x1b[2J": 3}, [[0, "acme.\x1b[2J", 1, ["text"]]], [row]]
         write_frames(tmp_path, frame, host="node\x1b[2J", run_id="run\x1b[2J\n")
         outcome = command("info", tmp_path)
 
@@ -108,7 +110,7 @@ class TestJson:
             "missing": 0,
             "missing_ranges": [],
             "repeated": 0,
-            "shed": {},
+            "dropped": {},
             "losses": [],
             "ended": "closed",
         }

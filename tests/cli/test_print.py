@@ -40,7 +40,7 @@ class TestClockText:
         ],
     )
     def test_times(self, at_ns, expected):
-        """A time is told in UTC, to the millisecond; what no calendar has, as a number."""
+        """A time is shown in UTC, to the millisecond; what no calendar has, as a number."""
         assert clock_text(at_ns) == expected
 
 
@@ -59,7 +59,7 @@ class TestDurationText:
         ],
     )
     def test_units(self, duration_ns, expected):
-        """A duration is told in the unit that suits it."""
+        """A duration is shown in the unit that suits it."""
         assert duration_text(duration_ns) == expected
 
 
@@ -67,11 +67,11 @@ class TestEventLine:
     def test_fields(self):
         """Durations are readable, floats short, what is not there a dash, truth in lower case."""
         given = IterationEnded(
-            at_ns=0, span_id=0, step=7, duration_ns=250_000_000, loss=1 / 3, samples=None, failed=True
+            at_ns=0, parent_span_id=0, step=7, duration_ns=250_000_000, loss=1 / 3, samples=None, failed=True
         )
         given._source, given._seq = Source(rank=12), 345
 
         assert event_line(given) == (
             "00:00:00.000Z  rank 12            345  step 7      trackside.iteration.ended"
-            "  id=0 kind=training duration_ns=250 ms samples=- tokens=- flops=- loss=0.333333 failed=true"
+            "  parent_span_id=0 kind=training duration_ns=250 ms samples=- tokens=- flops=- loss=0.333333 failed=true"
         )

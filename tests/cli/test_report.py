@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 import sys
 
 import pytest
@@ -44,13 +45,25 @@ class TestReport:
         assert (outcome.code, "What is missing" in outcome.out) == (0, True)
 
     def test_without_rich(self, job, command, monkeypatch):
-        """Where rich is not installed, one line says so, and what does without it."""
-        for name in [name for name in sys.modules if name.startswith(("rich", "trackside.views.rich"))]:
+        """Where rich is not installed the same text is printed, without colours."""
+        for name in [name for name in sys.modules if name.startswith(("rich", "trackside.report.rich"))]:
             monkeypatch.delitem(sys.modules, name)
         monkeypatch.setitem(sys.modules, "rich", None)
         outcome = command("report", job)
-        assert (outcome.code, outcome.out, len(outcome.err.splitlines())) == (2, "", 1)
-        assert "install trackside[rich], or ask for --html or --json" in outcome.err
+        assert (outcome.code, outcome.err, "\x1b" in outcome.out) == (0, "", False)
+        assert "What is missing" in outcome.out
+
+    def test_explain(self, job, command):
+        """--explain says of each rule why it spoke or did not."""
+        lines = command("report", job, "--explain").lines
+        rules = {line.split()[0] for line in lines if line[:2] == "  " and line.split()[1:2] in (["silent"], ["spoke"])}
+        assert {"raised", "died", "not-finite", "stragglers", "slowdown", "unaccounted"} <= rules
+
+    def test_private(self, job, command, tmp_path):
+        """The page can be read by this user alone: the texts of a log are in it."""
+        page = tmp_path / "report.html"
+        command("report", job, "--html", page)
+        assert stat.S_IMODE(page.stat().st_mode) == 0o600
 
     def test_unreadable(self, job, command, unreadable):
         """What cannot be read is a line, after everything else was read, and exit code 2."""

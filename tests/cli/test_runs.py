@@ -21,6 +21,7 @@ class TestText:
             "session task: 1 run(s), 1 attempt(s)",
             "  perf v1, h200",
             f"    run run-1 attempt 0 baseline, 1 of 2 rank(s), from {FROM}, for 2 s, last step 2",
+            "      no log of rank(s) 1",
             "      ended: closed",
             f"newest event: {UNTIL}",
         ]
@@ -39,7 +40,7 @@ class TestText:
 
         assert outcome.code == 0
         assert "\x1b" not in outcome.out
-        assert len(outcome.lines) == 5
+        assert len(outcome.lines) == 6
         assert outcome.lines[0].startswith(r"session s\x1b[2J: ")
 
 
@@ -128,7 +129,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
         assert [(attempt["attempt"], attempt["launch"], attempt["state"]) for attempt in run["attempts"]] == [
             (0, 0, "died"),
-            (0, 1, "unknown"),
+            (0, 1, "running"),
         ]
 
 

@@ -16,7 +16,7 @@ from trackside.handlers import EventLog
 pytestmark = pytest.mark.once
 
 
-@event("test.tail.seen", detail=ITERATION)
+@event("test.tail.seen", priority=ITERATION)
 class Seen(Event):
     """Something was seen."""
 
@@ -37,7 +37,7 @@ class TestText:
         ]
 
     def test_all_types(self, command, tmp_path, write_log):
-        """Unless told otherwise all events are shown, from the stream's first to its last."""
+        """By default all events are shown, from the stream's first to its last."""
         write_log(tmp_path, steps=1)
         types = [line.split("  ")[-2].split()[-1] for line in command("tail", tmp_path).lines]
 
@@ -147,7 +147,7 @@ class TestUnreadable:
 
     @pytest.mark.parametrize(("options", "shown"), [([], 3), (["-n", "2"], 2), (["--json"], 3)])
     def test_one_of_two(self, command, readable, unreadable, options, shown):
-        """What can be read is shown whole before what cannot be read is told."""
+        """Everything readable is shown before the unreadable is reported."""
         outcome = command("tail", unreadable, readable, "-t", "test.*", *options)
 
         assert (outcome.code, len(outcome.lines)) == (2, shown)
@@ -196,7 +196,7 @@ class TestHostile:
     def test_names(self, command, tmp_path, write_frames, options):
         """Nor can names of types and fields."""
         row = [0, 0, 10**18, 0, -1, {"\x1b[31m": 1}]
-        write_frames(tmp_path, [1, "0" * 16, 0, 0, {}, [[0, "acme.\x1b[2J", 1, ["a\x1b[8m"]]], [row]])
+        write_frames(tmp_path, [2, "0" * 16, 0, 0, {}, [[0, "acme.\x1b[2J", 1, ["a\x1b[8m"]]], [row]])
         outcome = command("tail", tmp_path, *options)
 
         assert outcome.code == 0
@@ -208,7 +208,7 @@ class TestHostile:
     def test_odd_keys(self, command, tmp_path, write_frames, options, key):
         """A table whose keys are no text is shown, or passed over as damage; it ends nothing."""
         row = [0, 0, 10**18, 0, -1, {key: 1}]
-        write_frames(tmp_path, [1, "0" * 16, 0, 0, {}, [[0, "acme.odd", 1, ["table"]]], [row]])
+        write_frames(tmp_path, [2, "0" * 16, 0, 0, {}, [[0, "acme.odd", 1, ["table"]]], [row]])
         outcome = command("tail", tmp_path, *options)
 
         assert outcome.code == 0
@@ -217,7 +217,7 @@ class TestHostile:
     def test_times_beyond_the_calendar(self, command, tmp_path, write_frames):
         """A time that no calendar has is shown as the number that it is."""
         row = [0, 0, 2**63, 0, -1]
-        write_frames(tmp_path, [1, "0" * 16, 0, 0, {}, [[0, "acme.late", 1, []]], [row]])
+        write_frames(tmp_path, [2, "0" * 16, 0, 0, {}, [[0, "acme.late", 1, []]], [row]])
         outcome = command("tail", tmp_path)
 
         assert outcome.code == 0

@@ -18,7 +18,7 @@ from trackside.compat.goodput import _monitor as monitor_module
 from trackside.compat.goodput import goodput_elastic
 from trackside.compat.goodput._monitor import UploadingMonitor
 from trackside.compat.goodput.goodput import BadputType, GoodputCalculator, GoodputRecorder, GoodputType
-from trackside.events import SIDING, GoodputUpdated
+from trackside.events import GoodputUpdated, RunsOn
 
 UTC = datetime.timezone.utc
 START = datetime.datetime(2024, 1, 1, 1, tzinfo=UTC)
@@ -350,7 +350,7 @@ class TestCalculator:
 class Sink:
     """Keeps updates."""
 
-    runs_on = SIDING
+    runs_on = RunsOn.WORKER
 
     def __init__(self):
         self.updates = []

@@ -181,7 +181,7 @@ class TestExportHandler:
             assert default_bus.flush(10)
         recording.initialize()
         handler = ExportHandler(recording, lambda name: not name.endswith("iteration"))
-        for event in replay(tmp_path, types=READS):
+        for event in replay(tmp_path, to=READS):
             handler(event)
         assert recording.calls == [
             ("start", "application"),

@@ -47,30 +47,34 @@ ITERATION_TIMES = [f"{name}_iteration_time_sec" for name in ("avg", "min", "max"
 
 
 class TestSynchronous:
-    """Ten iterations of 0.5, 0.25, 1.5, 0.75, 1 and 0.5, 0.5, 2, 0.25, 1 s, reported every five."""
+    """
+    Ten iterations of 0.5, 0.25, 1.5, 0.75, 1 and 0.5, 0.5, 2, 0.25, 1 s, reported every five.
+
+    Each but the first begins 0.25 s after the one before, the sixth 1.25 s, and that belongs to its step too.
+    """
 
     def test_times(self, events):
         """Times are about the whole job."""
         first, second = told(events("synchronous"), "training_metrics_update")
-        assert figures(first, *ITERATION_TIMES) == (0.8, 0.25, 1.5, 4.0)
-        assert figures(second, *ITERATION_TIMES) == (0.825, 0.25, 2.0, 8.25)
+        assert figures(first, *ITERATION_TIMES) == (1.0, 0.5, 1.75, 5.0)
+        assert figures(second, *ITERATION_TIMES) == (1.15, 0.5, 2.25, 11.5)
 
     def test_window(self, events):
         """What is about the window says so."""
         _, second = told(events("synchronous"), "training_metrics_update")
-        assert figures(second, *(f"window_{name}" for name in ITERATION_TIMES)) == (0.85, 0.25, 2.0, 4.25)
+        assert figures(second, *(f"window_{name}" for name in ITERATION_TIMES)) == (1.3, 0.5, 2.25, 6.5)
 
     def test_throughput(self, events):
-        """An iteration is 32 samples of 10¹⁰ operations on four ranks; the fastest takes 0.25 s, the slowest 1.5 s."""
+        """An iteration is 32 samples of 10¹⁰ operations on four ranks; the fastest takes 0.5 s, the slowest 1.75 s."""
         first, _ = told(events("synchronous"), "training_metrics_update")
         names = [f"train_throughput_per_gpu{end}" for end in ("", "_max", "_min")]
-        # 0.32 · 10¹² operations: over 1, 0.25 and 1.5 s, on 4 ranks, with 0.8 s the mean.
-        assert figures(first, *names) == pytest.approx((0.32 / 0.8 / 4, 0.32 / 0.25 / 4, 0.32 / 1.5 / 4))
+        # 0.32 · 10¹² operations on 4 ranks: over 1 s, which is the mean, over 0.5 and over 1.75 s.
+        assert figures(first, *names) == pytest.approx((0.32 / 1.0 / 4, 0.32 / 0.5 / 4, 0.32 / 1.75 / 4))
 
     def test_tokens(self, events):
         """There are 128 tokens to a sample."""
         first, _ = told(events("synchronous"), "training_metrics_update")
-        assert figures(first, "train_tokens", "avg_tokens_per_second") == (20_480, 5_120.0)
+        assert figures(first, "train_tokens", "avg_tokens_per_second") == (20_480, 4_096.0)
 
     def test_productive(self, events):
         """At the second success everything is saved: the failed save between made nothing of it."""
@@ -82,7 +86,7 @@ class TestSynchronous:
             "validation_iterations_sec",
             "train_tflops",
         ]
-        assert figures(second, *(f"productive_{name}" for name in names)) == (10, 320, 8.25, 1.75, 3.2)
+        assert figures(second, *(f"productive_{name}" for name in names)) == (10, 320, 11.5, 1.75, 3.2)
         assert figures(second, "save_checkpoint_success_count", "save_checkpoint_failure_count") == (2, 1)
 
     def test_saves(self, events):
@@ -106,7 +110,7 @@ class TestAsynchronous:
         """What is productive is what the furthest checkpoint holds: eight iterations, and then still eight."""
         updates = told(events("asynchronous"), "save_checkpoint_success")
         names = ["current_iteration", "productive_train_iterations", "productive_train_iterations_sec"]
-        assert [figures(update, *names) for update in updates] == [(8, 8, 4.5), (7, 8, 4.5)]
+        assert [figures(update, *names) for update in updates] == [(8, 8, 5.75), (7, 8, 5.75)]
 
     def test_interval(self, events):
         """The first update comes at the fifth iteration, two after the start; the last is the rest of a window."""

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+import trackside
 from trackside.bus import default_bus
 from trackside.compat.one_logger.api.one_logger_provider import OneLoggerProvider
 from trackside.compat.one_logger.api.timed_span import get_recorder, timed_span
@@ -21,6 +22,7 @@ from trackside.compat.one_logger.training_telemetry.api.checkpoint import CheckP
 from trackside.compat.one_logger.training_telemetry.api.spans import StandardTrainingJobSpanName as Name
 from trackside.compat.one_logger.training_telemetry.api.training_recorder import TrainingRecorder
 from trackside.compat.one_logger.training_telemetry.api.training_telemetry_provider import TrainingTelemetryProvider
+from trackside.events import JobConfigured
 from trackside.instruments import SpanOrderError
 
 ALL = ExportCustomizationMode.EXPORT_ALL_SPANS
@@ -55,6 +57,16 @@ class TestTrainingTelemetryProvider:
         one_logger.start(recording)
         assert (provider().one_logger_ready, type(provider().recorder)) == (True, TrainingRecorder)
         assert OneLoggerProvider.instance().one_logger_enabled
+
+    def test_within_a_job(self, one_logger, tmp_path):
+        """Within `start`, the job is still configured with One Logger's tag, world size and baseline."""
+        seen = []
+        with trackside.start(tmp_path, report=False):
+            with default_bus.subscribe(seen.append, to=JobConfigured):
+                config = one_logger.config(world_size_or_fn=7, session_tag_or_fn="tag", is_baseline_run_or_fn=True)
+                provider().with_base_config(config).configure_provider()
+            TrainingTelemetryProvider.forget()
+        assert [(job.world_size, job.session_tag, job.is_baseline_run) for job in seen] == [(7, "tag", True)]
 
     def test_overrides(self, one_logger):
         """Overrides win over the base, the later over the earlier, and tables are merged field by field."""

@@ -10,6 +10,7 @@ import pytest
 
 import trackside
 from trackside.bus import Bus
+from trackside.counters import Aggregation
 from trackside.events import CounterWindow
 from trackside.handlers import Capture
 
@@ -117,11 +118,11 @@ class TestTo:
 
     def test_counter(self, bus, heard):
         """A counter's window is what torch.monitor's own TensorBoard handler takes for a stat."""
-        counter = bus.counter("loss", aggregations=[trackside.Aggregation.SUM])
+        counter = bus.stat("loss", aggregations=[Aggregation.SUM])
         with bus.subscribe(ToTorchMonitor(), to=CounterWindow):
             with bus.collect(interval_s=3600):
-                counter.add(2.0)
-                counter.add(3.0)
+                counter.record(2.0)
+                counter.record(3.0)
             bus.flush()
         assert heard == [("torch.monitor.Stat", {"loss.sum": 5.0})]
 

@@ -78,7 +78,7 @@ class TestTitanFiles:
         inner, outer, iteration = (
             event for event in TitanFiles([write(lines)]) if isinstance(event, (SpanEnded, IterationEnded))
         )
-        assert (inner.parent_id, outer.parent_id) == (outer.id, iteration.id)
+        assert (inner.parent_span_id, outer.parent_span_id) == (outer.span_id, iteration.span_id)
 
     def test_scalars(self, write):
         """A scalar is a counter's window, with the totals so far."""

@@ -109,7 +109,7 @@ class TestInstalled:
             assert tick() == 1
 
     def test_events_follow(self):
-        """Who keeps a copy of the clock is told of each change."""
+        """A follower that keeps a copy of the clock is called at each change."""
         told = []
         clock.follow(lambda monotonic, offset_ns: told.append(offset_ns))
         try:

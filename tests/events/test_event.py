@@ -31,13 +31,13 @@ class Skipped(Event):
     count: int = 1
 
 
-@event("test.event.numbered", detail=PROFILE, version=3, derived=True)
+@event("test.event.numbered", priority=PROFILE, version=3, derived=True)
 class Numbered(Event):
     step: int
     loss: float | None = None
 
 
-@event("test.event.skipped.again", detail=LIFECYCLE)
+@event("test.event.skipped.again", priority=LIFECYCLE)
 class SkippedAgain(Skipped):
     times: int
 
@@ -190,7 +190,7 @@ class TestProvenance:
 class TestDeclaration:
     def test_attributes(self):
         """A class says under which name, at which level, in which version and whether derived it travels."""
-        assert (Numbered.wire_name, Numbered.detail, Numbered.version, Numbered.derived) == (
+        assert (Numbered.wire_name, Numbered.priority, Numbered.version, Numbered.derived) == (
             "test.event.numbered",
             PROFILE,
             3,
@@ -199,15 +199,15 @@ class TestDeclaration:
 
     def test_defaults(self):
         """What is not said is: once a step or so, the first version, not derived."""
-        assert (Skipped.detail, Skipped.version, Skipped.derived) == (ITERATION, 1, False)
+        assert (Skipped.priority, Skipped.version, Skipped.derived) == (ITERATION, 1, False)
 
     def test_inheritance(self):
         """A derived class has its base's fields, a name and a level of its own, and is one of its base's events."""
         again = SkippedAgain(reason="nan", times=2)
         assert isinstance(again, Skipped)
         assert (again.reason, again.count, again.times) == ("nan", 1, 2)
-        assert (SkippedAgain.wire_name, SkippedAgain.detail) == ("test.event.skipped.again", LIFECYCLE)
-        assert (Skipped.wire_name, Skipped.detail) == ("test.event.skipped", ITERATION)
+        assert (SkippedAgain.wire_name, SkippedAgain.priority) == ("test.event.skipped.again", LIFECYCLE)
+        assert (Skipped.wire_name, Skipped.priority) == ("test.event.skipped", ITERATION)
 
     def test_super(self):
         """Methods of an event class can call those of its base."""
@@ -257,12 +257,12 @@ class TestDeclaration:
             event("test.event.bad", version=version)
         assert (caught.value.field, caught.value.given) == ("event version", version)
 
-    @pytest.mark.parametrize("detail", [0, 4, "LIFECYCLE", None])
-    def test_bad_detail(self, detail):
-        """A level of detail is one of the three."""
+    @pytest.mark.parametrize("priority", [0, 4, "LIFECYCLE", None])
+    def test_bad_priority(self, priority):
+        """A priority is one of the three."""
         with pytest.raises(ConfigError) as caught:
-            event("test.event.bad", detail=detail)
-        assert (caught.value.field, caught.value.given) == ("event detail", detail)
+            event("test.event.bad", priority=priority)
+        assert (caught.value.field, caught.value.given) == ("event priority", priority)
 
     @pytest.mark.parametrize("thing", [object, int, print, "Event", None])
     def test_no_event(self, thing):
@@ -271,7 +271,7 @@ class TestDeclaration:
             event("test.event.bad")(thing)
         assert caught.value.field == "@event"
 
-    @pytest.mark.parametrize("name", ["source", "seq", "version", "detail", "derived", "wire_name"])
+    @pytest.mark.parametrize("name", ["source", "seq", "version", "priority", "derived", "wire_name"])
     def test_taken_field(self, name):
         """A field cannot hide what every event has."""
         with pytest.raises(ConfigError) as caught:

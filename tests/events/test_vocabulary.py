@@ -16,16 +16,15 @@ from trackside.events import (
     LIFECYCLE,
     ClockAnchored,
     CounterWindow,
+    DecodeError,
     Event,
-    EventsShed,
-    FrameDecoder,
-    HandlerRested,
+    EventsDropped,
+    HandlerSuspended,
     Heartbeat,
     IterationEnded,
     IterationSpanEnded,
     Parent,
     ProfileSpanEnded,
-    RowEncoder,
     Source,
     SourceEnded,
     SourceStarted,
@@ -35,15 +34,14 @@ from trackside.events import (
     UnknownEvent,
     clock,
     declared,
-    encode_frame,
     own_fields,
-    to_json,
 )
+from trackside.wire import FrameDecoder, RowEncoder, encode_frame, to_json
 
 OURS = [
     cls for cls in declared().values() if cls.__module__.startswith("trackside.events.") and cls is not UnknownEvent
 ]
-GOLDEN = Path(__file__).parents[1] / "data" / "frame-v1.msgpack"
+DATA = Path(__file__).parents[1] / "data"
 T = 1_795_000_000_000_000_000
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -93,7 +91,7 @@ def there_and_back(*happened):
         schema, row = encoder.encode(one, offset)
         schemas[schema.number] = schema.entry
         rows.append(row)
-    frame = encode_frame("s", 0, len(rows) - 1, shed={}, schemas=schemas.values(), rows=rows)
+    frame = encode_frame("s", 0, len(rows) - 1, dropped={}, schemas=schemas.values(), rows=rows)
     return FrameDecoder().decode(frame).events
 
 
@@ -133,7 +131,7 @@ class TestDeclarations:
         """Spans of all levels are read by who reads spans."""
         assert issubclass(IterationSpanEnded, SpanEnded)
         assert issubclass(ProfileSpanEnded, SpanEnded)
-        assert IterationSpanEnded.detail < SpanEnded.detail == LIFECYCLE
+        assert IterationSpanEnded.priority < SpanEnded.priority == LIFECYCLE
 
 
 EXPECTED: list[Event] = [
@@ -164,25 +162,26 @@ EXPECTED: list[Event] = [
     ClockAnchored(at_ns=T + 1, span_id=0, step=-1, mono_ns=1000, wall_ns=T, offset_ns=-5, uncertainty_ns=50),
     SpanStarted(
         at_ns=T + 2,
-        span_id=1,
         step=-1,
-        id=2,
-        parent_id=1,
+        span_id=2,
+        parent_span_id=1,
         name="training_loop",
         attributes={"epochs": 3, "lr": 0.5, "tags": ["x", None, True]},
     ),
     IterationEnded(
         at_ns=T + 3,
-        span_id=2,
+        parent_span_id=2,
         step=0,
-        id=3,
+        span_id=3,
         duration_ns=9_000_000,
         samples=32,
         tokens=4096,
         flops=1.5e12,
         loss=2.25,
     ),
-    IterationEnded(at_ns=T + 5, span_id=2, step=1, id=4, kind="validation", duration_ns=9_000_001, failed=True),
+    IterationEnded(
+        at_ns=T + 5, parent_span_id=2, step=1, span_id=4, kind="validation", duration_ns=9_000_001, failed=True
+    ),
     SpanEventAdded(at_ns=T + 6, span_id=2, step=1, name="oom", attributes={"device": "cuda:0", "bytes": 2**40}),
     CounterWindow(
         at_ns=T + 7,
@@ -203,30 +202,28 @@ EXPECTED: list[Event] = [
         span_id=2,
         step=1,
         sequence=4,
-        counts={"logged": 12, "shed": 1},
+        counts={"logged": 12, "dropped": 1},
         open_spans={"MainThread": [2, "training_loop", T + 2]},
     ),
-    EventsShed(at_ns=T + 9, span_id=0, step=-1, by_type={"trackside.span.ended.profile": 7}, since_ns=T + 3),
-    HandlerRested(
-        at_ns=T + 10, span_id=0, step=-1, handler="JsonlSink", failures=5, error="OSError: no space", rest_s=30.0
+    EventsDropped(at_ns=T + 9, span_id=0, step=-1, by_type={"trackside.span.ended.profile": 7}, since_ns=T + 3),
+    HandlerSuspended(
+        at_ns=T + 10, span_id=0, step=-1, handler="JsonlSink", failures=5, error="OSError: no space", retry_after_s=30.0
     ),
-    IterationSpanEnded(at_ns=T + 11, span_id=2, step=1, id=5, parent_id=2, name="data_loading", duration_ns=1_000),
+    IterationSpanEnded(at_ns=T + 11, step=1, span_id=5, parent_span_id=2, name="data_loading", duration_ns=1_000),
     ProfileSpanEnded(
         at_ns=T + 12,
-        span_id=2,
         step=1,
-        id=6,
-        parent_id=2,
+        span_id=6,
+        parent_span_id=2,
         name="model_forward",
         duration_ns=2_000,
         attributes={"layer": -1},
     ),
     SpanEnded(
         at_ns=T + 13,
-        span_id=1,
         step=-1,
-        id=2,
-        parent_id=1,
+        span_id=2,
+        parent_span_id=1,
         name="training_loop",
         duration_ns=10,
         attributes={"epochs": 3},
@@ -245,9 +242,16 @@ EXPECTED: list[Event] = [
 
 
 class TestVersionOne:
-    """A frame as the first release wrote it. The file never changes, and is readable for ever."""
+    def test_refused(self):
+        """A frame of the version before is refused, by its number."""
+        with pytest.raises(DecodeError, match="frame version 1; this release reads 2"):
+            FrameDecoder().decode((DATA / "frame-v1.msgpack").read_bytes())
 
-    frame = FrameDecoder().decode(GOLDEN.read_bytes())
+
+class TestVersionTwo:
+    """A frame that is kept in a file: every later release reads it alike."""
+
+    frame = FrameDecoder().decode((DATA / "frame-v2.msgpack").read_bytes())
 
     def test_events(self):
         """All its events are what they were."""
@@ -261,9 +265,9 @@ class TestVersionOne:
         ]
         assert (self.frame.first_seq, self.frame.last_seq) == (100, 116)
 
-    def test_shed(self):
-        """What was shed is counted."""
-        assert self.frame.shed == {"trackside.span.ended.profile": 7, "acme.batch.skipped": 1}
+    def test_dropped(self):
+        """What was dropped is counted."""
+        assert self.frame.dropped == {"trackside.span.ended.profile": 7, "acme.batch.skipped": 1}
 
     def test_source(self):
         """And its source is known from within."""

@@ -16,7 +16,7 @@ import attrs
 import pytest
 
 import trackside
-from trackside.events import SectionWindow
+from trackside.events import IterationEnded, SectionWindow, SpanEnded, UnknownEvent
 from trackside.handlers.models import SpanBuilder
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -99,9 +99,28 @@ def train_and_watch(out, *options):
 def iterations(out, kind="training", *, failed=False):
     return [
         event
-        for event in trackside.replay(out, types=trackside.IterationEnded)
+        for event in trackside.replay(out, to=trackside.IterationEnded)
         if event.kind == kind and event.failed == failed
     ]
+
+
+def step_times_ms(events):
+    """Return the times from the end of one step to that of the next, without validation and checkpoints."""
+    times_ms, before_ns, loading_ns, left_out_ns = [], None, None, 0
+    for event in events:
+        if isinstance(event, SpanEnded):
+            if event.name == "data_loading":
+                loading_ns = event.at_ns - event.duration_ns
+            elif event.name in {"validation_loop", "checkpoint_load", "checkpoint_save_sync", "checkpoint_save_async"}:
+                left_out_ns += event.duration_ns
+        elif event.kind == "training" and not event.failed:
+            start_ns = before_ns
+            if start_ns is None:
+                start_ns, left_out_ns = event.at_ns - event.duration_ns, 0
+                start_ns = start_ns if loading_ns is None else min(start_ns, loading_ns)
+            times_ms.append((event.at_ns - start_ns - left_out_ns) / 1e6)
+            before_ns, left_out_ns = event.at_ns, 0
+    return times_ms
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +165,7 @@ class TestTraining:
         """
         ends = {
             (part.source.rank, part.source.attempt): part.ended
-            for part in trackside.inspect(demo.out).sources
+            for part in trackside.check_logs(demo.out).sources
             if part.source.role == "main"
         }
 
@@ -210,7 +229,7 @@ class TestTraining:
         """
         No event is missing and no byte is damaged.
         """
-        log = trackside.inspect(demo.out)
+        log = trackside.check_logs(demo.out)
 
         assert [part.missing for part in log.sources] == [0] * len(log.sources)
         assert sum(file.damaged_bytes for file in log.files) == 0
@@ -229,7 +248,7 @@ class TestSummary:
         """
         Every file of the log is named with its size.
         """
-        for file in trackside.inspect(demo.out).files:
+        for file in trackside.check_logs(demo.out).files:
             path = re.escape(str(file.path.relative_to(demo.out)))
             assert re.search(rf"^ +{path} +{file.size_bytes:,}$", demo.printed, re.MULTILINE)
 
@@ -290,10 +309,17 @@ class TestSummary:
         """
         Steps, their mean, least and greatest time, and the last loss are those of the iterations in the log.
         """
-        steps = [
-            event for event in iterations(demo.out) if (event.source.rank, event.source.attempt) == (rank, attempt)
+        events = [
+            event
+            for event in trackside.replay(demo.out, to=(IterationEnded, SpanEnded))
+            if (event.source.rank, event.source.attempt, event.source.role) == (rank, attempt, "main")
         ]
-        lasted_ms = [event.duration_ns / 1e6 for event in steps]
+        steps = [
+            event
+            for event in events
+            if isinstance(event, IterationEnded) and event.kind == "training" and not event.failed
+        ]
+        lasted_ms = step_times_ms(events)
 
         (line,) = [line for line in demo.section("Training") if f"rank {rank}, attempt {attempt}" in line]
         count, mean_ms, min_ms, _, max_ms, _, _, loss = [
@@ -459,7 +485,7 @@ class TestResume:
 def scores_by_first_step(out):
     """Return rank 1's score in data loading in each window that both ranks are in, by attempt and first step."""
     medians = {}
-    for event in trackside.replay(out, types=SectionWindow):
+    for event in trackside.replay(out, to=SectionWindow):
         source = event.source
         median_ns = event.median_ns[event.names.index("data_loading")]
         medians.setdefault((source.attempt, event.window), {})[source.rank] = event.first_step, median_ns
@@ -468,4 +494,4 @@ def scores_by_first_step(out):
 
 
 def event_name(event):
-    return event.name if isinstance(event, trackside.UnknownEvent) else event.wire_name
+    return event.name if isinstance(event, UnknownEvent) else event.wire_name

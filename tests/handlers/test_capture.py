@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from trackside.bus import Bus
-from trackside.events import Event, event
+from trackside.events import Event, RunsOn, event
 from trackside.handlers import Capture
 
 
@@ -77,7 +77,7 @@ class TestCapture:
     def test_queued(self):
         """Queued, it has everything after a flush, with the numbers of the stream."""
         captured = Capture()
-        with Bus() as bus, bus.subscribe(captured, to=Seen, queued=True):
+        with Bus() as bus, bus.subscribe(captured, to=Seen, runs_on=RunsOn.WORKER):
             for number in range(3):
                 bus.log(Seen(number=number))
             bus.flush()

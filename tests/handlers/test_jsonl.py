@@ -16,16 +16,17 @@ import time
 import pytest
 
 from trackside.bus import Bus
-from trackside.events import ITERATION, SIDING, ConfigError, Event, event, to_json
+from trackside.events import ITERATION, ConfigError, Event, RunsOn, event
 from trackside.handlers import JsonlSink
 from trackside.handlers.eventlog import create_file
+from trackside.wire import to_json
 
 KIB = 1 << 10
 DEADLINE_S = 30.0
 NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
 
 
-@event("test.jsonl.noted", detail=ITERATION)
+@event("test.jsonl.noted", priority=ITERATION)
 class Noted(Event):
     """Something for a file."""
 
@@ -102,7 +103,7 @@ class TestLines:
         with Bus() as bus:
             bus.subscribe(JsonlSink(tmp_path / "events.jsonl"), to=Noted)
             bus.log(Noted(number=7, text="ü\n", at_ns=123, span_id=4, step=5))
-            source = bus._porter.source or bus._identity.find()
+            source = bus._dispatcher.source or bus._identity.find()
 
         assert lines_in(tmp_path / "events.jsonl") == [
             {
@@ -117,9 +118,9 @@ class TestLines:
             }
         ]
 
-    def test_runs_on_a_siding(self):
-        """A sink runs on a siding: a disk that stalls holds up nobody else."""
-        assert JsonlSink.runs_on is SIDING
+    def test_runs_on_a_sink_worker(self):
+        """A sink runs on a sink worker: a disk that stalls holds up nobody else."""
+        assert JsonlSink.runs_on is RunsOn.WORKER
 
     def test_written_without_asking(self, tmp_path):
         """What was logged is in the file soon, also when nobody flushes."""
@@ -366,7 +367,7 @@ class TestTrouble:
         assert (sink.lost, closed) == (9, False)
 
     def test_tried_again_without_a_pause(self, tmp_path):
-        """A disk is tried again also when events never pause, once it has rested."""
+        """A disk is tried again also when events never pause, once it has suspended."""
         disk, clock = Disk(), FakeClock()
         disk.error = NO_SPACE
         sink = JsonlSink(tmp_path / "events.jsonl", create=disk.create, buffer_bytes=64 * KIB, monotonic_ns=clock)
@@ -475,7 +476,7 @@ class TestTrouble:
             closed = subscription.close()
             stats = subscription.stats()
 
-        assert (closed, stats.logged, stats.handled, stats.shed, stats.balance) == (False, 1, 0, 1, 0)
+        assert (closed, stats.logged, stats.handled, stats.dropped, stats.balance) == (False, 1, 0, 1, 0)
 
     def test_limited_files(self, tmp_path):
         """With a limit on the size of files (RLIMIT_FSIZE) the next part takes what the last cannot."""

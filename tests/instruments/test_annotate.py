@@ -6,7 +6,7 @@ import importlib.util
 
 import pytest
 
-from trackside.events import ConfigError, ambient
+from trackside.events import ConfigError, MissingExtraError, ambient
 from trackside.instruments import annotate, model_forward, span, training_iteration
 from trackside.instruments._span import set_annotator
 
@@ -60,7 +60,7 @@ class TestAnnotator:
     @pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="torch is installed")
     def test_no_torch(self):
         """Where torch is missing, one line says what to install."""
-        with pytest.raises(ConfigError, match="pip install 'trackside\\[torch\\]'"):
+        with pytest.raises(MissingExtraError, match="pip install 'trackside\\[torch\\]'"):
             annotate("record_function")
 
 

@@ -14,7 +14,7 @@ from trackside.events import (
     ConfigError,
     IterationEnded,
     SpanEnded,
-    SpanMisplaced,
+    SpanOutOfOrder,
     SpanStarted,
     ambient,
 )
@@ -66,7 +66,7 @@ PAIRS = {
 
 def problems(captured):
     """Return what was out of order."""
-    return [(event.name, event.problem) for event in captured.of(SpanMisplaced)]
+    return [(event.name, event.problem) for event in captured.of(SpanOutOfOrder)]
 
 
 def names_and_times(captured):
@@ -190,7 +190,11 @@ class TestTrain:
         app, loop = on_app_start(), on_train_start(0)
         iteration = on_training_single_iteration_start()
         loading = on_data_loading_start()
-        assert (loop.parent_id, iteration.parent_id, loading.parent_id) == (app.id, loop.id, iteration.id)
+        assert (loop.parent_id, iteration.parent_id, loading.parent_id) == (
+            app.id,
+            loop.id,
+            iteration.id,
+        )
         on_data_loading_end()
         on_training_single_iteration_end()
         on_train_end()
@@ -324,7 +328,7 @@ class TestDisorder:
         on_model_init_start(wrong)
         on_model_init_end()
         assert names_and_times(captured) == [("model_initialization", 11_000_000_000, 0)]
-        assert "give a number, or None for now" in captured.of(SpanMisplaced)[0].problem
+        assert "give a number, or None for now" in captured.of(SpanOutOfOrder)[0].problem
 
     def test_old_times(self, captured):
         """A time may be as old as it likes: spans are often told after the fact."""

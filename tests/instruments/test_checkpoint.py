@@ -12,7 +12,7 @@ from trackside.events import (
     CheckpointSaveSucceeded,
     ConfigError,
     SpanEnded,
-    SpanMisplaced,
+    SpanOutOfOrder,
     SpanStarted,
 )
 from trackside.instruments import (
@@ -146,7 +146,7 @@ class TestAsync:
             pass
         checkpoint_succeeded(100)
         assert told(captured) == [(CheckpointSaveSucceeded, 100)]
-        assert captured.of(SpanMisplaced) == []
+        assert captured.of(SpanOutOfOrder) == []
 
     def test_any_order(self, captured):
         """Successes may come in any order, each with its own save's facts."""
@@ -219,7 +219,7 @@ class TestStrategy:
         with checkpoint_save(100, strategy="asink"):
             pass
         assert captured.of(SpanStarted)[0].name == "checkpoint_save_sync"
-        assert 'strategy: got \'asink\'; give "sync" or "async"' in captured.of(SpanMisplaced)[0].problem
+        assert 'strategy: got \'asink\'; give "sync" or "async"' in captured.of(SpanOutOfOrder)[0].problem
 
     def test_wrong_and_strict(self, strict):
         """In a strict bus it is an error."""

@@ -55,7 +55,11 @@ class TestEvent:
         """It has an id, belongs to the span around it, and is the parent of those inside."""
         with span("epoch") as epoch, training_iteration(0) as iteration, data_loading() as loading:
             pass
-        assert (only(captured).id, only(captured).span_id, loading.parent_id) == (iteration.id, epoch.id, iteration.id)
+        assert (only(captured).span_id, only(captured).parent_span_id, loading.parent_id) == (
+            iteration.id,
+            epoch.id,
+            iteration.id,
+        )
 
 
 class TestDone:

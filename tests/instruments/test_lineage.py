@@ -138,7 +138,7 @@ class TestProcesses:
                     with span("in child"):
                         pass
             if not pid:
-                told = [[event.name, event.parent_id] for event in found]
+                told = [[event.name, event.parent_span_id] for event in found]
                 source = process_source()
                 told = [told, open_at_first, source.parent.span_id == around.id, source.parent.source_id == parent.id]
                 os.write(write, json.dumps(told).encode())

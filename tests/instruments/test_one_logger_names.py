@@ -175,7 +175,7 @@ class TestPage:
         """Every name that the page writes as code of ours is there."""
         text = re.sub(r"```.*?```", "", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
         called = {name for name in re.findall(r"`(\w+)\(", text) if name != "subscribe"}
-        from trackside import bus
+        from trackside import bus, rules
 
-        rooms = (instruments, bus, instruments.CheckpointSave)
+        rooms = (instruments, bus, rules, instruments.CheckpointSave)
         assert {name for name in called if not any(hasattr(room, name) for room in rooms)} == set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trackside.events import LIFECYCLE, ConfigError, SpanEnded, SpanMisplaced, SpanStarted
+from trackside.events import LIFECYCLE, ConfigError, SpanEnded, SpanOutOfOrder, SpanStarted
 from trackside.instruments import (
     TrainingDefaults,
     application,
@@ -37,7 +37,7 @@ class TestPhases:
         """Every phase is published when it starts and when it ends, under One Logger's name."""
         with make():
             pass
-        assert [(type(event), event.name, event.detail) for event in captured] == [
+        assert [(type(event), event.name, event.priority) for event in captured] == [
             (SpanStarted, name, LIFECYCLE),
             (SpanEnded, name, LIFECYCLE),
         ]
@@ -124,7 +124,7 @@ class TestTrainingLoop:
         with training_loop(wrong):
             pass
         assert self.started(captured)["train_iterations_start"] == 0
-        (event,) = captured.of(SpanMisplaced)
+        (event,) = captured.of(SpanOutOfOrder)
         assert event.name == "training_loop"
         assert f"train_iterations_start: got {wrong!r}; give a whole number from 0" in event.problem
 
@@ -133,7 +133,7 @@ class TestTrainingLoop:
         with training_loop(train_iterations_target=lambda: 1 // 0):
             pass
         assert "train_iterations_target" not in self.started(captured)
-        assert "ZeroDivisionError" in captured.of(SpanMisplaced)[0].problem
+        assert "ZeroDivisionError" in captured.of(SpanOutOfOrder)[0].problem
 
     def test_strict(self, captured, strict):
         """In a strict bus it is an error, and nothing is left open."""

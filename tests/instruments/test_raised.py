@@ -11,12 +11,13 @@ import weakref
 
 import pytest
 
-from trackside.events import IterationEnded, SpanEnded, SpanEventAdded, ambient
+from trackside.events import ExceptionRaised, IterationEnded, SpanEnded, SpanEventAdded, ambient
 from trackside.instruments import (
     application,
     checkpoint_load,
     data_loading,
     model_forward,
+    record_exception,
     span,
     training_iteration,
     training_loop,
@@ -79,7 +80,7 @@ class TestNested:
         """Every span around it says which one it was raised in."""
         with pytest.raises(ValueError):
             run(BLOCKS, ValueError("bad batch"), depth)
-        ids = [event.id for event in captured if isinstance(event, (SpanEnded, IterationEnded))]
+        ids = [event.span_id for event in captured if isinstance(event, (SpanEnded, IterationEnded))]
         errors = [event.error for event in captured.of(SpanEnded) if event.error and "traceback" not in event.error]
         assert all(
             error == {"type": "ValueError", "message": "bad batch", "raised_in": str(ids[0])} for error in errors
@@ -135,7 +136,7 @@ class TestNested:
 
         with pytest.raises(ValueError), span("outer"):
             fail()
-        assert ended(captured, "outer").error["raised_in"] == str(ended(captured, "inner").id)
+        assert ended(captured, "outer").error["raised_in"] == str(ended(captured, "inner").span_id)
 
     def test_same_address(self, captured):
         """An exception that happens to lie where a forgotten one lay is not taken for it."""
@@ -214,7 +215,7 @@ class TestNested:
 
         with pytest.raises(ValueError):
             asyncio.run(main())
-        assert ended(captured, "outer").error["raised_in"] == str(ended(captured, "inner").id)
+        assert ended(captured, "outer").error["raised_in"] == str(ended(captured, "inner").span_id)
 
     def test_through_threads(self, captured):
         """It is the same where an exception passes from a thread to who waits for it."""
@@ -225,7 +226,7 @@ class TestNested:
 
         with pytest.raises(ValueError), concurrent.futures.ThreadPoolExecutor(1) as pool, span("outer"):
             pool.submit(fail).result()
-        assert ended(captured, "outer").error["raised_in"] == str(ended(captured, "inner").id)
+        assert ended(captured, "outer").error["raised_in"] == str(ended(captured, "inner").span_id)
 
 
 class TestOdd:
@@ -319,3 +320,98 @@ class TestIteration:
         with pytest.raises(FileNotFoundError), checkpoint_load(path="/nowhere"):
             raise FileNotFoundError("/nowhere")
         assert ended(captured, "checkpoint_load").error["type"] == "FileNotFoundError"
+
+
+class TestPublished:
+    @pytest.mark.parametrize("depth", range(1, len(BLOCKS) + 1))
+    def test_once(self, captured, depth):
+        """However many spans an exception leaves, it is published once, with the innermost of them."""
+        with pytest.raises(ValueError):
+            run(BLOCKS, ValueError("bad batch"), depth)
+        (event,) = captured.of(ExceptionRaised)
+        names = ["application", "training_loop", "training_single_iteration", "model_forward", "attention"]
+        assert (event.type, event.message, event.span_name) == ("ValueError", "bad batch", names[depth - 1])
+        assert "ValueError: bad batch" in event.traceback
+
+    def test_step(self, captured):
+        """It carries the step and the span that it was raised in."""
+        with pytest.raises(ValueError), training_iteration(150), model_forward() as forward:
+            raise ValueError
+        (event,) = captured.of(ExceptionRaised)
+        assert (event.step, event.span_id) == (150, forward.id)
+
+    def test_before_the_span_ends(self, captured):
+        """It comes before the ends of the spans that it leaves."""
+        with pytest.raises(ValueError), span("load"):
+            raise ValueError
+        assert [type(event) for event in captured] == [ExceptionRaised, ended(captured, "load").__class__]
+
+    def test_each(self, captured):
+        """Two exceptions are two, also from the same line."""
+        for message in ("first", "second"):
+            with contextlib.suppress(ValueError), span("load"):
+                raise ValueError(message)
+        assert [event.message for event in captured.of(ExceptionRaised)] == ["first", "second"]
+
+    def test_caught_inside(self, captured):
+        """An exception that leaves no span is not published."""
+        with span("load"), contextlib.suppress(ValueError):
+            raise ValueError
+        assert captured.of(ExceptionRaised) == []
+
+    @pytest.mark.parametrize("error", [StopIteration(), GeneratorExit(), SystemExit(), SystemExit(0)])
+    def test_good_end(self, captured, error):
+        """What ends a loop or a program in good order is no exception to report."""
+        with contextlib.suppress(BaseException), span("load"):
+            raise error
+        record_exception(error)
+        assert captured.of(ExceptionRaised) == []
+
+    def test_bad_exit(self, captured):
+        """A program that exits with a status other than 0 does not."""
+        with contextlib.suppress(SystemExit), span("load"):
+            raise SystemExit(3)
+        assert [event.message for event in captured.of(ExceptionRaised)] == ["3"]
+
+    def test_recorded_by_hand(self, captured):
+        """What a framework caught is published once, however often it is recorded and whatever it leaves later."""
+        with contextlib.suppress(ValueError), span("outer"), span("fit"):
+            try:
+                raise ValueError("caught")
+            except ValueError as error:
+                record_exception(error)
+                record_exception(error)
+                raise
+        assert [event.message for event in captured.of(ExceptionRaised)] == ["caught"]
+        assert "traceback" in ended(captured, "fit").error
+
+    def test_bounds(self, captured):
+        """A long message and a deep traceback are cut."""
+
+        def fall(depth):
+            if depth:
+                fall(depth - 1)
+            raise ValueError("x" * 10_000)
+
+        with pytest.raises(ValueError), span("load"):
+            fall(300)
+        (event,) = captured.of(ExceptionRaised)
+        assert (len(event.message), len(event.traceback) <= 16_000) == (2_000, True)
+
+    @pytest.mark.parametrize(
+        ("error", "expected"),
+        [
+            (MemoryError(), True),
+            (type("OutOfMemoryError", (RuntimeError,), {})("Tried to allocate 2 GiB"), True),
+            (RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB"), True),
+            (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), True),
+            (RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8 bytes"), True),
+            (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+            (ValueError("out of memory"), False),
+        ],
+    )
+    def test_out_of_memory(self, captured, error, expected):
+        """Errors that say that memory ran out are recognised, whichever library raises them."""
+        with contextlib.suppress(Exception), span("load"):
+            raise error
+        assert [event.is_out_of_memory for event in captured.of(ExceptionRaised)] == [expected]

@@ -18,7 +18,7 @@ from trackside.events import (
     ProfileSpanEnded,
     SpanEnded,
     SpanEventAdded,
-    SpanMisplaced,
+    SpanOutOfOrder,
     SpanStarted,
     ambient,
     clock,
@@ -40,23 +40,23 @@ class TestEvents:
         assert [type(event) for event in captured] == [IterationSpanEnded]
 
     def test_profile(self, captured):
-        """The level of detail is the span's own."""
-        with span("tokenize", detail=PROFILE):
+        """The priority is the span's own."""
+        with span("tokenize", priority=PROFILE):
             pass
         assert [type(event) for event in captured] == [ProfileSpanEnded]
 
     def test_long(self, captured):
         """A long span is published when it starts, too."""
-        with span("evaluate", detail=LIFECYCLE):
+        with span("evaluate", priority=LIFECYCLE):
             assert [type(event) for event in captured] == [SpanStarted]
         assert [type(event) for event in captured] == [SpanStarted, SpanEnded]
 
     def test_start_and_end_agree(self, captured):
         """Start and end name the same span."""
-        with span("evaluate", detail=LIFECYCLE, epoch=3):
+        with span("evaluate", priority=LIFECYCLE, epoch=3):
             pass
         start, end = captured.events
-        assert (start.id, start.name, start.attributes) == (end.id, "evaluate", {"epoch": 3})
+        assert (start.span_id, start.name, start.attributes) == (end.span_id, "evaluate", {"epoch": 3})
 
     def test_times(self, captured, ticking):
         """A span ends at its end, and lasts as long as it does."""
@@ -68,14 +68,14 @@ class TestEvents:
 
     def test_start_time(self, captured, ticking):
         """A long span starts at its start."""
-        with span("evaluate", detail=LIFECYCLE):
+        with span("evaluate", priority=LIFECYCLE):
             ticking.pass_ns(70)
         assert captured.of(SpanStarted)[0].at_ns == 11_000_000_000
 
-    @pytest.mark.parametrize("detail", [PROFILE, LIFECYCLE])
-    def test_every_field_is_set(self, captured, detail):
+    @pytest.mark.parametrize("priority", [PROFILE, LIFECYCLE])
+    def test_every_field_is_set(self, captured, priority):
         """An event that is filled in by hand lacks no field."""
-        with span("tokenize", detail=detail):
+        with span("tokenize", priority=priority):
             pass
         event = captured.events[-1]
         assert [field.name for field in attrs.fields(type(event)) if not hasattr(event, field.name)] == []
@@ -90,7 +90,7 @@ class TestEvents:
         """A span that is said to end before it started lasts no time, and that is named."""
         span("tokenize").open(at_ns=5_000).close(at_ns=1_000)
         assert ended(captured, "tokenize").duration_ns == 0
-        assert [event.problem for event in captured.of(SpanMisplaced)] == ["ended before it started"]
+        assert [event.problem for event in captured.of(SpanOutOfOrder)] == ["ended before it started"]
 
 
 class TestAttributes:
@@ -108,7 +108,7 @@ class TestAttributes:
 
     def test_set_leaves_the_start_alone(self, captured):
         """What is learned later does not appear in the start, which may not have been written yet."""
-        with span("evaluate", detail=LIFECYCLE) as work:
+        with span("evaluate", priority=LIFECYCLE) as work:
             work.set(tokens=500)
         assert captured.of(SpanStarted)[0].attributes == {}
 
@@ -140,13 +140,13 @@ class TestNesting:
         """A span's parent is the one around it."""
         with span("outer") as outer, span("inner"):
             pass
-        assert ended(captured, "inner").parent_id == outer.id
+        assert ended(captured, "inner").parent_span_id == outer.id
 
     def test_no_parent(self, captured):
         """The outermost span has none."""
         with span("outer"):
             pass
-        assert ended(captured, "outer").parent_id == 0
+        assert ended(captured, "outer").parent_span_id == 0
 
     def test_siblings(self, captured):
         """A span that ended is nobody's parent."""
@@ -155,7 +155,7 @@ class TestNesting:
                 pass
             with span("second"):
                 pass
-        assert ended(captured, "second").parent_id == outer.id
+        assert ended(captured, "second").parent_span_id == outer.id
 
     def test_what_is_logged_inside(self):
         """What is logged inside belongs to the span."""
@@ -198,11 +198,11 @@ class TestOff:
     def test_nobody_wants_it(self):
         """A span of a level that nobody asked for is nothing to those inside it."""
         found = []
-        outer = span("evaluate", detail=LIFECYCLE)
-        subscription = default_bus.subscribe(found.append, to=SpanEnded, detail=LIFECYCLE)
-        with subscription, outer, span("tokenize"), span("load", detail=LIFECYCLE):
+        outer = span("evaluate", priority=LIFECYCLE)
+        subscription = default_bus.subscribe(found.append, to=SpanEnded, min_priority=LIFECYCLE)
+        with subscription, outer, span("tokenize"), span("load", priority=LIFECYCLE):
             pass
-        assert [(event.name, event.parent_id) for event in found] == [("load", outer.id), ("evaluate", 0)]
+        assert [(event.name, event.parent_span_id) for event in found] == [("load", outer.id), ("evaluate", 0)]
 
     def test_turned_on_inside(self):
         """Who comes while a span is open does not see its end."""
@@ -222,7 +222,7 @@ class TestOff:
 class TestDisorder:
     def problems(self, captured):
         """Return what was out of order."""
-        return [(event.name, event.problem) for event in captured.of(SpanMisplaced)]
+        return [(event.name, event.problem) for event in captured.of(SpanOutOfOrder)]
 
     def test_parent_first(self, captured):
         """A span that is closed before what was opened inside it does not become the parent of what follows."""
@@ -237,7 +237,7 @@ class TestDisorder:
         outer, inner = span("outer").open(), span("inner").open()
         outer.close()
         inner.close()
-        assert ended(captured, "inner").parent_id == outer.id
+        assert ended(captured, "inner").parent_span_id == outer.id
 
     def test_grandparent_first(self, captured):
         """However deep the disorder, what follows belongs to what is still open."""
@@ -319,8 +319,8 @@ class TestDecorator:
                 descend(depth - 1)
 
         descend(3)
-        by_id = {event.id: event for event in captured.of(SpanEnded)}
-        parents = [by_id[number].parent_id for number in sorted(by_id)]
+        by_id = {event.span_id: event for event in captured.of(SpanEnded)}
+        parents = [by_id[number].parent_span_id for number in sorted(by_id)]
         assert parents == [0, *sorted(by_id)[:-1]]
 
     def test_coroutine(self, captured):
@@ -331,7 +331,7 @@ class TestDecorator:
             await asyncio.sleep(0)
             return ambient.get()[0]
 
-        assert asyncio.run(fetch()) == ended(captured, "fetch").id
+        assert asyncio.run(fetch()) == ended(captured, "fetch").span_id
 
     def test_coroutines_at_once(self, captured):
         """Runs at the same time are spans of their own."""
@@ -344,8 +344,8 @@ class TestDecorator:
             await asyncio.gather(fetch(), fetch())
 
         asyncio.run(main())
-        assert len({event.id for event in captured.of(SpanEnded)}) == 2
-        assert captured.of(SpanMisplaced) == []
+        assert len({event.span_id for event in captured.of(SpanEnded)}) == 2
+        assert captured.of(SpanOutOfOrder) == []
 
     def test_threads(self, captured):
         """Calls in several threads are spans of their own."""
@@ -360,7 +360,7 @@ class TestDecorator:
             thread.start()
         for thread in threads:
             thread.join()
-        assert len({event.id for event in captured.of(SpanEnded)}) == 8
+        assert len({event.span_id for event in captured.of(SpanEnded)}) == 8
 
     def test_decorated_while_off(self):
         """A function that was decorated before anybody listened is a span once somebody does."""
@@ -405,20 +405,20 @@ class TestThreads:
         """A new thread's spans hang under the application."""
         with application() as app, span("outer"):
             self.run(self.work)
-        assert ended(captured, "load").parent_id == app.id
+        assert ended(captured, "load").parent_span_id == app.id
 
     def test_no_root(self, captured):
         """Without an application they hang under nothing."""
         with span("outer"):
             self.run(self.work)
-        assert ended(captured, "load").parent_id == 0
+        assert ended(captured, "load").parent_span_id == 0
 
     def test_after_the_application(self, captured):
         """Once the application is closed, nothing hangs under it."""
         with application():
             pass
         self.run(self.work)
-        assert ended(captured, "load").parent_id == 0
+        assert ended(captured, "load").parent_span_id == 0
 
     def test_thread_is_named(self, captured):
         """A span says which thread it ran in, if it was not the main one."""
@@ -441,10 +441,10 @@ class TestTasks:
             await asyncio.gather(*(work(number) for number in range(1_000)))
 
         asyncio.run(all_of_them())
-        outer = {event.id: event.attributes["number"] for event in captured.of(SpanEnded) if event.name == "outer"}
+        outer = {event.span_id: event.attributes["number"] for event in captured.of(SpanEnded) if event.name == "outer"}
         inner = [event for event in captured.of(SpanEnded) if event.name == "inner"]
         assert len(outer) == len(inner) == 1_000
-        assert [event for event in inner if outer.get(event.parent_id) != event.attributes["number"]] == []
+        assert [event for event in inner if outer.get(event.parent_span_id) != event.attributes["number"]] == []
 
     def test_child_tasks(self, captured):
         """A task's spans hang under the span in which the task was made."""
@@ -458,7 +458,7 @@ class TestTasks:
                 await asyncio.create_task(inner())
             return outer.id
 
-        assert asyncio.run(main()) == ended(captured, "inner").parent_id
+        assert asyncio.run(main()) == ended(captured, "inner").parent_span_id
 
     def test_task_that_outlives(self, captured):
         """A span may end while a task that was made inside it still runs: no disorder."""
@@ -474,5 +474,5 @@ class TestTasks:
             await task
 
         asyncio.run(main())
-        assert captured.of(SpanMisplaced) == []
-        assert ended(captured, "inner").parent_id == ended(captured, "outer").id
+        assert captured.of(SpanOutOfOrder) == []
+        assert ended(captured, "inner").parent_span_id == ended(captured, "outer").span_id

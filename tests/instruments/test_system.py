@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from trackside.bus import Bus
-from trackside.events import ConfigError, SystemSamplingStarted
+from trackside.events import MissingExtraError, SystemSamplingStarted
 from trackside.handlers import Capture
 from trackside.instruments import nvml, psutil, system
 from trackside.instruments._gauges import Gauge, Share
@@ -280,5 +280,5 @@ class TestSampling:
     def test_nothing_installed(self, monkeypatch):
         """Where no library could read anything one line says what to install."""
         monkeypatch.setattr(system.importlib.util, "find_spec", lambda _name: None)
-        with pytest.raises(ConfigError, match=r"trackside\[psutil,nvml\]"):
+        with pytest.raises(MissingExtraError, match=r"trackside\[psutil,nvml\]"):
             SystemSampling()

@@ -7,10 +7,12 @@ import functools
 import gzip
 import http.server
 import json
+import math
 import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -21,6 +23,8 @@ from concurrent import futures
 from pathlib import Path
 
 import pytest
+
+from trackside.events import IterationEnded
 
 WAIT_S = 30.0
 
@@ -73,6 +77,22 @@ def eventually():
 def port():
     """Return a port that nobody listens on."""
     return free_port()
+
+
+EXTREMES = (math.inf, -math.inf, math.nan, -0.0, 1e308, 5e-324)
+"""The numbers that formats treat in different ways."""
+
+
+@pytest.fixture
+def losses():
+    """Return an iteration for each extreme number, with the number as its loss and its place as its step."""
+    return [IterationEnded(step=step, duration_ns=1, loss=value) for step, value in enumerate(EXTREMES)]
+
+
+@pytest.fixture
+def bits():
+    """Return a function that turns floats into bits: the signs of zeros count, and NaN equals itself."""
+    return lambda values: [struct.pack("<d", value) for value in values]
 
 
 @pytest.fixture

@@ -31,8 +31,8 @@ def of(kind, events):
 
 def left_open(events):
     """Return the names of the long spans that were not closed."""
-    closed = {event.id for event in events if type(event) is SpanEnded}
-    return [event.name for event in of(SpanStarted, events) if event.id not in closed]
+    closed = {event.span_id for event in events if type(event) is SpanEnded}
+    return [event.name for event in of(SpanStarted, events) if event.span_id not in closed]
 
 
 # Of two batches: the gradients are cleared before the first backward pass, used after the second one.
@@ -73,7 +73,7 @@ def _line(event):
         return f"saved {event.global_step}"
     if kind == "CheckpointSaveFailed":
         return f"not saved {event.global_step}"
-    if kind == "SpanMisplaced":
+    if kind == "SpanOutOfOrder":
         return f"misplaced {name}: {event.problem}"
     return None
 
@@ -92,7 +92,6 @@ def figures(directory):
     counts = {name: total.count for name, total in totals.items()}
     training, saves = totals["training_single_iteration"], totals["checkpoint_save_sync"]
     pairs = [
-        (training.total_ns / 1e9, measured.training.total_iteration_time_sec),
         (saves.total_ns / 1e9, measured.checkpoints["sync"].save_checkpoint_sync_time_total_sec),
         (saves.total_ns / 1e9, goodput.badput_s["UNPRODUCTIVE_CHECKPOINT_SAVE_TIME"]),
     ]

@@ -275,7 +275,7 @@ def dragging():
 
 def stop_with_straggler(package, directory):
     """Train on two ranks, of which one is slow, until that is found out."""
-    one_line = importlib.import_module(f"trackside.job.{package}")
+    one_line = importlib.import_module(f"trackside.integrations.{package}")
     callback = one_line.StragglerDetectionCallback(
         *(0.5, True, False, 1, 0.75, 0.75, True, False), directory=directory / "runs", agree_every_steps=5
     )
@@ -294,17 +294,17 @@ def main(framework, directory, dies_at="-1"):
     if framework == "transformers":
         from transformers.trainer_utils import get_last_checkpoint
 
-        from trackside.job.transformers import TracksideCallback
+        from trackside.integrations.transformers import TracksideCallback
 
         trainer = transformers_trainer(directory, TracksideCallback(runs), model=model, ddp_backend="gloo")
         place = directory / "checkpoints"
         trainer.train(resume_from_checkpoint=get_last_checkpoint(str(place)) if place.exists() else None)
     elif framework == "accelerate":
-        from trackside.job.accelerate import TracksideTracker
+        from trackside.integrations.accelerate import TracksideTracker
 
         train_with_accelerate(directory, TracksideTracker(runs), model=model)
     else:
-        one_line = importlib.import_module(f"trackside.job.{framework}")
+        one_line = importlib.import_module(f"trackside.integrations.{framework}")
         trainer = lightning_trainer(
             framework,
             directory,

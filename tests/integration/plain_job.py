@@ -57,5 +57,5 @@ def main():
 
 
 if __name__ == "__main__":
-    with trackside.start(directory / "runs", heartbeat_s=0.2, report=False):
+    with trackside.start(directory / "runs", heartbeat_interval_s=0.2, report=False):
         main()

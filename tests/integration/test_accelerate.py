@@ -11,15 +11,22 @@ from pathlib import Path
 import pytest
 
 import trackside
-from trackside.events import IterationEnded, ProfileSpanEnded, SpanEnded, SpanEventAdded, SpanStarted
+from trackside.events import (
+    ConfigLogged,
+    IterationEnded,
+    MetricsLogged,
+    ProfileSpanEnded,
+    RunsOn,
+    SpanEnded,
+    SpanStarted,
+)
 from trackside.handlers import replay
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
 
 accelerate = pytest.importorskip("accelerate")
 
-from trackside.instruments import accelerate as instrument  # noqa: E402  after what may skip all of this
-from trackside.job import accelerate as one_line  # noqa: E402
+from trackside.integrations import accelerate as instrument  # noqa: E402  after what may skip all of this
 
 
 def load(name):
@@ -76,17 +83,20 @@ class TestLoop:
     def test_parts_belong_to_their_iteration(self, events, tmp_path):
         """The parts of a step are inside its iteration, but for the wait for its first batch."""
         frameworks.train_with_accelerate(tmp_path, instrument.TracksideTracker(), steps=2)
-        ids = {event.id: event.step for event in of(IterationEnded, events)}
-        parts = [(event.name, ids.get(event.parent_id)) for event in of(ProfileSpanEnded, events)]
+        ids = {event.span_id: event.step for event in of(IterationEnded, events)}
+        parts = [(event.name, ids.get(event.parent_span_id)) for event in of(ProfileSpanEnded, events)]
         step = [[("data_loading", None), *((name, step) for name in STEP)] for step in range(2)]
         assert parts == step[0] + step[1]
 
     def test_logged(self, events, tmp_path):
-        """What is logged, and the configuration, are events with all of it; numbers are counters too."""
+        """The logged values are events, as the configuration is; the numbers among them are stats too."""
         frameworks.train_with_accelerate(tmp_path, instrument.TracksideTracker())
-        found = [(event.name, sorted(event.attributes), event.step) for event in of(SpanEventAdded, events)]
-        assert found == [("configuration", ["lr"], -1), ("logged", ["loss"], 9), ("logged", ["loss"], 19)]
-        assert "loss" in {counter.name for counter in trackside.counters("loss")}
+        assert [sorted(event.values) for event in of(ConfigLogged, events)] == [["lr"]]
+        assert [(sorted(event.values), event.step) for event in of(MetricsLogged, events)] == [
+            (["loss"], 9),
+            (["loss"], 19),
+        ]
+        assert "loss" in {counter.name for counter in trackside.bus.default_bus.counters("loss")}
 
     def test_two_trackers(self, events, tmp_path):
         """Of two, one tells everything, once."""
@@ -136,7 +146,7 @@ class TestLoss:
             "none": list,
             "recording": lambda: [trackside.subscribe(trackside.EventLog(tmp_path / "runs"))],
             "raising": lambda: [trackside.subscribe(raising)],
-            "dead": lambda: [trackside.subscribe(lambda _: released.wait(60), queued=True)],
+            "dead": lambda: [trackside.subscribe(lambda _: released.wait(60), runs_on=RunsOn.WORKER)],
         }[sink]()
         try:
             watched = frameworks.train_with_accelerate(tmp_path / "watched", instrument.TracksideTracker())
@@ -150,7 +160,7 @@ class TestLoss:
 class TestErrors:
     def test_of_our_own(self, caplog, monkeypatch, tmp_path):
         """What is wrong with us stays out of the training, and is said once."""
-        monkeypatch.setattr("trackside.instruments._accelerator.callbacks.on_train_start", None)
+        monkeypatch.setattr("trackside.integrations._accelerate_watch.callbacks.on_train_start", None)
         with caplog.at_level(logging.WARNING, logger="trackside"):
             losses = frameworks.train_with_accelerate(tmp_path, instrument.TracksideTracker(), steps=3)
         assert len(losses) == 6
@@ -164,7 +174,7 @@ class TestErrors:
         def fail():
             raise ValueError("a bad batch")
 
-        tracker = one_line.TracksideTracker(tmp_path / "runs")
+        tracker = instrument.TracksideTracker(tmp_path / "runs")
         with pytest.raises(ValueError, match="a bad batch"):
             frameworks.train_with_accelerate(tmp_path, tracker, model=frameworks.Regression(fail))
         tracker.finish()
@@ -176,7 +186,7 @@ class TestOneLine:
     def test_all_comes_out(self, tmp_path):
         """Spans, metrics, goodput and scores come out of the one line, and agree with each other."""
         strict = trackside.JobConfig(application_name="tiny", strict=True)  # so that any disorder is an error
-        frameworks.train_with_accelerate(tmp_path, one_line.TracksideTracker(tmp_path / "runs", job=strict))
+        frameworks.train_with_accelerate(tmp_path, instrument.TracksideTracker(tmp_path / "runs", job=strict))
         assert checks.figures(tmp_path / "runs") == {
             "run ids": 1,
             "ranks": [0],
@@ -210,7 +220,4 @@ class TestJobs:
         assert checks.last_steps(tmp_path / "runs") == ([(0, 2), (1, 2)], [19, 19])
         (run,) = (tmp_path / "runs").iterdir()
         assert sorted(path.name.split(".")[0] for path in run.iterdir()) == ["rank-00000", "rank-00001"]
-        logged = {
-            event.source.rank for event in of(SpanEventAdded, replay(tmp_path / "runs")) if event.name == "logged"
-        }
-        assert logged == {0, 1}
+        assert {event.source.rank for event in of(MetricsLogged, replay(tmp_path / "runs"))} == {0, 1}

@@ -16,8 +16,9 @@ import types
 import pytest
 
 import trackside
-from trackside.events import SIDING, GoodputUpdated, IterationEnded, SpanEnded, fields_of
+from trackside.events import GoodputUpdated, IterationEnded, RunsOn, SpanEnded
 from trackside.handlers import JsonlSink, replay
+from trackside.wire import fields_of
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
@@ -111,14 +112,14 @@ class Nats:
 
     def arrived(self):
         """Return the steps that are here."""
-        with NatsReader(self.server.url, stream="runs", follow=False, types=IterationEnded) as events:
+        with NatsReader(self.server.url, stream="runs", follow=False, to=IterationEnded) as events:
             return {event.step for event in events}
 
 
 class Monitoring:
     def __init__(self, server):
         self.server = server
-        self.sink = GoogleCloudMonitoringSink("p", "l", every_s=0.0, timeout_s=0.5, client=server.client())
+        self.sink = GoogleCloudMonitoringSink("p", "l", export_interval_s=0.0, timeout_s=0.5, client=server.client())
 
     def trouble(self, kind):
         """Let the system be dead, slow or refusing."""
@@ -180,7 +181,7 @@ class Tracker:
 
 
 class Mlflow(Tracker):
-    """What the sink calls of MLflow's client."""
+    """The part of MLflow's client that the sink calls."""
 
     def __init__(self, monkeypatch):
         super().__init__(MlflowSink())
@@ -206,7 +207,7 @@ class Mlflow(Tracker):
 
 
 class WandB(Tracker):
-    """What the sink calls of a run of W&B's."""
+    """The part of a W&B run that the sink calls."""
 
     def __init__(self, monkeypatch):
         super().__init__(WandbSink())
@@ -230,7 +231,7 @@ class WandB(Tracker):
 class Broken:
     """Raises at every event."""
 
-    runs_on = SIDING
+    runs_on = RunsOn.WORKER
 
     def __call__(self, event):
         """Fail."""
@@ -240,7 +241,7 @@ class Broken:
 class Stuck:
     """Never comes back, until the test is over."""
 
-    runs_on = SIDING
+    runs_on = RunsOn.WORKER
 
     def __init__(self):
         self.over = threading.Event()
@@ -303,7 +304,7 @@ def started(tmp_path):
     def start(*sinks):
         witness = []
         handlers = [*sinks, JsonlSink(tmp_path / "events.jsonl"), PrometheusSink(None), Witness(witness)]
-        jobs.append(trackside.start(tmp_path / "runs", handlers=handlers, report=False, heartbeat_s=0.2))
+        jobs.append(trackside.start(tmp_path / "runs", handlers=handlers, report=False, heartbeat_interval_s=0.2))
         return jobs[-1], witness
 
     yield start
@@ -312,9 +313,9 @@ def started(tmp_path):
 
 
 class Witness:
-    """Keeps every event, on a siding like the others."""
+    """Keeps every event, on a sink worker like the others."""
 
-    runs_on = SIDING
+    runs_on = RunsOn.WORKER
 
     def __init__(self, seen):
         self.seen = seen
@@ -344,7 +345,7 @@ def counts():
 
 def since(before, now):
     """Return by how much the counts have risen."""
-    names = ("logged", "handled", "failed", "shed", "rested", "lost", "balance")
+    names = ("logged", "handled", "failed", "dropped", "suspended", "lost", "balance")
     return {
         handler: {name: getattr(stats, name) - getattr(before.get(handler), name, 0) for name in names}
         for handler, stats in now.items()
@@ -409,11 +410,11 @@ class TestStaysAway:
         assert {handler: told["balance"] for handler, told in found.items()} == dict.fromkeys(found, 0)
         for system in systems.values():
             told = found[type(system.sink).__name__]
-            assert told["shed"] == sum(system.sink.losses().values()) > 0
-            assert (told["failed"], told["rested"]) == (0, 0)
+            assert told["dropped"] == sum(system.sink.losses().values()) > 0
+            assert (told["failed"], told["suspended"]) == (0, 0)
         assert (found["Broken"]["handled"], found["Broken"]["failed"]) == (0, 5)
-        assert found["Broken"]["rested"] == found["Broken"]["logged"] - 5
-        assert found["Stuck"]["shed"] > 0
+        assert found["Broken"]["suspended"] == found["Broken"]["logged"] - 5
+        assert found["Stuck"]["dropped"] > 0
         for name in ("JsonlSink", "PrometheusSink", "Witness", "EventLog"):
             assert found[name]["lost"] == 0
         for system in systems.values():
@@ -422,7 +423,7 @@ class TestStaysAway:
 
 class TestPrometheus:
     def test_scraper_that_hangs(self, port, tmp_path):
-        """Who connects to the page and never reads holds up neither the job nor the next one who asks."""
+        """A client that connects to the page and never reads blocks neither the job nor the next client."""
         import socket
         import urllib.request
 

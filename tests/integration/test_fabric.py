@@ -38,7 +38,7 @@ def train(*callbacks):
 
 
 def ours(fabric):
-    (found,) = [one for one in fabric._callbacks if type(one).__module__ == "trackside.job.fabric"]
+    (found,) = [one for one in fabric._callbacks if type(one).__module__ == "trackside.integrations.fabric"]
     return found
 
 
@@ -63,7 +63,7 @@ class TestOptIn:
 
 def test_same_losses(tmp_path):
     """The losses are those without trackside, bit for bit."""
-    from trackside.job.fabric import TracksideCallback
+    from trackside.integrations.fabric import TracksideCallback
 
     _, plain = train()
     fabric, watched = train(TracksideCallback(tmp_path / "runs"))

@@ -1,4 +1,4 @@
-"""Goodput in Google Cloud Monitoring: the library's own client against a stand-in that decodes what it is sent."""
+"""Goodput in Google Cloud Monitoring: the library's own client against a stand-in that decodes its requests."""
 
 from __future__ import annotations
 
@@ -49,7 +49,11 @@ def bus():
 @pytest.fixture
 def sink(monitoring):
     return GoogleCloudMonitoringSink(
-        "my-project", "europe-west4-a", accelerator_type="NVIDIA-H100", every_s=0.0, client=monitoring.client()
+        "my-project",
+        "europe-west4-a",
+        accelerator_type="NVIDIA-H100",
+        export_interval_s=0.0,
+        client=monitoring.client(),
     )
 
 
@@ -92,6 +96,25 @@ class TestSeries:
             ("performance",): 3.5,
         }
 
+    def test_peer_names(self, monitoring, sink, bus):
+        """A bucket has the name that the peer's dashboards know it by."""
+        bus.subscribe(sink)
+        bus.log(update(badput_s={"ACCELERATOR_INITIALIZATION": 4.0}))
+        assert bus.flush(10)
+        assert told(monitoring)["badput_time", ACCELERATOR, ("badput_source", "TPU_INITIALIZATION")] == 4.0
+
+    def test_extreme_numbers(self, monitoring, sink, bus, losses, bits):
+        """NaN and infinities, which the service does not have, are left out and counted; the rest arrives."""
+        bus.subscribe(sink)
+        bus.log(update(badput_s={f"B{event.step}": event.loss for event in losses}))
+        assert bus.flush(10)
+        arrived = {
+            dict(key[1:])["badput_source"]: value for key, value in told(monitoring).items() if key[0] == "badput_time"
+        }
+        assert list(arrived) == ["B3", "B4", "B5"]
+        assert bits(arrived.values()) == bits([-0.0, 1e308, 5e-324])
+        assert sink.not_finite == 3
+
     def test_whole_numbers(self, monitoring, sink, bus):
         """Counts are whole numbers on the wire, all else is not."""
         bus.subscribe(sink)
@@ -123,7 +146,13 @@ class TestSeries:
         """Cluster, workload and replica are what they are said to be."""
         bus.subscribe(
             GoogleCloudMonitoringSink(
-                "p", "l", workload_id="w", replica_id="3", cluster_name="c", every_s=0.0, client=monitoring.client()
+                "p",
+                "l",
+                workload_id="w",
+                replica_id="3",
+                cluster_name="c",
+                export_interval_s=0.0,
+                client=monitoring.client(),
             )
         )
         bus.log(update())
@@ -134,7 +163,7 @@ class TestSeries:
                 assert series.metric.labels["cluster_name"] == "c"
 
     def test_rolling_windows(self, monitoring, sink, bus):
-        """A rolling window is told of in percent, with its length in seconds."""
+        """A rolling window is in percent, with its length in seconds."""
         bus.subscribe(sink)
         windows = {"length_s": [600.0], "elapsed_s": [400.0], "productive_s": [100.0], "badput_s": [{"OTHER": 300.0}]}
         bus.log(update(windows=windows, slice_efficiency={"stepping": 0.5, "available": 0.75}))
@@ -148,7 +177,7 @@ class TestSeries:
         assert found[("available_slice_efficiency", ACCELERATOR, *whole)] == 0.75
 
     def test_what_is_not_known(self, monitoring, sink, bus):
-        """What is not known is left out, and not 0."""
+        """An unknown value is left out, and not 0."""
         bus.subscribe(sink)
         bus.log(update(last_step=None, step_time={"ideal_s": None, "deviation_s": None}))
         assert bus.flush(10)
@@ -198,7 +227,7 @@ class TestSending:
 
     def test_not_too_often(self, monitoring, bus):
         """Updates that come too soon make way for the latest, which is sent at the end."""
-        bus.subscribe(GoogleCloudMonitoringSink("p", "l", every_s=1_000.0, client=monitoring.client()))
+        bus.subscribe(GoogleCloudMonitoringSink("p", "l", export_interval_s=1_000.0, client=monitoring.client()))
         for elapsed_s in (100.0, 110.0, 120.0):
             bus.log(update(elapsed_s=elapsed_s))
         assert bus.close(10)
@@ -211,7 +240,7 @@ class TestSending:
         assert elapsed == [100.0, 120.0]
 
     def test_refused(self, monitoring, sink, bus):
-        """What the service will never take is counted as lost, with its reason, and holds up nothing."""
+        """An update that the service refuses for good is counted as lost, with its reason, and blocks nothing."""
         bus.subscribe(sink)
         monitoring.code = grpc.StatusCode.INVALID_ARGUMENT
         bus.log(update())
@@ -224,8 +253,8 @@ class TestSending:
             told(monitoring)["total_elapsed_time", ("accelerator_type", "NVIDIA-H100"), ("window_type", "cumulative")]
             == 300.0
         )
-        [stats] = [one for one in bus.stats().handlers if one.shed]
-        assert (stats.shed, stats.balance) == (1, 0)
+        [stats] = [one for one in bus.stats().handlers if one.dropped]
+        assert (stats.dropped, stats.balance) == (1, 0)
 
     def test_service_comes_back(self, monitoring, sink, bus):
         """While the service is away updates wait; when it is back all of them arrive, in order."""

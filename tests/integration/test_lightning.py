@@ -11,11 +11,7 @@ from pathlib import Path
 import pytest
 
 import trackside
-from trackside.events import (
-    IterationEnded,
-    ProfileSpanEnded,
-    SpanMisplaced,
-)
+from trackside.events import IterationEnded, MetricsLogged, ProfileSpanEnded, RunsOn, SpanOutOfOrder
 from trackside.handlers import replay
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
@@ -45,8 +41,8 @@ def package(request):
     return request.param
 
 
-def callback_of(package, *args, room="instruments", **options):
-    return importlib.import_module(f"trackside.{room}.{package}").TracksideCallback(*args, **options)
+def callback_of(package, *args, **options):
+    return importlib.import_module(f"trackside.integrations.{package}").TracksideCallback(*args, **options)
 
 
 def framework(package):
@@ -62,6 +58,25 @@ def fit(package, directory, *callbacks, module=None, ckpt_path=None, **options):
 
 
 class TestFit:
+    def test_logged(self, events, package, tmp_path):
+        """The values that the model logs are events, at their steps, also without a logger of Lightning's."""
+
+        def logging_module():
+            module = frameworks.lightning_module(package)
+            step = module.training_step
+
+            def training_step(batch, batch_idx):
+                found = step(batch, batch_idx)
+                module.log("lr", 0.5)
+                return found
+
+            module.training_step = training_step
+            return module
+
+        fit(package, tmp_path, callback_of(package), module=logging_module(), log_every_n_steps=5)
+        logged = [event for event in of(MetricsLogged, events) if "lr" in event.values]
+        assert [(event.values["lr"], event.step) for event in logged] == [(0.5, 4), (0.5, 9), (0.5, 14), (0.5, 19)]
+
     def test_golden(self, package, events, tmp_path):
         """A fit with accumulation, validation and saves is told in this order, in both packages."""
         fit(package, tmp_path, callback_of(package))
@@ -87,8 +102,8 @@ class TestFit:
     def test_parts_belong_to_their_iteration(self, events, tmp_path):
         """The parts of a step are inside its iteration, but for the wait for its first batch."""
         fit("lightning", tmp_path, callback_of("lightning"), max_steps=3, limit_val_batches=0, saves=0)
-        ids = {event.id: event.step for event in of(IterationEnded, events)}
-        parts = [(event.name, ids.get(event.parent_id)) for event in of(ProfileSpanEnded, events)]
+        ids = {event.span_id: event.step for event in of(IterationEnded, events)}
+        parts = [(event.name, ids.get(event.parent_span_id)) for event in of(ProfileSpanEnded, events)]
         assert parts == [
             (name, None if place == 0 else step)
             for step in range(3)
@@ -157,7 +172,7 @@ class TestLoss:
             "none": list,
             "recording": lambda: [trackside.subscribe(trackside.EventLog(tmp_path / "runs"))],
             "raising": lambda: [trackside.subscribe(raising)],
-            "dead": lambda: [trackside.subscribe(dead, queued=True)],
+            "dead": lambda: [trackside.subscribe(dead, runs_on=RunsOn.WORKER)],
         }[sink]()
         try:
             watched = fit("lightning", tmp_path / "watched", callback_of("lightning"))
@@ -231,7 +246,7 @@ class TestErrors:
         events.clear()
         trainer.fit(module, frameworks.loader(), frameworks.loader())
         assert told(events)[-1] == "} training_loop"
-        assert of(SpanMisplaced, events) == []
+        assert of(SpanOutOfOrder, events) == []
 
     def test_that_keeps_the_news_from_us(self, events, tmp_path):
         """A callback whose on_exception raises keeps us from hearing; the next run closes what was left open."""
@@ -243,7 +258,7 @@ class TestErrors:
         assert checks.left_open(events) == ["training_loop"]
         trainer.test(module, frameworks.loader(), verbose=False)
         assert checks.left_open(events) == []
-        assert of(SpanMisplaced, events) == []
+        assert of(SpanOutOfOrder, events) == []
 
     def test_of_our_own(self, events, caplog, tmp_path):
         """What is wrong with us stays out of the training, and is said once."""

@@ -37,12 +37,11 @@ try:
     said["the other one is installed"] = True
 except importlib.metadata.PackageNotFoundError:
     said["the other one is installed"] = False
-for room in ("instruments", "job"):
-    try:
-        importlib.import_module(f"trackside.{room}.{other}")
-    except Exception as error:
-        said[room] = [type(error).__name__, str(error).rpartition("; ")[2]]
-one_line = importlib.import_module(f"trackside.job.{package}")
+try:
+    importlib.import_module(f"trackside.integrations.{other}")
+except ImportError as error:
+    said["integration"] = [type(error).__name__, str(error).rpartition("; ")[2]]
+one_line = importlib.import_module(f"trackside.integrations.{package}")
 
 
 def ours(trainer):
@@ -123,7 +122,7 @@ def test_its_own_classes(package, jobs):
     """The callbacks are those of the package that is there, which is not given one unless it is asked for."""
     _, said = jobs[package]
     assert (said["is a callback"], said["is one of stragglers"]) == (True, True)
-    assert (said["unasked"], said["asked"]) == (0, [f"trackside.job.{package}"])
+    assert (said["unasked"], said["asked"]) == (0, [f"trackside.integrations.{package}"])
 
 
 def test_the_other_one(package, jobs):
@@ -131,7 +130,7 @@ def test_the_other_one(package, jobs):
     _, said = jobs[package]
     extra = PACKAGES[package].replace("_", "-")
     assert said["the other one is installed"] is False
-    assert said["instruments"] == said["job"] == ["ConfigError", f"it is an extra: pip install 'trackside[{extra}]'"]
+    assert said["integration"] == ["MissingExtraError", f"run pip install 'trackside[{extra}]'"]
 
 
 def test_leaves_nothing_else(package, jobs):

@@ -43,8 +43,8 @@ def package(request):
     return request.param
 
 
-def callback_of(package, *args, room="instruments", **options):
-    return importlib.import_module(f"trackside.{room}.{package}").TracksideCallback(*args, **options)
+def callback_of(package, *args, **options):
+    return importlib.import_module(f"trackside.integrations.{package}").TracksideCallback(*args, **options)
 
 
 def framework(package):
@@ -130,7 +130,7 @@ class TestSaves:
         options = {"plugins": [self.io("lightning", write)], "max_steps": 5, "limit_val_batches": 0}
         fit("lightning", tmp_path, callback_of("lightning"), module=module, **options)
         (save,) = [event for event in of(SpanEnded, events) if event.name == "checkpoint_save_sync"]
-        inside = [event.name for event in events if getattr(event, "parent_id", None) == save.id]
+        inside = [event.name for event in events if getattr(event, "parent_span_id", None) == save.span_id]
         assert inside == ["collecting", "writing"]
 
     def test_after_training(self, events, tmp_path):

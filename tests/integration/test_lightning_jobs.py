@@ -15,7 +15,7 @@ from trackside.events import (
     CheckpointSaveSucceeded,
     ConfigError,
     IterationEnded,
-    SpanMisplaced,
+    SpanOutOfOrder,
     SpanStarted,
 )
 from trackside.handlers import replay
@@ -48,8 +48,8 @@ def package(request):
     return request.param
 
 
-def callback_of(package, *args, room="instruments", **options):
-    return importlib.import_module(f"trackside.{room}.{package}").TracksideCallback(*args, **options)
+def callback_of(package, *args, **options):
+    return importlib.import_module(f"trackside.integrations.{package}").TracksideCallback(*args, **options)
 
 
 def framework(package):
@@ -69,7 +69,7 @@ class TestTrainerClass:
     def hooked(self, package):
         """Return a trainer class of its own that is hooked, and its callback."""
         cls = type("Hooked", (framework(package).Trainer,), {})
-        return importlib.import_module(f"trackside.instruments.{package}").hook_trainer_cls(cls)
+        return importlib.import_module(f"trackside.integrations.{package}").hook_trainer_cls(cls)
 
     def test_golden(self, package, hooked, events, tmp_path):
         """A trainer of a hooked class tells what one with the callback does."""
@@ -101,7 +101,7 @@ class TestTrainerClass:
     def test_twice(self, package, hooked):
         """Hooking twice is hooking once, a subclass included."""
         cls, callback = hooked
-        hook = importlib.import_module(f"trackside.instruments.{package}").hook_trainer_cls
+        hook = importlib.import_module(f"trackside.integrations.{package}").hook_trainer_cls
         assert hook(cls) == (cls, callback)
         assert hook(type("Sub", (cls,), {}))[1] is callback
 
@@ -123,7 +123,7 @@ class TestAsOneLogger:
         }
         callback, cls = [callback_of("lightning")], None
         if way == "class":
-            hook = importlib.import_module("trackside.instruments.lightning").hook_trainer_cls
+            hook = importlib.import_module("trackside.integrations.lightning").hook_trainer_cls
             callback, cls = [], hook(type("Hooked", (framework("lightning").Trainer,), {}))[0]
         trainer = frameworks.lightning_trainer("lightning", tmp_path, *callback, cls=cls, **options)
         data = frameworks.loader(frameworks.Samples(8))
@@ -150,8 +150,8 @@ class TestAsOneLogger:
             *["distributed_code_initialization", "model_initialization", "data_loader_initialization"],
             *["optimizer_initialization", "checkpoint_load", "training_loop"],
         }
-        assert {event.parent_id for event in starts.values()} == {application.id}
-        assert of(SpanMisplaced, events) == []
+        assert {event.parent_span_id for event in starts.values()} == {application.span_id}
+        assert of(SpanOutOfOrder, events) == []
 
     @pytest.mark.parametrize("asked", [True, False])
     def test_call_on_app_start(self, asked, events):
@@ -165,7 +165,7 @@ class TestOneLine:
     def test_all_comes_out(self, package, tmp_path):
         """Spans, metrics, goodput and scores come out of the one line, and agree with each other."""
         strict = trackside.JobConfig(application_name="tiny", strict=True)  # so that any disorder is an error
-        callback = callback_of(package, tmp_path / "runs", room="job", job=strict)
+        callback = callback_of(package, tmp_path / "runs", job=strict)
         fit(package, tmp_path, callback)
         callback.close()
         assert checks.figures(tmp_path / "runs") == {
@@ -188,7 +188,7 @@ class TestOneLine:
     def test_telemetry_that_is_on(self, tmp_path):
         """Where the script has turned telemetry on it stays as it is, and is the script's to turn off."""
         with trackside.start(tmp_path / "mine", report=False) as job:
-            callback = callback_of("lightning", tmp_path / "not this", room="job")
+            callback = callback_of("lightning", tmp_path / "not this")
             fit("lightning", tmp_path, callback, max_steps=1, saves=0, limit_val_batches=0)
             callback.close()
             assert job.is_open
@@ -198,7 +198,7 @@ class TestOneLine:
     def test_who_the_run_is(self, tmp_path):
         """What the job's configuration leaves open the trainer tells."""
         config = trackside.JobConfig(application_name="tiny", session_tag="a session", run_id="a run")
-        callback = callback_of("lightning", tmp_path / "runs", room="job", job=config)
+        callback = callback_of("lightning", tmp_path / "runs", job=config)
         fit("lightning", tmp_path, callback, max_steps=1, saves=0, limit_val_batches=0)
         callback.close()
         source = next(iter(replay(tmp_path / "runs"))).source
@@ -224,7 +224,7 @@ class TestOptIn:
         monkeypatch.setenv("TRACKSIDE", str(tmp_path / "runs"))
         monkeypatch.setenv("TRACKSIDE_RUN_ID", "by variable")
         trainer = frameworks.lightning_trainer(package, tmp_path, max_steps=1, saves=0, limit_val_batches=0)
-        (ours,) = [one for one in trainer.callbacks if type(one).__module__ == f"trackside.job.{package}"]
+        (ours,) = [one for one in trainer.callbacks if type(one).__module__ == f"trackside.integrations.{package}"]
         trainer.fit(frameworks.lightning_module(package), frameworks.loader())
         ours.close()
         assert "training 0" in told(replay(tmp_path / "runs"))
@@ -242,7 +242,7 @@ def watching(package, **changes):
         "stop_if_detected": False,
         "enable_ptl_logging": False,
     }
-    cls = importlib.import_module(f"trackside.job.{package}").StragglerDetectionCallback
+    cls = importlib.import_module(f"trackside.integrations.{package}").StragglerDetectionCallback
     return cls(**{**given, **changes})
 
 
@@ -261,7 +261,7 @@ def slowing():
     batches = itertools.count()
     model = frameworks.Regression(lambda: time.sleep(0.005 if next(batches) < 30 else 0.025))
     yield lambda package: frameworks.lightning_module(package, model)
-    trackside.configure_sections(window_steps=100, profiling_interval=1)
+    trackside.instruments.configure_sections(window_steps=100, profiling_interval=1)
 
 
 class TestStragglers:

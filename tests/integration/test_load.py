@@ -1,4 +1,4 @@
-"""What collectors take: the recipes of benchmarks/load.py at a tenth of their size, in full with --full."""
+"""The load that collectors carry: the recipes of benchmarks/load.py at a tenth of their size, in full with --full."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -91,11 +92,19 @@ class Run:
 
 
 class TestDatabase:
+    def test_extreme_numbers(self, database, losses, bits):
+        """Infinities are the largest numbers, as MLflow's databases have it; NaN, zeros and limits are themselves."""
+        run = Run(database, log(MlflowSink(database), *losses))
+        largest = sys.float_info.max
+        values = [value for _, value in run.points(LOSS)]
+        assert bits(abs(value) for value in values) == bits([largest, largest, math.nan, 0.0, 1e308, 5e-324])
+        assert values[1] < 0
+
     def test_metrics(self, database):
         """Every point is a metric, at its step and time."""
         source = log(
             MlflowSink(database),
-            ProfileSpanEnded(step=0, id=2, parent_id=1, name="model_forward", duration_ns=10**8),
+            ProfileSpanEnded(step=0, span_id=2, parent_span_id=1, name="model_forward", duration_ns=10**8),
             *(
                 IterationEnded(
                     step=step, at_ns=1_700_000_000 * 10**9 + step, duration_ns=5 * 10**8, loss=1.0 / (step + 1)
@@ -115,7 +124,7 @@ class TestDatabase:
         assert run.points(LOSS) == [(step, 1.0) for step in range(1500)]
 
     def test_one_event_with_many(self, database):
-        """An event with more points than MLflow takes at once is told whole."""
+        """An event with more points than MLflow accepts at once arrives as a whole."""
         steps = list(range(2500))
         update = GoodputUpdated(
             session="s",
@@ -153,8 +162,8 @@ class TestDatabase:
         assert Run(database, source).run.info.status == status
 
     def test_names(self, database):
-        """What MLflow does not allow in a name is replaced, and costs no other point."""
-        event = ProfileSpanEnded(step=0, id=2, parent_id=1, name="a=b (c) 🚄", duration_ns=10**9)
+        """Characters that MLflow does not allow in a name are replaced, and no other point is lost."""
+        event = ProfileSpanEnded(step=0, span_id=2, parent_span_id=1, name="a=b (c) 🚄", duration_ns=10**9)
         source = log(MlflowSink(database), event, IterationEnded(step=0, duration_ns=1, loss=1.0))
         assert Run(database, source).points("duration_s/a_b__c___") == [(0, 1.0)]
         assert Run(database, source).points(LOSS) == [(0, 1.0)]
@@ -171,7 +180,7 @@ class TestDatabase:
             assert Run(database, source).points(LOSS) == [(step, 1.0) for step in range(50)]
 
     def test_asynchronous_refusal(self, database, monkeypatch):
-        """What asynchronous logging fails at is counted, too, with its reason."""
+        """A failure of asynchronous logging is counted, too, with its reason."""
         monkeypatch.setenv("MLFLOW_ENABLE_ASYNC_LOGGING", "true")
         sink = MlflowSink(database)
         with Bus() as bus:
@@ -193,7 +202,7 @@ class TestDatabase:
         assert Run(database, source, "by-variable").points(LOSS) == [(0, 1.0)]
 
     def test_refused_for_good(self, database):
-        """What MLflow will never take is counted with its reason, and is not in the way of the rest."""
+        """Points that MLflow refuses for good are counted with the reason, and the rest arrives."""
         sink = MlflowSink(database)
         with Bus() as bus:
             bus.subscribe(sink)
@@ -207,8 +216,8 @@ class TestDatabase:
             bus.log(IterationEnded(step=2, duration_ns=1, loss=1.0))
             assert bus.flush(WAIT_S)
             (counts,) = bus.stats().handlers
-            assert counts.shed == 1
-        assert sink.losses() == {"MLflow refused it: INVALID_PARAMETER_VALUE": 1}
+            assert counts.dropped == 1
+        assert sink.losses() == {"MLflow refused: INVALID_PARAMETER_VALUE": 1}
         history = mlflow.MlflowClient(database).get_metric_history(run_id, LOSS)
         assert sorted(point.step for point in history) == [0, 2]
 
@@ -250,7 +259,7 @@ def is_up(port):
 @pytest.mark.hang_guard(240)
 class TestServer:
     def test_comes_and_goes(self, database, tmp_path):
-        """What a server does not take while it is down, or hangs, waits; each point is there once it is back."""
+        """Points wait while a server is down or hangs; each has arrived once it is back."""
         port = free_port()
         uri = f"http://127.0.0.1:{port}"
         source = Source(run_id="run-1")
@@ -284,9 +293,9 @@ class TestServer:
             assert not bus.close(3.0)
             assert time.monotonic() - started_s < 30
             (counts,) = bus.stats().handlers
-        assert sink.losses() == {"not delivered by the end": sink.lost}
-        assert counts.logged == counts.handled + counts.shed
-        assert counts.shed >= 100
+        assert sink.losses() == {"not delivered before close": sink.lost}
+        assert counts.logged == counts.handled + counts.dropped
+        assert counts.dropped >= 100
 
 
 class TestPage:

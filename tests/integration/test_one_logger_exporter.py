@@ -79,6 +79,15 @@ class TestExporter:
         (training,) = [event for event in events if isinstance(event, TrainingConfigured)]
         assert (training.global_batch_size, training.seq_length) == (32, 128)
 
+    def test_source(self, recorded):
+        """Every event is of a source with One Logger's session tag, so runs of one tag are one session."""
+        (source,) = {event.source for event in trackside.replay(recorded("synchronous"))}
+        (training,) = [
+            event for event in trackside.replay(recorded("synchronous")) if isinstance(event, TrainingConfigured)
+        ]
+        assert (source.session_tag, source.world_size, source.baseline) == ("a session", 4, True)
+        assert list(source.perf_tags) == training.perf_tag
+
     def test_checkpoints(self, recorded):
         """Of three saves two succeeded, and those are our events of success."""
         events = trackside.replay(recorded("synchronous"))
@@ -89,4 +98,4 @@ class TestExporter:
         events = list(trackside.replay(recorded("customized")))
         (span,) = [event for event in events if isinstance(event, SpanStarted) and event.name == "model_initialization"]
         (error,) = [event for event in events if getattr(event, "name", "") == "error"]
-        assert error.span_id == span.id
+        assert error.span_id == span.span_id

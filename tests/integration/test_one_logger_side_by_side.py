@@ -23,6 +23,7 @@ DRIVER = Path(__file__).with_name("one_logger_job.py")
 COMPARED = ("synchronous", "asynchronous", "customized")
 
 RUNNING = "One Logger's extremes are those of the running average; ours, as it documents them, of single iterations"
+STEP_TIME = "One Logger's iterations last from their start; ours from the end of the one before"
 MOMENT = "One Logger stamps the moment of its call; ours tells when what it is about happened"
 SAVE_START = "One Logger uses the start that it is given for its timer, and not for the span"
 FURTHEST = "of successes out of order One Logger takes back what is productive already"
@@ -30,6 +31,16 @@ FURTHEST = "of successes out of order One Logger takes back what is productive a
 # By what reports it and the attribute's name.
 DIFFERENT = {
     ("one_logger_initialization", "one_logger_training_telemetry_version"): "it is the version of whoever reports",
+    **{
+        ("training_metrics_update", name): STEP_TIME
+        for name in (
+            "avg_iteration_time_sec",
+            "min_iteration_time_sec",
+            "max_iteration_time_sec",
+            "total_iteration_time_sec",
+            "train_throughput_per_gpu",
+        )
+    },
     ("training_metrics_update", "train_throughput_per_gpu_max"): RUNNING,
     ("training_metrics_update", "train_throughput_per_gpu_min"): RUNNING,
     ("training_metrics_update", "interval"): "One Logger repeats its setting; ours counts, also after a resumption",

@@ -1,4 +1,4 @@
-"""Traces, metrics and logs over OTLP: what a collector that decodes them is sent, and what becomes of it when not."""
+"""Traces, metrics and logs over OTLP, as a collector decodes them, and their losses where it does not accept them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trackside.events import (
     ConfigError,
     CounterWindow,
     GoodputUpdated,
-    HandlerRested,
+    HandlerSuspended,
     Heartbeat,
     IterationEnded,
     Parent,
@@ -71,7 +71,7 @@ def of(source, event, seq=0):
 
 def ended(number, name="work", parent=0, start=1_000, end=2_000, **given):
     return SpanEnded(
-        id=number, parent_id=parent, name=name, at_ns=end, duration_ns=end - start, span_id=parent, step=-1, **given
+        span_id=number, parent_span_id=parent, name=name, at_ns=end, duration_ns=end - start, step=-1, **given
     )
 
 
@@ -100,10 +100,10 @@ class TestSpans:
         recorded = {}
         for event in replay(tmp_path):
             if isinstance(event, (SpanEnded, IterationEnded)):
-                parent = event.span_id if isinstance(event, IterationEnded) else event.parent_id
+                parent = event.parent_span_id
                 name = "training_single_iteration" if isinstance(event, IterationEnded) else event.name
                 times = (event.at_ns - event.duration_ns, event.at_ns)
-                recorded[event.source.id, event.id] = (event.source.rank, parent, name, *times)
+                recorded[event.source.id, event.span_id] = (event.source.rank, parent, name, *times)
         sent = {}
         for resource, told in collector.spans():
             source_id, number = resource["service.instance.id"], int.from_bytes(told.span_id, "big")
@@ -115,7 +115,7 @@ class TestSpans:
         assert len(sent) == 2 * (2 * 250 + 2)
 
     def test_resource(self, collector, sink):
-        """Each process is one resource, described in the conventions' words and, where there are none, in ours."""
+        """Each process is one resource, with the names of the conventions and, where they have none, with ours."""
         sink(of(MAIN, ended(1)))
         assert sink.flush(5)
         resource, _ = only(collector.spans())
@@ -124,6 +124,15 @@ class TestSpans:
         assert resource["service.instance.id"] == MAIN.id
         assert (resource["trackside.run_id"], resource["trackside.attempt"]) == ("run", 3)
         assert (resource["trackside.rank"], resource["trackside.world_size"]) == (1, 2)
+
+    def test_tags_and_metadata(self, collector, sink):
+        """Session tag, perf tags, baseline and metadata are attributes of the resource."""
+        source = Source(session_tag="friday", perf_tags=("a", "b"), baseline=True, metadata={"git": "1234"})
+        sink(of(source, ended(1)))
+        assert sink.flush(5)
+        resource, _ = only(collector.spans())
+        names = ("session_tag", "perf_tags", "baseline", "metadata.git")
+        assert [resource[f"trackside.{name}"] for name in names] == ["friday", ["a", "b"], True, "1234"]
 
     def test_worker_under_its_starter(self, collector, sink):
         """A forked worker's spans are in the trace of the process that forked it, under the span around the fork."""
@@ -195,12 +204,23 @@ class TestSpans:
             "list": [1, 2],
             "thread.name": "loader-3",
         }
-        assert (text["mixed"], text["table"], text["large"]) == ('[1, "a"]', '{"a": [1]}', str(1 << 70))
+        assert (text["mixed"], text["table"], text["large"]) == ('[1,"a"]', '{"a":[1]}', str(1 << 70))
         assert isinstance(text["object"], str)
 
+    def test_extreme_numbers(self, collector, sink, decoded, losses, bits):
+        """Infinities, NaN, negative zero and the limits of the format are attributes as they are, and texts in JSON."""
+        values = [event.loss for event in losses]
+        sink(of(MAIN, ended(1, attributes={"list": values, "table": {"values": values}})))
+        assert sink.flush(5)
+        attributes = decoded(only(collector.spans())[1].attributes)
+        assert bits(attributes["list"]) == bits(values)
+        assert attributes["table"] == '{"values":["Infinity","-Infinity","NaN",-0.0,1e+308,5e-324]}'
+
     def test_iteration(self, collector, sink, decoded):
-        """An iteration is the span that its name is known by, with its step and what was done in it."""
-        event = IterationEnded(id=9, span_id=4, step=12, at_ns=5_000, duration_ns=3_000, samples=32, loss=0.25)
+        """An iteration is a span of its loop's name, with its step and what was processed in it."""
+        event = IterationEnded(
+            span_id=9, parent_span_id=4, step=12, at_ns=5_000, duration_ns=3_000, samples=32, loss=0.25
+        )
         sink(of(MAIN, event))
         assert sink.flush(5)
         _, told = only(collector.spans())
@@ -213,7 +233,7 @@ class TestSpans:
         assert decoded(told.attributes) == {"trackside.step": 12, "trackside.samples": 32, "trackside.loss": 0.25}
 
     def test_events(self, collector, sink, decoded):
-        """What happened within a span is an event of it, at its time."""
+        """A span event is an event of its span, at its time."""
         sink(of(MAIN, SpanEventAdded(name="resharded", attributes={"shards": 4}, span_id=1, at_ns=1_500)))
         sink(of(MAIN, ended(1)))
         assert sink.flush(5)
@@ -237,7 +257,7 @@ class TestSpans:
         }
 
     def test_error_further_out(self, collector, sink):
-        """A span that an exception merely came through has the status, and no second copy of the exception."""
+        """A span that an exception passed through has the status, and no second copy of the exception."""
         sink(of(MAIN, ended(1, error={"type": "ValueError", "message": "no", "raised_in": "2"})))
         assert sink.flush(5)
         _, told = only(collector.spans())
@@ -245,10 +265,10 @@ class TestSpans:
         assert not told.events
 
     def test_failed_iteration(self, collector, sink, decoded):
-        """A failed iteration says what was raised in it."""
+        """A failed iteration has the exception that was raised in it."""
         told = {"exception_type": "OSError", "exception_message": "gone", "error_message": "OSError: gone"}
         sink(of(MAIN, SpanEventAdded(name="error", attributes=told, span_id=1, at_ns=4_000)))
-        sink(of(MAIN, IterationEnded(id=1, span_id=0, step=1, at_ns=5_000, duration_ns=1_000, failed=True)))
+        sink(of(MAIN, IterationEnded(span_id=1, parent_span_id=0, step=1, at_ns=5_000, duration_ns=1_000, failed=True)))
         assert sink.flush(5)
         _, found = only(collector.spans())
         assert (found.status.code, found.status.message) == (ERROR, "OSError: gone")
@@ -261,9 +281,29 @@ class TestSpans:
         assert only(collector.spans())[1].status.code == 0
 
     def test_unfinished(self, collector, sink, decoded):
-        """What is open when its process ends is sent with the end of the process, and says that it is unfinished."""
-        sink(of(MAIN, SpanStarted(id=1, parent_id=0, name="application", at_ns=1_000, span_id=0)))
-        sink(of(MAIN, SpanStarted(id=2, parent_id=1, name="checkpoint_load", at_ns=2_000, span_id=1)))
+        """A span that is open when its process ends is sent then, marked as unfinished."""
+        sink(
+            of(
+                MAIN,
+                SpanStarted(
+                    span_id=1,
+                    parent_span_id=0,
+                    name="application",
+                    at_ns=1_000,
+                ),
+            )
+        )
+        sink(
+            of(
+                MAIN,
+                SpanStarted(
+                    span_id=2,
+                    parent_span_id=1,
+                    name="checkpoint_load",
+                    at_ns=2_000,
+                ),
+            )
+        )
         sink(of(MAIN, SourceEnded(reason="SIGTERM", at_ns=9_000)))
         assert sink.flush(5)
         told = {one.name: one for _, one in collector.spans()}
@@ -283,7 +323,7 @@ class TestSpans:
         assert (len(told.attributes), told.dropped_attributes_count) == (2, 1)
 
     def test_sampler(self, collector, monkeypatch):
-        """OpenTelemetry's sampler is honoured, and what it leaves out is no loss."""
+        """OpenTelemetry's sampler is honoured, and spans that it drops are no loss."""
         monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
         sink = OpenTelemetrySink(collector.url)
         sink(of(MAIN, ended(1)))
@@ -293,6 +333,20 @@ class TestSpans:
 
 
 class TestMetrics:
+    def test_extreme_numbers(self, collector, sink, losses, bits):
+        """NaN and infinities, which the SDK does not record, are left out and counted; other numbers arrive."""
+        for event in losses:
+            window = {"start_ns": 0, "end_ns": 1, "count": 1, "total_count": 1, "total_sum": event.loss}
+            for kind in ("gauge", "stat"):
+                name = f"{kind}{event.step}"
+                sink(of(MAIN, CounterWindow(name=name, kind=kind, values={"value": event.loss}, **window)))
+        assert sink.flush(5)
+        for name in ("gauge{}", "stat{}", "stat{}.sum"):
+            arrived = [collector.points(name.format(event.step)) for event in losses]
+            assert arrived[:3] == [[], [], []]
+            assert bits(abs(points[-1][2].as_double) for points in arrived[3:]) == bits([0.0, 1e308, 5e-324])
+        assert sink.not_finite == 9
+
     def test_durations(self, collector, sink):
         """Iterations make a histogram of seconds, by loop and outcome."""
         for step, duration_ns in enumerate((10**8, 2 * 10**8, 10**9)):
@@ -307,7 +361,7 @@ class TestMetrics:
         assert samples.as_int == 8
 
     def test_counters(self, collector, sink):
-        """A counter's window is a gauge by aggregation; its sum and count are what they are since the beginning."""
+        """The statistics of a stat are gauges; its sum and count are those since the process began."""
         for total in (3, 10):
             window = CounterWindow(
                 name="train.loss",
@@ -342,15 +396,15 @@ class TestMetrics:
         badput = {"OTHER": 3.0, "CUSTOM_BADPUT_EVENTS": {"EVAL": 1.0}}
         sink(of(MAIN, GoodputUpdated(session="s", elapsed_s=8.0, productive_s=4.0, goodput=0.5, badput_s=badput)))
         other = Source(rank=0)
-        for shed in (2, 5):
-            sink(of(other, Heartbeat(sequence=0, counts={"shed": shed, "published": 9})))
+        for dropped in (2, 5):
+            sink(of(other, Heartbeat(sequence=0, counts={"dropped": dropped, "published": 9})))
         assert sink.flush(5)
         [(resource, _, ratio)] = collector.points("trackside.goodput.ratio")
         assert (resource["trackside.rank"], ratio.as_double) == (1, 0.5)
         told = {one["trackside.bucket"]: point.as_double for _, one, point in collector.points("trackside.badput")}
         assert told == {"OTHER": 3.0, "CUSTOM_BADPUT_EVENTS.EVAL": 1.0}
         [(resource, labels, dropped)] = collector.points("trackside.events.dropped")
-        assert (resource["trackside.rank"], labels, dropped.as_int) == (0, {"trackside.reason": "shed"}, 5)
+        assert (resource["trackside.rank"], labels, dropped.as_int) == (0, {"trackside.reason": "dropped"}, 5)
 
 
 class TestLogs:
@@ -384,11 +438,11 @@ class TestLogs:
 
     def test_severities(self, collector, sink):
         """Trouble is a warning, the rest of the life of a job information."""
-        sink(of(MAIN, HandlerRested(handler="h", failures=5)))
+        sink(of(MAIN, HandlerSuspended(handler="h", failures=5)))
         sink(of(MAIN, SourceEnded(reason="closed")))
         assert sink.flush(5)
         told = {one.event_name: one.severity_text for _, one in collector.logs()}
-        assert told == {"trackside.handler.rested": "WARN", "trackside.source.ended": "INFO"}
+        assert told == {"trackside.handler.suspended": "WARN", "trackside.source.ended": "INFO"}
 
 
 class TestSettings:
@@ -429,7 +483,7 @@ class TestSettings:
         """A signal whose exporter is ``none`` is not sent; the others are."""
         monkeypatch.setenv(f"OTEL_{signal}_EXPORTER", "none")
         sink = OpenTelemetrySink(collector.url)
-        for event in (ended(1), HandlerRested(handler="h", failures=5), IterationEnded(duration_ns=1, id=2)):
+        for event in (ended(1), HandlerSuspended(handler="h", failures=5), IterationEnded(duration_ns=1, span_id=2)):
             sink(of(MAIN, event))
         assert sink.close(5)
         assert {"spans": bool(collector.spans()), "logs": bool(collector.logs())} == {
@@ -528,7 +582,7 @@ class TestDelivery:
         assert bus.flush(5)
         assert sink.losses() == {f"traces: {collector.url}/v1/traces answered {status}": 2}
         [stats] = bus.stats().handlers
-        assert (stats.handled, stats.shed, stats.balance) == (1, 2, 0)
+        assert (stats.handled, stats.dropped, stats.balance) == (1, 2, 0)
 
     def test_partly_refused(self, collector, sink):
         """What the collector says it rejected of a request that it accepted is counted."""
@@ -545,7 +599,7 @@ class TestDelivery:
     def test_one_signal_refused(self, collector, sink):
         """A collector that knows nothing of one signal gets the others."""
         del collector.decoders["/v1/logs"]
-        sink(of(MAIN, HandlerRested(handler="h", failures=5)))
+        sink(of(MAIN, HandlerSuspended(handler="h", failures=5)))
         sink(of(MAIN, ended(1)))
         assert not sink.flush(5)
         assert len(collector.spans()) == 1
@@ -556,12 +610,19 @@ class TestDelivery:
         collector.waits.clear()
         subscription = bus.subscribe(OpenTelemetrySink(collector.url), to=ProfileSpanEnded)
         for number in range(1, 101):
-            bus.log(ProfileSpanEnded(id=number, parent_id=0, name="n", duration_ns=1, span_id=0))
+            bus.log(
+                ProfileSpanEnded(
+                    span_id=number,
+                    parent_span_id=0,
+                    name="n",
+                    duration_ns=1,
+                )
+            )
         began_s = time.monotonic()
         assert not subscription.close(1.0)
         assert time.monotonic() - began_s < 5
         [stats] = bus.stats().handlers
-        assert (stats.logged, stats.handled, stats.shed, stats.balance) == (100, 0, 100, 0)
+        assert (stats.logged, stats.handled, stats.dropped, stats.balance) == (100, 0, 100, 0)
 
     def test_after_the_end(self, collector, sink):
         """What comes after the end is sent nowhere, and counted."""
@@ -569,7 +630,7 @@ class TestDelivery:
         assert sink.close(5)
         sink(of(MAIN, ended(1)))
         assert collector.requests == []
-        assert sink.losses() == {"traces: no room": 1}
+        assert sink.losses() == {"traces: queue full": 1}
 
     def test_no_room(self, collector, bus, monkeypatch):
         """What has no room to wait is counted, and the room is what the variable says."""
@@ -580,7 +641,7 @@ class TestDelivery:
         for number in range(1, 31):
             bus.log(ended(number))
         assert not bus.flush(2)
-        assert sink.losses() == {"traces: no room": 20}
+        assert sink.losses() == {"traces: queue full": 20}
         collector.start()
         assert bus.flush(10)
         assert len(collector.spans()) == 10
@@ -600,7 +661,7 @@ class TestDelivery:
         instrumentor.instrument(tracer_provider=provider)
         try:
             sink(of(MAIN, ended(1)))
-            sink(of(MAIN, HandlerRested(handler="h", failures=5)))
+            sink(of(MAIN, HandlerSuspended(handler="h", failures=5)))
             assert sink.flush(5)
             assert len(collector.requests) == 2
             assert seen.get_finished_spans() == ()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import math
+import os
 import re
+import stat
 import typing
 from pathlib import Path
 
@@ -25,11 +27,10 @@ from trackside.events import (
     declared,
     lookup,
     own_fields,
-    to_json,
-    wire_name_of,
 )
 from trackside.events._fields import hints_of
 from trackside.handlers import EventLog, replay
+from trackside.wire import to_json, wire_name_of
 
 pytestmark = pytest.mark.integration
 
@@ -168,6 +169,13 @@ class Values:
 
 
 class TestRows:
+    def test_extreme_numbers(self, tmp_path, losses, bits):
+        """Infinities, NaN, negative zero and the limits of the format are themselves in a column of numbers."""
+        record(tmp_path / "runs", *losses)
+        assert export(tmp_path / "runs", tmp_path / "out") == 0
+        rows = read(tmp_path / "out", "trackside.iteration.ended")
+        assert bits(row["loss"] for row in rows) == bits(event.loss for event in losses)
+
     def test_every_declared_type(self, tmp_path, rng):
         """Of each type of the vocabulary, DuckDB has row by row what replay has, whatever the values."""
         values = Values(rng)
@@ -243,7 +251,7 @@ class TestRows:
         assert (row["rank"], row["rank_"]) == ("1", 7)
 
     def test_sources(self, tmp_path):
-        """Who the processes were is a table of its own."""
+        """The sources are a table of their own."""
         source = record(tmp_path / "logs", rank=1, world_size=2, perf_tags=("a", "b"), metadata={"team": "x"})
         worker = record(tmp_path / "logs", rank=1, role="worker", session_tag="", attempt=3)
         export(tmp_path / "logs", tmp_path / "parquet")
@@ -266,6 +274,19 @@ def read_sources(target):
 
 
 class TestLayout:
+    def test_is_private(self, tmp_path):
+        """Every directory has the mode 0700 and every file 0600, also where the process would allow more."""
+        record(tmp_path / "runs", IterationEnded(step=0, duration_ns=1))
+        before = os.umask(0)
+        try:
+            assert export(tmp_path / "runs", tmp_path / "out") == 0
+        finally:
+            os.umask(before)
+        found = [tmp_path / "out", *(tmp_path / "out").rglob("*")]
+        assert {stat.S_IMODE(path.stat().st_mode) for path in found if path.is_dir()} == {0o700}
+        assert {stat.S_IMODE(path.stat().st_mode) for path in found if path.is_file()} == {0o600}
+        assert len(found) > 10
+
     def test_partitions(self, tmp_path):
         """Files lie by type, session, attempt and rank, and are named after the process."""
         source = record(tmp_path / "logs", IterationEnded(step=0, duration_ns=1), attempt=2, rank=5)
@@ -282,7 +303,7 @@ class TestLayout:
 
     @pytest.mark.parametrize("tag", ["a/b=c %2F Zürich", "../../up", "2026-11-20", "x" * 400, "..", "a\nb", "🚄" * 100])
     def test_any_session(self, tmp_path, tag):
-        """Whatever a session is called, its files stay in the directory, and DuckDB reads the name back if it fits."""
+        """Whatever the name of a session, its files stay in the directory; DuckDB reads the name back if it fits."""
         record(tmp_path / "logs", IterationEnded(step=0, duration_ns=1), session_tag=tag)
         export(tmp_path / "logs", tmp_path / "parquet")
 
@@ -293,7 +314,7 @@ class TestLayout:
 
     @pytest.mark.parametrize("name", ["../../up", "..", "sources", "a/b", "", "x" * 128, "Upper.Case"])
     def test_any_type(self, tmp_path, name):
-        """Whatever a type from a log is called, its files stay in the directory, apart from all others."""
+        """Whatever the name of a type in a log, its files stay in the directory, apart from all others."""
         files = room.ParquetFiles(tmp_path / "parquet")
         files(UnknownEvent(name=name, fields={"x": 1}))
         files.close()
@@ -304,7 +325,7 @@ class TestLayout:
         assert [row["x"] for row in read(tmp_path / "parquet", path.name)] == [1]
 
     def test_any_source(self, tmp_path):
-        """Whatever a process is called, its files stay in the directory."""
+        """Whatever the name of a process, its files stay in the directory."""
         event = IterationEnded(step=0, duration_ns=1)
         event._source = Source.unknown("../../../up")
         files = room.ParquetFiles(tmp_path / "parquet")
@@ -328,17 +349,11 @@ class TestLayout:
             schemas = {str(parquet.read_schema(path)) for path in table.rglob("*.parquet")}
             assert len(schemas) == 1
 
-    def test_is_private(self, tmp_path):
-        """The directory is for this user alone."""
-        record(tmp_path / "logs")
-        export(tmp_path / "logs", tmp_path / "parquet")
-        assert (tmp_path / "parquet").stat().st_mode & 0o777 == 0o700
-
 
 class TestBounds:
     def test_few_files_open(self, tmp_path, monkeypatch):
         """With more processes and types at a time than may be open, files come in parts, and nothing is lost."""
-        monkeypatch.setattr(room, "_MOST_OPEN", 2)
+        monkeypatch.setattr(room, "_MAX_OPEN", 2)
         monkeypatch.setattr(room, "_WAITING_ROWS", 10)
         for rank in range(3):
             # Later than the beginning of each log, so that the processes take turns.
@@ -352,13 +367,15 @@ class TestBounds:
         assert_equal_to_replay(tmp_path / "logs", tmp_path / "parquet")
 
     def test_large_values(self, tmp_path, monkeypatch):
-        """What waits is bounded in bytes, too: large events are written sooner."""
+        """Waiting events are bounded in bytes, too: large ones are written sooner."""
         from pyarrow import parquet
 
         monkeypatch.setattr(room, "_BATCH_BYTES", 1 << 20)
         files = room.ParquetFiles(tmp_path / "parquet")
         for index in range(100):
-            files(SpanEnded(id=index, parent_id=0, name="x", duration_ns=1, attributes={"text": "x" * 60_000}))
+            files(
+                SpanEnded(span_id=index, parent_span_id=0, name="x", duration_ns=1, attributes={"text": "x" * 60_000})
+            )
         files.close()
 
         (path,) = (tmp_path / "parquet" / "trackside.span.ended").rglob("*.parquet")
@@ -407,7 +424,7 @@ class TestCommand:
         assert capsys.readouterr().out == ""
 
     def test_one_of_two(self, tmp_path, capsys):
-        """What can be read is written, and what cannot is a line and exit code 2."""
+        """Everything that can be read is written; the rest is reported in one line, with exit code 2."""
         record(tmp_path / "logs", IterationEnded(step=0, duration_ns=1))
         (tmp_path / "logs" / "notes.tslog").write_text("a shopping list\n" * 100)
 
@@ -447,15 +464,20 @@ def job(tmp_path_factory):
                 for name, part in (("model_forward", 1), ("model_backward", 2)):
                     events.append(
                         ProfileSpanEnded(
-                            at_ns=at_ns, step=step, id=9, parent_id=1, name=name, duration_ns=spent_ns * part // 5
+                            at_ns=at_ns,
+                            step=step,
+                            span_id=9,
+                            parent_span_id=1,
+                            name=name,
+                            duration_ns=spent_ns * part // 5,
                         )
                     )
                 events.append(IterationEnded(at_ns=at_ns, step=step, duration_ns=spent_ns, loss=loss))
             for at_step, took_ns in ((steps[2], 2 * 10**9), (steps[4], 3 * 10**9)):
                 events.append(
                     SpanEnded(
-                        id=20 + at_step,
-                        parent_id=1,
+                        span_id=20 + at_step,
+                        parent_span_id=1,
                         name="checkpoint_save_sync",
                         duration_ns=took_ns,
                         attributes={"current_iteration": at_step, "checkpoint_strategy": "sync"},

@@ -1,4 +1,4 @@
-"""What Prometheus scrapes: the real server's answers against the models' own numbers."""
+"""The page for Prometheus: the real server's answers against the models' own numbers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ from trackside.events import (
     GoodputUpdated,
     Heartbeat,
     IterationEnded,
+    RunsOn,
     SectionWindow,
     Source,
     SourceEnded,
     StragglerReport,
     TrainingMetricsUpdated,
+    TrainingWindowUpdated,
 )
 from trackside.handlers import replay
 from trackside.handlers.models import CounterBoard
@@ -40,7 +42,7 @@ pytestmark = pytest.mark.integration
 
 SHARES = ("min", "p05", "p50")
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-DASHBOARD = DOCS / "grafana-dashboard.json"
+DASHBOARD = DOCS.parent / "examples" / "deploy" / "grafana-dashboard.json"
 
 
 @pytest.fixture
@@ -103,13 +105,13 @@ def reports(ranks, slow):
 
 class TestNumbers:
     def test_are_the_models(self, prometheus, port, tmp_path, eventually):
-        """What a query gives is what the models say of the same job: goodput, badput, counters, steps."""
+        """Queries return the models' numbers of the same job: goodput, badput, stats, steps."""
         sink = PrometheusSink(port, stats=trackside.stats)
-        with trackside.start(tmp_path, report=False, collect_every_s=0.1):  # noqa: SIM117  the job ends last
+        with trackside.start(tmp_path, report=False, collect_interval_s=0.1):  # noqa: SIM117  the job ends last
             with trackside.application(), trackside.training_loop(train_iterations_start=0):
                 for step in range(40):
                     with trackside.training_iteration(step=step, samples=8, tokens=64):
-                        trackside.counter("train.loss").add(1.0 / (step + 1))
+                        trackside.stat("train.loss").record(1.0 / (step + 1))
         events = list(replay(tmp_path))
         goodput, counters = GoodputAccumulator(), CounterBoard()
         for event in events:
@@ -124,14 +126,14 @@ class TestNumbers:
 
         assert server.value("trackside_goodput_ratio") == result.goodput
         assert server.value("trackside_productive_seconds") == result.productive_s
-        told = {labels["bucket"]: value for labels, value in server.query("trackside_badput_seconds_total")}
+        told = {labels["bucket"]: value for labels, value in server.query("trackside_badput_seconds")}
         assert told == {name: value for name, value in result.badput_s.items() if not isinstance(value, dict)}
-        spent = server.value("sum(trackside_badput_seconds_total) + sum(trackside_productive_seconds)")
+        spent = server.value("sum(trackside_badput_seconds) + sum(trackside_productive_seconds)")
         assert spent == pytest.approx(server.value("trackside_elapsed_seconds"), rel=1e-9)
         board = counters.result().counters["train.loss"]
-        assert server.value('trackside_counter_values_total{name="train.loss"}') == board.count == 40
-        assert server.value('trackside_counter_sum{name="train.loss"}') == board.sum
-        assert server.value('trackside_counter{name="train.loss",stat="max"}') == board.maximum
+        assert server.value('trackside_stat_count{name="train.loss"}') == board.count == 40
+        assert server.value('trackside_stat_sum{name="train.loss"}') == board.sum
+        assert not server.query("trackside_stat_window")  # the process has ended
         assert server.value("trackside_step_duration_seconds_count") == 40
         assert server.value("trackside_step_duration_seconds_sum") == pytest.approx(sum(durations), rel=1e-12)
         slow = sum(duration > 0.001 for duration in durations)
@@ -142,7 +144,7 @@ class TestNumbers:
         sink.close(5)
 
     def test_scores(self, prometheus, sink, port, eventually):
-        """Of 64 ranks' scores there are the lowest, the 5th and the 50th percentile, and the eight worst by name."""
+        """The scores of 64 ranks are the lowest, the 5th and the 50th percentile, and the eight worst by name."""
         source = Source(run_id="run")
         for report in reports(64, slow={17}):
             sink(of(source, report))
@@ -158,18 +160,18 @@ class TestNumbers:
         assert (first[0]["rank"], first[0]["host"], first[1]) == ("17", "node2", 0.5)
 
     def test_ranks(self, prometheus, sink, port, eventually):
-        """Fed by a whole job, counts are the ranks' sums, and who is silent for longest shows."""
+        """Fed with a whole job, counts are sums over the ranks, and the rank that is silent for longest shows."""
         for rank in range(3):
             source = Source(rank=rank, run_id="run", world_size=3)
             sink(of(source, IterationEnded(step=rank, duration_ns=10**9, samples=5)))
-            sink(of(source, Heartbeat(sequence=0, counts={"shed": rank, "failed": 1}, at_ns=(1_000 + rank) * 10**9)))
+            sink(of(source, Heartbeat(sequence=0, counts={"dropped": rank, "failed": 1}, at_ns=(1_000 + rank) * 10**9)))
         sink(of(source, SourceEnded(reason="closed")))
         server = prometheus(port)
         eventually(lambda: server.query("trackside_ranks"), what="it was scraped")
         assert server.value("trackside_ranks") == 2
         assert server.value("trackside_oldest_heartbeat_timestamp_seconds") == 1_000
         assert server.value("trackside_samples_total") == 15
-        assert server.value('trackside_dropped_total{reason="shed"}') == 3
+        assert server.value('trackside_dropped_total{reason="dropped"}') == 3
         assert server.value("sum(trackside_dropped_total)") == 6
         assert server.value('trackside_step_duration_seconds_bucket{le="0.5"}') == 0
         assert server.value('trackside_step_duration_seconds_bucket{le="1.0"}') == 3
@@ -195,11 +197,13 @@ class TestDashboard:
 
         def feed(step):
             sink(of(source, IterationEnded(step=step, duration_ns=10**8, samples=4, tokens=16, loss=1.0)))
-            sink(of(source, Heartbeat(sequence=step, counts={"shed": step})))
+            sink(of(source, Heartbeat(sequence=step, counts={"dropped": step})))
             told = {"avg_tokens_per_second": 100.0, "mfu": 0.4, "train_throughput_per_gpu": 300.0, "latest_loss": 2.0}
             started = {"train_iterations_start": 0, "current_iteration": step, "num_iterations": step + 1}
             rest = {"train_samples_start": 0, "num_train_samples": 4, "interval": 1}
             sink(of(source, TrainingMetricsUpdated(**started, **rest, **told)))
+            del told["latest_loss"]
+            sink(of(source, TrainingWindowUpdated(num_iterations=1, **told)))
             sink(of(source, goodput_update()))
             window = CounterWindow(
                 name="c",
@@ -252,20 +256,20 @@ class TestDashboard:
 
 class TestSeries:
     def test_few_for_many_ranks(self, sink, port):
-        """A thousand ranks make as many series as one does, but for the eight worst."""
+        """A thousand ranks make as many series as eight do."""
         sizes = []
         for ranks in (8, 1_000):
             for rank in range(ranks):
                 source = Source(rank=rank, run_id="run", world_size=ranks)
                 sink(of(source, IterationEnded(step=1, duration_ns=10**9)))
-                sink(of(source, Heartbeat(sequence=0, counts={"shed": 0})))
+                sink(of(source, Heartbeat(sequence=0, counts={"dropped": 0})))
             for report in reports(ranks, slow={1}):
                 sink(of(source, report))
             sizes.append(len(scrape(port).splitlines()))
         assert sizes[0] == sizes[1] < 120
 
     def test_per_rank_on_request(self, port):
-        """On request every rank has its own."""
+        """On request each rank has series of its own."""
         sink = PrometheusSink(port, per_rank=True)
         source = Source(run_id="run")
         for rank in range(20):
@@ -284,7 +288,7 @@ class TestSeries:
         assert not [line for line in lines if line.startswith('trackside_rank_goodput_ratio{rank="1"')]
 
     def test_losses_by_handler(self, port, caplog):
-        """In a job losses are told by handler and reason, as the bus counts them."""
+        """In a job losses are shown by handler and reason, as the bus counts them."""
         bus = Bus()
         sink = PrometheusSink(port, stats=bus.stats)
         bus.subscribe(sink)
@@ -292,7 +296,7 @@ class TestSeries:
         def always_raising(event):
             raise ValueError(event)
 
-        bus.subscribe(always_raising, to=IterationEnded, queued=True)
+        bus.subscribe(always_raising, to=IterationEnded, runs_on=RunsOn.WORKER)
         caplog.set_level(logging.ERROR, logger="trackside")
         for step in range(3):
             bus.log(IterationEnded(step=step, duration_ns=1))
@@ -309,7 +313,7 @@ class TestSeries:
         assert sum(float(value) for value in told.values()) == 3
 
     def test_hostile_names(self, sink, port):
-        """Names of counters, runs and hosts may hold anything: the text stays one that can be read."""
+        """Names of instruments, runs and hosts may contain anything: the page can still be parsed."""
         from prometheus_client.parser import text_string_to_metric_families
 
         nasty = 'a"b\\c\nd{e="f"} 1'
@@ -317,12 +321,60 @@ class TestSeries:
         window = CounterWindow(name=nasty, start_ns=0, end_ns=1, count=1, total_count=1, total_sum=2.5)
         sink(of(source, window))
         families = {family.name: family for family in text_string_to_metric_families(scrape(port))}
-        [sample] = families["trackside_counter_sum"].samples
+        [sample] = [one for one in families["trackside_stat"].samples if one.name == "trackside_stat_sum"]
         assert sample.labels["name"] == sample.labels["run"] == nasty
         assert sample.value == 2.5
 
+    def test_extreme_numbers(self, sink, port, losses, bits):
+        """Infinities, NaN, negative zero and the limits of the format are read from the page as they were recorded."""
+        from prometheus_client.parser import text_string_to_metric_families
+
+        for event in losses:
+            window = {"start_ns": 0, "end_ns": 1, "count": 1, "total_count": 1, "total_sum": event.loss}
+            for kind in ("counter", "stat", "gauge"):
+                values = {"value": event.loss}
+                sink(
+                    of(
+                        Source(run_id="run"),
+                        CounterWindow(name=f"{kind}{event.step}", kind=kind, values=values, **window),
+                    )
+                )
+        samples = {}
+        for family in text_string_to_metric_families(scrape(port)):
+            for sample in family.samples:
+                samples.setdefault((sample.name, sample.labels.get("stat")), []).append(sample.value)
+        expected = bits(abs(event.loss) for event in losses)
+        for series in (
+            ("trackside_counter_total", None),
+            ("trackside_stat_sum", None),
+            ("trackside_stat_window", "value"),
+            ("trackside_gauge", "mean"),
+            ("trackside_gauge", "max"),
+        ):
+            assert bits(map(abs, samples[series])) == expected, series
+
+    def test_gauge_and_stat_of_a_job(self, port, tmp_path, eventually):
+        """A gauge has its current value; a stat has those of its latest window, and a gap where it had none."""
+
+        def shown(series):
+            lines = scrape(port).splitlines() if sink.is_served else []
+            return [
+                float(line.rpartition(" ")[2]) for line in lines if line.startswith(series) and 'stat="mean"' in line
+            ]
+
+        sink = PrometheusSink(port)
+        with trackside.start(tmp_path, report=False, handlers=[sink], collect_interval_s=1.0):
+            trackside.gauge("queue").set(2.0)
+            for value in (4.0, 8.0):
+                trackside.stat("loss").record(value)
+                eventually(lambda value=value: shown("trackside_stat_window") == [value], what=f"a window of {value}")
+            trackside.gauge("queue").set(0.0)
+            eventually(lambda: shown("trackside_gauge") == [0.0], what="the gauge is 0")
+            eventually(lambda: shown("trackside_stat_window") == [], what="a gap")
+            assert shown("trackside_gauge") == [0.0]
+
     def test_old_runs_go(self, sink, port):
-        """What serves for years forgets the first runs: memory is bounded."""
+        """Of more than 16 runs the first ones are dropped: memory is bounded."""
         for number in range(40):
             sink(of(Source(run_id=f"run{number}"), IterationEnded(step=1, duration_ns=1)))
         runs = {line for line in scrape(port).splitlines() if line.startswith("trackside_ranks{")}
@@ -335,7 +387,7 @@ class TestServing:
         """A port that is taken hurts nobody: it is tried again, and served once it is free."""
         from trackside.handlers import prometheus_client as module
 
-        monkeypatch.setattr(module, "_TRY_AGAIN_S", 0.0)
+        monkeypatch.setattr(module, "_RETRY_INTERVAL_S", 0.0)
         with socket.socket() as taken:
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             taken.bind(("127.0.0.1", port))
@@ -367,7 +419,7 @@ class TestServing:
         registry = CollectorRegistry()
         sink = PrometheusSink(None, registry=registry)
         sink(of(Source(run_id="run"), IterationEnded(step=7, duration_ns=1)))
-        assert b'trackside_last_step{run="run"} 7.0' in generate_latest(registry)
+        assert b'trackside_last_step{loop="training",run="run"} 7.0' in generate_latest(registry)
         sink.close(5)
         assert generate_latest(registry) == b""
 

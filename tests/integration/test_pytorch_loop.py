@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -63,7 +66,7 @@ def test_same_losses(sink, tmp_path):
         "none": list,
         "recording": lambda: [trackside.subscribe(trackside.EventLog(tmp_path / "runs"))],
         "raising": lambda: [trackside.subscribe(raising)],
-        "dead": lambda: [trackside.subscribe(lambda _: released.wait(60), queued=True)],
+        "dead": lambda: [trackside.subscribe(lambda _: released.wait(60), runs_on=trackside.RunsOn.WORKER)],
     }[sink]()
     try:
         watched = frameworks.train_by_hand(tmp_path / "watched", trackside.instrument)
@@ -95,3 +98,15 @@ def test_all_comes_out(tmp_path):
         "out of order": [],
         "ended": "closed",
     }
+
+
+@pytest.mark.hang_guard(180)
+def test_backward_under_ddp(tmp_path):
+    """Under DistributedDataParallel the span of a backward pass contains the wait for the other ranks' gradients."""
+    program = Path(__file__).with_name("ddp_rank.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(program)]
+    subprocess.run([*command, str(tmp_path)], check=True, timeout=150, capture_output=True)
+    for rank in (0, 1):
+        timed = json.loads((tmp_path / f"{rank}.json").read_text(encoding="utf-8"))
+        assert len(timed["spans"]) == 12
+        assert sum(timed["clock"]) * 0.9 < sum(timed["spans"]) <= sum(timed["clock"])

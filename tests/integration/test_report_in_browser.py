@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from trackside.views import read_report, report_page
+from trackside.report import read_report, report_page
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [
@@ -126,7 +126,7 @@ def browser(tmp_path_factory):
 def pages(tmp_path_factory):
     """Give the pages of some made-up jobs."""
     made_up = importlib.util.spec_from_file_location(
-        "made_up", Path(__file__).resolve().parents[1] / "views" / "conftest.py"
+        "made_up", Path(__file__).resolve().parents[1] / "report" / "conftest.py"
     )
     jobs = importlib.util.module_from_spec(made_up)
     made_up.loader.exec_module(jobs)

@@ -1,4 +1,4 @@
-"""What is read off this very machine."""
+"""Readings of this very machine."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class TestReal:
                 while not sum(one.count for one in bus.registry.snapshots(name)) and time.monotonic() < deadline_s:
                     sum(range(100_000))
                 job.close()
-            windows = {event.name: event for event in trackside.replay(tmp_path, types=CounterWindow)}
-            (started,) = trackside.replay(tmp_path, types=SystemSamplingStarted)
+            windows = {event.name: event for event in trackside.replay(tmp_path, to=CounterWindow)}
+            (started,) = trackside.replay(tmp_path, to=SystemSamplingStarted)
         memory = psutil.Process().memory_info().rss
         assert 0.2 * memory < windows["process.memory.usage"].values["mean"] < 5 * memory
         assert 0.0 < windows["process.cpu.utilization"].values["max"] < 64

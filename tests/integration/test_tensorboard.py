@@ -6,6 +6,7 @@ import math
 import shutil
 import subprocess
 import sys
+import textwrap
 import time
 from array import array
 from pathlib import Path
@@ -16,6 +17,7 @@ import trackside
 from trackside.bus import Bus
 from trackside.events import (
     CheckpointMetricsUpdated,
+    ConfigError,
     CounterWindow,
     GoodputUpdated,
     IterationEnded,
@@ -26,12 +28,11 @@ from trackside.events import (
 )
 from trackside.handlers import feed, replay
 from trackside.handlers.models.goodput import GoodputMonitor
-from trackside.handlers.models.scores._packing import packed, packed_numbers
+from trackside.handlers.models.scores._window import packed, packed_numbers
 
 pytestmark = pytest.mark.integration
 
 accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-pytest.importorskip("torch")
 
 from trackside.handlers.tensorboard import TensorBoardSink  # noqa: E402  it needs tensorboard
 
@@ -54,7 +55,7 @@ def times(directory, tag):
 
 @pytest.fixture
 def draw(tmp_path):
-    """Give a function that has events drawn, and returns the run's curves."""
+    """Give a function that writes the curves of events, and reads them back."""
 
     def drawn(*events, **told):
         with Bus(source=Source(**told)) as bus:
@@ -104,25 +105,28 @@ class TestGoodput:
         assert draw(first, second)["step_deviation"] == [(7, 0.5), (8, 0.25), (9, 0.75)]
 
     def test_each_point_once(self, draw):
-        """An update that says nothing new makes no point; what changed at the same step makes one."""
+        """An update that changes nothing adds no point; a change at the same step adds one."""
         drawn = draw(goodput(), goodput(), goodput(goodput=0.5))
         assert drawn["goodput/goodput"] == [(9, 75.0), (9, 50.0)]
         assert drawn["badput/other"] == [(9, 15.0)]
         assert drawn["goodput/disruptions"] == [(9, 1.0)]
 
     def test_nothing_known(self, draw):
-        """As long as there was no time there is no goodput to draw, and figures that are missing are not drawn as 0."""
+        """Without elapsed time there is no goodput to draw, and values that are missing are not drawn as 0."""
         drawn = draw(goodput(goodput=None, elapsed_s=0.0, last_step=None))
         assert "goodput/goodput" not in drawn
         assert "step_time/p50_s" not in drawn
         assert drawn["step_time/ideal_s"] == [(0, 1.5)]
 
     def test_of_a_job(self, tmp_path):
-        """In a job the goodput model's own last answer is the last point."""
+        """In a job the last point is the goodput model's last result."""
         updates = []
         sink = TensorBoardSink(tmp_path / "curves")
         with trackside.start(
-            tmp_path / "runs", handlers=[GoodputMonitor(every_s=0.05), sink], heartbeat_s=0.01, report=False
+            tmp_path / "runs",
+            handlers=[GoodputMonitor(update_interval_s=0.05), sink],
+            heartbeat_interval_s=0.01,
+            report=False,
         ) as job:
             job.bus.subscribe(updates.append, to=GoodputUpdated)
             for step in range(10):
@@ -137,9 +141,52 @@ class TestGoodput:
         )
 
 
+class TestWriter:
+    @pytest.mark.parametrize("module", ["torch.utils.tensorboard", "tensorboardX"])
+    def test_of_the_job(self, module, tmp_path):
+        """A SummaryWriter of the job gets the curves beside the job's own, and is left open."""
+        writer = pytest.importorskip(module).SummaryWriter(str(tmp_path))
+        sink = TensorBoardSink(writer)
+        event = IterationEnded(step=3, duration_ns=5 * 10**8, at_ns=NOW_NS)
+        event._source = Source()
+        sink(event)
+        assert sink.close(10)
+        writer.add_scalar("mine", 1.0, 4)
+        writer.close()
+        assert curves(tmp_path) == {"duration_s/training_single_iteration": [(3, 0.5)], "mine": [(4, 1.0)]}
+        assert times(tmp_path, "duration_s/training_single_iteration") == [NOW_NS / 1e9]
+
+    def test_is_no_writer(self):
+        """Any other destination is refused in one line."""
+        with pytest.raises(ConfigError, match="give a directory or a SummaryWriter"):
+            TensorBoardSink(3)
+
+    def test_without_torch(self, tmp_path):
+        """Curves are written where torch and TensorFlow are not installed."""
+        code = """
+            import sys
+            sys.modules["torch"] = sys.modules["tensorflow"] = None
+            import trackside
+            from trackside.handlers.tensorboard import TensorBoardSink
+            with trackside.start(sys.argv[1], handlers=[TensorBoardSink(sys.argv[2])], report=False):
+                with trackside.training_iteration(step=0):
+                    pass
+        """
+        command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "runs"), str(tmp_path / "curves")]
+        subprocess.run(command, check=True, timeout=100)
+        (run,) = (tmp_path / "curves").iterdir()
+        assert [step for step, _ in curves(run)["duration_s/training_single_iteration"]] == [0]
+
+
 class TestCurves:
+    def test_extreme_numbers(self, draw, losses, bits):
+        """Infinities, NaN and zeros are points; beyond 32 bits a number is an infinity or 0."""
+        drawn = draw(*losses)["training_single_iteration/loss"]
+        assert [step for step, _ in drawn] == [0, 1, 2, 3, 4, 5]
+        assert bits(value for _, value in drawn) == bits([math.inf, -math.inf, math.nan, -0.0, math.inf, 0.0])
+
     def test_iterations(self, draw):
-        """An iteration is a point of its duration in seconds, and of what it says of itself."""
+        """An iteration is a point of its duration in seconds, and of each of its values."""
         drawn = draw(
             IterationEnded(step=0, duration_ns=5 * 10**8, loss=2.5, samples=4),
             IterationEnded(step=1, duration_ns=25 * 10**7, loss=math.nan),
@@ -155,12 +202,13 @@ class TestCurves:
     def test_spans(self, draw):
         """Every span is a point, also several of a step."""
         spans = [
-            ProfileSpanEnded(step=3, id=n, parent_id=0, name="data_loading", duration_ns=n * 10**9) for n in (1, 2)
+            ProfileSpanEnded(step=3, span_id=n, parent_span_id=0, name="data_loading", duration_ns=n * 10**9)
+            for n in (1, 2)
         ]
         assert draw(*spans)["duration_s/data_loading"] == [(3, 1.0), (3, 2.0)]
 
     def test_metric_updates(self, draw):
-        """Each figure of a metric update is a curve; what is not known is not drawn."""
+        """Each field of a metric update is a curve; an unknown one is not drawn."""
         drawn = draw(
             TrainingMetricsUpdated(
                 step=49,
@@ -184,16 +232,16 @@ class TestCurves:
         assert "training/mfu" not in drawn
 
     def test_counters(self, draw):
-        """A window of a counter stands at the latest step, with its aggregations and its totals."""
+        """A window of a stat stands at the latest step, with its statistics and its totals."""
         window = {"start_ns": NOW_NS, "end_ns": NOW_NS + 1, "count": 2, "total_count": 7, "total_sum": 21.0, "step": -1}
         drawn = draw(
             IterationEnded(step=12, duration_ns=1),
             CounterWindow(name="train/tokens per s", values={"mean": 3.0, "p99": 4.0}, **window),
         )
-        assert drawn["counter/train/tokens_per_s/mean"] == [(12, 3.0)]
-        assert drawn["counter/train/tokens_per_s/p99"] == [(12, 4.0)]
-        assert drawn["counter/train/tokens_per_s/total_count"] == [(12, 7.0)]
-        assert drawn["counter/train/tokens_per_s/total_sum"] == [(12, 21.0)]
+        assert drawn["stat/train/tokens_per_s/mean"] == [(12, 3.0)]
+        assert drawn["stat/train/tokens_per_s/p99"] == [(12, 4.0)]
+        assert drawn["stat/train/tokens_per_s/total_count"] == [(12, 7.0)]
+        assert drawn["stat/train/tokens_per_s/total_sum"] == [(12, 21.0)]
 
     def test_scores(self, draw):
         """The scores of all ranks are their lowest, the 5th percentile and the median, at the window's last step."""
@@ -266,8 +314,8 @@ class TestTrouble:
             (counts,) = bus.stats().handlers
         (run,) = (tmp_path / "curves").iterdir()
         assert [step for step, _ in curves(run)["duration_s/training_single_iteration"]] == [2]
-        assert counts.shed + counts.failed == 1
-        assert counts.logged == counts.handled + counts.shed + counts.failed
+        assert counts.dropped + counts.failed == 1
+        assert counts.logged == counts.handled + counts.dropped + counts.failed
 
     def test_cannot_be_made(self, tmp_path):
         """Where no file can be made each event is counted as failed, and the job goes on."""

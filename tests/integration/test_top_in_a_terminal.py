@@ -28,8 +28,9 @@ JOB = textwrap.dedent(
     from trackside.job import JobConfig
 
     job = JobConfig(application_name="late", run_id="late", session_tag="late-run")
-    told = {"report": False, "publish": sys.argv[2] if len(sys.argv) > 2 else False, "collect_every_s": 0.2}
-    with trackside.start(sys.argv[1], job=job, **told), trackside.application():
+    remote = trackside.Remote(publish=sys.argv[2] if len(sys.argv) > 2 else False)
+    options = {"report": False, "remote": remote, "collect_interval_s": 0.2}
+    with trackside.start(sys.argv[1], job=job, **options), trackside.application():
         with trackside.training_loop():
             for step in range(100_000):
                 with trackside.training_iteration(step=step):
@@ -96,7 +97,7 @@ class TestTop:
         r"step \d{3,} +[\d.]+ steps/s +[\d.]+ ms a step",
         r"goodput [\d.]+ % of ",
         r"rank 0 +training_(loop|single_iteration)",
-        r"late\.counter +\d+ +Σ \d\d",
+        r"late\.counter +– +Σ \d\d",
         r"lost 0",
     )
 

@@ -11,11 +11,13 @@ import pytest
 
 import trackside
 from trackside.events import (
+    ConfigLogged,
     IterationEnded,
+    MetricsLogged,
     ProfileSpanEnded,
+    RunsOn,
     SpanEnded,
-    SpanEventAdded,
-    SpanMisplaced,
+    SpanOutOfOrder,
     SpanStarted,
 )
 from trackside.handlers import replay
@@ -26,8 +28,7 @@ transformers = pytest.importorskip("transformers")
 
 import torch  # noqa: E402  after what may skip all of this
 
-from trackside.instruments.transformers import TracksideCallback  # noqa: E402
-from trackside.job import transformers as one_line  # noqa: E402
+from trackside.integrations.transformers import TracksideCallback  # noqa: E402
 
 
 def load(name):
@@ -80,8 +81,8 @@ class TestTraining:
     def test_parts_belong_to_their_iteration(self, events, tmp_path):
         """The parts of a step are inside its iteration; its batches are fetched before."""
         trainer_of(tmp_path, TracksideCallback(), max_steps=2, eval_strategy="no", save_strategy="no").train()
-        ids = {event.id: event.step for event in of(IterationEnded, events)}
-        parts = [(event.name, ids.get(event.parent_id)) for event in of(ProfileSpanEnded, events)]
+        ids = {event.span_id: event.step for event in of(IterationEnded, events)}
+        parts = [(event.name, ids.get(event.parent_span_id)) for event in of(ProfileSpanEnded, events)]
         step = [[*((name, None) for name in LOADING), *((name, step) for name in STEP)] for step in range(2)]
         assert parts == step[0] + step[1]
 
@@ -103,12 +104,13 @@ class TestTraining:
         assert waits[0] >= 4 * 0.05e9
 
     def test_logged(self, events, tmp_path):
-        """What the trainer logs is an event with all of it, at the step that it belongs to."""
+        """Logged values are an event, at the step that they belong to; the trainer's arguments are the config."""
         trainer_of(tmp_path, TracksideCallback(), save_strategy="no").train()
-        logged = [event for event in of(SpanEventAdded, events) if event.name == "logged"]
-        assert [("loss" in event.attributes, event.step) for event in logged] == [
+        logged = of(MetricsLogged, events)
+        assert [("loss" in event.values, event.step) for event in logged] == [
             *[(True, 9), (False, 9), (True, 19), (False, 19), (False, 19)],
         ]
+        assert [event.values["learning_rate"] for event in of(ConfigLogged, events)] == [0.1]
 
     def test_save_without_notice(self, events, tmp_path):
         """A save that no flag announced is told when it is done."""
@@ -241,7 +243,7 @@ class TestLoads:
     def test_late_callback(self, checkpoint, tmp_path):
         """A callback that came later than the trainer turns telemetry on for the load already."""
         trainer = trainer_of(tmp_path, **{**self.OPTIONS, "max_steps": 6, "save_strategy": "no"})
-        callback = one_line.TracksideCallback(tmp_path / "runs")
+        callback = TracksideCallback(tmp_path / "runs")
         trainer.add_callback(callback)
         trainer.train(resume_from_checkpoint=checkpoint)
         callback.close()
@@ -275,7 +277,7 @@ class TestLoss:
             "none": list,
             "recording": lambda: [trackside.subscribe(trackside.EventLog(tmp_path / "runs"))],
             "raising": lambda: [trackside.subscribe(raising)],
-            "dead": lambda: [trackside.subscribe(lambda _: released.wait(60), queued=True)],
+            "dead": lambda: [trackside.subscribe(lambda _: released.wait(60), runs_on=RunsOn.WORKER)],
         }[sink]()
         try:
             watched = trainer_of(tmp_path / "watched", TracksideCallback())
@@ -308,7 +310,7 @@ class TestErrors:
         def fail():
             raise ValueError("a bad batch")
 
-        callback = one_line.TracksideCallback(tmp_path / "runs")
+        callback = TracksideCallback(tmp_path / "runs")
         trainer = trainer_of(tmp_path, callback, model=frameworks.Regression(fail))
         with pytest.raises(ValueError, match="a bad batch"):
             trainer.train()
@@ -332,14 +334,14 @@ class TestErrors:
         events.clear()
         trainer.train()
         assert [line for line in told(events) if "{" not in line][-2:] == ["training 0", "} training_loop"]
-        assert of(SpanMisplaced, events) == []
+        assert of(SpanOutOfOrder, events) == []
 
 
 class TestOneLine:
     def test_all_comes_out(self, tmp_path):
         """Spans, metrics, goodput and scores come out of the one line, and agree with each other."""
         strict = trackside.JobConfig(application_name="tiny", strict=True)  # so that any disorder is an error
-        callback = one_line.TracksideCallback(tmp_path / "runs", job=strict)
+        callback = TracksideCallback(tmp_path / "runs", job=strict)
         trainer_of(tmp_path, callback).train()
         callback.close()
         assert checks.figures(tmp_path / "runs") == {
@@ -362,7 +364,7 @@ class TestOneLine:
     def test_by_variable(self, monkeypatch, tmp_path):
         """Where no directory is given, the variable may give one."""
         monkeypatch.setenv("TRACKSIDE", str(tmp_path / "runs"))
-        callback = one_line.TracksideCallback()
+        callback = TracksideCallback()
         trainer_of(tmp_path, callback, max_steps=1, eval_strategy="no", save_strategy="no").train()
         callback.close()
         assert "training 0" in told(replay(tmp_path / "runs"))

@@ -100,7 +100,7 @@ class Offline:
 
     @property
     def runs(self):
-        """What was said of each run when it began."""
+        """The description of each run at its beginning."""
         return self._of("run")
 
     @property
@@ -118,7 +118,7 @@ class Offline:
 
     @property
     def config(self):
-        """What was said of the runs, later values over earlier ones."""
+        """The configuration of the runs, later values over earlier ones."""
         found = {}
         for config in [*(run.config for run in self.runs), *self._of("config")]:
             found.update(
@@ -188,10 +188,16 @@ def written(directory):
 
 
 class TestCurves:
+    def test_extreme_numbers(self, log, losses, bits):
+        """Infinities and NaN are the words that W&B has for them; zeros lose their sign, and other numbers arrive."""
+        points = log(*losses).points("training_single_iteration/loss")
+        assert [step for step, _ in points] == [0, 1, 2, 3, 4, 5]
+        assert bits(float(value) + 0.0 for _, value in points) == bits(event.loss + 0.0 for event in losses)
+
     def test_rows(self, log):
-        """What is known of a step is one row, at that step."""
+        """The values of a step are one row, at that step."""
         found = log(
-            ProfileSpanEnded(step=0, id=2, parent_id=1, name="model_forward", duration_ns=10**8),
+            ProfileSpanEnded(step=0, span_id=2, parent_span_id=1, name="model_forward", duration_ns=10**8),
             IterationEnded(step=0, duration_ns=5 * 10**8, loss=2.5),
             IterationEnded(step=1, duration_ns=25 * 10**7, loss=1.5),
         )
@@ -206,9 +212,10 @@ class TestCurves:
         ]
 
     def test_twice_in_a_step(self, log):
-        """What is told several times of a step is there several times."""
+        """Several points of one curve at one step all arrive."""
         spans = [
-            ProfileSpanEnded(step=3, id=n, parent_id=0, name="data_loading", duration_ns=n * 10**9) for n in (1, 2)
+            ProfileSpanEnded(step=3, span_id=n, parent_span_id=0, name="data_loading", duration_ns=n * 10**9)
+            for n in (1, 2)
         ]
         assert log(*spans).points("duration_s/data_loading") == [(3, 1.0), (3, 2.0)]
 
@@ -236,10 +243,10 @@ class TestCurves:
         assert found.points("goodput/goodput") == [(4, 50.0)]
         assert found.points("badput/custom_badput_events/eval") == [(4, 10.0)]
         assert found.points("step_deviation") == [(3, 0.5), (4, 0.25)]
-        assert found.points("counter/loss/mean") == [(5, 2.0)]
+        assert found.points("stat/loss/mean") == [(5, 2.0)]
 
     def test_not_finite(self, log):
-        """A loss that is not finite is told as it is."""
+        """A loss that is not finite arrives as it is."""
         ((_, value),) = log(IterationEnded(step=0, duration_ns=1, loss=math.nan)).points(
             "training_single_iteration/loss"
         )
@@ -257,7 +264,7 @@ class TestRun:
         assert (run.project, found.config["trackside.rank"]) == ("trackside", 3)
 
     def test_configuration(self, log):
-        """What is known of the job and the training is the run's configuration."""
+        """The configuration of the job and of the training is the run's configuration."""
         found = log(
             JobConfigured(world_size=2, rank=0, node_name="n", session_tag="s"),
             TrainingConfigured(perf_tag=["a"], global_batch_size=64),
@@ -277,7 +284,7 @@ class TestRun:
         assert (run.project, run.run_group, run.display_name, run.run_id) == ("p", "g", "n", "0123456789abcdef")
 
     def test_arguments(self, log, monkeypatch):
-        """What the sink was given goes before the variables."""
+        """Arguments of the sink precede the variables."""
         monkeypatch.setenv("WANDB_PROJECT", "p")
         (run,) = log(IterationEnded(step=0, duration_ns=1), sink=WandbSink(project="mine", tags=["t"])).runs
         assert (run.project, list(run.tags)) == ("mine", ["t"])
@@ -307,7 +314,7 @@ class TestRun:
 
 class TestTrouble:
     def test_service_dies(self, tmp_path):
-        """If W&B's service process dies, what it may not have is told again, in the same run, and nothing is lost."""
+        """If W&B's service process dies, points that it may not have are sent again, in the same run."""
         sink = WandbSink()
         with Bus(source=Source(id="0123456789abcdef")) as bus:
             bus.subscribe(sink)
@@ -341,9 +348,9 @@ class TestTrouble:
             assert not bus.flush(0.5)
             assert not bus.close(2.0)
             (counts,) = bus.stats().handlers
-        assert sink.losses() == {"not delivered by the end": sink.lost}
-        assert counts.shed == sink.lost >= 10
-        assert counts.logged == counts.handled + counts.shed
+        assert sink.losses() == {"not delivered before close": sink.lost}
+        assert counts.dropped == sink.lost >= 10
+        assert counts.logged == counts.handled + counts.dropped
 
     def test_exit_is_not_held_up(self, tmp_path):
         """With W&B's server out of reach a process ends in bounded time, and what it has is on its disk."""
@@ -375,14 +382,14 @@ class TestTrouble:
 
 class TestOneLoggerConfig:
     def test_defaults(self):
-        """What One Logger takes for granted."""
+        """One Logger's defaults."""
         config = one_logger.Config(entity="team")
         assert (config.host, config.api_key, config.project) == ("https://api.wandb.ai", "", "one-logger-tracking")
         assert (config.save_dir, config.tags) == ("./wandb", ["e2e_metrics_enabled"])
         assert config.run_name.startswith("one-logger-tracking-run-")
 
     def test_entity_is_needed(self):
-        """Whose project it is must be said."""
+        """The project must be given."""
         with pytest.raises(TypeError):
             one_logger.Config()
 
@@ -512,7 +519,7 @@ class TestOneLoggerExporters:
             exporter.export_start(span)
 
     def test_of_a_job(self, kind, config, tmp_path):
-        """Configured as One Logger's, it is told of the job's spans on a thread of its own."""
+        """Configured as One Logger's, it gets the job's spans on a thread of its own."""
         provider = TrainingTelemetryProvider.instance()
         told = {"application_name": "a", "session_tag_or_fn": "s", "world_size_or_fn": 1}
         training = TrainingTelemetryConfig(perf_tag_or_fn="p", global_batch_size_or_fn=4)
@@ -533,7 +540,7 @@ class TestOneLoggerExporters:
 
 class TestOneLoggerTrouble:
     def test_synchronous(self, config, monkeypatch):
-        """What W&B refuses is an error of that very call."""
+        """A refusal by W&B is an error of that very call."""
         exporter = one_logger.WandBExporterSync(config)
         exporter.initialize()
 
@@ -552,7 +559,7 @@ class TestOneLoggerTrouble:
             one_logger.WandBExporterSync(config).initialize()
 
     def test_asynchronous(self, config, monkeypatch, tmp_path):
-        """What W&B refused is an error of the next call, once, and nothing is lost when it takes it again."""
+        """A refusal by W&B is an error of the next call, once, and nothing is lost when it accepts again."""
         monkeypatch.setattr(wandb_exporter, "_CLOSE_S", WAIT_S)  # a busy machine is no failure
         release = threading.Event()
         init = wandb.init
@@ -567,7 +574,7 @@ class TestOneLoggerTrouble:
         exporter.initialize()
         exporter.export_start(Span.create("first"))
         deadline_s = time.monotonic() + WAIT_S
-        while not exporter._courier.trouble:
+        while not exporter._batches.last_error:
             assert time.monotonic() < deadline_s
             time.sleep(0.01)
         with pytest.raises(ExportError, match="not now"):
@@ -587,7 +594,7 @@ class TestOneLoggerTrouble:
         exporter.initialize()
         for _ in range(3):
             exporter.export_start(Span.create("x"))
-        with pytest.raises(ExportError, match=r"not delivered by the end.*3"):
+        with pytest.raises(ExportError, match=r"not delivered before close.*3"):
             exporter.close()
         release.set()
 

@@ -62,7 +62,7 @@ def test_nats(nats_server, tmp_path):
     from trackside.handlers.nats import NatsReader
 
     run("nats.md", tmp_path, "nats://stream.example:4222", nats_server.url)
-    with NatsReader(nats_server.url, follow=False, types=IterationEnded) as events:
+    with NatsReader(nats_server.url, follow=False, to=IterationEnded) as events:
         assert [event.step for event in events] == list(range(5))
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from trackside.bus import Bus, where
+from trackside.bus import Bus
 from trackside.events import ITERATION, ConfigError, IterationEnded, Parent, ProfileSpanEnded, Source, event
 from trackside.events import Event as AnyEvent
 from trackside.handlers import Capture
 from trackside.job import JobConfig, LogConfig, RankHandler, TrainingConfig
+from trackside.rules import where
 
 # Every field of One Logger's configuration, by our name; its error handling strategy is ours strict or not, and its
 # logger's configuration is log.
@@ -138,7 +139,7 @@ class TestConfigured:
         assert event.one_logger_training_telemetry_version
 
 
-@event("test.job.noted", detail=ITERATION)
+@event("test.job.noted", priority=ITERATION)
 class Noted(AnyEvent):
     """Something for a handler."""
 
@@ -170,7 +171,7 @@ class TestHandlers:
         JobConfig(application_name="charlm", handlers=[handler]).subscribe_handlers(0, bus)
         bus.log(IterationEnded(step=1, duration_ns=1))
         bus.log(IterationEnded(step=2, duration_ns=1))
-        bus.log(ProfileSpanEnded(id=1, parent_id=0, name="model_forward", duration_ns=1))
+        bus.log(ProfileSpanEnded(span_id=1, parent_span_id=0, name="model_forward", duration_ns=1))
         assert [event.step for event in found] == [1]
 
     def test_type(self):

@@ -11,7 +11,7 @@ from trackside.job._control import Controls
 
 class TestClose:
     @pytest.mark.parametrize(
-        ("verb", "arguments"), [("pause", {}), ("detail", {"level": "LIFECYCLE"}), ("sample", {"every": 2})]
+        ("verb", "arguments"), [("pause", {}), ("priority", {"level": "LIFECYCLE"}), ("sample", {"every": 2})]
     )
     def test_asked_meanwhile(self, verb, arguments):
         """Who asks for less when the job has begun to close is refused: nobody would be there to end it."""

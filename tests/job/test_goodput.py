@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from trackside.bus import Bus
-from trackside.events import SIDING, GoodputUpdated, Heartbeat, IterationEnded, Source, SourceEnded, clock
+from trackside.events import GoodputUpdated, Heartbeat, IterationEnded, RunsOn, Source, SourceEnded, clock
 from trackside.handlers import EventLog, feed, replay
 from trackside.handlers.models.goodput import GoodputAccumulator, GoodputMonitor
 from trackside.job import JobConfig, start
@@ -47,12 +47,12 @@ def train(bus, steps, first=0):
     now = clock.now_ns()
     for place in range(steps):
         at_ns = now + (place + 1) * 10**6
-        bus.log(IterationEnded(at_ns=at_ns, duration_ns=10**6, step=first + place, span_id=0))
+        bus.log(IterationEnded(at_ns=at_ns, duration_ns=10**6, step=first + place, parent_span_id=0))
 
 
 def updates(job):
     """Return the updates that *job* recorded."""
-    return list(replay(job.directory, types=GoodputUpdated))
+    return list(replay(job.directory, to=GoodputUpdated))
 
 
 class TestDefault:
@@ -117,7 +117,7 @@ class TestDefault:
     def test_interval(self, run, bus):
         """While the job runs, an update comes on an interval."""
         came = threading.Event()
-        job = run(handlers=[GoodputMonitor(every_s=0.01)], heartbeat_s=0.005)
+        job = run(handlers=[GoodputMonitor(update_interval_s=0.01)], heartbeat_interval_s=0.005)
         bus.subscribe(lambda _: came.set(), to=GoodputUpdated)
         train(bus, 20)
         assert came.wait(DEADLINE_S)
@@ -125,13 +125,13 @@ class TestDefault:
 
     def test_replayed(self, run, bus):
         """Over the log, a monitor publishes again what it published on its interval."""
-        job = run(handlers=[GoodputMonitor(every_s=0.004, windows_s=[0.01])])
+        job = run(handlers=[GoodputMonitor(update_interval_s=0.004, windows_s=[0.01])])
         assert bus.flush()
         train(bus, 50)
         assert bus.flush()
         job.close()
         again = []
-        feed(replay(job.directory), GoodputMonitor(again.append, every_s=0.004, windows_s=[0.01]))
+        feed(replay(job.directory), GoodputMonitor(again.append, update_interval_s=0.004, windows_s=[0.01]))
         *recorded, _ = updates(job)
         told = [(one.at_ns, one.productive_s, one.windows, one.steps) for one in recorded]
         assert told == [(one.at_ns, one.productive_s, one.windows, one.steps) for one in again[: len(recorded)]]
@@ -161,8 +161,8 @@ class TestEarlierAttempts:
             if not update.problems.get("earlier attempts that were not read"):
                 came.set()
 
-        monitor = GoodputMonitor(every_s=0.01)
-        job = run(job=JobConfig(application_name="a", **config), handlers=[monitor], heartbeat_s=0.005)
+        monitor = GoodputMonitor(update_interval_s=0.01)
+        job = run(job=JobConfig(application_name="a", **config), handlers=[monitor], heartbeat_interval_s=0.005)
         bus.subscribe(note, to=GoodputUpdated)
         train(bus, 10, first=5)
         assert came.wait(DEADLINE_S)
@@ -192,7 +192,7 @@ class TestEarlierAttempts:
 class Stalled:
     """A sink that never comes back from its first update."""
 
-    runs_on = SIDING
+    runs_on = RunsOn.WORKER
 
     def __init__(self):
         self.go_on = threading.Event()

@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import attrs
 import pytest
 
 from trackside.events import Event, Parent, Source, event, set_process_source
-from trackside.handlers import inspect, replay
+from trackside.handlers import check_logs, replay
 from trackside.job._inherit import VARIABLE, announce, join_parent, withdraw
 
 
@@ -74,7 +75,7 @@ def run(tmp_path):
 def said_by(directory):
     """Return what was said, by source."""
     found = {}
-    for said in replay(directory, types=Said):
+    for said in replay(directory, to=Said):
         found.setdefault(said.source, []).append(said.text)
     return found
 
@@ -98,6 +99,31 @@ class TestChildren:
         assert [source.parent for source in workers] == [Parent(parent_id, 0)] * 2
         assert [source.id for source in said if source.role == "main"] == [parent_id]
         assert len({source.run_id for source in said}) == 1
+
+    def test_preloaded_fork_server(self, run, tmp_path):
+        """
+        Children of a fork server that has imported the main module have the process that started them as parent.
+
+        Python 3.14 imports the main module there by default; a module that does as it does stands for it here.
+        """
+        (tmp_path / "as_main.py").write_text(
+            "import multiprocessing.process as process\n"
+            "process.current_process()._inheriting = True\n"
+            "import trackside\n"
+            "del process.current_process()._inheriting\n"
+        )
+        main = """
+            multiprocessing.set_forkserver_preload(["as_main"])
+            with trackside.start(sys.argv[1], report=False) as job:
+                run("forkserver", work, "first", "second")
+            print(job.source.id)
+        """
+        parent_id = run(main, PYTHONPATH=str(tmp_path)).strip()
+        said = said_by(tmp_path / "runs")
+
+        assert sorted(said.values()) == [["first"], ["second"]]
+        assert [(source.role, source.parent) for source in said] == [("worker", Parent(parent_id, 0))] * 2
+        assert len({source.id for source in said}) == 2
 
     @pytest.mark.parametrize("method", ["fork", "spawn"])
     def test_parent_under_another_id(self, run, tmp_path, method):
@@ -125,7 +151,7 @@ class TestChildren:
                 run("{method}", work, "first")
         """
         run(main)
-        report = inspect(tmp_path / "runs")
+        report = check_logs(tmp_path / "runs")
 
         assert [(source.source.role, source.ended, source.missing) for source in report.sources] == [
             ("main", "closed", 0),
@@ -141,7 +167,7 @@ class TestChildren:
         """
         run(main)
 
-        assert [source.source.role for source in inspect(tmp_path / "runs").sources] == ["main"]
+        assert [source.source.role for source in check_logs(tmp_path / "runs").sources] == ["main"]
 
     @pytest.mark.parametrize("method", ["spawn", "forkserver"])
     def test_job_of_its_own(self, run, tmp_path, method):
@@ -175,7 +201,7 @@ class TestChildren:
                 subprocess.run([sys.executable, "-c", program], check=True)
         """
         assert run(main) == "False\n"
-        assert [source.source.role for source in inspect(tmp_path / "runs").sources] == ["main"]
+        assert [source.source.role for source in check_logs(tmp_path / "runs").sources] == ["main"]
 
     @pytest.mark.parametrize(
         "note",
@@ -206,6 +232,15 @@ class TestAnnounce:
 
         assert (note["directory"], note["span_id"]) == (str(tmp_path), 0)
         assert Source.from_wire(note["source"]) == self.SOURCE
+
+    def test_metadata(self, tmp_path):
+        """The run's metadata is in no environment, but in a file that this user alone can read, until the end."""
+        announce(tmp_path, attrs.evolve(self.SOURCE, metadata={"token": "s3cret"}))
+        assert not [name for name, value in os.environ.items() if "s3cret" in value]
+        path = Path(json.loads(os.environ[VARIABLE])["metadata"])
+        assert (path.stat().st_mode & 0o777, json.loads(path.read_text())) == (0o600, {"token": "s3cret"})
+        withdraw()
+        assert not path.exists()
 
     def test_another_id(self, tmp_path):
         """When the process goes on under another id, the note says so; after it was withdrawn none comes back."""

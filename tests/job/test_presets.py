@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trackside.bus import Bus, where
+from trackside.bus import Bus
 from trackside.events import (
     PROFILE,
     ConfigError,
@@ -19,9 +19,10 @@ from trackside.events import (
 )
 from trackside.handlers import Capture
 from trackside.job import preset
+from trackside.rules import where
 
 
-@event("test.job.profiled", detail=PROFILE)
+@event("test.job.profiled", priority=PROFILE)
 class Profiled(Event):
     """Something that comes several times a step."""
 
@@ -33,16 +34,16 @@ WITHIN = ["data_loading", "model_forward", "zero_grad", "model_backward", "optim
 
 def everything():
     """Return events of every kind, with what to call each."""
-    named = {"id": 1, "parent_id": 0}
+    named = {"span_id": 1, "parent_span_id": 0}
     for name in LONG:
         yield f"+{name}", SpanStarted(**named, name=name)
         yield name, SpanEnded(**named, name=name, duration_ns=1)
     for kind in KINDS:
-        yield kind, IterationEnded(id=1, kind=kind, duration_ns=1)
+        yield kind, IterationEnded(span_id=1, kind=kind, duration_ns=1)
     for name in WITHIN:
         yield name, ProfileSpanEnded(**named, name=name, duration_ns=1)
     yield "mine", IterationSpanEnded(**named, name="mine", duration_ns=1)
-    yield "my detail", ProfileSpanEnded(**named, name="mine", duration_ns=1)
+    yield "my priority", ProfileSpanEnded(**named, name="mine", duration_ns=1)
     yield "heartbeat", Heartbeat(sequence=0)
     yield "profiled", Profiled()
 
@@ -72,7 +73,7 @@ class TestPresets:
 
     def test_profiling(self):
         """And every span within them."""
-        assert kept("profiling") == [*LIFECYCLE_ONES, *KINDS, *WITHIN, "mine", "my detail", "heartbeat"]
+        assert kept("profiling") == [*LIFECYCLE_ONES, *KINDS, *WITHIN, "mine", "my priority", "heartbeat"]
 
     def test_all(self):
         """And everything else."""

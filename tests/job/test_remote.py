@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import stat
 import subprocess
@@ -15,9 +16,9 @@ import trackside
 from trackside.events import ConfigError, ProfileSpanEnded, Source, SpanStarted
 from trackside.handlers.models import SpanBuilder
 from trackside.handlers.models.goodput import GoodputMonitor
-from trackside.job import Remote, RemoteConfig
-from trackside.job._remote import own_endpoint
-from trackside.views import Top
+from trackside.job import Remote, RemoteAccess
+from trackside.job._remote import socket_name
+from trackside.report import Top
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ class TestStart:
 
     def test_on(self, place, tmp_path, bus, capsys):
         """A job that publishes says what to type, is found by its directory, and leaves nothing behind."""
-        with trackside.start(tmp_path, bus=bus, publish=True, report=True) as job:
+        with trackside.start(tmp_path, bus=bus, remote=trackside.Remote(publish=True), report=True) as job:
             assert f"trackside attach {tmp_path}\n" in capsys.readouterr().err
             (endpoint,) = job.endpoints
             assert stat.S_IMODE(Path(endpoint.removeprefix("ipc://")).parent.stat().st_mode) == 0o700
@@ -55,7 +56,9 @@ class TestStart:
 
     def test_end_is_seen(self, place, tmp_path, bus):
         """A viewer gets the last event of the job, and the reason why it ended."""
-        with trackside.start(tmp_path, bus=bus, publish=f"ipc://{place}/job", report=False) as job:
+        with trackside.start(
+            tmp_path, bus=bus, remote=trackside.Remote(publish=f"ipc://{place}/job"), report=False
+        ) as job:
             viewer = trackside.attach(*job.endpoints)
             assert viewer.wait()
         with viewer:
@@ -75,17 +78,17 @@ class TestStart:
     def test_not_safe(self, place, tmp_path, bus, options, message):
         """An endpoint that anybody could reach is refused, and nothing is left turned on."""
         with pytest.raises(ConfigError, match=message):
-            trackside.start(tmp_path, bus=bus, report=False, **options)
+            trackside.start(tmp_path, bus=bus, report=False, remote=Remote(**options))
         assert bus.is_idle
 
     def test_taken(self, place, tmp_path, bus):
         """An endpoint that somebody serves already is not taken away from them."""
         with (
-            trackside.start(tmp_path, bus=bus, publish=f"ipc://{place}/job", report=False),
+            trackside.start(tmp_path, bus=bus, remote=trackside.Remote(publish=f"ipc://{place}/job"), report=False),
             trackside.Bus() as other,
             pytest.raises(ConfigError, match="somebody is there"),
         ):
-            trackside.start(tmp_path, bus=other, publish=f"ipc://{place}/job", report=False)
+            trackside.start(tmp_path, bus=other, remote=trackside.Remote(publish=f"ipc://{place}/job"), report=False)
 
 
 class TestKept:
@@ -100,9 +103,9 @@ class TestKept:
     def test_all_that_top_shows(self, place, tmp_path, bus):
         """A viewer that comes late has the whole state of everything that `trackside top` shows."""
         top = Top()
-        with trackside.start(tmp_path, bus=bus, publish=True, report=False) as job:
-            bus.log(SpanStarted(id=70, parent_id=0, name="before", attributes={}))
-            bus.log(trackside.IterationEnded(id=71, duration_ns=10, step=41))
+        with trackside.start(tmp_path, bus=bus, remote=trackside.Remote(publish=True), report=False) as job:
+            bus.log(SpanStarted(span_id=70, parent_span_id=0, name="before", attributes={}))
+            bus.log(trackside.IterationEnded(span_id=71, duration_ns=10, step=41))
             bus.flush()
             with trackside.attach(*job.endpoints, models=top.models) as viewer:
                 assert viewer.wait()
@@ -125,7 +128,9 @@ class TestKept:
         """What the job runs anyway, or has one that knows the same, is not kept beside it."""
         monkeypatch.setenv("RANK", "1")
         given = [SpanBuilder(), GoodputMonitor()]
-        with trackside.start(tmp_path, bus=bus, publish=True, report=False, handlers=given) as job:
+        with trackside.start(
+            tmp_path, bus=bus, remote=trackside.Remote(publish=True), report=False, handlers=given
+        ) as job:
             assert {"OpenSpans", "GoodputAccumulator"}.isdisjoint(self.kept(bus))
             assert self.kept(bus) >= {"CounterBoard", "ScoreAggregator"}
             top = Top()
@@ -135,10 +140,12 @@ class TestKept:
 
     def test_long_spans_alone(self, place, tmp_path, bus):
         """Of the spans of a step the model of open ones hears nothing, so it costs a step nothing."""
-        with trackside.start(tmp_path, bus=bus, publish=True, report=False, heartbeat_s=1000):
+        with trackside.start(
+            tmp_path, bus=bus, remote=trackside.Remote(publish=True), report=False, heartbeat_interval_s=1000
+        ):
             for _ in range(10):
-                bus.log(ProfileSpanEnded(id=1, parent_id=0, name="x", duration_ns=1, attributes={}))
-                bus.log(trackside.IterationEnded(id=2, duration_ns=1, step=1))
+                bus.log(ProfileSpanEnded(span_id=1, parent_span_id=0, name="x", duration_ns=1, attributes={}))
+                bus.log(trackside.IterationEnded(span_id=2, duration_ns=1, step=1))
             bus.flush()
             (handled,) = (stats.handled for stats in bus.stats().handlers if "OpenSpans" in stats.name)
         assert handled < 5
@@ -148,30 +155,83 @@ class TestConfig:
     def test_collector_from_the_environment(self, monkeypatch):
         """The collector comes from the environment unless it was given."""
         monkeypatch.setenv("TRACKSIDE_COLLECTOR", "ipc:///run/x")
-        assert RemoteConfig.resolve(False, None, None, insecure=False).collector == "ipc:///run/x"
-        assert RemoteConfig.resolve(False, "ipc:///y", None, insecure=False).collector == "ipc:///y"
+        assert Remote().with_environment().collector == "ipc:///run/x"
+        assert Remote(collector="ipc:///y").with_environment().collector == "ipc:///y"
 
     def test_collector_is_not_there(self, place, bus, tmp_path):
-        """A collector that does not answer holds nothing up: events are kept for it while there is room."""
-        config = RemoteConfig(collector="tcp://127.0.0.1:9", insecure=True)
-        remote = Remote(config, bus=bus, source=Source.detect({}), directory=tmp_path)
+        """A collector that does not answer blocks nothing: events wait for it, and are lost when the job ends."""
+        config = Remote(collector="tcp://127.0.0.1:9", insecure=True)
+        remote = RemoteAccess(config, bus=bus, source=Source.detect({}), directory=tmp_path)
         assert bus.wants(trackside.IterationEnded)
         for step in range(1000):
             bus.log(trackside.IterationEnded(duration_ns=1, step=step))
         assert bus.flush()
-        remote.close(0.2)
         assert bus.stats().lost == 0
+        assert not remote.close(0.2)
+        assert bus.stats().lost == 1001  # the stream's SourceStarted is one of them
 
-    def test_own_endpoint(self, place):
-        """A process's own endpoint is in the runtime directory, and fits into a socket's address."""
-        endpoint = own_endpoint(Source(run_id="a/b c" * 40, rank=3))
-        assert endpoint.startswith(f"ipc://{place}/trackside/a-b-c")
-        assert len(endpoint) < 107
+    def test_socket_name(self, place):
+        """A socket is named after the run, rank and process, and its path fits into a socket's address."""
+        name = socket_name(Source(run_id="a/b c" * 40, rank=3))
+        assert name.startswith("a-b-c")
+        assert name.endswith(f".3.{os.getpid()}")
+        assert len(f"{place}/trackside/{name}") < 107
 
-    def test_own_endpoint_without_a_runtime_directory(self, monkeypatch):
-        """Without one it is in a directory named after the user."""
+
+class TestWhereNobodyCanBeKeptOut:
+    """Directories that other users made first, or that are not ours: the job starts, and says where it is."""
+
+    @pytest.fixture
+    def made_by_others(self, monkeypatch, tmp_path):
+        """Give a temporary directory in which the usual one exists already, open to everybody."""
+        temporary = tempfile.mkdtemp(prefix="ts-")
         monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-        assert "/trackside-" in own_endpoint(Source(run_id="x"))
+        monkeypatch.setattr(tempfile, "tempdir", temporary)
+        taken = Path(temporary) / f"trackside-{os.geteuid()}"
+        taken.mkdir()
+        taken.chmod(0o777)
+        yield Path(temporary)
+        shutil.rmtree(temporary, ignore_errors=True)
+
+    def test_directory_made_by_another(self, made_by_others, tmp_path, bus, caplog):
+        """A directory that anybody could have made is not used: the job publishes in a new one, and says so."""
+        with trackside.start(tmp_path, remote=trackside.Remote(publish=True), bus=bus, report=False) as job:
+            (endpoint,) = job.endpoints
+            directory = Path(endpoint.removeprefix("ipc://")).parent
+            assert directory.parent == made_by_others
+            assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+            (line,) = [record.message for record in caplog.records if "viewers find this job" in record.message]
+            assert "0777" in line
+            with trackside.attach(str(tmp_path)) as viewer:
+                assert viewer.wait()
+        assert [path.name for path in made_by_others.iterdir()] == [f"trackside-{os.geteuid()}"]
+
+    def test_runtime_directory_of_another(self, monkeypatch, tmp_path, bus, caplog):
+        """A runtime directory that cannot be written to, as after `su`, does not keep a job from starting."""
+
+        def refuse(path, *arguments, **options):
+            if str(path) == "/run/user/other/trackside":
+                raise PermissionError(13, "Permission denied")
+            return mkdir(path, *arguments, **options)
+
+        mkdir, is_dir = Path.mkdir, Path.is_dir
+        monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/other")
+        monkeypatch.setattr(Path, "mkdir", refuse)
+        monkeypatch.setattr(Path, "is_dir", lambda path: str(path) == "/run/user/other" or is_dir(path))
+        with trackside.start(tmp_path, remote=trackside.Remote(publish=True), bus=bus, report=False) as job:
+            assert "/run/user/other" not in job.endpoints[0]
+        assert any("Permission denied" in record.message for record in caplog.records)
+
+    def test_nowhere(self, made_by_others, monkeypatch, tmp_path, bus, caplog):
+        """Where no directory can be made at all the job starts, is not watched, and says so."""
+
+        def refuse(**options):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+        with trackside.start(tmp_path, remote=trackside.Remote(publish=True), bus=bus, report=False) as job:
+            assert job.endpoints == []
+        assert any("nobody can watch this job" in record.message for record in caplog.records)
 
 
 def test_importing_loads_no_zmq():

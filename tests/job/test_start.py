@@ -20,14 +20,13 @@ import pytest
 import trackside
 from trackside.bus import Bus
 from trackside.events import (
-    PORTER,
-    SIDING,
     ClockAnchored,
     ConfigError,
     CounterWindow,
     Event,
     Heartbeat,
     Parent,
+    RunsOn,
     SourceEnded,
     SourceStarted,
     event,
@@ -35,7 +34,7 @@ from trackside.events import (
     set_process_source,
 )
 from trackside.handlers import Capture, replay
-from trackside.handlers._courier import Courier
+from trackside.handlers.export import BatchExporter
 from trackside.job import start
 from trackside.job._inherit import VARIABLE
 
@@ -74,25 +73,25 @@ def run(bus, tmp_path):
 class Telegraph:
     """Sends each text to a server, as the sinks for systems of somebody else's do."""
 
-    runs_on = SIDING
+    runs_on = RunsOn.WORKER
 
     def __init__(self, port):
         self._port = port
-        self._courier = Courier(self._deliver, name="telegraph")
+        self._exporter = BatchExporter(self._deliver, name="telegraph")
 
     @property
     def lost(self):
         """Events that were taken and never delivered."""
-        return self._courier.lost
+        return self._exporter.lost
 
     def __call__(self, given):
         """Take what was said."""
         if isinstance(given, Said):
-            self._courier.put(given.text)
+            self._exporter.put(given.text)
 
     def close(self, timeout_s):
         """Try what waits once more."""
-        return self._courier.close(timeout_s)
+        return self._exporter.close(timeout_s)
 
     def _deliver(self, texts):
         with socket.create_connection(("127.0.0.1", self._port), timeout=1.0) as server:
@@ -109,7 +108,7 @@ def dead_port():
 
 def recorded(job, kind=Event):
     """Return what *job* wrote of type *kind*."""
-    return list(replay(job.directory, types=kind))
+    return list(replay(job.directory, to=kind))
 
 
 def in_child(program, *arguments, **environment):
@@ -156,7 +155,7 @@ class TestStart:
 
     def test_every_number_once(self, run, bus):
         """The numbers of the stream are dense from 0, also where others listened before."""
-        bus.subscribe(Capture(), queued=True)
+        bus.subscribe(Capture(), runs_on=RunsOn.WORKER)
         bus.log(Said(text="another stream"))
         with run() as job:
             bus.log(Said())
@@ -173,15 +172,15 @@ class TestStart:
 
     def test_counter_windows(self, run, bus):
         """The counters' windows are published, the last ones at the end."""
-        with run(collect_every_s=1000) as job:
+        with run(collect_interval_s=1000) as job:
             bus.counter("train.tokens").add(5)
         windows = [window for window in recorded(job, CounterWindow) if window.name == "train.tokens"]
 
         assert [(window.count, window.total_sum) for window in windows] == [(1, 5.0)]
 
-    def test_pulse(self, run):
+    def test_heartbeats(self, run):
         """There are heartbeats, the last one at the end, and readings of the clock."""
-        with run(heartbeat_s=1000) as job:
+        with run(heartbeat_interval_s=1000) as job:
             pass
 
         assert [beat.sequence for beat in recorded(job, Heartbeat)][:1] == [0]
@@ -252,11 +251,11 @@ class TestStart:
 
         assert bus.is_idle
         assert VARIABLE not in os.environ
-        assert "trackside-pulse" not in names
+        assert "trackside-heartbeat" not in names
 
 
 class TestArguments:
-    @pytest.mark.parametrize("field", ["collect_every_s", "heartbeat_s"])
+    @pytest.mark.parametrize("field", ["collect_interval_s", "heartbeat_interval_s"])
     @pytest.mark.parametrize("given", [0, -1, float("nan"), float("inf"), "1", None])
     def test_seconds(self, run, bus, field, given):
         """Intervals are seconds; anything else is refused by name, and nothing is turned on."""
@@ -380,7 +379,7 @@ class TestReport:
         never = threading.Event()
 
         class Silent:
-            runs_on = SIDING
+            runs_on = RunsOn.WORKER
 
             def __call__(self, given):
                 pass
@@ -448,7 +447,7 @@ class TestClose:
         """What a model publishes when it reads the last events is in the log before the end, in the same stream."""
 
         class Echo:
-            runs_on = PORTER
+            runs_on = RunsOn.DISPATCHER
 
             def __call__(self, given):
                 if type(given) is Said and given.text == "a":
@@ -470,7 +469,7 @@ class TestClose:
         blocked, never = threading.Event(), threading.Event()
 
         class Stalled:
-            runs_on = SIDING
+            runs_on = RunsOn.WORKER
 
             def __call__(self, given):
                 blocked.set()
@@ -498,7 +497,7 @@ class TestClose:
             never.wait(DEADLINE_S)
             return given
 
-        job = run(report=True, redact=redact, heartbeat_s=1000)
+        job = run(report=True, redact=redact, heartbeat_interval_s=1000)
         began_s = time.monotonic()
         closed = job.close(timeout_s=0.5)
         took_s = time.monotonic() - began_s
@@ -511,7 +510,7 @@ class TestClose:
         )
 
     def test_from_a_heartbeat(self, run, bus):
-        """A plain callable that is told of a heartbeat, on the pulse's own thread, may end the job."""
+        """A plain callable that is told of a heartbeat, on the thread of the heartbeats, may end the job."""
         ended, done = [], threading.Event()
 
         def end(_beat):
@@ -520,7 +519,7 @@ class TestClose:
             if is_first:
                 done.set()
 
-        job = run(heartbeat_s=0.01)
+        job = run(heartbeat_interval_s=0.01)
         bus.subscribe(end, to=Heartbeat)
         assert done.wait(DEADLINE_S)
 
@@ -567,9 +566,10 @@ class TestClose:
             from trackside.events import Heartbeat
             from trackside.instruments import span
 
-            beats = trackside.Capture()
+            from trackside.testing import Capture
+            beats = Capture()
             trackside.subscribe(beats, to=Heartbeat)
-            job = trackside.start(sys.argv[1], report=False, heartbeat_s=1000)
+            job = trackside.start(sys.argv[1], report=False, heartbeat_interval_s=1000)
             with span("outer"), span("inner") as inner:
                 job.close()
             print(json.dumps([beats.events[-1].open_spans, [inner.id, "inner", inner.start_ns]]))
@@ -591,7 +591,7 @@ class TestClose:
 
             with trackside.start(sys.argv[1], report=False) as job:
                 trackside.log(Said(text="a"))
-            print(json.dumps([said.text for said in trackside.replay(job.directory, types=Said)]))
+            print(json.dumps([said.text for said in trackside.replay(job.directory, to=Said)]))
         """
         out, _ = in_child(program, tmp_path)
 
@@ -624,7 +624,7 @@ class TestFork:
             print(job.source.id)
         """
         out, _ = in_child(program, tmp_path)
-        said = list(replay(tmp_path, types=Said))
+        said = list(replay(tmp_path, to=Said))
         by_source = {}
         for given in said:
             by_source.setdefault(given.source, []).append(given.text)
@@ -656,8 +656,8 @@ class TestFork:
         """
         in_child(program, tmp_path)
 
-        assert [said.text for said in replay(tmp_path / "child", types=Said)] == ["child"]
-        assert [said.text for said in replay(tmp_path / "parent", types=Said)] == ["parent"]
+        assert [said.text for said in replay(tmp_path / "child", to=Said)] == ["child"]
+        assert [said.text for said in replay(tmp_path / "parent", to=Said)] == ["parent"]
 
 
 @pytest.fixture(autouse=True)
@@ -687,6 +687,6 @@ class TestRankThatIsOff:
         with trackside.start(tmp_path / "runs", job=config, bus=trackside.Bus(), report=False):
             pass
 
-        (source,) = trackside.inspect(tmp_path / "runs").sources
+        (source,) = trackside.check_logs(tmp_path / "runs").sources
         assert (source.source.application, source.source.session_tag) == ("charlm", "s1")
         assert source.by_type["trackside.job.configured"] == 1

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trackside.bus import BusStats, CounterRegistry, HandlerStats
+from trackside.bus import BusStats, HandlerStats
+from trackside.counters import CounterRegistry
 from trackside.events import Source
 from trackside.handlers import EventLog
 from trackside.job._summary import readable_bytes, summarize
@@ -42,7 +43,7 @@ class TestSummarize:
         assert summarize(SOURCE, stats, registry.snapshots(), Log(tmp_path, "a.tslog"), 12.345).splitlines() == [
             "trackside: run-1, rank 3 of 8, attempt 2, 12.3 s",
             "  events    1,234: 1,200 acme.batch.skipped, 34 heartbeat",
-            "  counters  train.tokens: 2 values, sum 4,000 tokens, mean 2,000 tokens, last 3,000 tokens",
+            "  counters  train.tokens: 4,000 tokens",
             "  lost      nothing",
             f"  log       {tmp_path}/a.tslog (1.5 KiB)",
             f"  look      trackside info {tmp_path}",
@@ -61,8 +62,8 @@ class TestSummarize:
         """What was lost is told for each handler that lost, out of how much."""
         stats = BusStats(
             handlers=(
-                HandlerStats(name="EventLog", runs_on="frames", logged=2000, handled=1500, shed=400, invalid=100),
-                HandlerStats(name="print", runs_on="inline", logged=10, handled=7, failed=1, rested=2),
+                HandlerStats(name="EventLog", runs_on="frames", logged=2000, handled=1500, dropped=400, invalid=100),
+                HandlerStats(name="print", runs_on="inline", logged=10, handled=7, failed=1, suspended=2),
                 HandlerStats(name="fine", runs_on="inline", logged=10, handled=10),
             )
         )
@@ -74,9 +75,9 @@ class TestSummarize:
         """What was not done in time is told as not known, beside what is."""
         stats = BusStats(
             handlers=(
-                HandlerStats(name="EventLog", runs_on="frames", logged=2000, handled=1500, shed=500),
-                HandlerStats(name="acme.Stalled", runs_on="siding", logged=9, handled=9, unfinished=True),
-                HandlerStats(name="acme.Behind", runs_on="porter", logged=10, handled=7, in_queue=3),
+                HandlerStats(name="EventLog", runs_on="frames", logged=2000, handled=1500, dropped=500),
+                HandlerStats(name="acme.Stalled", runs_on="worker", logged=9, handled=9, unfinished=True),
+                HandlerStats(name="acme.Behind", runs_on="dispatcher", logged=10, handled=7, in_queue=3),
             )
         )
         lines = summarize(SOURCE, stats, [], Log(tmp_path), 0.0, is_done=False).splitlines()
@@ -88,7 +89,7 @@ class TestSummarize:
 
     def test_what_came_later(self, tmp_path):
         """What waits when everything was done in time was logged since, and is nobody's loss."""
-        stats = BusStats(handlers=(HandlerStats(name="acme.Other", runs_on="siding", logged=9, handled=8, in_queue=1),))
+        stats = BusStats(handlers=(HandlerStats(name="acme.Other", runs_on="worker", logged=9, handled=8, in_queue=1),))
         lines = summarize(SOURCE, stats, [], Log(tmp_path), 0.0).splitlines()
 
         assert lines[2] == "  lost      nothing"
@@ -106,8 +107,8 @@ class TestSummarize:
     def test_many_counters(self, tmp_path, registry):
         """Six counters are listed, and how many more there are; one without values says so."""
         for number in range(8):
-            registry.counter(f"counter{number}")
-        registry.counter("counter1").add(0.5)
+            registry.stat(f"counter{number}")
+        registry.stat("counter1").record(0.5)
         lines = summarize(SOURCE, BusStats(), registry.snapshots(), Log(tmp_path), 0.0).splitlines()
 
         assert lines[2:9] == [

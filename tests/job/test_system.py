@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from trackside.bus import Bus
-from trackside.events import ConfigError, SystemSamplingStarted
+from trackside.events import MissingExtraError, SystemSamplingStarted
 from trackside.handlers import replay
 from trackside.instruments import psutil, system
 from trackside.instruments._gauges import Gauge
@@ -47,6 +47,6 @@ class TestSystem:
     def test_nothing_installed(self, tmp_path, bus, monkeypatch):
         """Without a library that reads it is refused, and telemetry can be turned on without."""
         monkeypatch.setattr(system.importlib.util, "find_spec", lambda _name: None)
-        with pytest.raises(ConfigError, match=r"trackside\[psutil,nvml\]"):
+        with pytest.raises(MissingExtraError, match=r"trackside\[psutil,nvml\]"):
             start(tmp_path, system=True, report=False, bus=bus)
         start(tmp_path, report=False, bus=bus).close()

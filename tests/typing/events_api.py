@@ -11,7 +11,7 @@ import attrs
 from trackside.events import ITERATION, Event, IterationEnded, Source, SpanEnded, event
 
 
-@event("typing.batch.skipped", detail=ITERATION)
+@event("typing.batch.skipped", priority=ITERATION)
 class BatchSkipped(Event):
     """A batch was skipped because its loss was not finite."""
 
@@ -41,7 +41,7 @@ skipped.at_ns = 0  # E: misc
 skipped.seq = 1  # E: misc
 skipped.indices = []  # E: misc
 EpochEnded(reason="nan", step=1).reason = "inf"  # E: misc
-SpanEnded(id=1, parent_id=0, name="x", duration_ns=1).name = "y"  # E: misc
+SpanEnded(span_id=1, parent_span_id=0, name="x", duration_ns=1).name = "y"  # E: misc
 BatchSkipped()  # E: call-arg
 BatchSkipped(reason=1)  # E: arg-type
 BatchSkipped(reason="nan", resaon="inf")  # E: call-arg
@@ -50,5 +50,5 @@ BatchSkipped(reason="nan", step="3")  # E: arg-type
 EpochEnded(reason="nan")  # E: call-arg
 print(skipped.nothing)  # E: attr-defined
 number: int = skipped.reason  # E: assignment
-event("typing.x", detail="high")  # E: arg-type
+event("typing.x", priority="high")  # E: arg-type
 event("typing.x", ITERATION)  # E: call-arg

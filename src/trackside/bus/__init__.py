@@ -1,10 +1,11 @@
 """
-The road: who gets what, and when.
+The bus: routes, subscribers, statistics, and the dispatcher behind the queue.
 
-The bus with its routes, rules and counters, and the porter behind the queue. Imports only `trackside.events`.
+`log` delivers at once to plain callables, and queues the event for the dispatcher, which numbers it, encodes it once
+and delivers it to models, sinks and frame sinks.
 """
 
-from trackside.bus._bus import Bus
+from trackside.bus._bus import Bus, Subscription
 from trackside.bus._default import (
     close,
     collect,
@@ -12,57 +13,30 @@ from trackside.bus._default import (
     counters,
     default_bus,
     flush,
+    gauge,
     log,
-    observe,
+    stat,
     stats,
     subscribe,
     wants,
 )
-from trackside.bus._names import only_spans, without_spans
-from trackside.bus._rules import (
-    Rule,
-    all_of,
-    any_of,
-    at_most,
-    every,
-    fraction,
-    rule_from_wire,
-    where,
-)
 from trackside.bus._stats import BusStats, HandlerStats
-from trackside.bus._subscription import Subscription
-from trackside.bus.counters import Aggregation, Collector, Counter, CounterRegistry, Observation, Timer
 
 __all__ = [
-    "Aggregation",
     "Bus",
     "BusStats",
-    "Collector",
-    "Counter",
-    "CounterRegistry",
     "HandlerStats",
-    "Observation",
-    "Rule",
     "Subscription",
-    "Timer",
-    "all_of",
-    "any_of",
-    "at_most",
     "close",
     "collect",
     "counter",
     "counters",
     "default_bus",
-    "every",
     "flush",
-    "fraction",
+    "gauge",
     "log",
-    "observe",
-    "only_spans",
-    "rule_from_wire",
+    "stat",
     "stats",
     "subscribe",
     "wants",
-    "where",
-    "without_spans",
 ]

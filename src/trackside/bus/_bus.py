@@ -1,59 +1,115 @@
-"""The bus: who gets what, at once or behind the queue."""
+"""The bus: it delivers events to subscribers, at once or behind the queue."""
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import fnmatch
 import os
+import re
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from trackside.bus import _upkeep as upkeep
-from trackside.bus._foreign import bring
-from trackside.bus._identity import Identity
-from trackside.bus._inline import NOBODY, InlineSeat, Recovered, ignore, is_too_deep, uncounted
-from trackside.bus._lane import QUEUE_LIMIT
-from trackside.bus._past import Past
-from trackside.bus._patience import complain, is_power_of_two
-from trackside.bus._porter import Porter
-from trackside.bus._queued import QueuedSeat
-from trackside.bus._relay import Relay
-from trackside.bus._seating import is_event_type, seat_for
-from trackside.bus._sorter import Begin, End, Join, Leave, Look
-from trackside.bus._stats import BusStats, HandlerStats
-from trackside.bus._subscription import Subscription
-from trackside.bus._tally import Tally
-from trackside.bus.counters import CounterRegistry
-from trackside.events import FRAMES, ConfigError, Detail, Event, Handler, Source
+from trackside.bus._admission import QUEUE_LIMIT
+from trackside.bus._dispatcher import Barrier, Begin, Dispatcher, End, StreamIdentity, StreamView
+from trackside.bus._sink_worker import InlineForwarder
+from trackside.bus._stats import BusStats, HandlerStats, RetiredStatistics
+from trackside.bus._subscribers import (
+    NOBODY,
+    FrameSubscriber,
+    InlineSubscriber,
+    Join,
+    Leave,
+    ModelSubscriber,
+    QueuedSubscriber,
+    Recovered,
+    SinkSubscriber,
+    is_from_signal_handler,
+    is_too_deep,
+    uncounted,
+)
+from trackside.core import ThreadSafeCount, complain, deadline_in, is_power_of_two, left_s
+from trackside.counters import CounterRegistry
+from trackside.events import ConfigError, Event, Handler, Priority, RunsOn, Source
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from trackside.bus._inline import Step, Stop
-    from trackside.bus._past import Seat
-    from trackside.bus._rules import Rule
-    from trackside.bus._sorter import View
+    from trackside.bus._subscribers import Step, Subscriber, Target
+    from trackside.rules import Rule
 
 buses: weakref.WeakSet[Bus] = weakref.WeakSet()
 """Every bus alive, for what must be done to all: at a fork and at exit."""
 
-_LOOK_S: Final = 1.0
+_STATS_TIMEOUT_S: Final = 1.0
+_NAME_OR_GLOB: Final = re.compile(r"[.*?\[]")
+"""A text without any of these is neither a wire name nor a glob."""
+_FRAME_SINK_METHODS: Final = ("open", "accept", "flush", "close", "after_fork")
+
+
+class Subscription:
+    """
+    A handler's place on a bus; leave it with `close`, or use it as a context manager.
+
+    Dropping the object changes nothing: the handler stays subscribed.
+    """
+
+    __slots__ = ("_bus", "_subscriber", "handler")
+
+    def __init__(self, bus: Bus, subscriber: Subscriber, handler: Any) -> None:
+        self._bus = bus
+        self._subscriber = subscriber
+        self.handler = handler
+
+    def close(self, timeout_s: float = 2.0) -> bool:
+        """
+        Give the handler no more events; closing twice is harmless.
+
+        A handler behind the queue first gets what was logged before, then its own ``close`` is called if it has one.
+
+        Args:
+            timeout_s: The longest this may take, in seconds.
+
+        Returns:
+            Whether it was done in time. What was not delivered by then is counted as dropped.
+        """
+        return self._bus._unsubscribe(self._subscriber, timeout_s)  # noqa: SLF001
+
+    @property
+    def closed(self) -> bool:
+        """Whether the handler has left the bus."""
+        return not self._bus._is_subscribed(self._subscriber)  # noqa: SLF001
+
+    def stats(self, timeout_s: float = _STATS_TIMEOUT_S) -> HandlerStats:
+        """Return the handler's counts, also after it left; *timeout_s* is as for `Bus.stats`."""
+        return self._bus._held_stats_of(self._subscriber, timeout_s)  # noqa: SLF001
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 class Bus:
     """
-    Delivers events to whoever subscribed to their type.
+    Delivers events to the handlers subscribed to their type.
 
-    Reading takes no lock: the way of each type is resolved once into a tuple. Writing takes none either: it replaces
-    the table. So nothing here can deadlock, whoever calls: another thread, a signal handler, a finalizer.
+    Reading takes no lock: the route of each type is resolved once into a tuple. Writing takes none either: it replaces
+    the table. So nothing here can deadlock, in whatever it is called: another thread, a signal handler, a finalizer.
 
     Args:
         strict: Raise what handlers raise, for tests and development.
-        queue_limit: Events that may wait for the porter; 16,384 unless given.
+        queue_limit: Events that may wait for the dispatcher; 16,384 unless given.
         source: The identity of the stream; this process's unless given.
-        redact: Called with each event before it is recorded or reaches any queued handler; returns the event to
-            record, which is of the same type, or None for none. If it raises, the event is not recorded.
+        redact: Called with each event before it is recorded or reaches any handler behind the queue; returns the event
+            to record, which is of the same type, or None for none. If it raises, the event is not recorded.
+
+    Raises:
+        ConfigError: if *queue_limit* is below 1.
     """
 
     def __init__(
@@ -68,42 +124,45 @@ class Bus:
             raise ConfigError("queue_limit", queue_limit, "give a whole number of at least 1")
         self.strict = strict
         self._redact = redact
-        self._identity = Identity(source)
+        self._identity = StreamIdentity(source)
         self._queue_limit = queue_limit
         self._routes: dict[type, tuple[Step, ...]] = {}
-        self._seats: dict[Seat, None] = {}
+        self._subscribers: dict[Subscriber, None] = {}
         self._is_closed = False
         self._is_over = False
-        self._inherited: list[Seat] = []
+        self._inherited: list[Subscriber] = []
         self._make_fresh()
         self.registry = CounterRegistry(publish=self.log, wants=self.wants, strict=strict)
         self.counter = self.registry.counter
+        self.stat = self.registry.stat
+        self.gauge = self.registry.gauge
         self.counters = self.registry.counters
-        self.observe = self.registry.observe
         self.collect = self.registry.collect
         buses.add(self)
 
     def _make_fresh(self) -> None:
         """Set up everything that a forked child must not share with its parent."""
-        self._porter = Porter(limit=self._queue_limit, identity=self._identity, redact=self._redact)
-        self._relay = Relay(self._fault, self._is_seated)
-        self._past = Past(functools.partial(upkeep.stats_of, porter=self._porter))
-        self._after_close = Tally()
-        self._misfits = Tally()
+        self._dispatcher = Dispatcher(limit=self._queue_limit, identity=self._identity, redact=self._redact)
+        self._forwarder = InlineForwarder(self._deliver_inline, self._is_subscribed)
+        self._retired: RetiredStatistics[Subscriber] = RetiredStatistics(self._stats_of, _suppressed_at)
+        self._after_close = ThreadSafeCount()
+        self._not_events = ThreadSafeCount()
+        self._stack_full = 0
+        """Events logged where the stack had no room for any call; a plain number, which needs none to be raised."""
 
     @property
     def redact(self) -> Callable[[Event], Event | None] | None:
-        """What is applied to each event before it is recorded, if anything."""
+        """The function applied to each event before it is recorded, if any."""
         return self._redact
 
     @redact.setter
     def redact(self, redact: Callable[[Event], Event | None] | None) -> None:
-        self._redact = self._porter.sorter.redact = redact
+        self._redact = self._dispatcher.redact = redact
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody is subscribed."""
-        return not self._seats
+        """Whether no handler is subscribed."""
+        return not self._subscribers
 
     # --- emitting ----------------------------------------------------------------------------------------------
 
@@ -111,104 +170,206 @@ class Bus:
         """
         Deliver *event* to every handler subscribed to its type or to a base of it.
 
-        Plain callables have run when this returns; everybody else reads the event from the queue. Never raises, unless
-        the bus is strict; never blocks, unless a plain callable does.
+        Plain callables have run when this returns; all others read the event from the queue. Never raises of its own,
+        unless the bus is strict; never blocks, unless a plain callable does. What a signal handler of the program
+        raises meanwhile comes out, after the event was delivered to the other handlers.
         """
         try:
             route = self._routes[event.__class__]
         except KeyError:
-            route = self._resolve(event.__class__)
-        for arrived, handle, finished, stop in route:
-            if arrived() > stop.ceiling and is_too_deep(_LOG):
-                stop.suppressed.add()
-                if finished is not None:
-                    stop.ceiling = finished()
-                continue
             try:
-                handle(event)
-            except BaseException as error:  # a handler cannot hurt the job
-                self._fault(stop, error)
-            else:
+                route = self._resolve(event.__class__)
+            except RecursionError:
+                self._stack_full += 1
+                return
+        try:
+            for arrived, handle, finished, target in route:
+                begun: Target | None = target
+                # Signal handlers run after a call: if one raises from here on, the arrival is counted.
+                if arrived() > target.ceiling and is_too_deep(_LOG):
+                    target.suppressed.add()
+                else:
+                    handle(event)
+                begun = None
                 if finished is not None:
-                    stop.ceiling = finished()
+                    target.ceiling = finished()
+        except BaseException as error:  # a handler cannot hurt the job
+            try:
+                raised = self._recover(route, target, begun, event, error)
+            except RecursionError:
+                # The stack has no room for another call of ours, so only calls into C count; or not even for these.
+                raised = None
+                is_next = False
+                try:
+                    for arrived, _, finished, other in route:
+                        if is_next:
+                            arrived()
+                        elif other is target:
+                            is_next = True
+                            if begun is None:
+                                continue
+                        else:
+                            continue
+                        other.failed.add()
+                        if finished is not None:
+                            other.ceiling = finished()
+                except RecursionError:
+                    self._stack_full += 1
+            if raised is not None:
+                raise raised  # noqa: B904  mostly it is the same one
 
     def wants(self, cls: type[Event]) -> bool:
-        """Return whether anybody would get an event of type *cls*: ask before building a dear one."""
+        """Return whether any handler would get an event of type *cls*: ask before building an expensive one."""
         try:
             route = self._routes[cls]
         except KeyError:
-            route = self._resolve(cls) if is_event_type(cls) else ()
+            route = self._resolve(cls) if _is_event_type(cls) else ()
         return not self._is_closed if route else False
 
     def publish(self, event: Event) -> None:
         """
         Log *event* from a model.
 
-        As `log`, but plain callables never run on the porter's thread: there they get the event from a relay. What a
-        model publishes while the bus closes is still delivered.
+        As `log`, but plain callables never run on the dispatcher's thread: a forwarder calls them. What a model
+        publishes while the bus closes is still delivered.
         """
-        if not self._porter.is_here():
+        if not self._dispatcher.is_here():
             self.log(event)
             return
         cls = type(event)
-        if not is_event_type(cls):
+        if not _is_event_type(cls):
             self._refuse(event)
             return
-        seats = [seat for seat in list(self._seats) if seat.wants(cls)]
-        inline = [seat for seat in seats if isinstance(seat, InlineSeat)]
-        if len(inline) < len(seats):
-            self._porter.publish(event)
+        wanting = [subscriber for subscriber in list(self._subscribers) if subscriber.wants(cls)]
+        inline = [subscriber for subscriber in wanting if isinstance(subscriber, InlineSubscriber)]
+        if len(inline) < len(wanting):
+            self._dispatcher.publish(event)
         if inline:
-            self._relay.bring(event, inline)
+            self._forwarder.forward(event, inline)
 
-    def deliver(self, events: Sequence[Event]) -> bool:
-        """Bring *events* of other processes to the handlers here, as `bring` says; False if there is no room now."""
-        return bring(events, list(self._seats), self._porter, self._relay)
+    def inject(self, events: Sequence[Event]) -> bool:
+        """
+        Deliver *events* of other processes to the handlers here, with the sources and numbers that they have.
 
-    # --- routes ------------------------------------------------------------------------------------------------
+        Plain callables run at once, in this thread; models and sinks read the events from the queue. Frame sinks do
+        not get them: an event log is the stream of its own process. For one thread at a time.
+
+        Returns:
+            False if the queue has no room now; then no handler got anything.
+        """
+        subscribers = list(self._subscribers)
+        is_queued = any(isinstance(each, (ModelSubscriber, SinkSubscriber)) for each in subscribers)
+        if is_queued and not self._dispatcher.inject(events):
+            return False
+        inline = [each for each in subscribers if isinstance(each, InlineSubscriber)]
+        for event in events if inline else ():
+            for subscriber in inline:
+                if subscriber.wants(type(event)):
+                    # What a strict bus raises is for the thread that logs; here it is counted.
+                    with contextlib.suppress(Exception):
+                        self._deliver_inline(subscriber, event)
+        return True
+
+    # --- routes and failures -----------------------------------------------------------------------------------
 
     def _resolve(self, cls: type) -> tuple[Step, ...]:
-        """Work out the route of *cls* and keep it."""
-        # The table first, the subscribers second: whoever subscribes meanwhile discards the table.
+        """Resolve the route of *cls* and keep it."""
+        # The table first, the subscribers second: a subscriber that comes meanwhile discards the table.
         routes = self._routes
-        if not is_event_type(cls):
+        if not _is_event_type(cls):
             return ((uncounted, self._refuse, None, NOBODY),)
         if self._is_closed:
-            route: tuple[Step, ...] = ((self._after_close.add, ignore, None, NOBODY),)
+            route: tuple[Step, ...] = ((self._after_close.add, _ignore, None, NOBODY),)
         else:
-            seats = [seat for seat in list(self._seats) if seat.wants(cls)]
-            steps = [seat.step() for seat in seats if isinstance(seat, InlineSeat)]
-            queued = [seat for seat in seats if isinstance(seat, QueuedSeat) and not seat.closing]
+            wanting = [subscriber for subscriber in list(self._subscribers) if subscriber.wants(cls)]
+            steps = [subscriber.step() for subscriber in wanting if isinstance(subscriber, InlineSubscriber)]
+            queued = [each for each in wanting if isinstance(each, QueuedSubscriber) and not each.closing]
             if queued:
-                steps.append(self._porter.lane(cls).step())
-                self._porter.start()  # with the first event for the queue, and not before
-                for seat in queued:
-                    seat.start()
+                steps.append(self._dispatcher.admission(cls).step())
+                self._dispatcher.start()  # with the first event for the queue, and not before
+                for subscriber in queued:
+                    subscriber.start()
             route = tuple(steps)
         routes[cls] = route
         return route
 
     def _refuse(self, event: object) -> None:
-        self._misfits.add()
+        self._not_events.add()
         if self.strict:
             raise ConfigError("log()", event, "log an instance of a class declared with @trackside.event")
-        if is_power_of_two(self._misfits.value):
-            complain("%d thing(s) were logged that are no events, the last a %r", self._misfits.value, type(event))
+        if is_power_of_two(self._not_events.value):
+            remedy = "trackside.metrics(…) records named values" if isinstance(event, dict) else "see trackside.event"
+            complain(
+                "log() was given %d value(s) that are no events, the last a %s; %s",
+                self._not_events.value,
+                type(event).__name__,
+                remedy,
+            )
 
-    def _fault(self, stop: Stop, error: BaseException) -> None:
-        """Deal with what a handler raised, inside the ``except`` that caught it."""
-        if isinstance(error, Recovered):
-            self._routes = {}
-            return
-        rested = stop.fault(error)
-        if rested is not None:
-            self._routes = {}
-        if self.strict and isinstance(stop, InlineSeat):
-            stop.patience.recover()  # whoever is told each time has nothing to be spared
-        if self.strict or isinstance(error, (KeyboardInterrupt, SystemExit)):
-            raise error
-        if rested is not None:
-            self.log(rested)
+    def _recover(
+        self,
+        route: tuple[Step, ...],
+        target: Target,
+        begun: Target | None,
+        event: Event,
+        error: BaseException,
+    ) -> BaseException | None:
+        """
+        Account for the delivery that *error* ended, and deliver *event* to the rest of its route.
+
+        Args:
+            route: Of the event.
+            target: The last target that was reached.
+            begun: The same if its delivery has not ended.
+            event: The event.
+            error: What was raised.
+
+        Returns:
+            What the caller is to raise.
+        """
+        raised = error if begun is None else self._fail(begun, error)
+        is_next = False
+        for step in route:
+            if is_next:
+                raised = self._deliver_step(step, event) or raised
+            is_next = is_next or step[3] is target
+        return raised
+
+    def _deliver_step(self, step: Step, event: Event) -> BaseException | None:
+        """Deliver *event* to one target, as `log` does; return what is to be raised."""
+        arrived, handle, finished, target = step
+        arrived()
+        try:
+            handle(event)
+        except BaseException as error:
+            return self._fail(target, error)
+        if finished is not None:
+            target.ceiling = finished()
+        return None
+
+    def _deliver_inline(self, subscriber: InlineSubscriber, event: Event) -> None:
+        raised = self._deliver_step(subscriber.step(), event)
+        if raised is not None:
+            raise raised
+
+    def _fail(self, target: Target, error: BaseException) -> BaseException | None:
+        """Count a delivery that raised, and do what a failure asks for; return *error* if it is to be raised."""
+        if is_from_signal_handler(error):
+            target.interrupt(error)
+            return error
+        is_done = isinstance(error, Recovered)
+        try:
+            suspended = target.fail(error)
+            if is_done or suspended is not None:
+                self._routes = {}
+            if self.strict and isinstance(target, InlineSubscriber):
+                target.circuit_breaker.close()  # a caller that gets each error has nothing to be spared
+            elif suspended is not None:
+                self.log(suspended)
+        except RecursionError:  # the failure is counted; there is no room on the stack to report it
+            pass
+        is_raised = not is_done and (self.strict or isinstance(error, (KeyboardInterrupt, SystemExit)))
+        return error if is_raised else None
 
     # --- subscribing -------------------------------------------------------------------------------------------
 
@@ -216,105 +377,142 @@ class Bus:
         self,
         handler: Handler,
         *,
-        to: type[Event] | str | tuple[type[Event] | str, ...] = Event,
+        to: type[Event] | str | tuple[type[Event] | str, ...] | None = None,
         keep: Rule | None = None,
-        detail: Detail | None = None,
-        queued: bool = False,
+        min_priority: Priority | None = None,
+        runs_on: RunsOn | None = None,
     ) -> Subscription:
         """
         Give *handler* every event of type *to*, or derived from it, from now on.
 
-        A plain callable runs at once, in the thread that logs; if it blocks, it blocks the caller. Models and sinks say
-        themselves where they run, by their attribute ``runs_on``. On a closed bus nobody gets anything.
+        A plain callable runs at once, in the thread that logs; if it blocks, it blocks the caller. On a closed bus no
+        handler gets anything. A model that derives events has its attribute ``publish`` set, unless it is set already.
 
         Args:
-            handler: Called with each event.
-            to: The event type, or several; or their wire names, or globs of such, also of types declared later.
+            handler: A callable of one event, a model or a `FrameSink`.
+            to: The event type, or several; or their wire names, or globs of such, also of types declared later. Unless
+                given, what a model reads, and every event for any other handler.
             keep: The rule that says which to keep; all unless given.
-            detail: The lowest level of detail wanted; all unless given.
-            queued: Run a plain callable on a thread of its own, behind a bounded queue.
+            min_priority: The lowest priority wanted; all unless given.
+            runs_on: The thread that calls the handler: the caller's (``RunsOn.INLINE``), the bus's own
+                (``RunsOn.DISPATCHER``), or one of its own behind a bounded queue (``RunsOn.WORKER``). Unless given,
+                what the handler's attribute ``runs_on`` says, else ``INLINE``. A model and a `FrameSink` take none.
 
         Raises:
             ConfigError: if an argument is not what it should be.
         """
-        seat = seat_for(handler, to=to, keep=keep, detail=detail, queued=queued, publish=self.publish, log=_LOG)
+        subscriber = self._subscriber_for(handler, to, keep, min_priority, runs_on)
         if not self._is_closed:
-            self._seat(seat)
-        return Subscription(self, seat, handler)
+            if isinstance(subscriber, ModelSubscriber) and getattr(handler, "publish", self) is None:
+                handler.publish = self.publish  # type: ignore[union-attr]
+            self._add(subscriber)
+        return Subscription(self, subscriber, handler)
 
-    def _seat(self, seat: Seat) -> None:
-        if isinstance(seat, QueuedSeat):
-            self._identity.find()  # now, so that a child forked before the first event knows whose child it is
-            seat.subscribe(self._porter.lanes)
-            self._porter.order(Join(seat))
-        # Seats first: a concurrent log() may only fill the table we discard.
-        self._seats[seat] = None
+    def _subscriber_for(
+        self, handler: Any, to: object, keep: Rule | None, min_priority: Priority | None, runs_on: RunsOn | None
+    ) -> Subscriber:
+        kind = _kind_of(handler, runs_on)
+        is_model = kind is ModelSubscriber and not callable(getattr(handler, "reads", None))
+        types, names = _types_and_names(getattr(handler, "reads", Event) if to is None and is_model else to)
+        lowest = _priority(min_priority)
+        if keep is not None and (isinstance(keep, type) or not callable(getattr(keep, "start", None))):
+            raise ConfigError("keep", keep, "give a rule: every(n), fraction(p), at_most(n, per=s), where(predicate) …")
+
+        def wants(cls: type[Event]) -> bool:
+            return cls.priority >= lowest and (issubclass(cls, types) or (bool(names) and _is_named(cls, names)))
+
+        def wants_original(cls: type[Event]) -> bool:
+            return wants(cls) and not cls.derived  # what a model derived, a replay computes again
+
+        name = name_of(handler)
+        if kind is InlineSubscriber:
+            return InlineSubscriber(handler, name=name, wants=wants, keep=keep)
+        options: dict[str, Any] = {"name": name, "wants": wants, "keep": keep, "publish": self.publish}
+        if kind is FrameSubscriber:
+            key = (types, names, lowest) if keep is None else object()
+            return FrameSubscriber(handler, filter_key=key, **options)
+        if kind is ModelSubscriber:
+            return ModelSubscriber(handler, **{**options, "wants": wants_original})
+        return SinkSubscriber(handler, **options)
+
+    def _add(self, subscriber: Subscriber) -> None:
+        if isinstance(subscriber, QueuedSubscriber):
+            self._identity.find()  # now, so that a child forked before the first event knows its parent
+            subscriber.subscribe(self._dispatcher.admissions)
+            self._dispatcher.put(Join(subscriber))
+        # Subscribers first: a concurrent log() may only fill the table we discard.
+        self._subscribers[subscriber] = None
         self._routes = {}
 
-    def _is_seated(self, seat: Seat) -> bool:
-        return seat in self._seats
+    def _is_subscribed(self, subscriber: Subscriber) -> bool:
+        return subscriber in self._subscribers
 
-    def _unsubscribe(self, seat: Seat, timeout_s: float) -> bool:
-        if self._seats.pop(seat, self) is self:
+    def _unsubscribe(self, subscriber: Subscriber, timeout_s: float) -> bool:
+        if self._subscribers.pop(subscriber, self) is self:
             return True
         self._routes = {}
         done = True
-        if isinstance(seat, QueuedSeat):
-            deadline_s = upkeep.deadline_in(timeout_s)
-            seat.unsubscribe(self._porter.lanes)
-            self._porter.order(Leave(seat))
-            done = self._porter.settle(upkeep.left_s(deadline_s))
-            done = upkeep.close_sinks([seat], deadline_s) and done
-        self._past.add(seat)
+        if isinstance(subscriber, QueuedSubscriber):
+            deadline_s = deadline_in(timeout_s)
+            subscriber.unsubscribe(self._dispatcher.admissions)
+            self._dispatcher.put(Leave(subscriber))
+            done = self._dispatcher.settle(left_s(deadline_s))
+            done = subscriber.close(left_s(deadline_s)) and done
+        self._retired.add(subscriber)
         return done
 
-    # --- keeping up --------------------------------------------------------------------------------------------
+    # --- the stream --------------------------------------------------------------------------------------------
 
     def begin(self, source: Source) -> None:
         """
-        Start a new numbered stream as *source*; what is logged from now on is its.
+        Start a new numbered stream as *source*, of which all later events are.
 
         Without this, a stream starts with the first event for the queue. A source whose stream has ended cannot go
         on: it gets another id.
         """
-        self._porter.order(Begin(source))
-        if self._queued_seats():
-            self._porter.start()
+        self._dispatcher.put(Begin(source))
+        if self._queued():
+            self._dispatcher.start()
 
     def end(self, reason: str = "closed") -> None:
         """End the numbered stream; the next event starts another, under an id that the process has from now on."""
-        self._porter.order(End(reason))
-        ended = self._porter.source
-        if ended is not None:  # at once, so that nobody takes who has ended for his parent
+        self._dispatcher.put(End(reason))
+        ended = self._dispatcher.source
+        if ended is not None:  # at once, so that no child takes the ended source for its parent
             self._identity.renew(ended)
 
-    def look(self, act: Callable[[View], object]) -> None:
-        """Have the porter call *act* at this place of the stream, between two events, with what it sees there."""
-        self._porter.order(Look(act))
-        self._porter.start()
+    def at_barrier(self, act: Callable[[StreamView], object]) -> None:
+        """Have the dispatcher call *act* at this place of the stream, between two events, with its state there."""
+        self._dispatcher.put(Barrier(act))
+        self._dispatcher.start()
+
+    # --- flush, close and stats --------------------------------------------------------------------------------
 
     def flush(self, timeout_s: float = 2.0) -> bool:
         """
-        Bring every queued handler up to date with what was logged before.
+        Bring every handler behind the queue up to date with what was logged before.
 
         Args:
             timeout_s: The longest this may take, in seconds, whatever is stalled.
 
         Returns:
-            Whether everything was delivered, and written where a handler writes. A model gets False: it is what others
+            Whether everything was delivered, and written where a handler writes. False in a model: it is what the flush
             would wait for.
         """
-        if self._porter.is_here():
+        if self._dispatcher.is_here():
             return False
-        deadline_s = upkeep.deadline_in(timeout_s)
-        done = self.registry.flush(upkeep.left_s(deadline_s) / 4)
-        done = self._porter.settle(upkeep.left_s(deadline_s)) and done
-        done = upkeep.flush_sinks(self._queued_seats(), deadline_s) and done
-        return self._relay.flush(upkeep.left_s(deadline_s)) and done
+        deadline_s = deadline_in(timeout_s)
+        done = self.registry.flush(left_s(deadline_s) / 4)
+        done = self._dispatcher.settle(left_s(deadline_s)) and done
+        queued = self._queued()
+        for place, subscriber in enumerate(queued):
+            # Each has a fair share of the time: a stalled one must not use up that of the next.
+            done = subscriber.flush(left_s(deadline_s) / (len(queued) - place)) and done
+        return self._forwarder.flush(left_s(deadline_s)) and done
 
     def close(self, timeout_s: float = 2.0) -> bool:
         """
-        Publish the counters' last windows, flush, close every sink and stop.
+        Publish the last windows of counters, flush, close every sink and stop.
 
         What is logged later is counted in ``after_close``. Closing twice is harmless, and finishes what an exception
         interrupted the first time.
@@ -327,42 +525,61 @@ class Bus:
         """
         if self._is_over:
             return True
-        deadline_s = upkeep.deadline_in(timeout_s)
-        done = self.registry.close(upkeep.left_s(deadline_s) / 4)
-        if not self._porter.is_here():
-            # What was logged, and what models make of it, while they can still publish.
-            done = self._porter.settle(upkeep.left_s(deadline_s) / 3) and done
+        deadline_s = deadline_in(timeout_s)
+        done = self.registry.close(left_s(deadline_s) / 4)
+        if not self._dispatcher.is_here():
+            # What was logged, and what models derive from it, while they can still publish.
+            done = self._dispatcher.settle(left_s(deadline_s) / 3) and done
         self._is_closed = True
         self._routes = {}
-        if self._porter.is_here():
+        if self._dispatcher.is_here():
             return False
         # Then what came meanwhile, and the end: nothing comes after that.
-        done = self._porter.settle(upkeep.left_s(deadline_s) / 2) and done
-        self._porter.order(End("closed", for_good=True))
-        done = self._porter.settle(upkeep.left_s(deadline_s) / 2) and done
-        done = self._relay.close(upkeep.left_s(deadline_s) / 2) and done
-        done = upkeep.close_sinks(self._queued_seats(), deadline_s) and done
-        self._porter.halt(upkeep.left_s(deadline_s))
-        upkeep.report_losses(self.stats(upkeep.left_s(deadline_s)))
+        done = self._dispatcher.settle(left_s(deadline_s) / 2) and done
+        self._dispatcher.put(End("closed", for_good=True))
+        done = self._dispatcher.settle(left_s(deadline_s) / 2) and done
+        done = self._forwarder.close(left_s(deadline_s) / 2) and done
+        queued = self._queued()
+        for place, subscriber in enumerate(queued):
+            done = subscriber.close(left_s(deadline_s) / (len(queued) - place)) and done
+        self._dispatcher.halt(left_s(deadline_s))
+        _report_losses(self.stats(left_s(deadline_s)))
         self._is_over = True
         return done
 
-    def stats(self, timeout_s: float = _LOOK_S) -> BusStats:
+    def stats(self, timeout_s: float = _STATS_TIMEOUT_S) -> BusStats:
         """
         Return the counts. They balance whenever no call is in progress.
 
         Args:
-            timeout_s: How long to wait for the porter to stand still, in seconds; then it looks at a moving one.
+            timeout_s: The longest wait for the dispatcher to stand still, in seconds; then the counts are those of a
+                moving one.
         """
-        own = {"after_close": self._after_close.value, "misfits": self._misfits.value}
-        return upkeep.take_stock(self._porter, self._seats, self._past, pause_s=timeout_s, **own)
+        with self._dispatcher.held(timeout_s):
+            waiting = self._dispatcher.queue.copy()
+            now = list(self._subscribers)
+            suppressed = sum(map(_suppressed_at, now)) + self._retired.suppressed + self._stack_full
+            return BusStats(
+                handlers=(*(self._stats_of(subscriber, waiting) for subscriber in now), *self._retired.stats()),
+                suppressed=suppressed,
+                after_close=self._after_close.value,
+                not_events=self._not_events.value,
+                **self._dispatcher.counts(waiting),
+            )
 
-    def _stats_of(self, seat: Seat, timeout_s: float) -> HandlerStats:
-        with upkeep.held_still(self._porter, timeout_s):
-            return upkeep.stats_of(seat, self._porter)
+    def _stats_of(self, subscriber: Subscriber, waiting: Sequence[Any] | None = None) -> HandlerStats:
+        """Return the counts of one subscriber; *waiting* is the content of the queue, if that is known."""
+        if isinstance(subscriber, InlineSubscriber):
+            return subscriber.stats()
+        items = self._dispatcher.queue.copy() if waiting is None else waiting
+        return subscriber.stats(self._dispatcher.admissions, subscriber.count_waiting(items))
 
-    def _queued_seats(self) -> list[QueuedSeat]:
-        return [seat for seat in list(self._seats) if isinstance(seat, QueuedSeat)]
+    def _held_stats_of(self, subscriber: Subscriber, timeout_s: float) -> HandlerStats:
+        with self._dispatcher.held(timeout_s):
+            return self._stats_of(subscriber)
+
+    def _queued(self) -> list[QueuedSubscriber]:
+        return [subscriber for subscriber in list(self._subscribers) if isinstance(subscriber, QueuedSubscriber)]
 
     def __enter__(self) -> Self:
         return self
@@ -372,29 +589,126 @@ class Bus:
     ) -> None:
         self.close()
 
-    # --- identity and forks ------------------------------------------------------------------------------------
+    # --- forks -------------------------------------------------------------------------------------------------
 
     def become_child(self) -> None:
         """
-        Start anew in a forked child: empty queue, zero counts, no models, no sidings, plain callables and logs kept.
+        Start anew in a forked child: empty queue, zero counts, no models and sink workers; callables and logs are kept.
 
         Nothing of the parent's threads, locks and files is touched. ``TRACKSIDE_FORK=off`` closes the bus instead.
         """
         if os.environ.get("TRACKSIDE_FORK") == "off":
             self._is_closed = self._is_over = True
         self._identity.become_child()
-        inherited = list(self._seats)
+        inherited = list(self._subscribers)
         self._inherited += inherited  # kept, because to drop a handler may close what the parent still writes
         self._make_fresh()
         self.registry.after_fork()
-        self._seats = {}
+        self._subscribers = {}
         self._routes = {}
-        for seat in inherited:
-            if isinstance(seat, InlineSeat):
-                seat.forget()
-                self._seats[seat] = None
-            elif seat.runs_on is FRAMES and not self._is_closed and upkeep.goes_along(seat, self._identity.find()):
-                self._seat(seat)
+        for subscriber in inherited:
+            if isinstance(subscriber, InlineSubscriber):
+                subscriber.forget()
+                self._subscribers[subscriber] = None
+            elif (
+                isinstance(subscriber, FrameSubscriber)
+                and not self._is_closed
+                and subscriber.goes_along(self._identity.find())
+            ):
+                self._add(subscriber)
 
 
 _LOG: Final = Bus.log.__code__
+
+
+def name_of(handler: object) -> str:
+    """Return the name of *handler* in reports."""
+    name = getattr(handler, "__qualname__", None)
+    module = getattr(handler, "__module__", None)
+    if not isinstance(name, str):
+        name, module = type(handler).__qualname__, type(handler).__module__
+    return name if module in {None, "builtins"} else f"{module}.{name}"
+
+
+def _ignore(_event: object) -> None:
+    """Do nothing with an event that came after the bus was closed."""
+
+
+def _is_event_type(cls: object) -> bool:
+    """Return whether instances of *cls* can be logged."""
+    return isinstance(cls, type) and issubclass(cls, Event) and isinstance(cls.priority, Priority)
+
+
+def _suppressed_at(subscriber: Subscriber) -> int:
+    """Return how many events were logged too deep within the handler of *subscriber*."""
+    return subscriber.suppressed.value if isinstance(subscriber, InlineSubscriber) else 0
+
+
+def _kind_of(handler: Any, given: RunsOn | None) -> type[Subscriber]:
+    """Return the class of the subscriber for *handler*."""
+    methods = [name for name in _FRAME_SINK_METHODS if callable(getattr(handler, name, None))]
+    is_frame_sink = "accept" in methods or ("open" in methods and not callable(handler))
+    is_model = callable(getattr(handler, "consume", None))
+    declared = getattr(handler, "runs_on", None)
+    for field, value in (("handler.runs_on", declared), ("runs_on", given)):
+        if value is not None and not isinstance(value, RunsOn):
+            raise ConfigError(field, value, "give RunsOn.INLINE, RunsOn.DISPATCHER or RunsOn.WORKER")
+    runs_on = given or declared or (RunsOn.DISPATCHER if is_model else RunsOn.INLINE)
+    if isinstance(handler, type) and (is_frame_sink or is_model or runs_on is not RunsOn.INLINE):
+        raise ConfigError("handler", handler, "give an instance of it")
+    if is_frame_sink:
+        missing = [name for name in _FRAME_SINK_METHODS if name not in methods]
+        if missing:
+            raise ConfigError("handler", handler, f"give a frame sink the missing {', '.join(missing)}")
+        if given is not None:
+            raise ConfigError("runs_on", given, "leave it out: a frame sink accepts frames, and has its own thread")
+        return FrameSubscriber
+    if is_model and runs_on is RunsOn.DISPATCHER:
+        return ModelSubscriber
+    if not callable(handler):
+        remedy = (
+            "leave it out: a model reads on the dispatcher" if is_model else "give what can be called with one event"
+        )
+        raise ConfigError("runs_on" if is_model else "handler", given if is_model else handler, remedy)
+    return {
+        RunsOn.INLINE: InlineSubscriber,
+        RunsOn.DISPATCHER: ModelSubscriber,
+        RunsOn.WORKER: SinkSubscriber,
+    }[runs_on]
+
+
+def _types_and_names(to: object) -> tuple[tuple[type[Event], ...], tuple[str, ...]]:
+    """Return the classes in *to*, and the names and globs."""
+    given = (Event,) if to is None else to if isinstance(to, tuple) else (to,)
+    types = tuple(cls for cls in given if isinstance(cls, type) and issubclass(cls, Event))
+    names = tuple(name for name in given if isinstance(name, str) and _NAME_OR_GLOB.search(name))
+    if not given or len(types) + len(names) < len(given):
+        raise ConfigError("to", to, "give an event class, a wire name or a glob of such, or a tuple of them")
+    return types, names
+
+
+def _is_named(cls: type[Event], names: tuple[str, ...]) -> bool:
+    """Return whether one of *names* is that of *cls* or of a base of it, as of a class that is declared later too."""
+    own = [base.wire_name for base in cls.__mro__ if issubclass(base, Event) and base.wire_name]
+    return any(name == "*" or any(fnmatch.fnmatchcase(known, name) for known in own) for name in names)
+
+
+def _priority(min_priority: Priority | None) -> Priority:
+    try:
+        return Priority.PROFILE if min_priority is None else Priority(min_priority)
+    except ValueError:
+        raise ConfigError("min_priority", min_priority, "give LIFECYCLE, ITERATION or PROFILE") from None
+
+
+def _report_losses(stats: BusStats) -> None:
+    """Report in one line how many events did not reach a handler, if any did not."""
+    lost = stats.lost + stats.total("in_queue")
+    if not lost:
+        return
+    parts = []
+    for handler in stats.handlers:
+        reasons = {name: getattr(handler, name) for name in ("failed", "dropped", "suspended", "invalid", "in_queue")}
+        listed = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in reasons.items() if count)
+        if listed:
+            parts.append(f"{handler.name} ({listed})")
+    complain("lost %d event(s): %s", lost, "; ".join(parts))

@@ -1,4 +1,4 @@
-"""The bus that the module-level functions speak to, and what is done to every bus at a fork and at exit."""
+"""The default bus of the module-level functions, and the actions on every bus at a fork and at exit."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import sys
 from typing import Any, Final
 
 from trackside.bus._bus import Bus, buses
-from trackside.bus._patience import complain, described
-from trackside.bus._upkeep import deadline_in, left_s
+from trackside.core import complain, deadline_in, described, left_s
 
 EXIT_S: Final = 2.0
 
@@ -24,7 +23,8 @@ close = default_bus.close
 stats = default_bus.stats
 counter = default_bus.counter
 counters = default_bus.counters
-observe = default_bus.observe
+stat = default_bus.stat
+gauge = default_bus.gauge
 collect = default_bus.collect
 
 
@@ -37,7 +37,7 @@ def _close_all() -> None:
         try:
             # Half of the time is for the others: most need next to nothing, and a stalled one must not starve them.
             bus.close(left_s(deadline_s) / (2 if waiting else 1))
-        except BaseException:  # Ctrl-C once more: somebody has lost patience, and is still told what was lost
+        except BaseException:  # Ctrl-C once more: the losses are reported all the same
             deadline_s = deadline_in(0.0)
             with contextlib.suppress(BaseException):
                 bus.close(0.0)

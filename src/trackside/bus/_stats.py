@@ -1,19 +1,27 @@
-"""The counts of a bus, as plain values."""
+"""The counts of a bus and of its handlers, also of those that left."""
 
 from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final, Generic, TypeVar
 
 import attrs
 
 from trackside.events import Value
 
+S = TypeVar("S")
+
+_MAX_NAMES: Final = 64
+
 
 @attrs.frozen(kw_only=True, eq=False, repr=False)
 class HandlerStats(Value):
     """
-    What became of the events meant for one handler.
+    The counts of the events meant for one handler.
 
     Whenever no call is in progress,
-    ``logged == handled + failed + filtered + sampled + shed + rested + invalid + in_queue``.
+    ``logged == handled + failed + filtered + sampled + dropped + suspended + invalid + in_queue``.
     """
 
     name: str
@@ -24,13 +32,13 @@ class HandlerStats(Value):
     failed: int = 0
     """The handler raised."""
     filtered: int = 0
-    """A predicate said no, or the redaction."""
+    """Left out by a predicate or the redaction."""
     sampled: int = 0
-    """A sampling rule said no."""
-    shed: int = 0
+    """Left out by a sampling rule."""
+    dropped: int = 0
     """There was no room, the sink lost it, or it was not delivered by the end."""
-    rested: int = 0
-    """The handler was resting after too many failures."""
+    suspended: int = 0
+    """The handler was suspended after too many failures."""
     invalid: int = 0
     """A value could not be recorded."""
     in_queue: int = 0
@@ -41,14 +49,14 @@ class HandlerStats(Value):
 
     @property
     def balance(self) -> int:
-        """What is unaccounted for: 0 whenever no call is in progress."""
+        """Events in no count: 0 whenever no call is in progress."""
         return self.logged - (
             self.handled
             + self.failed
             + self.filtered
             + self.sampled
-            + self.shed
-            + self.rested
+            + self.dropped
+            + self.suspended
             + self.invalid
             + self.in_queue
         )
@@ -56,7 +64,7 @@ class HandlerStats(Value):
     @property
     def lost(self) -> int:
         """Events the handler should have had and never will."""
-        return self.failed + self.shed + self.rested + self.invalid
+        return self.failed + self.dropped + self.suspended + self.invalid
 
     def plus(self, other: HandlerStats) -> HandlerStats:
         """Return the sum of both, under this one's name."""
@@ -69,7 +77,7 @@ class HandlerStats(Value):
         )
 
 
-COUNTS = ("logged", "handled", "failed", "filtered", "sampled", "shed", "rested", "invalid", "in_queue")
+COUNTS = ("logged", "handled", "failed", "filtered", "sampled", "dropped", "suspended", "invalid", "in_queue")
 
 
 @attrs.frozen(kw_only=True, eq=False, repr=False)
@@ -82,17 +90,17 @@ class BusStats(Value):
     """Events numbered so far: the length of this process's stream."""
     by_type: dict[str, int] = attrs.field(factory=dict)
     """Numbered events by wire name."""
-    shed_by_type: dict[str, int] = attrs.field(factory=dict)
-    """Events refused by the full queue, by wire name."""
+    dropped_by_type: dict[str, int] = attrs.field(factory=dict)
+    """Events that the full queue dropped, by wire name."""
     in_queue: int = 0
     queue_peak: int = 0
-    """The most events the porter found waiting."""
+    """The most events the dispatcher found waiting."""
     suppressed: int = 0
-    """Logged more than 16 deep within handlers, and not delivered there."""
+    """Logged more than 16 deep within handlers, or where the stack was full, and not delivered there."""
     after_close: int = 0
     """Logged after the bus was closed."""
-    misfits: int = 0
-    """Things logged that were no events."""
+    not_events: int = 0
+    """Objects logged that were no events."""
     strings_cut: int = 0
     """Strings shortened to 64 KiB."""
 
@@ -112,9 +120,9 @@ class BusStats(Value):
         return self.total("failed")
 
     @property
-    def shed(self) -> int:
+    def dropped(self) -> int:
         """Deliveries given up for lack of room."""
-        return self.total("shed")
+        return self.total("dropped")
 
     @property
     def invalid(self) -> int:
@@ -129,3 +137,55 @@ class BusStats(Value):
     def lost(self) -> int:
         """Events that some handler should have had and never will; an event lost to two handlers counts twice."""
         return sum(handler.lost for handler in self.handlers)
+
+
+class RetiredStatistics(Generic[S]):
+    """
+    The counts of subscribers that left, merged by name so that they cannot grow for ever.
+
+    A handler may leave while it runs, so a subscriber is kept until its counts balance, and its handler no longer.
+
+    Args:
+        read: Returns the counts of a subscriber.
+        suppressed: Returns how many events were logged too deep within its handler.
+    """
+
+    def __init__(self, read: Callable[[S], HandlerStats], suppressed: Callable[[S], int]) -> None:
+        self._read = read
+        self._suppressed_at = suppressed
+        self._leaving: dict[S, None] = {}
+        self._merged: dict[str, HandlerStats] = {}
+        self._suppressed = 0
+        self._merging = threading.Lock()
+
+    def add(self, subscriber: S) -> None:
+        """Keep the counts of a subscriber that is no longer on the bus."""
+        self._leaving[subscriber] = None
+        self._merge()
+
+    def stats(self) -> tuple[HandlerStats, ...]:
+        """Return the counts: merged ones first, then those of subscribers that are still busy."""
+        self._merge()
+        return (*self._merged.values(), *(self._read(subscriber) for subscriber in list(self._leaving)))
+
+    @property
+    def suppressed(self) -> int:
+        """Events that were logged too deep within handlers that left."""
+        return self._suppressed + sum(self._suppressed_at(subscriber) for subscriber in list(self._leaving))
+
+    def _merge(self) -> None:
+        # A second caller leaves it to the next time rather than wait: it may be a signal handler.
+        if not self._merging.acquire(blocking=False):
+            return
+        try:
+            for subscriber in list(self._leaving):
+                stats = self._read(subscriber)
+                if stats.balance == 0 and stats.in_queue == 0:
+                    known = stats.name in self._merged or len(self._merged) < _MAX_NAMES
+                    name = stats.name if known else "(others)"
+                    before = self._merged.get(name) or HandlerStats(name=name, runs_on=stats.runs_on)
+                    self._merged[name] = before.plus(stats)
+                    self._suppressed += self._suppressed_at(subscriber)
+                    del self._leaving[subscriber]
+        finally:
+            self._merging.release()

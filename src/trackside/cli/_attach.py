@@ -1,4 +1,4 @@
-"""``trackside attach``: what a running job does, as it does it."""
+"""``trackside attach``: the events of a running job, as they happen."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any, Final
 
 from trackside.cli._print import event_line, printable, warn
 from trackside.cli._serving import collecting_rarely
-from trackside.events import Detail, Event, to_json
+from trackside.events import Event, Priority
 from trackside.handlers.zeromq import Attachment, attach
+from trackside.wire import to_json
 
 _LOOK_S: Final = 0.5
 
@@ -21,7 +22,7 @@ def add_to(commands: Any) -> None:
         "attach",
         help="watch a running job, or a collector",
         description="Print the events of a running job, one a line, from now on until it ends. The job never waits "
-        "for it; what it has to skip is told.",
+        "for it; what it has to skip is reported.",
     )
     parser.add_argument(
         "endpoint",
@@ -38,9 +39,9 @@ def add_to(commands: Any) -> None:
         help="only types whose wire name matches, as 'acme.*' or '*.iteration.ended'; may be given more than once",
     )
     parser.add_argument(
-        "--detail",
-        choices=[level.name.lower() for level in Detail],
-        help="the lowest level of detail; all unless given",
+        "--min-priority",
+        choices=[level.name.lower() for level in Priority],
+        help="the lowest priority; all unless given",
     )
     parser.add_argument("-n", "--count", metavar="N", type=_whole, help="stop after N events")
     parser.add_argument("--keys", metavar="DIR", help="a directory of keys, where the endpoint asks for such")
@@ -61,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     watching = attach(
         *options.endpoint,
         to=tuple(options.type) or Event,
-        detail=Detail[options.detail.upper()] if options.detail else None,
+        min_priority=Priority[options.min_priority.upper()] if options.min_priority else None,
         keys=options.keys,
         insecure=options.insecure,
     )
@@ -71,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print(attachment: Attachment, show: Callable[[Event], str], most: int | None) -> None:
-    told, printed = Told(), 0
+    news, printed = _News(), 0
     while not attachment.is_over:
         events = attachment.read(_LOOK_S)
         if most is not None:
@@ -81,13 +82,13 @@ def _print(attachment: Attachment, show: Callable[[Event], str], most: int | Non
         if events:
             sys.stdout.flush()
             printed += len(events)
-        told.tell(attachment)
+        news.report(attachment)
         if most is not None and printed >= most:
             return
 
 
-class Told:
-    """What was said, besides events, to whoever looks at the terminal."""
+class _News:
+    """Reports on stderr what is new besides events."""
 
     def __init__(self) -> None:
         self._lost = 0
@@ -95,7 +96,7 @@ class Told:
         self._is_met = False
         self._busy = ""
 
-    def tell(self, attachment: Attachment) -> None:
+    def report(self, attachment: Attachment) -> None:
         """Say what is new: who answers, who no longer does, and what did not get here."""
         peers = [printable(peer) for peer in attachment.peers if peer]
         if peers and not self._is_met:

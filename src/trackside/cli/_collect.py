@@ -7,11 +7,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from trackside.bus import rule_from_wire
 from trackside.cli._print import event_line, warn
 from trackside.cli._serving import add_safety, collecting_rarely, paste_ready, until_signalled
 from trackside.events import ControlUsed, Event, EventsLost, PeerCut, RankFellSilent, RankSpokeAgain
-from trackside.handlers.zeromq import Collector, Quota
+from trackside.handlers.zeromq import Collector, PeerLimits
+from trackside.rules import rule_from_wire
 
 _TOLD = (RankFellSilent, RankSpokeAgain, EventsLost, PeerCut, ControlUsed)
 
@@ -32,14 +32,13 @@ def add_to(commands: Any) -> None:
         "--silent-after",
         metavar="SECONDS",
         type=float,
-        default=3.0,
-        help="when a rank counts as silent (default: 3, three heartbeats)",
+        help="when a rank counts as silent (default: after three of its heartbeat intervals, at least 3)",
     )
     parser.add_argument(
         "--quota",
         metavar="EVENTS",
         type=float,
-        default=Quota().events,
+        default=PeerLimits().events,
         help="events a second that one peer may send (default: %(default).0f)",
     )
     parser.set_defaults(run=run)
@@ -54,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
         keys=options.keys,
         insecure=options.insecure,
         silent_after_s=options.silent_after,
-        quota=Quota(events=options.quota),
+        limits=PeerLimits(events=options.quota),
         read_rule=read_rule,
     )
     collector.models.append(_tell)

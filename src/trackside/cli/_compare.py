@@ -13,7 +13,8 @@ from trackside.cli._progress import ProgressLine
 from trackside.cli._unread import UNREADABLE
 from trackside.events import ConfigError, Source, UnreadableError
 from trackside.handlers.eventlog import outline
-from trackside.views import WORSE, Comparison, Row, Selected, compare
+from trackside.report import WORSE, Comparison, Row, Selected, compare
+from trackside.report import _words as words
 
 _WORSE: Final = 1
 """The exit code for it."""
@@ -136,7 +137,7 @@ def _line(row: Row) -> str:
 
 
 def _figure(value: float, row: Row) -> str:
-    return f"{100 * value:.1f} %" if row.is_share else f"{value:.4g} s"
+    return f"{100 * value:.1f} %" if row.is_share else words.seconds(value)
 
 
 def _change(value: float, row: Row) -> str:

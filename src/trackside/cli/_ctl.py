@@ -1,4 +1,4 @@
-"""``trackside ctl``: asking something of a running job, or of all ranks behind a collector."""
+"""``trackside ctl``: verbs for a running job, or for all ranks behind a collector."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from trackside.cli._print import printable
-from trackside.events import Detail
+from trackside.events import Priority
 from trackside.handlers.zeromq import VERBS, Outcome, command
 
 
@@ -16,14 +16,14 @@ def add_to(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "ctl",
         help="ask a running job how it is, or to record less",
-        description="Have all ranks, or some, say how they are (status), record less (detail, sample, pause), all "
+        description="Have all ranks, or some, say how they are (status), record less (priority, sample, pause), all "
         "again (resume), or write what they have (flush). Each use is an event in their streams. Over TCP this takes "
         "the control key.",
     )
     parser.add_argument("endpoint", metavar="ENDPOINT", help="where a job publishes, or a collector does")
     parser.add_argument("verb", choices=VERBS)
     parser.add_argument(
-        "value", nargs="?", help=f"for detail: {', '.join(Detail.__members__)}; for sample: each n-th step"
+        "value", nargs="?", help=f"for priority: {', '.join(Priority.__members__)}; for sample: each n-th step"
     )
     parser.add_argument("--rank", type=int, action="append", default=[], metavar="N", help="only this rank; repeatable")
     parser.add_argument("--for", dest="seconds", type=float, metavar="SECONDS", help="end what is asked after so long")
@@ -55,9 +55,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _arguments(options: argparse.Namespace) -> dict[str, Any]:
     arguments: dict[str, Any] = {} if options.seconds is None else {"seconds": options.seconds}
-    if options.verb == "detail":
+    if options.verb == "priority":
         if options.value is None:
-            options.parser.error(f"detail: give a level, one of {', '.join(Detail.__members__)}")
+            options.parser.error(f"priority: give a level, one of {', '.join(Priority.__members__)}")
         arguments["level"] = options.value.upper()
     elif options.verb == "sample":
         if options.value is None or not options.value.isdecimal():

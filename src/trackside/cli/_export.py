@@ -14,8 +14,9 @@ from typing import IO, Any, Final
 
 from trackside.cli._print import printable
 from trackside.cli._unread import readable, tell_unread
-from trackside.events import UnreadableError, to_json
+from trackside.events import UnreadableError
 from trackside.handlers import Replay, replay
+from trackside.wire import to_json
 
 _PROGRESS_EVERY: Final = 100_000
 
@@ -88,10 +89,10 @@ def _export_parquet(options: argparse.Namespace) -> int:
             files = ParquetFiles(Path(directory, "new"))
             files.directory.mkdir(mode=0o700)
             with _collecting_rarely():
-                for _, batches in recorded.by_source():
-                    for events in batches:
-                        files.add(events)
-                        _show_progress(files.events, len(events))
+                for _, frames in recorded.by_source():
+                    for view in frames:
+                        files.add(view.events)
+                        _show_progress(files.events, len(view))
             files.close()
             if files.events or not recorded.problems:
                 if os.path.lexists(target):

@@ -34,5 +34,6 @@ def run(options: argparse.Namespace) -> int:
             forwarder.serve()
         finally:
             done = forwarder.close()
-    print(f"sent on {forwarder.counts['events']:,} events in {forwarder.counts['entries']:,} frames")
+    rest = f"; {forwarder.undelivered:,} were not acknowledged" if forwarder.undelivered else ""
+    print(f"delivered {forwarder.delivered:,} events{rest}")
     return 0 if done else 1

@@ -14,10 +14,11 @@ from trackside.cli._goodput_text import Reading, lines
 from trackside.cli._print import printable, warn
 from trackside.cli._times import time_ns
 from trackside.cli._unread import UNREADABLE, readable, tell_unread
-from trackside.events import ConfigError, Event, UnreadableError
+from trackside.events import ConfigError, Event, Source, UnreadableError
 from trackside.handlers import replay
 from trackside.handlers.ml_goodput import RecordFiles, holds_records
 from trackside.handlers.models.goodput import GoodputAccumulator, GoodputResult
+from trackside.wire import views
 
 _STEP_TIME: Final = ("ideal_s", "p50_s", "p90_s", "p99_s", "deviation_s")
 _MOST_SESSIONS: Final = 20
@@ -159,7 +160,7 @@ def _read(paths: list[str], form: str, model: GoodputAccumulator) -> tuple[Readi
             reading.events = _feed(readable(recorded), model)
             reading.missing = recorded.missing
             if recorded.missing:
-                model.miss(recorded.missing)
+                model.missed(Source.unknown(""), recorded.missing)
             code = tell_unread("goodput", recorded)
     if records:
         files = RecordFiles(records)
@@ -174,9 +175,9 @@ def _read(paths: list[str], form: str, model: GoodputAccumulator) -> tuple[Readi
 def _feed(events: Iterator[Event], model: GoodputAccumulator) -> int:
     # All events, not only those that say what time is spent on: any of them shows that a process was alive.
     count = 0
-    for event in events:
-        model(event)
-        count += 1
+    for view in views(events):
+        model.consume(view)
+        count += len(view)
     return count
 
 

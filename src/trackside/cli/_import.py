@@ -17,7 +17,7 @@ from trackside.handlers import EventLog
 from trackside.handlers.torchtitan import TitanFiles
 
 _CHUNK: Final = 8_000
-"""Events that the bus has room for, whatever their level of detail."""
+"""Events that the bus has room for, whatever their priority."""
 _FLUSH_S: Final = 60.0
 
 
@@ -35,7 +35,7 @@ def add_to(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Import, and tell what was not read."""
+    """Import, and report what was not read."""
     target = Path(options.output)
     if os.path.lexists(target) and (not target.is_dir() or any(target.iterdir())):
         raise UnreadableError(str(target), "exists and is not empty", "give another directory")

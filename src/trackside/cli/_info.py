@@ -9,8 +9,8 @@ from typing import Any
 
 from trackside.cli._print import clock_text, duration_text, printable, warn
 from trackside.cli._unread import UNREADABLE
-from trackside.handlers import LogReport, inspect
-from trackside.handlers.eventlog import FileReport, SourceReport
+from trackside.handlers import LogCheck, check_logs
+from trackside.handlers.eventlog import FileCheck, SourceCheck
 
 _MOST_LISTED = 20
 
@@ -29,7 +29,7 @@ def add_to(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the report; 2 if part of the input could not be read."""
-    report = inspect(*options.path)
+    report = check_logs(*options.path)
     if options.json:
         print(json.dumps(as_json(report), indent=2))
     else:
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     return UNREADABLE if report.problems else 0
 
 
-def as_text(report: LogReport) -> str:
+def as_text(report: LogCheck) -> str:
     """Return *report* as people read it."""
     lines = []
     for run_id in sorted({source.source.run_id for source in report.sources}):
@@ -51,7 +51,7 @@ def as_text(report: LogReport) -> str:
     return "\n".join(lines)
 
 
-def _run_lines(run_id: str, sources: list[SourceReport]) -> list[str]:
+def _run_lines(run_id: str, sources: list[SourceCheck]) -> list[str]:
     starts = [source.first_ns for source in sources if source.first_ns is not None]
     ends = [source.last_ns for source in sources if source.last_ns is not None]
     span = duration_text(max(ends) - min(starts)) if starts and ends else "-"
@@ -77,30 +77,30 @@ def _run_lines(run_id: str, sources: list[SourceReport]) -> list[str]:
     return lines
 
 
-def _state(report: SourceReport) -> str:
+def _state(report: SourceCheck) -> str:
     if report.ended is None:
         return "not ended: it runs, or died"
     return f"ended: {printable(report.ended)}"
 
 
-def _loss_lines(report: LogReport) -> list[str]:
+def _loss_lines(report: LogCheck) -> list[str]:
     lines = []
     for source in report.sources:
         who = f"rank {source.source.rank} ({source.source.id[:8]})"
-        shed = sum(source.shed.values())
-        if shed:
-            told = ", ".join(f"{count:,} {printable(name)}" for name, count in sorted(source.shed.items()))
-            lines.append(f"  {who}: {shed:,} shed for lack of room before they had a number: {told}")
+        dropped = sum(source.dropped.values())
+        if dropped:
+            shown = ", ".join(f"{count:,} {printable(name)}" for name, count in sorted(source.dropped.items()))
+            lines.append(f"  {who}: {dropped:,} dropped for lack of room before they had a number: {shown}")
         if source.missing:
-            told = ", ".join(f"{first}-{last}" for first, last in source.holes[:_MOST_LISTED])
-            lines.append(f"  {who}: {source.missing:,} missing, numbers {told}")
+            shown = ", ".join(f"{first}-{last}" for first, last in source.holes[:_MOST_LISTED])
+            lines.append(f"  {who}: {source.missing:,} missing, numbers {shown}")
         for loss in source.losses[:_MOST_LISTED]:
             since = clock_text(loss.since_ns)
             lines.append(f"  {who}: {loss.events:,} given up by the writer since {since}: {printable(loss.reason)}")
     return lines or ["  none"]
 
 
-def _file_lines(report: LogReport) -> list[str]:
+def _file_lines(report: LogCheck) -> list[str]:
     lines = []
     for file in report.files:
         state = "finished" if file.is_finished else "not finished"
@@ -111,7 +111,7 @@ def _file_lines(report: LogReport) -> list[str]:
     return lines or ["  none"]
 
 
-def as_json(report: LogReport) -> dict[str, Any]:
+def as_json(report: LogCheck) -> dict[str, Any]:
     """Return *report* as plain data for JSON."""
     return {
         "sources": [_source_json(source) for source in report.sources],
@@ -120,7 +120,7 @@ def as_json(report: LogReport) -> dict[str, Any]:
     }
 
 
-def _source_json(report: SourceReport) -> dict[str, Any]:
+def _source_json(report: SourceCheck) -> dict[str, Any]:
     return {
         "identity": report.source.to_wire(),
         "events": report.events,
@@ -132,7 +132,7 @@ def _source_json(report: SourceReport) -> dict[str, Any]:
         "missing": report.missing,
         "missing_ranges": report.holes,
         "repeated": report.repeated,
-        "shed": report.shed,
+        "dropped": report.dropped,
         "losses": [
             {"events": loss.events, "bytes": loss.size_bytes, "reason": loss.reason, "since_ns": loss.since_ns}
             for loss in report.losses
@@ -141,7 +141,7 @@ def _source_json(report: SourceReport) -> dict[str, Any]:
     }
 
 
-def _file_json(report: FileReport) -> dict[str, Any]:
+def _file_json(report: FileCheck) -> dict[str, Any]:
     return {
         "path": str(report.path),
         "size_bytes": report.size_bytes,

@@ -1,4 +1,4 @@
-"""``trackside keys``: making keys for whom sends, watches and commands."""
+"""``trackside keys``: keys for those that send, watch and command."""
 
 from __future__ import annotations
 

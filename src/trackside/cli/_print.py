@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
-from trackside.events import Event, fields_of, wire_name_of
+from trackside.events import Event, UnreadableError
+from trackside.wire import fields_of, wire_name_of
 
 
 def printable(text: str) -> str:
@@ -62,3 +65,22 @@ def _value(name: str, value: Any) -> str:
 def warn(text: str) -> None:
     """Print a line to stderr."""
     print(printable(text), file=sys.stderr)
+
+
+def private(path: str, flags: int) -> int:
+    """Open a file that this user alone may read if it is new: the texts of a log are in it."""
+    return os.open(path, flags, 0o600)
+
+
+def write_private(path: str | Path, text: str, *, option: str) -> None:
+    """
+    Write *text* to a file that this user alone may read.
+
+    Raises:
+        UnreadableError: It cannot be written; *option* is what gave its name.
+    """
+    try:
+        with open(path, "w", encoding="utf-8", opener=private) as out:
+            out.write(text)
+    except OSError as error:
+        raise UnreadableError(str(path), f"cannot be written: {error.strerror}", f"give another {option}") from error

@@ -11,7 +11,7 @@ def ranges(numbers: Iterable[int], *, most: int | None = None) -> str:
 
     Args:
         numbers: Ranks, windows, steps.
-        most: Of how many ranges to tell; an ellipsis stands for the rest. All unless given.
+        most: The number of ranges to show; an ellipsis stands for the rest. All unless given.
     """
     spans: list[list[int]] = []
     for number in sorted(set(numbers)):
@@ -19,5 +19,5 @@ def ranges(numbers: Iterable[int], *, most: int | None = None) -> str:
             spans[-1][1] = number
         else:
             spans.append([number, number])
-    told = [f"{first}-{last}" if last > first else f"{first}" for first, last in spans[:most]]
-    return ", ".join(told) + (" …" if most is not None and len(spans) > most else "")
+    shown = [f"{first}-{last}" if last > first else f"{first}" for first, last in spans[:most]]
+    return ", ".join(shown) + (" …" if most is not None and len(spans) > most else "")

@@ -1,17 +1,22 @@
-"""``trackside report``: what a session's logs say, the verdict first."""
+"""``trackside report``: the verdict on a session, and what it rests on."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
+import os
+import shutil
+import sys
 from typing import Any
 
-from trackside.cli._print import printable, warn
+from trackside.cli._print import printable, warn, write_private
 from trackside.cli._progress import ProgressLine
 from trackside.cli._unread import UNREADABLE
-from trackside.events import ConfigError, UnreadableError
-from trackside.views import Report, read_report, report_page
+from trackside.report import Report, read_report, report_lines, report_page
+
+_WIDTH = 100
+"""The width where there is no terminal to say how wide it is."""
+_MOST_COLUMNS = 1000
 
 
 def add_to(commands: Any) -> None:
@@ -28,12 +33,12 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("--html", metavar="FILE", help="write one self-contained page; - is standard output")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--explain", action="store_true", help="say of each rule why it spoke or did not")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the report, or write it; 2 if part of the input could not be read."""
-    show = None if options.html or options.json else _terminal()
     progress = ProgressLine("trackside report")
     try:
         report = read_report(*options.path, session=options.session, baseline=options.baseline, progress=progress)
@@ -42,38 +47,39 @@ def run(options: argparse.Namespace) -> int:
     if options.html:
         _write(options.html, report_page(report))
     if options.json:
-        print(json.dumps(report.to_json()))
+        print(json.dumps(report.to_json(), allow_nan=False))
     elif options.html:
         if options.html != "-":
             print(printable(f"{report.verdict.headline} {options.html} says more."))
-    elif show is not None:
-        show(report)
+    else:
+        _print(report, is_explained=options.explain)
     for problem in report.losses.unread:
         warn(f"trackside report: {problem}")
     return UNREADABLE if report.losses.unread else 0
 
 
-def _terminal() -> Any:
-    """Return what prints a report, before it is read: it takes a library that may not be there."""
+def _print(report: Report, *, is_explained: bool) -> None:
+    """Print the report: in colour where rich is installed, else the same text without."""
     try:
-        from trackside.views.rich import print_report
+        from trackside.report.rich import print_report
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "rich":
             raise
-        what = "install trackside[rich], or ask for --html or --json"
-        raise ConfigError("report", "the terminal", f"showing it there takes rich; {what}") from error
+        width = shutil.get_terminal_size((_WIDTH, 0)).columns if sys.stdout.isatty() else _columns()
+        for line in report_lines(report, width, is_explained=is_explained):
+            print("".join(text for text, _ in line).rstrip())
+        return
+    print_report(report, is_explained=is_explained)
 
-    def show(report: Report) -> None:
-        print_report(report)
 
-    return show
+def _columns() -> int:
+    """Return the width of lines that go to a pipe or a file."""
+    given = os.environ.get("COLUMNS", "")
+    return int(given) if given.isdecimal() and 0 < int(given) <= _MOST_COLUMNS else _WIDTH
 
 
 def _write(path: str, page: str) -> None:
     if path == "-":
         print(page)
-        return
-    try:
-        Path(path).write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise UnreadableError(path, f"cannot be written: {error.strerror}", "give another --html FILE") from error
+    else:
+        write_private(path, page, option="--html FILE")

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import signal
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any, Final
 
+from trackside.bus import Bus
 from trackside.cli._collect import read_rule
 from trackside.cli._print import printable, warn
 from trackside.cli._report import run as report
-from trackside.events import TracksideError, UnreadableError
+from trackside.events import ProgramEnded, Source, TracksideError, UnreadableError
+from trackside.handlers import EventLog
 from trackside.handlers.zeromq import Collector
+from trackside.report import read_runs
 
 _STOP_S: Final = 10.0
 _SIGNALLED: Final = 128
@@ -52,20 +57,48 @@ def run(options: argparse.Namespace) -> int:
         thread.start()
         try:
             warn(f"watch it: trackside attach {collector.viewer_endpoint}")
-            code = _run(program, {"TRACKSIDE_COLLECTOR": collector.endpoint})
+            began_ns = time.time_ns()
+            status = _run(program, {"TRACKSIDE_COLLECTOR": collector.endpoint})
         finally:
             collector.stop()
             thread.join(_STOP_S)
             collector.close()
     totals = collector.totals()
+    if totals["sources"]:
+        _record_exit(options.log, status, began_ns)
     warn(f"trackside run: {totals['events']:,} events of {totals['sources']:,} process(es) in {printable(options.log)}")
     if not options.no_report and totals["sources"]:
         _report_on(options.log)
-    return code
+    return status if status >= 0 else _SIGNALLED - status
+
+
+def _record_exit(directory: str, status: int, began_ns: int) -> None:
+    """Write how the program ended into the logs of its job, where the report finds it."""
+    try:
+        sessions = [
+            session for session in read_runs(directory).sessions
+            if any((attempt.last_ns or 0) >= began_ns for run in session.runs for attempt in run.attempts)
+        ]  # fmt: skip
+        if not sessions:
+            return
+        session = sessions[-1]
+        source = Source(
+            run_id=session.runs[-1].run_id,
+            session_tag=session.name if session.is_tagged else "",
+            role="collector",
+            host=platform.node(),
+            pid=os.getpid(),
+            application="trackside run",
+        )
+        with Bus(source=source) as bus:
+            bus.subscribe(EventLog(directory))
+            bus.log(ProgramEnded(exit_status=status, span_id=0, step=-1))
+    except (TracksideError, OSError) as error:  # the job is over, and its exit code counts
+        warn(f"trackside run: {error}")
 
 
 def _report_on(directory: str) -> None:
-    wanted = argparse.Namespace(path=[directory], session=None, baseline=[], html=None, json=False)
+    wanted = argparse.Namespace(path=[directory], session=None, baseline=[], html=None, json=False, explain=False)
     try:
         report(wanted)
     except TracksideError as error:  # the job is over, and its exit code counts
@@ -73,7 +106,7 @@ def _report_on(directory: str) -> None:
 
 
 def _run(program: Sequence[str], variables: dict[str, str]) -> int:
-    """Run *program* to its end, which a signal to us does not forestall, and return its exit code."""
+    """Run *program* to its end, whatever signals come, and return its exit status: negative for a signal."""
     try:
         child = subprocess.Popen(program, env={**os.environ, **variables})  # noqa: S603  it is what the user asked for
     except OSError as error:
@@ -88,4 +121,4 @@ def _run(program: Sequence[str], variables: dict[str, str]) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    return code if code >= 0 else _SIGNALLED - code
+    return code

@@ -10,10 +10,11 @@ from typing import Any
 from trackside.cli._print import clock_text, duration_text, printable, warn
 from trackside.cli._ranges import ranges
 from trackside.cli._unread import UNREADABLE
-from trackside.views import DIED, ENDED, UNKNOWN, Attempt, Process, Run, RunsReport, Session, read_runs
+from trackside.handlers.models.liveness import DIED, ENDED, RUNNING, SILENT
+from trackside.report import Attempt, Process, Run, RunsReport, Session, read_runs
 
 _MOST_RANGES = 8
-_SAID = {ENDED: "ended", DIED: "died", UNKNOWN: "running, or died"}
+_SAID = {ENDED: "ended", DIED: "died", SILENT: "silent", RUNNING: "running, or died"}
 
 
 def add_to(commands: Any) -> None:
@@ -53,6 +54,9 @@ def _lines(report: RunsReport) -> Iterator[str]:
                 yield f"  perf {', '.join(tags) or '- (no perf tag)'}"
             for attempt in run.attempts:
                 yield f"    {_attempt_line(run, attempt)}"
+                missing = set(range(attempt.world_size)) - {one.rank for one in attempt.processes}
+                if missing:
+                    yield f"      no log of rank(s) {ranges(missing, most=_MOST_RANGES)}"
                 yield from (f"      {line}" for line in _state_lines(attempt, report.newest_ns))
     yield f"newest event: {clock_text(report.newest_ns)}"
 

@@ -48,7 +48,7 @@ def add_to(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Replay the windows, and print what they come to."""
-    recorded = replay(*options.path, types=_READ)
+    recorded = replay(*options.path, to=_READ)
     shown = _Json(options.window) if options.json else _Text(options.window)
     _score(readable(recorded), options.group, shown.take)
     shown.finish()

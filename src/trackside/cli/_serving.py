@@ -1,4 +1,4 @@
-"""What the commands that stay have in common: endpoints to paste, and an end at a signal."""
+"""Helpers of the commands that serve: endpoints to paste, and an end at a signal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def add_safety(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--insecure",
         action="store_true",
-        help="use TCP without keys: whoever reaches the port can read and send; no control verb is accepted",
+        help="use TCP without keys: anybody who reaches the port can read and send; no control verb is accepted",
     )
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 from trackside.cli._print import event_line, warn
 from trackside.cli._unread import readable, tell_unread
-from trackside.events import Event, to_json, wire_name_of
+from trackside.events import Event
 from trackside.handlers import follow, replay
+from trackside.wire import to_json, wire_name_of
 
 
 def add_to(commands: Any) -> None:

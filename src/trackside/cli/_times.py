@@ -23,7 +23,7 @@ _FORMS: Final = "give a time as 2026-01-31T12:00:00Z or in seconds since 1970"
 
 def time_ns(option: str, text: str) -> int:
     """
-    Return the time that *text* tells, in ns since the epoch.
+    Return the time that *text* names, in ns since the epoch.
 
     Args:
         option: Where it was given.

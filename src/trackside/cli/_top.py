@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from trackside.cli._print import clock_text, printable
-from trackside.events import ConfigError, Event, UnreadableError
+from trackside.events import ConfigError, Event, MissingExtraError, UnreadableError
 from trackside.handlers import follow, replay
 from trackside.handlers.models.goodput import GoodputAccumulator
 from trackside.handlers.zeromq import Attachment, attach
-from trackside.views import Top, TopView, top_line
+from trackside.report import Top, TopView, top_line
 
 _MOST_WAITING: Final = 20_000
 """Events that may wait for us; then the reading waits."""
@@ -124,7 +124,7 @@ def _followed(top: Top, paths: list[str]) -> Read:
     waiting: deque[Event] = deque()
 
     def watch() -> None:
-        for event in follow(*paths, poll_s=0.2):
+        for event in follow(*paths, poll_interval_s=0.2):
             waiting.append(event)
             while len(waiting) > _MOST_WAITING:
                 time.sleep(_PAUSE_S)
@@ -152,12 +152,11 @@ def _screen(options: argparse.Namespace, *, is_plain: bool) -> Iterator[Callable
         yield lambda view: print(printable(f"{clock_text(view.at_ns)[11:19]}  {top_line(view)}"), flush=True)
         return
     try:
-        from trackside.views.rich import live_top, print_top
+        from trackside.report.rich import live_top, print_top
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "rich":
             raise
-        remedy = "install trackside[rich], or ask for --plain or --json"
-        raise ConfigError("top", "a terminal", f"drawing in one takes rich; {remedy}") from error
+        raise MissingExtraError("top in a terminal", "rich", error, otherwise="ask for --plain or --json") from error
     if options.once:
         yield print_top
         return

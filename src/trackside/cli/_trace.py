@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import attrs
 
-from trackside.cli._print import printable, warn
+from trackside.cli._print import printable, private, warn
 from trackside.cli._progress import ProgressLine
 from trackside.cli._unread import UNREADABLE
 from trackside.events import ConfigError, UnreadableError
-from trackside.views import Traced, write_trace
+from trackside.report import Traced, write_trace
 
 _STRETCH: Final = re.compile(r"(\d{1,12})(?:-(\d{1,12}))?", re.ASCII)
 
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
         try:
-            with part.open("w", encoding="utf-8") as out:
+            with open(part, "w", encoding="utf-8", opener=private) as out:
                 told = write_trace(
                     out,
                     *options.path,

@@ -1,4 +1,4 @@
-"""What a command that reads logs does about what cannot be read: everything else first, then a line for each."""
+"""Unreadable files in commands that read logs: everything else is read first, then each gets a line."""
 
 from __future__ import annotations
 

@@ -7,12 +7,17 @@ nothing of One Logger: an exporter is whatever has an exporter's methods.
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterable
 from typing import Any, Final
+
+import attrs
 
 from trackside.bus import Bus, default_bus
 from trackside.events import (
     CheckpointSaveSucceeded,
+    ConfigError,
     Event,
     IterationEnded,
     JobConfigured,
@@ -24,7 +29,9 @@ from trackside.events import (
     span_names,
 )
 from trackside.instruments import next_id
-from trackside.job import Job, start
+from trackside.job import Job, JobConfig, TrainingConfig, start
+
+LOGGER = logging.getLogger("trackside")
 
 VARIABLE: Final = "TRACKSIDE_ONE_LOGGER"
 """The environment variable that names the directory of the event log, and so turns the exporter on."""
@@ -38,6 +45,7 @@ _KINDS: Final = {name: kind for kind, name in span_names.OF_ITERATION.items()} |
     span_names.TESTING_ITERATION_ALIAS: "testing"
 }
 _MOST_OPEN: Final = 4_096
+_MOST_HELD: Final = 64
 
 
 class TracksideExporterConfig:
@@ -55,9 +63,8 @@ class TracksideExporter:
     """
     An exporter for One Logger: its spans and events become ours, with their own times.
 
-    What One Logger computes is kept as events of their spans; trackside's models compute their own. Single iterations
-    are among the spans that One Logger leaves out unless told otherwise: choose which ones in its export customization
-    to have steps, metrics and goodput.
+    What One Logger computes is kept as events of their spans; trackside's models compute their own. One Logger
+    exports no single iterations by default: name them in its export customization to have steps, metrics and goodput.
 
     Args:
         directory: Where the event log goes, if telemetry is not on already; none is written if empty.
@@ -69,35 +76,31 @@ class TracksideExporter:
         self._bus = bus
         self._job: Job | None = None
         self._ids: dict[Any, int] = {}
+        self._held: list[Event] | None = None
+        """What came before One Logger said whose job it is, if telemetry is to be turned on; None from then on."""
 
     def initialize(self) -> None:
-        """
-        Turn telemetry on if a directory was given and it is not on yet.
-
-        Raises:
-            ConfigError: if the directory cannot be one.
-        """
+        """Turn telemetry on, if a directory was given and it is not on yet, as soon as the job is configured."""
         if self._directory and self._bus.is_idle:
-            self._job = start(self._directory, bus=self._bus)
+            self._held = []
 
     def export_start(self, span: Any) -> None:
-        """Tell that *span* was opened, unless it is short: then its end tells."""
+        """Publish that *span* was opened, unless it is an iteration: then its end says all."""
         number = self._id(span)
         if str(span.name) not in _KINDS:
             self._log(
                 SpanStarted(
                     at_ns=_ns(span.start_event),
-                    span_id=self._parent(span),
+                    span_id=number,
+                    parent_span_id=self._parent(span),
                     step=-1,
-                    id=number,
-                    parent_id=self._parent(span),
                     name=str(span.name),
                     attributes=_plain(span.attributes),
                 )
             )
 
     def export_stop(self, span: Any) -> None:
-        """Tell that *span* was closed."""
+        """Publish that *span* was closed."""
         number = self._id(span)
         self._ids.pop(span.id, None)
         start_ns, end_ns = _ns(span.start_event), _ns(span.stop_event)
@@ -107,9 +110,9 @@ class TracksideExporter:
             self._log(
                 IterationEnded(
                     at_ns=end_ns,
-                    span_id=self._parent(span),
+                    span_id=number,
+                    parent_span_id=self._parent(span),
                     step=_whole(attributes.get("iteration"), attributes.get("step")),
-                    id=number,
                     kind=kind,
                     duration_ns=end_ns - start_ns,
                 )
@@ -118,10 +121,9 @@ class TracksideExporter:
         self._log(
             SpanEnded(
                 at_ns=end_ns,
-                span_id=self._parent(span),
+                span_id=number,
+                parent_span_id=self._parent(span),
                 step=-1,
-                id=number,
-                parent_id=self._parent(span),
                 name=str(span.name),
                 duration_ns=end_ns - start_ns,
                 attributes=attributes,
@@ -129,7 +131,7 @@ class TracksideExporter:
         )
 
     def export_event(self, event: Any, span: Any) -> None:
-        """Tell of an *event* of *span*: as an event of ours where there is one, as a span event in any case."""
+        """Publish an *event* of *span*: as an event of ours where there is one, as a span event in any case."""
         name, attributes = str(event.name), _plain(event.attributes)
         at_ns, number = _ns(event), self._id(span)
         typed = _typed(name, attributes, at_ns, number)
@@ -138,11 +140,11 @@ class TracksideExporter:
         self._log(SpanEventAdded(at_ns=at_ns, span_id=number, step=-1, name=name, attributes=attributes))
 
     def export_error(self, event: Any, span: Any) -> None:
-        """Tell of an error in *span*."""
+        """Publish an error in *span*."""
         self.export_event(event, span)
 
     def export_telemetry_data_error(self, error: Any) -> None:
-        """Tell that One Logger's own telemetry lacks something."""
+        """Publish that One Logger's own telemetry lacks something."""
         self._log(
             SpanEventAdded(
                 at_ns=_ns(error), span_id=0, step=-1, name=str(error.name), attributes=_plain(error.attributes)
@@ -151,12 +153,40 @@ class TracksideExporter:
 
     def close(self) -> None:
         """Turn telemetry off if this turned it on."""
+        self._begin()
         if self._job is not None:
             self._job.close()
             self._job = None
 
     def _log(self, event: Event) -> None:
-        self._bus.log(event)
+        if self._held is None:
+            self._bus.log(event)
+            return
+        # The job's configuration comes first, the training's at once after it, or later, or never.
+        is_configured = any(isinstance(held, JobConfigured) for held in self._held)
+        self._held.append(event)
+        is_next = is_configured and not isinstance(event, SpanEventAdded)
+        if is_next or len(self._held) >= _MOST_HELD:
+            self._begin()
+
+    def _begin(self) -> None:
+        """
+        Start the job as the source that One Logger's configuration says it is, and publish what was held.
+
+        Raises:
+            ConfigError: if the directory cannot be one.
+        """
+        held, self._held = self._held, None
+        if held is None:
+            return
+        job = _job_of(held)
+        self._job = start(self._directory, job=job, bus=self._bus)
+        published = (
+            () if job is None else (JobConfigured,) if job.training is None else (JobConfigured, TrainingConfigured)
+        )
+        for event in held:
+            if not isinstance(event, published):
+                self._bus.log(event)
 
     def _id(self, span: Any) -> int:
         """Return our number of *span*."""
@@ -169,6 +199,39 @@ class TracksideExporter:
 
     def _parent(self, span: Any) -> int:
         return 0 if span.parent_span is None else self._ids.get(span.parent_span.id, 0)
+
+
+def _job_of(events: Iterable[Event]) -> JobConfig | None:
+    """Return the configuration that One Logger's events hold; None if they hold none."""
+    latest: dict[type[Event], Any] = {type(event): event for event in events}
+    job, training = latest.get(JobConfigured), latest.get(TrainingConfigured)
+    if job is None:
+        return None
+    try:
+        return JobConfig(
+            application_name=job.application_name or "one_logger",
+            session_tag=job.session_tag,
+            world_size=job.world_size,
+            is_baseline_run=job.is_baseline_run,
+            custom_metadata=_table(job.custom_metadata),
+            summary_data_schema_version=job.summary_data_schema_version,
+            training=None if training is None else _training_of(training),
+        )
+    except ConfigError as error:
+        LOGGER.warning("the job's configuration is left out: %s", error)
+        return None
+
+
+def _training_of(event: TrainingConfigured) -> TrainingConfig:
+    fields = {field.name: getattr(event, field.name, None) for field in attrs.fields(TrainingConfig)}
+    fields["save_checkpoint_strategy"] = event.checkpoint_strategy
+    fields["custom_metadata"] = _table(event.custom_metadata)
+    return TrainingConfig(**{name: value for name, value in fields.items() if value is not None})
+
+
+def _table(entries: Iterable[str] | None) -> dict[str, Any] | None:
+    """Return the metadata that One Logger flattened to texts like ``key:value``."""
+    return None if entries is None else {key: text for key, _, text in (entry.partition(":") for entry in entries)}
 
 
 def _typed(name: str, attributes: dict[str, Any], at_ns: int, span_id: int) -> Event | None:

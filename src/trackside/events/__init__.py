@@ -1,35 +1,29 @@
 """
-Nouns: what happened.
+Events: what happened in a training job.
 
-The event and its envelope, the vocabulary, the source, the clock, values, rows and frames. Imports nothing of ours.
+The event and its envelope, the vocabulary, the source and the clock.
 """
 
 from trackside.events import span_names
 from trackside.events._ambient import NOWHERE, Ambient, ambient
 from trackside.events._compared import Compared, Value
-from trackside.events._detail import ITERATION, LIFECYCLE, PROFILE, Detail
-from trackside.events._encoder import RowEncoder, Schema
 from trackside.events._errors import (
     ConfigError,
     DecodeError,
     DuplicateEventError,
+    MissingExtraError,
     TracksideError,
     UnreadableError,
 )
 from trackside.events._event import Event, event
-from trackside.events._export import fields_of, to_json, value_to_json, wire_name_of
 from trackside.events._fields import own_fields
-from trackside.events._frames import Frame, FrameDecoder, encode_frame
 from trackside.events._handler import (
-    FRAMES,
-    INLINE,
-    PORTER,
-    SIDING,
-    FrameHandler,
+    FrameSink,
     Handler,
     Publish,
     RunsOn,
 )
+from trackside.events._priority import ITERATION, LIFECYCLE, PROFILE, Priority
 from trackside.events._registry import declared, is_declared, lookup
 from trackside.events._source import Parent, Source, follow_process_source, process_source, set_process_source
 from trackside.events._version import __version__
@@ -39,7 +33,9 @@ from trackside.events.metrics import (
     EvaluationMetricsUpdated,
     ProductiveWorkSaved,
     TestingMetricsUpdated,
+    TrainingFigures,
     TrainingMetricsUpdated,
+    TrainingWindowUpdated,
     ValidationMetricsUpdated,
 )
 from trackside.events.remote import (
@@ -47,24 +43,28 @@ from trackside.events.remote import (
     ControlUsed,
     EventsLost,
     PeerCut,
+    ProgramEnded,
     RankFellSilent,
     RankSpokeAgain,
 )
 from trackside.events.sections import GpuTimingUnavailable, KernelWindow, SectionWindow, StragglerReport
-from trackside.events.sketch import RELATIVE_ERROR, Sketch
 from trackside.events.system import SystemSamplingStarted
 from trackside.events.training import (
     CheckpointSaveFailed,
     CheckpointSaveSucceeded,
+    ConfigLogged,
+    ExceptionRaised,
     JobConfigured,
-    SpanMisplaced,
+    MetricsLogged,
+    SpanOutOfOrder,
+    StallDetected,
     TrainingConfigured,
 )
 from trackside.events.vocabulary import (
     ClockAnchored,
     CounterWindow,
-    EventsShed,
-    HandlerRested,
+    EventsDropped,
+    HandlerSuspended,
     Heartbeat,
     IterationEnded,
     IterationSpanEnded,
@@ -78,15 +78,10 @@ from trackside.events.vocabulary import (
 )
 
 __all__ = [
-    "FRAMES",
-    "INLINE",
     "ITERATION",
     "LIFECYCLE",
     "NOWHERE",
-    "PORTER",
     "PROFILE",
-    "RELATIVE_ERROR",
-    "SIDING",
     "Ambient",
     "CheckpointMetricsUpdated",
     "CheckpointSaveFailed",
@@ -95,55 +90,58 @@ __all__ = [
     "ClockCompared",
     "Compared",
     "ConfigError",
+    "ConfigLogged",
     "ControlUsed",
     "CounterWindow",
     "DecodeError",
-    "Detail",
     "DuplicateEventError",
     "EvaluationMetricsUpdated",
     "Event",
+    "EventsDropped",
     "EventsLost",
-    "EventsShed",
-    "Frame",
-    "FrameDecoder",
-    "FrameHandler",
+    "ExceptionRaised",
+    "FrameSink",
     "GoodputUpdated",
     "GpuTimingUnavailable",
     "Handler",
-    "HandlerRested",
+    "HandlerSuspended",
     "Heartbeat",
     "IterationEnded",
     "IterationSpanEnded",
     "JobConfigured",
     "KernelWindow",
+    "MetricsLogged",
+    "MissingExtraError",
     "Parent",
     "PeerCut",
+    "Priority",
     "ProductiveWorkSaved",
     "ProfileSpanEnded",
+    "ProgramEnded",
     "Publish",
     "RankFellSilent",
     "RankSpokeAgain",
     "RecordFaulted",
-    "RowEncoder",
     "RunsOn",
-    "Schema",
     "SectionWindow",
-    "Sketch",
     "SlicesCounted",
     "Source",
     "SourceEnded",
     "SourceStarted",
     "SpanEnded",
     "SpanEventAdded",
-    "SpanMisplaced",
+    "SpanOutOfOrder",
     "SpanStarted",
+    "StallDetected",
     "StepStarted",
     "StragglerReport",
     "SystemSamplingStarted",
     "TestingMetricsUpdated",
     "TracksideError",
     "TrainingConfigured",
+    "TrainingFigures",
     "TrainingMetricsUpdated",
+    "TrainingWindowUpdated",
     "UnknownEvent",
     "UnreadableError",
     "ValidationMetricsUpdated",
@@ -151,9 +149,7 @@ __all__ = [
     "__version__",
     "ambient",
     "declared",
-    "encode_frame",
     "event",
-    "fields_of",
     "follow_process_source",
     "is_declared",
     "lookup",
@@ -161,7 +157,4 @@ __all__ = [
     "process_source",
     "set_process_source",
     "span_names",
-    "to_json",
-    "value_to_json",
-    "wire_name_of",
 ]

@@ -1,4 +1,4 @@
-"""What surrounds the code that emits: the open span and the current step."""
+"""The ambient context of the code that emits: the open span and the current step."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-What comparing and showing a value mean, said once for all classes of values.
+Equality, hash and repr, shared by all classes of values.
 
 attrs would compile such methods anew for each class, and that would be half of what declaring one costs.
 """

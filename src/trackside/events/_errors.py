@@ -1,5 +1,5 @@
 """
-The errors trackside raises at configuration and on reading.
+The errors that trackside raises at configuration and on reading.
 
 ::
 
@@ -7,7 +7,8 @@ The errors trackside raises at configuration and on reading.
     ├── ConfigError            a setting is wrong: field, what was given, what is right
     ├── DuplicateEventError    two classes claim one wire name
     ├── DecodeError            bytes that are not what they should be
-    └── UnreadableError        a file or endpoint that cannot be read at all
+    ├── UnreadableError        a file or endpoint that cannot be read at all
+    └── MissingExtraError      a library that an extra installs is missing; an ImportError too
 
 Nothing here is raised into a training loop unless its bus is strict.
 """
@@ -63,3 +64,22 @@ class UnreadableError(TracksideError):
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}; {self.remedy}"
+
+
+class MissingExtraError(TracksideError, ImportError):
+    """A library that one of trackside's extras installs is missing."""
+
+    def __init__(self, feature: str, extra: str, error: ImportError | None = None, *, otherwise: str = "") -> None:
+        super().__init__(feature, extra, error, otherwise)
+        self.feature = feature
+        """The part of trackside that needs the library."""
+        self.extra = extra
+        self.otherwise = otherwise
+        """What the caller can ask for instead; empty if there is nothing."""
+        self.name = error.name if error is not None else None
+        self._problem = str(error) if error is not None else ""
+
+    def __str__(self) -> str:
+        problem = f" ({self._problem})" if self._problem else ""
+        otherwise = f", or {self.otherwise}" if self.otherwise else ""
+        return f"{self.feature} needs an extra{problem}; run pip install 'trackside[{self.extra}]'{otherwise}"

@@ -12,8 +12,8 @@ import attrs
 from trackside.events import clock
 from trackside.events._ambient import ambient
 from trackside.events._compared import Compared
-from trackside.events._detail import ITERATION, Detail
 from trackside.events._errors import ConfigError
+from trackside.events._priority import ITERATION, Priority
 from trackside.events._registry import check_names, register
 from trackside.events._source import Source, process_source
 
@@ -38,7 +38,7 @@ class _Stamped(Compared):
     """
     Where an event came from and which one it is.
 
-    These two slots are not fields: emission never touches them. The porter writes them when it numbers
+    These two slots are not fields: emission never touches them. The dispatcher writes them when it numbers
     the event, the decoder when it reads one.
     """
 
@@ -57,7 +57,7 @@ class _Stamped(Compared):
 
     @property
     def seq(self) -> int | None:
-        """The event's number in its source's stream; None until the porter numbered it."""
+        """The event's number in its source's stream; None until the dispatcher numbered it."""
         try:
             return self._seq
         except AttributeError:
@@ -66,7 +66,7 @@ class _Stamped(Compared):
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(attrs.field,))
 def _define(cls: C, *, kw_only: bool = True) -> C:
-    # "Frozen" is for the type checker alone: attrs.frozen would make building an event three times as dear.
+    # "Frozen" is for the type checker alone: attrs.frozen would make building an event three times as expensive.
     # Copies carry all slots, those of `_Stamped` too: attrs would copy the fields alone.
     return attrs.define(kw_only=kw_only, weakref_slot=False, getstate_setstate=False, eq=False, repr=False)(cls)
 
@@ -74,7 +74,7 @@ def _define(cls: C, *, kw_only: bool = True) -> C:
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(attrs.field,))
 def _define_envelope(cls: C) -> C:
     # To Python the envelope is positional: defaults of keyword-only arguments are looked up one by one, and cost
-    # a tenth of building an event. Type checkers are told keyword-only, as for every field.
+    # a tenth of building an event. Type checkers see keyword-only arguments, as for every field.
     return _define(cls, kw_only=False)
 
 
@@ -99,13 +99,13 @@ class Event(_Stamped):
 
     wire_name: ClassVar[str] = ""
     version: ClassVar[int] = 1
-    detail: ClassVar[Detail] = ITERATION
+    priority: ClassVar[Priority] = ITERATION
     derived: ClassVar[bool] = False
 
     at_ns: int = FROM_AMBIENT
     """When it happened, in ns since the epoch; read from the process's clock unless given."""
     span_id: int = FROM_AMBIENT
-    """The open span around it, by its id in this process; 0 for none."""
+    """The open span around it, by its id in this process; 0 for none. A span's own events name the span itself."""
     step: int = FROM_AMBIENT
     """The training step around it; -1 for none."""
 
@@ -121,28 +121,48 @@ class Event(_Stamped):
             this.step = _surroundings()[1]
 
 
+@_define
+class EventOfSpan(Event):
+    """
+    The envelope of the events that a span publishes about itself.
+
+    ``span_id`` is the id of the span itself, within its process and from 1; 0 unless given.
+    """
+
+    parent_span_id: int = FROM_AMBIENT
+    """The span around it; the open one unless given, and 0 for none."""
+
+    def __attrs_post_init__(self) -> None:
+        this: Any = self
+        if this.span_id is FROM_AMBIENT:
+            this.span_id = 0
+        if this.parent_span_id is FROM_AMBIENT:
+            this.parent_span_id = _surroundings()[0]
+        super().__attrs_post_init__()
+
+
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(attrs.field,))
-def event(name: str, *, detail: Detail = ITERATION, version: int = 1, derived: bool = False) -> Callable[[C], C]:
+def event(name: str, *, priority: Priority = ITERATION, version: int = 1, derived: bool = False) -> Callable[[C], C]:
     """
     Declare an event class under its wire name.
 
     Args:
-        name: Dotted and lower-case, the first part naming whoever owns it: ``"acme.batch.skipped"``.
+        name: Dotted and lower-case, the first part naming its owner: ``"acme.batch.skipped"``.
             It identifies the type in files and on the wire and must not change.
-        detail: How much it matters when there is not room for all.
+        priority: How much it matters when there is not room for all.
         version: Of the fields, 1 to 65,535. Adding a field with a default or removing one needs no new version;
             giving one another meaning does: readers of an older version keep such events as `UnknownEvent`.
         derived: Whether a model computes it from other events. Models never read such an event,
             and replay computes it again.
 
     Raises:
-        ConfigError: if the name, the version, the level of detail or a field's name is malformed, or the class
+        ConfigError: if the name, the version, the priority or a field's name is malformed, or the class
             is not an `Event`.
         DuplicateEventError: if another class has the name.
     """
     check_names(name, version)
-    if detail not in tuple(Detail):
-        raise ConfigError("event detail", detail, "give LIFECYCLE, ITERATION or PROFILE")
+    if priority not in tuple(Priority):
+        raise ConfigError("event priority", priority, "give LIFECYCLE, ITERATION or PROFILE")
 
     def declare(cls: C) -> C:
         if not (isinstance(cls, type) and issubclass(cls, Event)):
@@ -150,7 +170,7 @@ def event(name: str, *, detail: Detail = ITERATION, version: int = 1, derived: b
         declared: Any = _define(cls)
         declared.wire_name = name
         declared.version = version
-        declared.detail = Detail(detail)
+        declared.priority = Priority(priority)
         declared.derived = derived
         if "__attrs_post_init__" in vars(declared):
             declared.__attrs_post_init__ = _stamping(declared.__attrs_post_init__)

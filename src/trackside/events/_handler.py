@@ -1,4 +1,4 @@
-"""What a handler is, and where it says it runs."""
+"""The protocols of handlers, and the threads on which they run."""
 
 from __future__ import annotations
 
@@ -13,44 +13,38 @@ if TYPE_CHECKING:
 
 
 class RunsOn(enum.Enum):
-    """The thread on which a handler reads its events; a class attribute ``runs_on`` of the handler says it."""
+    """
+    The thread on which a handler reads its events.
+
+    The subscriber chooses it with ``subscribe(..., runs_on=)``, else the handler by its class attribute ``runs_on``.
+    """
 
     INLINE = "inline"
     """At once, in the thread that logs. What a plain callable gets."""
-    PORTER = "porter"
+    DISPATCHER = "dispatcher"
     """On the bus's own thread, over the numbered stream. For models: quick, and never foreign code."""
-    SIDING = "siding"
+    WORKER = "worker"
     """On a thread of its own behind a bounded queue. For sinks that may be slow, or stall."""
-    FRAMES = "frames"
-    """Takes encoded frames from the porter and has its own thread for I/O; see `FrameHandler`."""
 
 
-INLINE = RunsOn.INLINE
-PORTER = RunsOn.PORTER
-SIDING = RunsOn.SIDING
-FRAMES = RunsOn.FRAMES
+class FrameSink(Protocol):
+    """
+    A sink of whole encoded frames: the event log, a socket. The bus recognises it by its methods.
 
-
-class FrameHandler(Protocol):
-    """What carries whole frames out: the event log, a socket."""
-
-    runs_on: RunsOn
-
-    @property
-    def lost(self) -> int:
-        """Events taken since the start and then lost, on a full disk for example; their number never shrinks."""
+    It may have an attribute ``lost``: how many events it accepted and then lost, on a full disk for example.
+    """
 
     def open(self, source: Source) -> None:
         """Learn whose frames will come; called once, before the first frame."""
 
-    def take(self, frame: bytes, *, events: int) -> bool:
+    def accept(self, frame: bytes, *, events: int) -> bool:
         """
-        Accept one frame of *events* rows, on the porter's thread.
+        Accept one frame of *events* rows, on the dispatcher's thread.
 
         Must not block and must not raise.
 
         Returns:
-            False to refuse it: the porter counts its events as shed.
+            False to refuse it: the dispatcher counts its events as dropped.
         """
 
     def flush(self, timeout_s: float) -> bool:
@@ -68,7 +62,7 @@ class FrameHandler(Protocol):
         """
 
 
-Handler: TypeAlias = "Callable[[Any], object] | FrameHandler"
+Handler: TypeAlias = "Callable[[Any], object] | FrameSink"
 """What can be subscribed."""
 
 Publish: TypeAlias = "Callable[[Event], None]"

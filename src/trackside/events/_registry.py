@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from trackside.events._errors import ConfigError, DuplicateEventError
 from trackside.events._fields import own_fields
-from trackside.events._values import MAX_NAME_LENGTH, check_schema
+from trackside.events._schema import MAX_NAME_LENGTH, check_schema
 
 if TYPE_CHECKING:
     from trackside.events._event import Event
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z0-9_]+)+")
 _MAX_VERSION = 65_535
-_TAKEN = frozenset({"source", "seq", "wire_name", "version", "detail", "derived"})
+_TAKEN = frozenset({"source", "seq", "wire_name", "version", "priority", "derived"})
 _MAIN = frozenset({"__main__", "__mp_main__"})
 
 _classes: dict[str, type[Event]] = {}

@@ -1,4 +1,4 @@
-"""Where events come from: one process of one attempt of one run."""
+"""The source of events: one process of one attempt of one run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import pathlib
 import platform
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
@@ -21,6 +22,8 @@ MAIN, WORKER, COLLECTOR = "main", "worker", "collector"
 ROLES = (MAIN, WORKER, COLLECTOR)
 _MAX_COUNT: Final = 1 << 31
 _WHOLE: Final = r"[0-9]{1,9}"
+_FORK_SERVER: Final = "from multiprocessing.forkserver import main"
+"""The command that `multiprocessing` starts its fork server with."""
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -268,7 +271,7 @@ def set_process_source(source: Source | None, *, instead_of: Source | None = Non
 
     Args:
         source: None finds it out anew at the next call.
-        instead_of: Do so only if the identity is this very one; then whoever follows it is told.
+        instead_of: Do so only if the identity is this very one; then the followers are called with *source*.
     """
     with _changing:
         if instead_of is not None and _identity.get("source") is not instead_of:
@@ -278,25 +281,41 @@ def set_process_source(source: Source | None, *, instead_of: Source | None = Non
         else:
             _identity["source"] = source
     if source is not None and instead_of is not None:
-        for tell in _followers:
-            tell(source)
+        for follow in _followers:
+            follow(source)
 
 
 _changing = threading.RLock()
 _followers: list[Callable[[Source], object]] = []
 
 
-def follow_process_source(tell: Callable[[Source], object]) -> None:
-    """Have *tell* called whenever this process goes on under another id, with what it is then."""
-    _followers.append(tell)
+def follow_process_source(follow: Callable[[Source], object]) -> None:
+    """Have *follow* called with the new source whenever this process goes on under another id."""
+    _followers.append(follow)
 
 
 def _become_child() -> None:
     global _changing  # noqa: PLW0603  another thread of the parent's may have held it
     _changing = threading.RLock()
     # A parent that never asked who it is may be a launcher: its children find out for themselves.
-    if "source" in _identity:
-        _identity["source"] = _identity["source"].child()
+    found = _identity.get("source")
+    if found is not None:
+        child = found.child()
+        _identity["source"] = attrs.evolve(child, parent=found.parent) if _is_forked_from_server() else child
+
+
+def _is_forked_from_server() -> bool:
+    """
+    Return whether this process was just forked from multiprocessing's fork server.
+
+    The server is a child of the process whose children it forks, and forks nothing for anybody else. It has joined the
+    job where it imported the main module, as from Python 3.14 on by default.
+    """
+    process = sys.modules.get("multiprocessing.process")
+    # A child of the server learns of its parent only after the fork; a child of that child knows of it already.
+    return any(_FORK_SERVER in argument for argument in sys.orig_argv) and (
+        process is not None and process.parent_process() is None
+    )
 
 
 if hasattr(os, "register_at_fork"):

@@ -54,7 +54,16 @@ def structured(value: Any, hint: Any) -> Any:
     kind = typing.get_origin(hint) or hint
     if kind in _CONTAINERS:
         return _contained(value, kind, typing.get_args(hint))
-    return converter().structure(value, hint)
+    return _converted(value, hint)
+
+
+def _converted(value: Any, hint: Any) -> Any:
+    from cattrs.errors import StructureHandlerNotFoundError  # noqa: PLC0415  as in `converter`
+
+    try:
+        return converter().structure(value, hint)
+    except StructureHandlerNotFoundError:  # NumPy's scalars, a library's own class: it is read as it was written
+        return value
 
 
 def is_union(hint: Any) -> bool:

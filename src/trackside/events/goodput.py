@@ -1,5 +1,5 @@
 """
-What the account of a job's time is made from, beyond spans and iterations, and the account itself.
+Events that the goodput of a job is computed from, beyond spans and iterations, and the result itself.
 
 A span's time is charged by its name, or by its attribute ``badput_type`` (`span_names.BADPUT_TYPE`), which may also be
 the name of a bucket: ``ELASTIC_SLICE_DOWN``, ``ELASTIC_SCALE_UP`` and ``ELASTIC_REINITIALIZATION`` have no spans of
@@ -12,23 +12,23 @@ from typing import Any
 
 import attrs
 
-from trackside.events._detail import ITERATION, LIFECYCLE
 from trackside.events._event import Event, event
+from trackside.events._priority import ITERATION, LIFECYCLE
 
 
-@event("trackside.step.started", detail=ITERATION)
+@event("trackside.step.started", priority=ITERATION)
 class StepStarted(Event):
     """
     A training step began; it lasts until the next one begins, or until the process ends in good order.
 
-    Published by readers of records that tell of starts alone. Where ends are known, `IterationEnded` says more.
+    Published by readers of records that hold starts alone. Where ends are known, `IterationEnded` says more.
     The step is the envelope's.
     """
 
 
-@event("trackside.slices.counted", detail=LIFECYCLE)
+@event("trackside.slices.counted", priority=LIFECYCLE)
 class SlicesCounted(Event):
-    """The number of slices changed in an elastic job. Published by whoever resizes the job, at once."""
+    """The number of slices changed in an elastic job. Published by the code that resizes the job, at once."""
 
     active: int
     """Slices that train."""
@@ -38,7 +38,7 @@ class SlicesCounted(Event):
     """Slices that could train."""
 
 
-@event("trackside.record.faulted", detail=ITERATION)
+@event("trackside.record.faulted", priority=ITERATION)
 class RecordFaulted(Event):
     """
     Something is wrong with a record of another tool, all or part of which may be unusable.
@@ -49,10 +49,10 @@ class RecordFaulted(Event):
     problem: str
     """What is wrong with it, in words that are the same for every such record."""
     record: str = ""
-    """The record, or as much of it as tells which one it is."""
+    """The record, or as much of it as identifies it."""
 
 
-@event("trackside.goodput.updated", detail=LIFECYCLE, derived=True)
+@event("trackside.goodput.updated", priority=LIFECYCLE, derived=True)
 class GoodputUpdated(Event):
     """What a session's time was spent on until now. Published by the goodput monitor, on an interval and at the end."""
 
@@ -89,7 +89,7 @@ class GoodputUpdated(Event):
     """
     steps: dict[str, list[Any]] = attrs.field(factory=dict)
     """
-    Steps that ended since the last update, the latest 1,000 of them, each told of once.
+    Steps that ended since the last update, the latest 1,000 of them, each reported once.
 
     Columnar: ``step``, ``duration_s`` (its own time) and ``deviation_s``, its distance from the ideal step time.
     """

@@ -1,40 +1,40 @@
 """
-What `TrainingMetrics` derives: One Logger's metric updates, under its attribute names, and what it lacks.
+Events that `TrainingMetrics` derives: One Logger's metric updates, under its attribute names, and more.
 
 A field named as an attribute of One Logger's means what One Logger says it does: over the whole job, which is this
-process since it began. The same over the window that has just closed is the field's name with ``window_`` before it.
+process since it began. The same over the window that has just closed is in an event of its own.
 Times are in seconds, and of iterations that did not fail. What is not known is None.
 """
 
 from __future__ import annotations
 
-from trackside.events._detail import LIFECYCLE
 from trackside.events._event import Event, _define, event
+from trackside.events._priority import LIFECYCLE
 
 
-@event("trackside.training_metrics.updated", detail=LIFECYCLE, derived=True)
-class TrainingMetricsUpdated(Event):
+@_define
+class TrainingFigures(Event):
     """
-    So and so much was trained.
+    The figures of some training iterations that `TrainingMetricsUpdated` and `TrainingWindowUpdated` share.
 
-    Derived by `TrainingMetrics` after every ``log_every_n_train_iterations`` completed iterations, counted over all
-    attempts, and of what is left when the training loop ends. Belongs to the span of the training loop.
+    Not published itself. The time of an iteration is from step to step: from the end of the one before to its own end,
+    data loading included, and validation, testing and checkpoints left out.
     """
 
-    train_iterations_start: int
-    """Iterations that were completed before the loop began, by what it was told."""
-    current_iteration: int
-    """The step of the latest completed iteration, counted from 0."""
-    num_iterations: int
-    """Iterations completed in this job; all that is not of a window is about these."""
-    train_samples_start: int
-    num_train_samples: int
-    interval: int
-    """Iterations completed since the update before; all of a window is about these."""
     avg_iteration_time_sec: float | None = None
     min_iteration_time_sec: float | None = None
     max_iteration_time_sec: float | None = None
     total_iteration_time_sec: float = 0.0
+    p50_iteration_time_sec: float | None = None
+    """Percentiles are within 1 %."""
+    p95_iteration_time_sec: float | None = None
+    p99_iteration_time_sec: float | None = None
+    num_failed_iterations: int = 0
+    """Iterations that an exception ended; they are in no other figure."""
+    num_train_samples: int = 0
+    train_tokens: int | None = None
+    total_flops: int | None = None
+    """Floating-point operations of all ranks."""
     avg_forward_time_sec: float | None = None
     """Per iteration that had a span ``model_forward``, over all of them in it."""
     avg_backward_time_sec: float | None = None
@@ -42,62 +42,64 @@ class TrainingMetricsUpdated(Event):
     """Per iteration that had a span ``data_loading``, in it or before it in the same loop."""
     avg_tflops: float | None = None
     """Of all ranks together, in 10¹² floating-point operations per second of iteration."""
-    train_tokens: int | None = None
     avg_tokens_per_second: float | None = None
     """Of all ranks together, per second of iteration."""
-    latest_loss: float | None = None
     avg_batch_size: float | None = None
     """Samples per iteration."""
-    completed_floating_point_operations_overall: int | None = None
-    """Of all ranks and attempts, as far as the loop was told what was done before it."""
-    total_flops: int | None = None
-    """Floating-point operations of all ranks in this job."""
     train_throughput_per_gpu: float | None = None
     """In 10¹² floating-point operations per second of iteration."""
     train_throughput_per_gpu_max: float | None = None
     """Of the single iteration with the most."""
     train_throughput_per_gpu_min: float | None = None
+    mfu: float | None = None
+    """Model FLOPs utilization: the throughput per GPU as a share of its peak, which the configuration names."""
+
+
+@event("trackside.training_metrics.updated", priority=LIFECYCLE, derived=True)
+class TrainingMetricsUpdated(TrainingFigures):
+    """
+    The metrics of the training so far, over all iterations of this job.
+
+    Derived by `TrainingMetrics` after every ``log_every_n_train_iterations`` completed iterations, counted over all
+    attempts, and at the end of the training loop if iterations are left. Belongs to the span of the training loop.
+    """
+
+    train_iterations_start: int
+    """Iterations that were completed before the loop began, as the loop's start says."""
+    current_iteration: int
+    """The step of the latest completed iteration, counted from 0."""
+    num_iterations: int
+    """Iterations completed in this job."""
+    train_samples_start: int
+    interval: int
+    """Iterations completed since the update before: those of the `TrainingWindowUpdated` of the same moment."""
+    latest_loss: float | None = None
+    completed_floating_point_operations_overall: int | None = None
+    """Of all ranks and attempts, as far as the loop's start says what was done before it."""
     first_logged_train_iterations_finish_timestamp_sec: float | None = None
     """In seconds since the epoch."""
     last_logged_train_iterations_finish_timestamp_sec: float | None = None
-    num_failed_iterations: int = 0
-    """Iterations that an exception ended; they are in no other figure."""
-    p50_iteration_time_sec: float | None = None
-    """Percentiles are within 1 %."""
-    p95_iteration_time_sec: float | None = None
-    p99_iteration_time_sec: float | None = None
-    mfu: float | None = None
-    """Model FLOPs utilization: the throughput per GPU as a share of its peak, which the configuration names."""
-    window_avg_iteration_time_sec: float | None = None
-    window_min_iteration_time_sec: float | None = None
-    window_max_iteration_time_sec: float | None = None
-    window_total_iteration_time_sec: float = 0.0
-    window_p50_iteration_time_sec: float | None = None
-    window_p95_iteration_time_sec: float | None = None
-    window_p99_iteration_time_sec: float | None = None
-    window_num_failed_iterations: int = 0
-    window_num_train_samples: int = 0
-    window_train_tokens: int | None = None
-    window_total_flops: int | None = None
-    window_avg_forward_time_sec: float | None = None
-    window_avg_backward_time_sec: float | None = None
-    window_avg_dataloader_time_sec: float | None = None
-    window_avg_tflops: float | None = None
-    window_avg_tokens_per_second: float | None = None
-    window_avg_batch_size: float | None = None
-    window_train_throughput_per_gpu: float | None = None
-    window_train_throughput_per_gpu_max: float | None = None
-    window_train_throughput_per_gpu_min: float | None = None
-    window_mfu: float | None = None
+
+
+@event("trackside.training_window.updated", priority=LIFECYCLE, derived=True)
+class TrainingWindowUpdated(TrainingFigures):
+    """
+    The metrics of the latest training iterations: of those since the update before.
+
+    Derived by `TrainingMetrics` together with each `TrainingMetricsUpdated`, just before it.
+    """
+
+    num_iterations: int
+    """Iterations completed in the window."""
 
 
 @_define
 class EvaluationMetricsUpdated(Event):
     """
-    What validation and testing loops tell alike, each at its end.
+    The metrics that validation and testing loops share, each at its end.
 
     Not published itself. The window is the one loop that ended; the rest is about all loops of its kind in this job,
-    and None if they told of no iterations.
+    and None if they recorded no iterations.
     """
 
     current_iteration: int
@@ -123,19 +125,19 @@ class EvaluationMetricsUpdated(Event):
     window_p99_iteration_time_sec: float | None = None
 
 
-@event("trackside.validation_metrics.updated", detail=LIFECYCLE, derived=True)
+@event("trackside.validation_metrics.updated", priority=LIFECYCLE, derived=True)
 class ValidationMetricsUpdated(EvaluationMetricsUpdated):
     """A validation loop ended. Derived by `TrainingMetrics` at its end, and belongs to its span."""
 
 
-@event("trackside.testing_metrics.updated", detail=LIFECYCLE, derived=True)
+@event("trackside.testing_metrics.updated", priority=LIFECYCLE, derived=True)
 class TestingMetricsUpdated(EvaluationMetricsUpdated):
     """A testing loop ended. Derived by `TrainingMetrics` at its end, and belongs to its span."""
 
     __test__ = False  # to pytest
 
 
-@event("trackside.productive_work.saved", detail=LIFECYCLE, derived=True)
+@event("trackside.productive_work.saved", priority=LIFECYCLE, derived=True)
 class ProductiveWorkSaved(Event):
     """
     A checkpoint is complete, and the work in it can no longer be lost.
@@ -152,7 +154,7 @@ class ProductiveWorkSaved(Event):
     latest_successful_save_checkpoint_timestamp_sec: float
     save_checkpoint_success_count: int
     productive_train_iterations: int
-    """Of all attempts, as far as the loop was told where it starts."""
+    """Of all attempts, as far as the loop knows where it starts."""
     productive_train_samples: int
     productive_train_iterations_sec: float
     """Of this job alone, as the next."""
@@ -168,7 +170,7 @@ class ProductiveWorkSaved(Event):
     """The global step of the furthest complete checkpoint."""
 
 
-@event("trackside.checkpoint_metrics.updated", detail=LIFECYCLE, derived=True)
+@event("trackside.checkpoint_metrics.updated", priority=LIFECYCLE, derived=True)
 class CheckpointMetricsUpdated(Event):
     """
     A save, or the part of an asynchronous one that blocks training, ended, well or not.

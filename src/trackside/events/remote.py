@@ -1,4 +1,4 @@
-"""What collectors say about the ranks they hear, and what was asked of a job from outside."""
+"""Events of collectors about the ranks that they hear, and of control commands from outside the job."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 import attrs
 
-from trackside.events._detail import LIFECYCLE
 from trackside.events._event import Event, event
+from trackside.events._priority import LIFECYCLE
 
 
-@event("trackside.rank.silent", detail=LIFECYCLE)
+@event("trackside.rank.silent", priority=LIFECYCLE)
 class RankFellSilent(Event):
-    """Nothing was heard of a rank for three heartbeats. Published by the collector, once for each silence."""
+    """Nothing was heard of a rank for three heartbeat intervals. Published by the collector, once for each silence."""
 
     source_id: str
     run_id: str
@@ -32,7 +32,7 @@ class RankFellSilent(Event):
     """By thread name, as in its last `Heartbeat`: id, name and start of the innermost open span."""
 
 
-@event("trackside.rank.spoke", detail=LIFECYCLE)
+@event("trackside.rank.spoke", priority=LIFECYCLE)
 class RankSpokeAgain(Event):
     """A rank that had fallen silent was heard of again. Published by the collector."""
 
@@ -44,7 +44,7 @@ class RankSpokeAgain(Event):
     """How long the silence was, in seconds."""
 
 
-@event("trackside.events.lost", detail=LIFECYCLE)
+@event("trackside.events.lost", priority=LIFECYCLE)
 class EventsLost(Event):
     """
     Events did not arrive and can no longer be had. Published by the collector.
@@ -59,7 +59,7 @@ class EventsLost(Event):
     reason: str = ""
 
 
-@event("trackside.peer.cut", detail=LIFECYCLE)
+@event("trackside.peer.cut", priority=LIFECYCLE)
 class PeerCut(Event):
     """A peer sent more than its share, and what was beyond it was not read. Published by the collector."""
 
@@ -72,7 +72,7 @@ class PeerCut(Event):
     since_ns: int
 
 
-@event("trackside.control.used", detail=LIFECYCLE)
+@event("trackside.control.used", priority=LIFECYCLE)
 class ControlUsed(Event):
     """Something was asked of the job from outside. Published by whom it was asked of, whether it was done or not."""
 
@@ -86,7 +86,7 @@ class ControlUsed(Event):
     outcome: str = ""
 
 
-@event("trackside.clock.compared", detail=LIFECYCLE)
+@event("trackside.clock.compared", priority=LIFECYCLE)
 class ClockCompared(Event):
     """
     A source's clock was compared with the collector's. Published by the collector, when it is known better than before.
@@ -102,3 +102,11 @@ class ClockCompared(Event):
     """The true offset lies within this of *offset_ns*: half the shortest round trip (D. L. Mills, RFC 5905, 8)."""
     exchanges: int
     """Round trips looked at."""
+
+
+@event("trackside.program.ended", priority=LIFECYCLE)
+class ProgramEnded(Event):
+    """The program that `trackside run` started has ended. Published by `trackside run`, into the logs of its job."""
+
+    exit_status: int
+    """Its exit code; of a program that a signal ended, the signal's number negated."""

@@ -1,5 +1,5 @@
 """
-What ranks measure of their own sections and kernels, and what is made of it.
+Events with the times of sections and kernels, and the straggler scores that are computed from them.
 
 All per name and all per rank is columnar: parallel lists and packed arrays, so that neither many kernels nor many
 ranks meet the limits on maps.
@@ -11,11 +11,11 @@ from typing import Any
 
 import attrs
 
-from trackside.events._detail import ITERATION, LIFECYCLE
 from trackside.events._event import Event, event
+from trackside.events._priority import ITERATION, LIFECYCLE
 
 
-@event("trackside.section.window", detail=ITERATION)
+@event("trackside.section.window", priority=ITERATION)
 class SectionWindow(Event):
     """
     How long one rank's sections took during one window. Published by the sections, when the window is over.
@@ -50,7 +50,7 @@ class SectionWindow(Event):
     """The rank's place in the job, by key: ``{"pipeline_stage": "3"}``. Ranks that share a value are peers."""
 
 
-@event("trackside.kernel.window", detail=ITERATION)
+@event("trackside.kernel.window", priority=ITERATION)
 class KernelWindow(Event):
     """
     How long the kernels of one rank's GPU took during one window. Published by the GPU timer, when the window is over.
@@ -77,12 +77,12 @@ class KernelWindow(Event):
     groups: dict[str, str] = attrs.field(factory=dict)
 
 
-@event("trackside.gpu_timing.unavailable", detail=LIFECYCLE)
+@event("trackside.gpu_timing.unavailable", priority=LIFECYCLE)
 class GpuTimingUnavailable(Event):
     """
     GPU times were asked for and cannot be had, or not those of single kernels.
 
-    Published once, by whoever was asked first.
+    Published once, by the first timer that was asked.
     """
 
     reason: str
@@ -90,7 +90,7 @@ class GpuTimingUnavailable(Event):
     """What is timed in their place; empty if nothing is."""
 
 
-@event("trackside.straggler.report", detail=LIFECYCLE, derived=True)
+@event("trackside.straggler.report", priority=LIFECYCLE, derived=True)
 class StragglerReport(Event):
     """
     The scores of all ranks for one window. Published by `ScoreAggregator`, when the window closed or was amended.

@@ -84,7 +84,7 @@ THREAD: Final = "thread"
 """Set on the spans of every thread but the main one, iterations aside: the thread's name."""
 
 ERROR: Final = "error"
-"""The name of a `SpanEventAdded` that tells of an exception; its attributes are the next four, as One Logger's."""
+"""The name of a `SpanEventAdded` that records an exception; its attributes are the next four, as One Logger's."""
 ERROR_MESSAGE: Final = "error_message"
 EXCEPTION_TYPE: Final = "exception_type"
 EXCEPTION_MESSAGE: Final = "exception_message"

@@ -1,14 +1,14 @@
-"""What is known of the machine."""
+"""Events about the machine that a rank runs on."""
 
 from __future__ import annotations
 
 import attrs
 
-from trackside.events._detail import LIFECYCLE
 from trackside.events._event import Event, event
+from trackside.events._priority import LIFECYCLE
 
 
-@event("trackside.system.sampling_started", detail=LIFECYCLE)
+@event("trackside.system.sampling_started", priority=LIFECYCLE)
 class SystemSamplingStarted(Event):
     """
     CPU, memory and GPU are read from now on. Published once, by the system's sampling.

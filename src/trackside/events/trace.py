@@ -1,4 +1,4 @@
-"""The ids under which the W3C and OpenTelemetry know our spans: unique in the world, and the same for whoever asks."""
+"""The ids under which the W3C and OpenTelemetry know our spans: unique in the world, and the same in every reader."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DEEPEST: Final = 16
 
 
 def is_traceable(source: Source) -> bool:
-    """Return whether the trace of *source* can be told from its ids alone, so that others may be told it."""
+    """Return whether the trace of *source* follows from its ids alone, so that it can be passed on to others."""
     parent = source.parent
     return bool(_SOURCE_ID.fullmatch(source.id)) or (parent is not None and bool(_TRACE_ID.fullmatch(parent.source_id)))
 
@@ -53,7 +53,7 @@ def global_id(source: Source, span_id: int) -> int:
 
 
 def parent_id(source: Source, known: Mapping[str, Source] = _NO_SOURCES) -> int:
-    """Return the number, as `global_id` tells it, of the span under which *source* was started; 0 for none."""
+    """Return the number, as `global_id` returns it, of the span under which *source* was started; 0 for none."""
     parent = source.parent
     if parent is None or not parent.span_id:
         return 0

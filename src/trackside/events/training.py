@@ -1,5 +1,5 @@
 """
-What happened in a training job, beyond its spans and iterations.
+Events of a training job, beyond its spans and iterations.
 
 Together with `SpanStarted`, `SpanEnded` and `IterationEnded` (their names and attributes: `span_names`) these are
 all that the models of metrics and goodput read. ``span_id`` of each is the span that it belongs to.
@@ -7,13 +7,15 @@ all that the models of metrics and goodput read. ``span_id`` of each is the span
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 
-from trackside.events._detail import ITERATION, LIFECYCLE
 from trackside.events._event import Event, event
+from trackside.events._priority import ITERATION, LIFECYCLE
 
 
-@event("trackside.job.configured", detail=LIFECYCLE)
+@event("trackside.job.configured", priority=LIFECYCLE)
 class JobConfigured(Event):
     """The job's configuration is known. Published by the job, when the application span opens."""
 
@@ -32,7 +34,7 @@ class JobConfigured(Event):
     """As ``key:value``."""
 
 
-@event("trackside.training.configured", detail=LIFECYCLE)
+@event("trackside.training.configured", priority=LIFECYCLE)
 class TrainingConfigured(Event):
     """The training's configuration is known, once per job. Published by the job, at its start or later."""
 
@@ -59,12 +61,12 @@ class TrainingConfigured(Event):
     """As ``key:value``."""
 
 
-@event("trackside.checkpoint.succeeded", detail=LIFECYCLE)
+@event("trackside.checkpoint.succeeded", priority=LIFECYCLE)
 class CheckpointSaveSucceeded(Event):
     """
     A checkpoint is complete and can be resumed from.
 
-    Published by whoever saved it, as soon as that is known: of a synchronous save within its span, of an
+    Published by the code that saved it, as soon as that is known: of a synchronous save within its span, of an
     asynchronous one at any time later, also after the loop and the application ended, in any order.
     """
 
@@ -80,9 +82,9 @@ class CheckpointSaveSucceeded(Event):
     """From the start of the save to its success; None if the start is not known."""
 
 
-@event("trackside.checkpoint.failed", detail=LIFECYCLE)
+@event("trackside.checkpoint.failed", priority=LIFECYCLE)
 class CheckpointSaveFailed(Event):
-    """A checkpoint could not be saved. Published by whoever tried, as soon as that is known."""
+    """A checkpoint could not be saved. Published by the code that tried, as soon as that is known."""
 
     global_step: int
     strategy: str = "sync"
@@ -94,16 +96,71 @@ class CheckpointSaveFailed(Event):
     """``type`` and ``message`` of the exception; None if there was none to see."""
 
 
-@event("trackside.span.misplaced", detail=ITERATION)
-class SpanMisplaced(Event):
+@event("trackside.stall.detected", priority=LIFECYCLE)
+class StallDetected(Event):
+    """
+    No training step has ended for ten times the usual, and at least a minute. Published by the job, once in each stall.
+
+    ``step`` is the last one that ended.
+    """
+
+    stalled_s: float
+    """How long no step has ended, in seconds."""
+    usual_s: float
+    """The median time from step to step before, in seconds."""
+    stacks: dict[str, str] = attrs.field(factory=dict)
+    """By thread name: a line ``file:line in function`` for each frame, the innermost last."""
+    open_spans: dict[str, list[Any]] = attrs.field(factory=dict)
+    """As in `Heartbeat`."""
+    collectives: list[dict[str, Any]] = attrs.field(factory=list)
+    """The latest collectives of this rank as torch's flight recorder has them, the latest last; empty without one."""
+
+
+@event("trackside.metrics.logged", priority=ITERATION)
+class MetricsLogged(Event):
+    """The script or its framework logged named values. Published by `trackside.metrics`, for its step."""
+
+    values: dict[str, Any]
+    """By name: numbers, as a rule. A tensor is one when it is encoded."""
+
+
+@event("trackside.config.logged", priority=LIFECYCLE)
+class ConfigLogged(Event):
+    """The hyper-parameters of the run, or some of them, are known. Published by `trackside.config`."""
+
+    values: dict[str, Any]
+    """By name: text, numbers, flags and None."""
+
+
+@event("trackside.exception.raised", priority=LIFECYCLE)
+class ExceptionRaised(Event):
+    """
+    An exception was raised, whether or not something caught it later.
+
+    Published once for each exception: when it leaves a span, an iteration or the ``with`` block of `start`, when a
+    framework reports it, or when nothing caught it. ``span_id`` and ``step`` are those of the innermost span around it.
+    """
+
+    type: str
+    """The qualified name of its class, without ``builtins``."""
+    message: str
+    """At most 2,000 characters."""
+    traceback: str = ""
+    """The innermost frames as text, at most 16,000 characters."""
+    span_name: str = ""
+    """The innermost span that it left; empty if there was none."""
+    is_out_of_memory: bool = False
+    """Whether a device or the host had no memory left."""
+
+
+@event("trackside.span.out_of_order", priority=ITERATION)
+class SpanOutOfOrder(Event):
     """
     A span was opened or closed out of order, and everything went on.
 
-    Published by the instrument that noticed, at the moment of noticing.
+    Published by the instrument that noticed, at the moment of noticing. ``span_id`` is that span; 0 if it is none.
     """
 
     name: str
     problem: str
     """``ended without a start``, ``started again while open``, ``ended before its children``, …"""
-    id: int = 0
-    """The span, where there is one."""

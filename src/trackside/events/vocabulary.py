@@ -6,11 +6,11 @@ from typing import Any
 
 import attrs
 
-from trackside.events._detail import ITERATION, LIFECYCLE, PROFILE
-from trackside.events._event import Event, event
+from trackside.events._event import Event, EventOfSpan, event
+from trackside.events._priority import ITERATION, LIFECYCLE, PROFILE
 
 
-@event("trackside.source.started", detail=LIFECYCLE)
+@event("trackside.source.started", priority=LIFECYCLE)
 class SourceStarted(Event):
     """A process began to publish. Published by the bus, first in every stream."""
 
@@ -18,7 +18,7 @@ class SourceStarted(Event):
     """The `Source` as plain data."""
 
 
-@event("trackside.source.ended", detail=LIFECYCLE)
+@event("trackside.source.ended", priority=LIFECYCLE)
 class SourceEnded(Event):
     """A process stopped publishing in good order. Published by the bus, last in its stream."""
 
@@ -26,7 +26,7 @@ class SourceEnded(Event):
     """``closed``, ``exit``, or the name of the exception that ended the job."""
 
 
-@event("trackside.clock.anchored", detail=LIFECYCLE)
+@event("trackside.clock.anchored", priority=LIFECYCLE)
 class ClockAnchored(Event):
     """The monotonic and the wall clock were read together. Published by the job, once a minute."""
 
@@ -39,24 +39,18 @@ class ClockAnchored(Event):
     """How long the machine slept since the previous reading; the monotonic clock stood still meanwhile."""
 
 
-@event("trackside.span.started", detail=LIFECYCLE)
-class SpanStarted(Event):
+@event("trackside.span.started", priority=LIFECYCLE)
+class SpanStarted(EventOfSpan):
     """A long span was opened, so that a crash cannot lose it. Published by the span, at its start."""
 
-    id: int
-    """The span's id within its process, from 1."""
-    parent_id: int
-    """The enclosing span's id; 0 for none."""
     name: str
     attributes: dict[str, Any] = attrs.field(factory=dict)
 
 
-@event("trackside.span.ended", detail=LIFECYCLE)
-class SpanEnded(Event):
-    """A span was closed. Published by the span, at its end; the level of detail is the subclass's."""
+@event("trackside.span.ended", priority=LIFECYCLE)
+class SpanEnded(EventOfSpan):
+    """A span was closed. Published by the span, at its end; the priority is the subclass's."""
 
-    id: int
-    parent_id: int
     name: str
     duration_ns: int
     attributes: dict[str, Any] = attrs.field(factory=dict)
@@ -64,17 +58,17 @@ class SpanEnded(Event):
     """``type``, ``message`` and ``traceback`` of the exception that left the span; None if none did."""
 
 
-@event("trackside.span.ended.iteration", detail=ITERATION)
+@event("trackside.span.ended.iteration", priority=ITERATION)
 class IterationSpanEnded(SpanEnded):
     """A span that comes about once a step was closed. It had no `SpanStarted`."""
 
 
-@event("trackside.span.ended.profile", detail=PROFILE)
+@event("trackside.span.ended.profile", priority=PROFILE)
 class ProfileSpanEnded(SpanEnded):
     """A span that comes several times a step was closed. It had no `SpanStarted`."""
 
 
-@event("trackside.span.event", detail=ITERATION)
+@event("trackside.span.event", priority=ITERATION)
 class SpanEventAdded(Event):
     """Something happened within the ambient span. Published by the span's owner, at once."""
 
@@ -82,12 +76,14 @@ class SpanEventAdded(Event):
     attributes: dict[str, Any] = attrs.field(factory=dict)
 
 
-@event("trackside.iteration.ended", detail=ITERATION)
-class IterationEnded(Event):
-    """One iteration of a loop ended. Published by the training loop, at the iteration's end."""
+@event("trackside.iteration.ended", priority=ITERATION)
+class IterationEnded(EventOfSpan):
+    """
+    One iteration of a loop ended. Published by the training loop, at the iteration's end.
 
-    id: int = 0
-    """The iteration's span id; 0 if it is not read as a span."""
+    It is read as a span too, unless its ``span_id`` is 0.
+    """
+
     kind: str = "training"
     """``training``, ``validation`` or ``testing``."""
     duration_ns: int
@@ -100,11 +96,13 @@ class IterationEnded(Event):
     """Whether an exception ended it; a failed iteration is not productive."""
 
 
-@event("trackside.counter.window", detail=ITERATION)
+@event("trackside.counter.window", priority=ITERATION)
 class CounterWindow(Event):
     """A counter's window closed. Published by a collector, at the end of each window, also of an empty one."""
 
     name: str
+    kind: str = "stat"
+    """The instrument: ``counter`` (a sum that only grows), ``stat`` (a distribution) or ``gauge`` (a latest value)."""
     unit: str = ""
     start_ns: int
     end_ns: int
@@ -120,20 +118,22 @@ class CounterWindow(Event):
     """Since the counter was made, so that a lost window costs resolution and never the total."""
 
 
-@event("trackside.heartbeat", detail=LIFECYCLE)
+@event("trackside.heartbeat", priority=LIFECYCLE)
 class Heartbeat(Event):
-    """The process is alive. Published by the job, every second."""
+    """The process is alive. Published by the job, every second unless it is configured otherwise."""
 
     sequence: int
     """Heartbeats before this one."""
+    interval_s: float = 1.0
+    """The configured time until the next one, in seconds; how long a silence says something follows from it."""
     counts: dict[str, int] = attrs.field(factory=dict)
-    """The bus's counts: ``logged``, ``shed``, ``failed``, ``in_queue``, …"""
+    """The bus's counts: ``logged``, ``dropped``, ``failed``, ``in_queue``, …"""
     open_spans: dict[str, list[Any]] = attrs.field(factory=dict)
     """By thread name: id, name and start (ns since the epoch) of the innermost open span."""
 
 
-@event("trackside.events.shed", detail=LIFECYCLE)
-class EventsShed(Event):
+@event("trackside.events.dropped", priority=LIFECYCLE)
+class EventsDropped(Event):
     """Events were given up for lack of room. Published by the bus when the next batch went through."""
 
     by_type: dict[str, int]
@@ -143,8 +143,8 @@ class EventsShed(Event):
     since_ns: int = 0
 
 
-@event("trackside.handler.rested", detail=LIFECYCLE)
-class HandlerRested(Event):
+@event("trackside.handler.suspended", priority=LIFECYCLE)
+class HandlerSuspended(Event):
     """A handler that kept failing was set aside. Published by the bus; the handler is tried again later."""
 
     handler: str
@@ -152,11 +152,11 @@ class HandlerRested(Event):
     """Failures in a row."""
     error: str = ""
     """The last failure."""
-    rest_s: float = 0.0
-    """For how long, in seconds."""
+    retry_after_s: float = 0.0
+    """When the bus calls it again, in seconds from now."""
 
 
-@event("trackside.event.unknown", detail=ITERATION)
+@event("trackside.event.unknown", priority=ITERATION)
 class UnknownEvent(Event):
     """
     An event of a type this reader does not know, or whose fields are not what the type says.

@@ -1,21 +1,21 @@
 """
-The way out: what subscribes.
+Handlers, which subscribe to events: the event log, sinks and models.
 
-The event log, sinks and models. Imports only `trackside.events`; a handler that emits is given a ``publish``.
+No module here imports the bus; a handler that publishes events is given a ``publish``.
 """
 
 from trackside.handlers._capture import Capture
-from trackside.handlers.eventlog import EventLog, LogReport, Replay, feed, follow, inspect, replay
+from trackside.handlers.eventlog import EventLog, LogCheck, Replay, check_logs, feed, follow, replay
 from trackside.handlers.jsonl import JsonlSink
 
 __all__ = [
     "Capture",
     "EventLog",
     "JsonlSink",
-    "LogReport",
+    "LogCheck",
     "Replay",
+    "check_logs",
     "feed",
     "follow",
-    "inspect",
     "replay",
 ]

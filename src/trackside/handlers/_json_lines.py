@@ -1,4 +1,4 @@
-"""Files of JSON lines: finding them, and reading what they hold without trusting it."""
+"""Files of JSON lines from other tools: find them, and read them without trusting their content."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, BinaryIO, Final
 from trackside.events import UnreadableError
 
 SUFFIXES: Final = (".jsonl", ".json")
-_MOST_LINE_BYTES: Final = 1 << 20
+_MAX_LINE_BYTES: Final = 1 << 20
 
 
 def refused(path: Path, error: OSError) -> UnreadableError:
-    """Return why *path* was not read."""
+    """Return the error for a *path* that cannot be read."""
     return UnreadableError(str(path), str(error.strerror or error), "see that it can be read")
 
 
@@ -25,8 +25,8 @@ def find_files(paths: Iterable[str | os.PathLike[str]], problems: list[Unreadabl
 
     Args:
         paths: Files, or directories with such at any depth.
-        problems: What cannot be read is added to these.
-        remedy: What should have been given instead.
+        problems: Paths that cannot be read are added to these.
+        remedy: The advice for a directory without such files.
     """
     found: dict[str, Path] = {}
 
@@ -50,7 +50,7 @@ def find_files(paths: Iterable[str | os.PathLike[str]], problems: list[Unreadabl
 
 def objects_in(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
     """
-    Yield the object on each line of *path* with the line's number; None for one that holds none.
+    Yield the object on each line of *path* with the line's number; None for a line that is not an object.
 
     Raises:
         OSError: if the file cannot be read.
@@ -62,11 +62,11 @@ def objects_in(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of *file*; of one that is too long to be a record, its beginning."""
-    while line := file.readline(_MOST_LINE_BYTES):
+    """Yield the lines of *file*; of a line that is too long for a record, its beginning."""
+    while line := file.readline(_MAX_LINE_BYTES):
         yield line
-        while len(line) == _MOST_LINE_BYTES and not line.endswith(b"\n"):
-            line = file.readline(_MOST_LINE_BYTES)
+        while len(line) == _MAX_LINE_BYTES and not line.endswith(b"\n"):
+            line = file.readline(_MAX_LINE_BYTES)
 
 
 def _object(line: bytes) -> dict[str, Any] | None:

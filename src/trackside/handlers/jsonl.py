@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from trackside.events import SIDING, ConfigError, Event, clock, to_json
+from trackside.events import ConfigError, Event, RunsOn, clock
 from trackside.handlers.eventlog import Appender
 from trackside.handlers.eventlog import create_file as create_exclusively
+from trackside.wire import to_json
 
 _WRITE_BYTES = 64 << 10
 _PART = ".part"
@@ -43,7 +44,7 @@ class JsonlSink:
         ConfigError: *path* is a directory, or a number is out of range.
     """
 
-    runs_on = SIDING
+    runs_on = RunsOn.WORKER
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class JsonlSink:
         return self._finished + self._appender.paths[len(self._finished) :]
 
     def __call__(self, event: Event) -> None:
-        """Append *event*; on the siding's thread."""
+        """Append *event*; on the sink worker's thread."""
         line = to_json(event).encode() + b"\n"
         self._is_closed = False  # subscribed again after it was closed, it goes on in another part
         if self._size_bytes + len(line) > self._buffer_bytes:
@@ -109,7 +110,7 @@ class JsonlSink:
             self._write()
 
     def idle(self) -> None:
-        """Write what waits; the siding says so whenever there is nothing else to do."""
+        """Write what waits; the sink worker says so whenever there is nothing else to do."""
         self._write()
         self._appender.sync_if_due()
 

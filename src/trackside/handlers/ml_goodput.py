@@ -1,5 +1,5 @@
 """
-ml-goodput-measurement's records in files: JSON lines, as a log export has them.
+A reader of ml-goodput-measurement's records: JSON lines, as an export of its log has them.
 
 A line is a record's payload, or an entry of the export with the payload under ``jsonPayload``.
 """
@@ -17,8 +17,8 @@ from trackside.handlers._json_lines import SUFFIXES, find_files, objects_in, ref
 from trackside.handlers.models.goodput import read_payloads
 
 _PEEK_BYTES: Final = 4096
-_MOST_NAMED: Final = 10
-"""Bad lines of a file that are named; the others are counted."""
+_MAX_LISTED: Final = 10
+"""Bad lines of a file that are listed; the others are counted."""
 _JSON_LINES: Final = "give one record's payload a line, as a JSON object"
 
 
@@ -38,19 +38,19 @@ def holds_records(path: str | os.PathLike[str]) -> bool:
 
 class RecordFiles(Iterator[Event]):
     """
-    The records of some files as events, once. Its counts are true of what has been read so far.
+    Iterate over the records of some files as events, once. The counts are those of what has been read so far.
 
-    Files are read in the order of their first times, whatever the order they are given in. What is wrong with a record
-    becomes a `RecordFaulted`; a line that is no record at all is passed over and counted.
+    Files are read in the order of their first times. A record with an error also yields a `RecordFaulted`; a line
+    that is not a record is skipped and counted.
 
     Args:
-        paths: Files, or directories with such at any depth, called ``*.jsonl`` or ``*.json``.
+        paths: Files, or directories with files at any depth, named ``*.jsonl`` or ``*.json``.
     """
 
     def __init__(self, paths: Iterable[str | os.PathLike[str]]) -> None:
         self.records = 0
         self.bad_lines = 0
-        """Lines that hold no JSON object."""
+        """Lines that are not JSON objects."""
         self.problems: list[UnreadableError] = []
         """Why files, or lines of them, were not read."""
         found = find_files(paths, self.problems, _JSON_LINES)
@@ -73,7 +73,7 @@ class RecordFiles(Iterator[Event]):
                     lines += 1
                     if payload is None:
                         bad_lines += 1
-                        bad += [number] if len(bad) < _MOST_NAMED else []
+                        bad += [number] if len(bad) < _MAX_LISTED else []
                     else:
                         is_known = is_known or _is_known(payload)
                         yield payload
@@ -85,14 +85,14 @@ class RecordFiles(Iterator[Event]):
                 what = "holds no record of ml-goodput-measurement"
                 self.problems.append(UnreadableError(str(path), what, _JSON_LINES))
             elif bad:
-                told = f"line {', '.join(map(str, bad))}{', …' if bad_lines > len(bad) else ''}"
-                what = f"{bad_lines:,} of {lines:,} line(s) hold no JSON object: {told}"
+                listed = f"line {', '.join(map(str, bad))}{', …' if bad_lines > len(bad) else ''}"
+                what = f"{bad_lines:,} of {lines:,} line(s) hold no JSON object: {listed}"
                 self.problems.append(UnreadableError(str(path), what, "all others were read"))
 
 
 def _payloads(path: Path) -> Iterator[tuple[int, Mapping[str, Any] | None]]:
     """
-    Yield the payload of each line of *path* with the line's number; None for one that holds no object.
+    Yield the payload of each line of *path* with the line's number; None for a line that is not an object.
 
     Raises:
         OSError: if the file cannot be read.
@@ -121,6 +121,6 @@ def _first_time(path: Path) -> float:
             found = None if payload is None else _time(payload)
             if found is not None and not math.isnan(found):
                 return found
-    except OSError:  # said when it is read
+    except OSError:  # reported when the file is read
         pass
     return math.inf

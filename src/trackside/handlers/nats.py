@@ -1,4 +1,4 @@
-"""The event stream in NATS JetStream: frames kept by a server, and read again from where one was, by any number."""
+"""The event stream in NATS JetStream: a sink that publishes frames, and a reader that resumes from a cursor."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgpack
 
-from trackside.events import FRAMES, ConfigError, Event, Source
-from trackside.handlers._courier import Courier, RefusedError
-from trackside.handlers._stream_place import StreamPlace, told_of
+from trackside.events import ConfigError, Event, MissingExtraError, Source
+from trackside.handlers.export import BatchExporter, RefusedError, StreamCursor, encoded_source
+from trackside.rules import Rule
+from trackside.wire import EventSelection, EventTypes
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -26,43 +27,41 @@ try:
     from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamConfig
     from nats.js.errors import NotFoundError
 except ImportError as error:
-    raise ConfigError("NATS needs its client", str(error), "install trackside[nats]") from error
+    raise MissingExtraError("NATS", "nats", error) from error
 
 T = TypeVar("T")
 
 _MESSAGE_ID: Final = "Nats-Msg-Id"
 _SOURCE: Final = "Trackside-Source"
 _HEAD_BYTES: Final = 1_024
-"""More than what stands in a frame before its rows and schemas."""
-_SAME_WITHIN_S: Final = 600.0
-"""How long the server remembers which frames it has, if the stream is ours to make."""
-_UNFIT: Final = re.compile(r"[^A-Za-z0-9_-]+")
-_STREAM: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
-_FETCH: Final = 64
+"""More than what precedes the rows and schemas of a frame."""
+_DUPLICATE_WINDOW_S: Final = 600.0
+"""How long the server remembers message ids, in a stream that is created here."""
+_NOT_IN_SUBJECTS: Final = re.compile(r"[^A-Za-z0-9_-]+")
+_STREAM_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
+_FETCH_MESSAGES: Final = 64
 _NO_LIMIT: Final = 1 << 62
-_LONGEST_REST_S: Final = 5.0
+_MAX_RETRY_S: Final = 5.0
 
 
 class NatsSink:
     """
-    Publishes every frame to a JetStream stream, each under an id by which the server knows it again.
+    Publish every frame to a JetStream stream, under a message id by which the server detects duplicates.
 
-    The subject is ``<stream>.<run>.<rank>.<source>``. A frame counts as delivered when the server has acknowledged
-    it; until then it waits here and is published again. If the stream does not exist it is made, on disk.
+    The subject is ``<stream>.<run>.<rank>.<source>``. A frame is delivered when the server has acknowledged it; until
+    then it waits here and is published again. A stream that does not exist is created, on disk.
 
     Args:
-        servers: Its URL, or several of one cluster.
+        servers: The server's URL, or several of one cluster.
         stream: The stream's name: letters, digits, ``_`` and ``-``.
-        keep_s: How long a stream that is made here keeps what is in it, in seconds; None for as long as there is room.
-        buffer_bytes: How much may wait for the server.
+        keep_s: How long a stream that is created here keeps messages, in seconds; None for as long as there is room.
+        buffer_bytes: How many bytes may wait for the server.
         timeout_s: For each frame, in seconds.
-        options: For ``nats.connect``: ``user_credentials``, ``token``, ``tls``, …
+        options: Arguments of ``nats.connect``: ``user_credentials``, ``token``, ``tls``, …
 
     Raises:
-        ConfigError: the stream's name is none.
+        ConfigError: *stream* cannot be the name of a stream.
     """
-
-    runs_on = FRAMES
 
     def __init__(
         self,
@@ -77,54 +76,54 @@ class NatsSink:
         self._stream = _checked(stream)
         self._keep_s = keep_s
         self._timeout_s = timeout_s
-        self._line = _Line(servers, options, self._prepare)
-        self._abandoned: list[_Line] = []
-        self._courier: Courier[bytes] = Courier(
-            self._deliver, name="nats", most_events=_NO_LIMIT, most_bytes=buffer_bytes, batch_items=1
+        self._connection = _Connection(servers, options, self._create_stream)
+        self._abandoned: list[_Connection] = []
+        self._exporter: BatchExporter[bytes] = BatchExporter(
+            self._deliver, name="nats", max_events=_NO_LIMIT, max_bytes=buffer_bytes, max_batch_items=1
         )
         self._subject = ""
         self._source_id = ""
-        self._told = ""
+        self._source_json = ""
 
     @property
     def lost(self) -> int:
-        """Events that were taken and not acknowledged by the server."""
-        return self._courier.lost
+        """Events that were accepted and not acknowledged by the server."""
+        return self._exporter.lost
 
     def losses(self) -> dict[str, int]:
-        """Return how many events were taken and lost, by reason."""
-        return self._courier.losses()
+        """Return the number of lost events by reason."""
+        return self._exporter.losses()
 
     def open(self, source: Source) -> None:
-        """Learn whose frames will come."""
+        """Begin the stream of *source*."""
         self._source_id = source.id
         tokens = (self._stream, source.run_id, str(source.rank), source.id)
-        self._subject = ".".join(_UNFIT.sub("-", token) or "-" for token in tokens)
-        self._told = told_of(source)
+        self._subject = ".".join(_NOT_IN_SUBJECTS.sub("-", token) or "-" for token in tokens)
+        self._source_json = encoded_source(source)
 
-    def take(self, frame: bytes, *, events: int) -> bool:
-        """Accept *frame*; False if there is no room, or it is over."""
-        return bool(self._subject) and self._courier.put(frame, events=events, size_bytes=len(frame))
+    def accept(self, frame: bytes, *, events: int) -> bool:
+        """Accept *frame*; False if the buffer is full or the sink closed."""
+        return bool(self._subject) and self._exporter.put(frame, events=events, size_bytes=len(frame))
 
     def flush(self, timeout_s: float = 2.0) -> bool:
-        """Publish what was taken; True once the server has acknowledged all of it."""
-        return self._courier.flush(timeout_s)
+        """Publish what waits; True once the server has acknowledged all of it."""
+        return self._exporter.flush(timeout_s)
 
     def close(self, timeout_s: float = 2.0) -> bool:
-        """Publish what was taken and hang up; what is not acknowledged by then counts as lost. Safe to call twice."""
-        done = self._courier.close(timeout_s)
-        self._line.hang_up()
+        """Publish what waits and disconnect; frames without acknowledgement are counted as lost. Safe to repeat."""
+        done = self._exporter.close(timeout_s)
+        self._connection.close()
         return done
 
     def after_fork(self, source: Source) -> None:
-        """In a forked child: leave the parent's connection alone and begin empty."""
-        self._abandoned.append(self._line)  # to clean it up would reach into what the parent goes on using
-        self._line = self._line.another()
-        self._courier.begin_anew()
+        """In a forked child: leave the parent's connection alone and start from nothing."""
+        self._abandoned.append(self._connection)  # closing it would close the socket that the parent still uses
+        self._connection = self._connection.copy()
+        self._exporter.reset()
         self.open(source)
 
-    async def _prepare(self, stream: Any) -> None:
-        """Make the stream unless it is there."""
+    async def _create_stream(self, stream: Any) -> None:
+        """Create the stream unless it exists."""
         try:
             await stream.stream_info(self._stream)
         except NotFoundError:
@@ -132,13 +131,13 @@ class NatsSink:
                 name=self._stream,
                 subjects=[f"{self._stream}.>"],
                 max_age=self._keep_s or 0,
-                duplicate_window=min(_SAME_WITHIN_S, self._keep_s or _SAME_WITHIN_S),
+                duplicate_window=min(_DUPLICATE_WINDOW_S, self._keep_s or _DUPLICATE_WINDOW_S),
             )
             await stream.add_stream(config)
 
     def _deliver(self, frames: list[bytes]) -> None:
         for frame in frames:
-            headers = {_MESSAGE_ID: f"{self._source_id}:{_first_seq(frame)}", _SOURCE: self._told}
+            headers = {_MESSAGE_ID: f"{self._source_id}:{_first_seq(frame)}", _SOURCE: self._source_json}
 
             async def publish(stream: Any, frame: bytes = frame, headers: dict[str, str] = headers) -> None:
                 await stream.publish(
@@ -146,14 +145,14 @@ class NatsSink:
                 )
 
             try:
-                self._line.call(publish, timeout_s=self._timeout_s)
+                self._connection.call(publish, timeout_s=self._timeout_s)
             except MaxPayloadError as error:
                 raise RefusedError(f"the server's max_payload is below {len(frame):,} bytes") from error
 
 
 class NatsReader(Iterator[Event]):
     """
-    The events of a JetStream stream, each once and in the order of its source, from the beginning or from a cursor.
+    Read the events of a JetStream stream, each once and in the order of its source, from the beginning or a cursor.
 
     ::
 
@@ -161,22 +160,23 @@ class NatsReader(Iterator[Event]):
             for event in events:
                 model(event)
 
-    `cursor` is plain data: saved together with what was made of the events so far, it lets another reader go on from
-    there without loss or repetition, whatever happened to this one. If the server goes away, the reader waits for it.
+    `cursor` is plain data. Saved together with the state of a model, it lets another reader continue from there without
+    loss or repetition, however this one ended. If the server goes away, the reader waits for it.
 
     Args:
         servers: As of `NatsSink`.
         stream: The stream's name.
-        cursor: Where to go on, as another reader's `cursor` said.
-        follow: Whether to wait for what comes later; otherwise it ends with what was there at first.
+        cursor: The `cursor` of another reader, to continue from.
+        follow: Whether to wait for new messages; otherwise it ends with the last message that the stream had at first.
         stop: Ends the iteration when it is set.
-        types: Yield only events of these classes.
-        poll_s: How long one request waits for something new, in seconds.
-        options: For ``nats.connect``.
+        to: The event types to yield: a class, a wire name, a glob of wire names, or a tuple of these.
+        keep: The rule that says which of their events to yield; all by default.
+        poll_interval_s: How long one request waits for new messages, in seconds.
+        options: Arguments of ``nats.connect``.
 
     Raises:
-        ConfigError: the stream's name is none.
-        DecodeError: *cursor* is none.
+        ConfigError: *stream* cannot be the name of a stream, or *to* or *keep* is not what it should be.
+        DecodeError: *cursor* is not a cursor.
     """
 
     def __init__(
@@ -187,45 +187,46 @@ class NatsReader(Iterator[Event]):
         cursor: Mapping[str, Any] | None = None,
         follow: bool = True,
         stop: threading.Event | None = None,
-        types: type[Event] | tuple[type[Event], ...] | None = None,
-        poll_s: float = 0.5,
+        to: EventTypes = Event,
+        keep: Rule | None = None,
+        poll_interval_s: float = 0.5,
         **options: Any,
     ) -> None:
         self._stream = _checked(stream)
         self._follow = follow
         self._stop = stop or threading.Event()
-        self._types = types
-        self._poll_s = poll_s
-        self._line = _Line(servers, options)
-        self._place = StreamPlace(cursor)
+        self._selection = EventSelection(to, keep)
+        self._poll_interval_s = poll_interval_s
+        self._connection = _Connection(servers, options)
+        self._position = StreamCursor(cursor)
         self._subscription: Any = None
-        self._last: int | None = None
+        self._last_sequence: int | None = None
         self._read = self._iterate()
 
     @property
     def cursor(self) -> dict[str, Any]:
-        """The place after the event that was yielded last, as plain data."""
-        return self._place.cursor
+        """The position after the event that was yielded last, as plain data."""
+        return self._position.cursor
 
     @property
     def missing(self) -> int:
-        """How many events are known to have been lost before the stream, or were removed from it unread."""
-        return self._place.missing
+        """How many events were lost before they reached the stream, or removed from it unread."""
+        return self._position.missing
 
     @property
     def repeated(self) -> int:
-        """How many events were passed over because they had been read."""
-        return self._place.repeated
+        """How many events were skipped because they had been read before."""
+        return self._position.repeated
 
     @property
     def unreadable(self) -> int:
-        """How many messages held no frame."""
-        return self._place.unreadable
+        """How many messages were not frames."""
+        return self._position.unreadable
 
     def close(self) -> None:
-        """Hang up."""
+        """Disconnect."""
         self._read.close()
-        self._line.hang_up()
+        self._connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -242,56 +243,55 @@ class NatsReader(Iterator[Event]):
         return next(self._read)
 
     def _iterate(self) -> Generator[Event, None, None]:
-        rest_s = 0.1
+        retry_s = 0.1
         while not self._is_over():
             try:
-                messages = self._line.call(self._fetch, timeout_s=self._poll_s + 5)
-                rest_s = 0.1
-            except Exception:  # whatever it is, the server may come back
+                messages = self._connection.call(self._fetch, timeout_s=self._poll_interval_s + 5)
+                retry_s = 0.1
+            except Exception:  # whatever the client raises, the server may come back
                 self._subscription = None
-                self._line.hang_up()
-                self._stop.wait(rest_s)
-                rest_s = min(2 * rest_s, _LONGEST_REST_S)
+                self._connection.close()
+                self._stop.wait(retry_s)
+                retry_s = min(2 * retry_s, _MAX_RETRY_S)
                 continue
             for message in messages:
-                told = (message.headers or {}).get(_SOURCE, "")
-                for event in self._place.read(message.metadata.sequence.stream, message.data, told):
-                    if self._types is None or isinstance(event, self._types):
-                        yield event
+                source_json = (message.headers or {}).get(_SOURCE, "")
+                for event in self._position.read(message.metadata.sequence.stream, message.data, source_json):
+                    yield from self._selection.of(event.source.id, (event,))
 
     def _is_over(self) -> bool:
         return self._stop.is_set() or (
-            not self._follow and self._last is not None and self._place.sequence > self._last
+            not self._follow and self._last_sequence is not None and self._position.sequence > self._last_sequence
         )
 
     async def _fetch(self, stream: Any) -> list[Any]:
-        if self._last is None:
-            self._last = (await stream.stream_info(self._stream)).state.last_seq
+        if self._last_sequence is None:
+            self._last_sequence = (await stream.stream_info(self._stream)).state.last_seq
             if self._is_over():
                 return []
         if self._subscription is None:
             config = ConsumerConfig(
                 deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
-                opt_start_seq=self._place.sequence,
+                opt_start_seq=self._position.sequence,
                 ack_policy=AckPolicy.NONE,
                 inactive_threshold=300.0,
             )
             self._subscription = await stream.pull_subscribe(">", stream=self._stream, config=config)
         try:
-            messages: list[Any] = await self._subscription.fetch(_FETCH, timeout=self._poll_s)
+            messages: list[Any] = await self._subscription.fetch(_FETCH_MESSAGES, timeout=self._poll_interval_s)
         except (TimeoutError, asyncio.TimeoutError):
             return []
         return messages
 
 
-class _Line:
+class _Connection:
     """
-    A connection that is made when it is needed, on a loop and a thread of its own, and made anew after it broke.
+    A connection that is opened when it is needed, with a loop and a thread of its own, and reopened after a failure.
 
     Args:
-        servers: One after the other is tried.
-        options: For ``nats.connect``.
-        prepare: What to do first with each new connection.
+        servers: Tried in turn.
+        options: Arguments of ``nats.connect``.
+        prepare: Called with the JetStream context of each new connection.
     """
 
     def __init__(
@@ -307,45 +307,47 @@ class _Line:
         self._thread: threading.Thread | None = None
         self._client: Any = None
 
-    def another(self) -> _Line:
-        """Return one like it, not connected."""
-        return _Line(self._servers, self._options, self._prepare)
+    def copy(self) -> _Connection:
+        """Return an equal one, not connected."""
+        return _Connection(self._servers, self._options, self._prepare)
 
     def call(self, use: Callable[[Any], Awaitable[T]], *, timeout_s: float) -> T:
         """
-        Return what *use* returns, called with the connection's JetStream.
+        Return what *use* returns when it is called with the connection's JetStream context.
 
         Raises:
-            Exception: whatever goes wrong, that it took longer than *timeout_s* and a second included.
+            Exception: of the kinds that the client raises, and a timeout one second after *timeout_s*.
         """
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._loop.run_forever, name="trackside-nats-line", daemon=True)
+            self._thread = threading.Thread(
+                target=self._loop.run_forever, name="trackside-nats-connection", daemon=True
+            )
             self._thread.start()
-        asked = asyncio.run_coroutine_threadsafe(
-            asyncio.wait_for(self._used(use, timeout_s), timeout_s + 1), self._loop
+        pending = asyncio.run_coroutine_threadsafe(
+            asyncio.wait_for(self._with_client(use, timeout_s), timeout_s + 1), self._loop
         )
         try:
-            return asked.result(timeout_s + 2)
+            return pending.result(timeout_s + 2)
         except futures.TimeoutError:
-            asked.cancel()
+            pending.cancel()
             raise
 
-    async def _used(self, use: Callable[[Any], Awaitable[T]], timeout_s: float) -> T:
+    async def _with_client(self, use: Callable[[Any], Awaitable[T]], timeout_s: float) -> T:
         if self._client is None or not self._client.is_connected:
             await self._connect(timeout_s)
         return await use(self._client.jetstream(timeout=timeout_s))
 
     async def _connect(self, timeout_s: float) -> None:
         await self._disconnect()
-        self._servers.append(self._servers.pop(0))  # the next time another one
+        self._servers.append(self._servers.pop(0))  # the next attempt uses another server
 
-        async def say_nothing(*_: object) -> None:
-            """Leave it to the courier to complain."""
+        async def ignore(*_: object) -> None:
+            """Leave reports to the batch exporter."""
 
-        # To connect again is the courier's business, which knows what was acknowledged.
-        given = {"connect_timeout": timeout_s, "name": "trackside", **self._options, "allow_reconnect": False}
-        self._client = await nats.connect(self._servers[-1], error_cb=say_nothing, **given)
+        # The batch exporter reconnects: it knows which frames were acknowledged.
+        arguments = {"connect_timeout": timeout_s, "name": "trackside", **self._options, "allow_reconnect": False}
+        self._client = await nats.connect(self._servers[-1], error_cb=ignore, **arguments)
         if self._prepare is not None:
             await self._prepare(self._client.jetstream(timeout=timeout_s))
 
@@ -355,14 +357,14 @@ class _Line:
             with contextlib.suppress(Exception):
                 await client.close()
 
-    def hang_up(self, timeout_s: float = 0.5) -> None:
-        """Close the connection and end the thread, if that can be done within *timeout_s*."""
+    def close(self, timeout_s: float = 0.5) -> None:
+        """Close the connection and end the thread, as far as that is possible within *timeout_s*."""
         loop, thread = self._loop, self._thread
         self._loop = self._thread = None
         if loop is None or thread is None:
             return
 
-        async def leave() -> None:
+        async def shut_down() -> None:
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(self._disconnect(), timeout_s / 2)
             others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
@@ -371,20 +373,20 @@ class _Line:
             await asyncio.gather(*others, return_exceptions=True)
             loop.stop()
 
-        asyncio.run_coroutine_threadsafe(leave(), loop)
+        asyncio.run_coroutine_threadsafe(shut_down(), loop)
         thread.join(timeout_s)
         if not thread.is_alive():
             loop.close()
 
 
 def _checked(stream: str) -> str:
-    if not _STREAM.fullmatch(stream):
+    if not _STREAM_NAME.fullmatch(stream):
         raise ConfigError("stream", stream, "give letters, digits, _ and -, at most 100")
     return stream
 
 
 def _first_seq(frame: bytes) -> int:
-    """Return the number of the first event that *frame* accounts for, of ``[version, source, first, …]``."""
+    """Return the number of the first event in *frame*, which is ``[version, source, first, …]``."""
     unpacker = msgpack.Unpacker()
     unpacker.feed(frame[:_HEAD_BYTES])
     unpacker.read_array_header()

@@ -1,38 +1,40 @@
-"""Spans, figures and all other events over OTLP/HTTP, for whatever collector or back end a site runs."""
+"""Traces, metrics and logs over OTLP/HTTP, for the collector or back end of a site."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from trackside.events import (
-    SIDING,
+    LIFECYCLE,
     ConfigError,
     Event,
     IterationEnded,
+    MissingExtraError,
+    RunsOn,
     Source,
     SourceEnded,
     __version__,
-    wire_name_of,
+    span_names,
 )
 from trackside.events.trace import global_id, parent_id, trace_of
-from trackside.handlers import _assembly, _figures
-from trackside.handlers._assembly import SpanAssembly, WholeSpan
-from trackside.handlers._courier import NO_ROOM, Courier, RefusedError
-from trackside.handlers._figures import Figure, Figures
-from trackside.handlers._opentelemetry_settings import check_protocol, is_on, milliseconds, whole
-from trackside.handlers._opentelemetry_words import (
-    failure_of,
-    happenings_of,
-    log_attributes,
-    resource_attributes,
-    severity_of,
-    span_attributes,
+from trackside.handlers.export import (
+    METRIC_EVENTS,
+    SPAN_EVENTS,
+    BatchExporter,
+    CompletedSpan,
+    MetricPoint,
+    MetricReader,
+    RefusedError,
+    SpanAssembler,
 )
-from trackside.handlers._plain import attributes_of
+from trackside.wire import fields_of, value_to_json, wire_name_of
+from trackside.wire._values import mended
 
 try:
     import requests
@@ -58,38 +60,39 @@ try:
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
     from opentelemetry.trace import NonRecordingSpan, SpanContext, StatusCode, TraceFlags, set_span_in_context
 except ImportError as error:
-    raise ConfigError("OpenTelemetry needs its SDK", str(error), "install trackside[opentelemetry]") from error
+    raise MissingExtraError("OpenTelemetry", "opentelemetry", error) from error
 
 _SCOPE: Final = InstrumentationScope("trackside", __version__)
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
-_TRY_AGAIN: Final = frozenset((408, 429, 502, 503, 504))
-"""Answers after which OTLP says to try again."""
-_SPAN_BYTES: Final = 1_000
-_SPANS: Final = _assembly.TELLS[:-1]
-"""Events that are told of by spans; the end of a process is told of by itself too."""
+_RETRIABLE: Final = frozenset((408, 429, 502, 503, 504))
+"""The statuses after which OTLP says to retry."""
+_ITEM_BYTES: Final = 1_000
+_MAX_METADATA: Final = 64
+_ONLY_SPANS: Final = tuple(cls for cls in SPAN_EVENTS if cls is not SourceEnded)
+"""Events that are exported as spans alone; the end of a process is a log record, too."""
 
 
 class OpenTelemetrySink:
     """
-    Sends traces, metrics and logs to an OpenTelemetry collector.
+    Export traces, metrics and logs to an OpenTelemetry collector.
 
-    Every process is a resource of its own and its spans a trace, unless it was started within another one. What is
-    told of neither by spans nor by metrics is a log record. The ``OTEL_*`` variables are honoured, and what is given
-    here goes before them. What could not be delivered waits, up to 16,384 events of each signal, and is tried again.
+    Each process is a resource, and its spans are a trace unless it was started within another one. Events that are
+    neither spans nor metrics are log records. The ``OTEL_*`` variables are honoured; arguments precede them. What could
+    not be delivered waits, up to 16,384 events of each signal, and is retried.
 
     Args:
-        endpoint: The collector's base URL, ``http://localhost:4318`` for example.
+        endpoint: The collector's base URL, for example ``http://localhost:4318``.
         headers: Sent with each request.
-        timeout_s: For each request, its own repetitions included; in seconds.
-        traces: Whether to send spans; by default unless ``OTEL_TRACES_EXPORTER`` is ``none``. Likewise the others.
-        metrics: Whether to send figures.
-        logs: Whether to send all other events.
+        timeout_s: For each request and the retries of the OTLP exporter, in seconds.
+        traces: Whether to export spans; by default unless ``OTEL_TRACES_EXPORTER`` is ``none``. Likewise the next two.
+        metrics: Whether to export metrics.
+        logs: Whether to export all other events.
 
     Raises:
-        ConfigError: a variable asks for what there is not, or is malformed.
+        ConfigError: a variable is malformed, or asks for a protocol other than ``http/protobuf``.
     """
 
-    runs_on = SIDING
+    runs_on = RunsOn.WORKER
 
     def __init__(
         self,
@@ -101,246 +104,272 @@ class OpenTelemetrySink:
         metrics: bool | None = None,
         logs: bool | None = None,
     ) -> None:
-        asked = {"traces": traces, "metrics": metrics, "logs": logs}
-        self._mails: dict[str, _Mail] = {}
-        for signal in _MAKERS:
-            if is_on(signal, given=asked[signal]):
-                check_protocol(signal)
-                self._mails[signal] = _Mail(signal, endpoint, headers, timeout_s)
-        self._every_s = milliseconds("OTEL_METRIC_EXPORT_INTERVAL", 60_000)
+        wanted = {"traces": traces, "metrics": metrics, "logs": logs}
+        self._signals: dict[str, _Signal] = {}
+        for name in _EXPORTERS:
+            if _is_enabled(name, wanted[name]):
+                _check_protocol(name)
+                self._signals[name] = _Signal(name, endpoint, headers, timeout_s)
+        self._metric_interval_s = _environ_seconds("OTEL_METRIC_EXPORT_INTERVAL", 60_000)
         self._collected_s = time.monotonic()
-        self._streams: dict[str, _Stream] = {}
-        self._known: dict[str, Source] = {}
-        self._forgotten = 0
+        self._processes: dict[str, _Process] = {}
+        self._sources: dict[str, Source] = {}
+        self._dropped_by_ended = 0
+        self._not_finite_by_ended = 0
+
+    @property
+    def not_finite(self) -> int:
+        """Values that were left out because they were NaN or infinite, which OpenTelemetry's SDK does not record."""
+        return self._not_finite_by_ended + sum(process.not_finite for process in list(self._processes.values()))
 
     @property
     def lost(self) -> int:
-        """Events that were taken and did not arrive."""
+        """Events that were accepted and did not arrive."""
         return sum(self.losses().values())
 
     def losses(self) -> dict[str, int]:
         """Return how many events did not arrive, by signal and reason."""
         lost = {
-            f"{signal}: {why}": n for signal, mail in self._mails.items() for why, n in mail.courier.losses().items()
+            f"{name}: {reason}": events
+            for name, signal in self._signals.items()
+            for reason, events in signal.exporter.losses().items()
         }
-        forgotten = self._forgotten + sum(stream.assembly.forgotten for stream in list(self._streams.values()))
-        return {**lost, "traces: too many open": forgotten} if forgotten else lost
+        dropped = self._dropped_by_ended + sum(process.spans.dropped for process in list(self._processes.values()))
+        return {**lost, "traces: too many open spans": dropped} if dropped else lost
 
     def __call__(self, event: Event) -> None:
-        """Take *event*; on the siding's thread."""
-        if not self._mails:
+        """Accept *event*; on the sink worker's thread."""
+        if not self._signals:
             return
         source = event.source
-        stream = self._streams.get(source.id)
-        if stream is None:
-            self._known[source.id] = source
-            stream = self._streams[source.id] = _Stream(source, self._known, self._mails)
-        stream.read(event)
+        process = self._processes.get(source.id)
+        if process is None:
+            self._sources[source.id] = source
+            process = self._processes[source.id] = _Process(source, self._sources, self._signals)
+        process.export(event)
         if isinstance(event, SourceEnded):
-            stream.collect()
-            self._forgotten += stream.assembly.forgotten
-            del self._streams[source.id]
-        elif time.monotonic() - self._collected_s >= self._every_s:
+            process.collect()
+            self._dropped_by_ended += process.spans.dropped
+            self._not_finite_by_ended += process.not_finite
+            del self._processes[source.id]
+        elif time.monotonic() - self._collected_s >= self._metric_interval_s:
             self._collect()
 
     def flush(self, timeout_s: float) -> bool:
-        """Send what waits, the figures as they stand included; False if something did not arrive in time."""
+        """Send what waits and the metrics as they stand; False if anything did not arrive in time."""
         self._collect()
-        done = [mail.courier.flush(share_s) for mail, share_s in self._in_turn(timeout_s)]
+        done = [signal.exporter.flush(share_s) for signal, share_s in self._shares(timeout_s)]
         return all(done)
 
     def close(self, timeout_s: float) -> bool:
-        """Send what waits and stop; False if anything was lost, now or before."""
+        """Send what waits and stop; False if any event was lost, now or before."""
         self._collect()
-        done = [mail.close(share_s) for mail, share_s in self._in_turn(timeout_s)]
+        done = [signal.close(share_s) for signal, share_s in self._shares(timeout_s)]
         return all(done) and not self.lost
 
-    def _in_turn(self, timeout_s: float) -> Iterator[tuple[_Mail, float]]:
-        """Yield each mail with its share of the time that is left."""
+    def _shares(self, timeout_s: float) -> Iterator[tuple[_Signal, float]]:
+        """Yield each signal with its share of the time that is left."""
         deadline_s = time.monotonic() + timeout_s
-        for place, mail in enumerate(self._mails.values()):
-            yield mail, max(0.0, deadline_s - time.monotonic()) / (len(self._mails) - place)
+        for index, signal in enumerate(self._signals.values()):
+            yield signal, max(0.0, deadline_s - time.monotonic()) / (len(self._signals) - index)
 
     def _collect(self) -> None:
         self._collected_s = time.monotonic()
-        for stream in self._streams.values():
-            stream.collect()
+        for process in self._processes.values():
+            process.collect()
 
 
 class _Session(requests.Session):  # type: ignore[misc]
-    """Remembers how the latest request was answered, which the exporters keep to themselves."""
+    """An HTTP session that keeps the latest answer, which OpenTelemetry's exporters do not return."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.begin()
+        self.clear()
 
-    def begin(self) -> None:
-        self.has_asked = False
+    def clear(self) -> None:
+        self.has_sent = False
         self.status: int | None = None
         self.content = b""
 
     def request(self, *arguments: Any, **options: Any) -> requests.Response:
-        self.has_asked = True
+        self.has_sent = True
         self.status = None
         response = super().request(*arguments, **options)
         self.status, self.content = response.status_code, response.content
         return response
 
 
-class _Mail:
-    """One signal's exporter, and the courier that feeds it."""
+class _Signal:
+    """One signal: OpenTelemetry's exporter of it, fed by a batch exporter."""
 
     def __init__(
-        self, signal: str, endpoint: str | None, headers: Mapping[str, str] | None, timeout_s: float | None
+        self, name: str, endpoint: str | None, headers: Mapping[str, str] | None, timeout_s: float | None
     ) -> None:
-        url = f"{endpoint.rstrip('/')}/v1/{signal}" if endpoint is not None else None
+        url = f"{endpoint.rstrip('/')}/v1/{name}" if endpoint is not None else None
         self._session = _Session()
         try:
-            SpanLimits(), LogRecordLimits()  # of the environment, which is looked at again for each process
-            self.exporter = _MAKERS[signal](
+            SpanLimits(), LogRecordLimits()  # raise here what the environment would raise for each process
+            self.client = _EXPORTERS[name](
                 endpoint=url, headers=dict(headers) if headers else None, timeout=timeout_s, session=self._session
             )
         except ValueError as error:
             raise ConfigError("OTEL_* or an argument", str(error), "see docs/opentelemetry.md") from error
-        self._where = url or str(getattr(self.exporter, "_endpoint", "the collector"))
-        family = {"traces": "BSP", "logs": "BLRP"}.get(signal, "")
-        self.courier: Courier[Any] = Courier(
+        self._url = url or str(getattr(self.client, "_endpoint", "the collector"))
+        family = {"traces": "BSP", "logs": "BLRP"}.get(name, "")
+        self.exporter: BatchExporter[Any] = BatchExporter(
             self._deliver,
-            name=f"opentelemetry-{signal}",
-            most_events=whole(f"OTEL_{family}_MAX_QUEUE_SIZE", 16_384),
-            batch_items=whole(f"OTEL_{family}_MAX_EXPORT_BATCH_SIZE", 512),
-            every_s=milliseconds(f"OTEL_{family}_SCHEDULE_DELAY", 1_000),
+            name=f"opentelemetry-{name}",
+            max_events=_environ_int(f"OTEL_{family}_MAX_QUEUE_SIZE", 16_384),
+            max_batch_items=_environ_int(f"OTEL_{family}_MAX_EXPORT_BATCH_SIZE", 512),
+            export_interval_s=_environ_seconds(f"OTEL_{family}_SCHEDULE_DELAY", 1_000),
         )
-        # Its log would say again, for each request, what the courier says once a minute and with counts.
-        logging.getLogger(type(self.exporter).__module__).addFilter(_is_not_ours)
-
-    def put(self, item: Any, *, events: int, size_bytes: int) -> None:
-        """Send *item*, or count its events as lost."""
-        if not self.courier.put(item, events=events, size_bytes=size_bytes):
-            self.courier.give_up(events, NO_ROOM)
+        # It would log each failed request, which the batch exporter reports once a minute and with counts.
+        logging.getLogger(type(self.client).__module__).addFilter(_is_from_elsewhere)
 
     def close(self, timeout_s: float) -> bool:
-        """Send what waits and stop."""
-        done = self.courier.close(timeout_s)
+        done = self.exporter.close(timeout_s)
         with contextlib.suppress(Exception):
-            self.exporter.shutdown()
+            self.client.shutdown()
         return done
 
     def _deliver(self, batch: list[Any]) -> None:
-        self._session.begin()
-        given: Any = batch
+        self._session.clear()
+        request: Any = batch
         if isinstance(batch[0], MetricsData):
-            given = MetricsData([resource for data in batch for resource in data.resource_metrics])
-        with _unseen():
-            result = self.exporter.export(given)
+            request = MetricsData([resource for data in batch for resource in data.resource_metrics])
+        with _uninstrumented():
+            result = self.client.export(request)
         status = self._session.status
         if result.name == "SUCCESS":
-            self._read_answer(self._session.content)
-        elif not self._session.has_asked:
+            self._count_rejected(self._session.content)
+        elif not self._session.has_sent:
             raise RefusedError("could not be encoded")
-        elif status is None or status in _TRY_AGAIN:
-            raise ConnectionError(f"{self._where} answered {status or 'nothing'}")
+        elif status is None or status in _RETRIABLE:
+            raise ConnectionError(f"{self._url} answered {status or 'nothing'}")
         else:
-            raise RefusedError(f"{self._where} answered {status}")
+            raise RefusedError(f"{self._url} answered {status}")
 
-    def _read_answer(self, content: bytes) -> None:
-        """Count what the collector says that it rejected of a request that it accepted."""
+    def _count_rejected(self, content: bytes) -> None:
+        """Count the items that the collector rejected from a request that it accepted."""
         with contextlib.suppress(Exception):  # not every server that accepts a request answers in protobuf
-            # The three signals' answers differ in the name of one field, and not on the wire.
+            # The answers of the three signals differ in the name of one field, and not on the wire.
             rejected = ExportTraceServiceResponse.FromString(content).partial_success.rejected_spans
             if rejected > 0:
-                self.courier.give_up(rejected, f"rejected by {self._where}")
+                self.exporter.drop(rejected, f"rejected by {self._url}")
 
 
-class _Stream:
-    """One process on its way into the three signals, under one resource."""
+class _Process:
+    """One process: its resource, and its events as spans, metrics and log records."""
 
-    def __init__(self, source: Source, known: Mapping[str, Source], mails: Mapping[str, _Mail]) -> None:
+    def __init__(self, source: Source, sources: Mapping[str, Source], signals: Mapping[str, _Signal]) -> None:
         self._source = source
-        self._trace_id = int(trace_of(source, known), 16)
-        self._root_parent = parent_id(source, known)
-        self._mails = mails
-        self.assembly = SpanAssembly()
-        self._figures = Figures()
+        self._trace_id = int(trace_of(source, sources), 16)
+        self._root_parent_id = parent_id(source, sources)
+        self._exporters = {name: signal.exporter for name, signal in signals.items()}
+        self.spans = SpanAssembler()
+        self._metrics = MetricReader()
         self._instruments: dict[tuple[str, str], Any] = {}
-        self._uncollected = 0
-        described = Resource.create(attributes_of(resource_attributes(source)))
-        resource = described.merge(OTELResourceDetector().detect())  # what the variables say goes before
-        self._ids = _Ids(self._trace_id)
-        if "traces" in mails:
-            provider = TracerProvider(resource=resource, id_generator=self._ids, shutdown_on_exit=False)
+        self._totals: dict[tuple[str, ...], float] = {}
+        self._uncollected_events = 0
+        self.not_finite = 0
+        resource = Resource.create(attributes_of(_resource_attributes(source)))
+        resource = resource.merge(OTELResourceDetector().detect())  # the environment precedes what we know
+        self._span_ids = _FixedIds(self._trace_id)
+        if "traces" in signals:
+            provider = TracerProvider(resource=resource, id_generator=self._span_ids, shutdown_on_exit=False)
             self._tracer = provider.get_tracer("trackside", __version__)
-        if "metrics" in mails:
-            exporter = mails["metrics"].exporter
-            # What OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE and _DEFAULT_HISTOGRAM_AGGREGATION say.
-            self._reader = InMemoryMetricReader(exporter._preferred_temporality, exporter._preferred_aggregation)  # noqa: SLF001
+        if "metrics" in signals:
+            client = signals["metrics"].client
+            # From OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE and _DEFAULT_HISTOGRAM_AGGREGATION.
+            self._reader = InMemoryMetricReader(client._preferred_temporality, client._preferred_aggregation)  # noqa: SLF001
             meters = MeterProvider([self._reader], resource=resource, shutdown_on_exit=False)
             self._meter = meters.get_meter("trackside", __version__)
         self._resource, self._log_limits = resource, LogRecordLimits()
 
-    def read(self, event: Event) -> None:
-        """Hand *event* on as what it is."""
-        if "traces" in self._mails and isinstance(event, _assembly.TELLS):
-            for span in self.assembly.read(event):
-                self._tell_span(span)
-        if isinstance(event, _figures.TELLS):
-            if "metrics" in self._mails:
-                for figure in self._figures.read(event):
-                    self._tell_figure(figure)
-                is_span = isinstance(event, IterationEnded) and event.id and "traces" in self._mails
-                self._uncollected += not is_span
-        elif "logs" in self._mails and not isinstance(event, _SPANS):
-            self._tell_log(event)
+    def export(self, event: Event) -> None:
+        """Export *event* as a span, as metrics or as a log record."""
+        if "traces" in self._exporters and isinstance(event, SPAN_EVENTS):
+            for span in self.spans.add(event):
+                self._export_span(span)
+        if isinstance(event, METRIC_EVENTS):
+            if "metrics" in self._exporters:
+                for point in self._metrics.read(event):
+                    self._record(point)
+                is_span = isinstance(event, IterationEnded) and event.span_id and "traces" in self._exporters
+                self._uncollected_events += not is_span
+        elif "logs" in self._exporters and not isinstance(event, _ONLY_SPANS):
+            self._export_log(event)
 
     def collect(self) -> None:
-        """Send the figures as they stand."""
-        if "metrics" not in self._mails:
+        """Export the metrics as they stand."""
+        if "metrics" not in self._exporters:
             return
         data = self._reader.get_metrics_data()
         if data is not None and data.resource_metrics:
-            events, self._uncollected = self._uncollected, 0
+            events, self._uncollected_events = self._uncollected_events, 0
             count = sum(len(scope.metrics) for one in data.resource_metrics for scope in one.scope_metrics)
-            self._mails["metrics"].put(data, events=events, size_bytes=_SPAN_BYTES * count)
-
-    # --- spans -------------------------------------------------------------------------------------------------
+            self._exporters["metrics"].put_or_drop(data, events=events, size_bytes=_ITEM_BYTES * count)
 
     def _context(self, span_id: int) -> Context:
-        """Return what says that something belongs to span *span_id*, by its id in the trace."""
-        around = SpanContext(self._trace_id, span_id, is_remote=True, trace_flags=_SAMPLED)
-        return set_span_in_context(NonRecordingSpan(around), Context())
+        """Return a context in which the span with this id in the trace is the current one."""
+        current = SpanContext(self._trace_id, span_id, is_remote=True, trace_flags=_SAMPLED)
+        return set_span_in_context(NonRecordingSpan(current), Context())
 
-    def _tell_span(self, span: WholeSpan) -> None:
-        self._ids.span_id = global_id(self._source, span.id)
-        parent = global_id(self._source, span.parent_id) if span.parent_id else self._root_parent
-        told = self._tracer.start_span(
+    def _export_span(self, span: CompletedSpan) -> None:
+        self._span_ids.span_id = global_id(self._source, span.id)
+        parent = global_id(self._source, span.parent_id) if span.parent_id else self._root_parent_id
+        exported = self._tracer.start_span(
             span.name,
             context=self._context(parent) if parent else Context(),
-            attributes=attributes_of(span_attributes(span)),
+            attributes=attributes_of(_span_attributes(span)),
             start_time=span.start_ns,
         )
-        for name, attributes, at_ns in happenings_of(span):
-            told.add_event(name, attributes_of(attributes), at_ns)
+        for name, attributes, at_ns in _span_events(span):
+            exported.add_event(name, attributes_of(attributes), at_ns)
         if span.failed:
-            told.set_status(StatusCode.ERROR, failure_of(span))
-        told.end(span.end_ns)
-        if isinstance(told, ReadableSpan):  # or else the sampler does not want it
-            length = _length(told.attributes) + sum(_length(event.attributes) for event in told.events)
-            self._mails["traces"].put(told, events=span.events, size_bytes=_SPAN_BYTES + length)
+            error = span.error or {}
+            description = ": ".join(filter(None, (error.get("type"), error.get("message")))) or None
+            exported.set_status(StatusCode.ERROR, description)
+        exported.end(span.end_ns)
+        if isinstance(exported, ReadableSpan):  # otherwise the sampler does not want it
+            length = _length(exported.attributes) + sum(_length(event.attributes) for event in exported.events)
+            self._exporters["traces"].put_or_drop(exported, events=span.event_count, size_bytes=_ITEM_BYTES + length)
 
-    # --- figures -----------------------------------------------------------------------------------------------
-
-    def _tell_figure(self, figure: Figure) -> None:
-        instrument = self._instruments.get((figure.name, figure.kind))
+    def _record(self, point: MetricPoint) -> None:
+        metric = point.metric
+        if not metric.name:
+            return
+        value = self._increase(point) if metric.is_cumulative else point.value
+        if not math.isfinite(value):
+            self.not_finite += 1
+            return
+        instrument = self._instruments.get((metric.name, metric.kind))
         if instrument is None:
-            make = getattr(self._meter, _INSTRUMENTS[figure.kind])
-            instrument = self._instruments[figure.name, figure.kind] = make(figure.name, unit=figure.unit)
-        take = {"gauge": "set", "histogram": "record"}.get(figure.kind, "add")
-        getattr(instrument, take)(figure.value, figure.attributes)
+            create = getattr(self._meter, f"create_{metric.kind}")
+            instrument = create(metric.name, unit=metric.unit, description=metric.description)
+            self._instruments[metric.name, metric.kind] = instrument
+        attributes = {f"trackside.{name}": label for name, label in point.labels.items()}
+        if metric.kind == "gauge":
+            instrument.set(value, attributes)
+        elif metric.kind == "histogram":
+            instrument.record(value, attributes)
+        else:
+            instrument.add(value, attributes)
 
-    # --- logs --------------------------------------------------------------------------------------------------
+    def _increase(self, point: MetricPoint) -> float:
+        """Return by how much a total rose since it was last read; 0 for a count that fell, being of an older event."""
+        metric, total = point.metric, point.value
+        key = (metric.name, *map(str, point.labels.values()))
+        previous = self._totals.get(key, 0)
+        if metric.kind == "counter" and total < previous:
+            return 0
+        if math.isfinite(total):
+            self._totals[key] = total
+        return total - previous
 
-    def _tell_log(self, event: Event) -> None:
-        name, severity, attributes = wire_name_of(event), severity_of(event), attributes_of(log_attributes(event))
+    def _export_log(self, event: Event) -> None:
+        name, severity = wire_name_of(event), _severity_of(event)
+        attributes = attributes_of({**fields_of(event), "trackside.step": event.step if event.step >= 0 else None})
         record = LogRecord(
             timestamp=event.at_ns,
             context=self._context(global_id(self._source, event.span_id) if event.span_id else 0),
@@ -350,12 +379,12 @@ class _Stream:
             event_name=name,
             attributes=attributes,
         )
-        told = ReadWriteLogRecord(record, self._resource, _SCOPE, self._log_limits)
-        self._mails["logs"].put(told, events=1, size_bytes=_SPAN_BYTES + _length(attributes))
+        exported = ReadWriteLogRecord(record, self._resource, _SCOPE, self._log_limits)
+        self._exporters["logs"].put_or_drop(exported, size_bytes=_ITEM_BYTES + _length(attributes))
 
 
-class _Ids(IdGenerator):  # type: ignore[misc]
-    """Gives a span the ids that it has already."""
+class _FixedIds(IdGenerator):  # type: ignore[misc]
+    """The ids that a span has already."""
 
     def __init__(self, trace_id: int) -> None:
         self.trace_id = trace_id
@@ -368,33 +397,186 @@ class _Ids(IdGenerator):  # type: ignore[misc]
         return self.trace_id
 
 
-_MAKERS: Final[dict[str, Callable[..., Any]]] = {
+_EXPORTERS: Final[dict[str, Callable[..., Any]]] = {
     "traces": OTLPSpanExporter,
     "metrics": OTLPMetricExporter,
     "logs": OTLPLogExporter,
 }
-_INSTRUMENTS: Final = {
-    "gauge": "create_gauge",
-    "histogram": "create_histogram",
-    "count": "create_counter",
-    "change": "create_up_down_counter",
-}
 
 
 @contextlib.contextmanager
-def _unseen() -> Iterator[None]:
-    """Keep what is done here out of the site's own instrumentation, which would export our exports."""
-    around = set_value(_SUPPRESS_HTTP_INSTRUMENTATION_KEY, value=True)
-    token = attach(set_value(_SUPPRESS_INSTRUMENTATION_KEY, value=True, context=around))
+def _uninstrumented() -> Iterator[None]:
+    """Hide our requests from the site's own instrumentation, which would export the exports."""
+    suppressed = set_value(_SUPPRESS_HTTP_INSTRUMENTATION_KEY, value=True)
+    token = attach(set_value(_SUPPRESS_INSTRUMENTATION_KEY, value=True, context=suppressed))
     try:
         yield
     finally:
         detach(token)
 
 
+def _is_from_elsewhere(record: logging.LogRecord) -> bool:
+    return not str(record.threadName).startswith("trackside-opentelemetry")
+
+
+# --- names and attributes --------------------------------------------------------------------------------------
+
+Attribute: TypeAlias = "str | bool | int | float | list[str] | list[bool] | list[int] | list[float]"
+
+_SCALARS: Final = (bool, int, float, str)
+_INT64_BOUND: Final = 1 << 63
+_WARNINGS: Final = (
+    "trackside.checkpoint.failed",
+    "trackside.events.lost",
+    "trackside.events.dropped",
+    "trackside.gpu_timing.unavailable",
+    "trackside.handler.suspended",
+    "trackside.peer.cut",
+    "trackside.rank.silent",
+    "trackside.span.out_of_order",
+)
+_ERRORS: Final = ("trackside.exception.raised", "trackside.one_logger.telemetry_data_error")
+_EXCEPTION_ATTRIBUTES: Final = {
+    span_names.EXCEPTION_TYPE: "exception.type",
+    span_names.EXCEPTION_MESSAGE: "exception.message",
+    span_names.EXCEPTION_TRACEBACK: "exception.stacktrace",
+}
+"""By One Logger's name, the one of OpenTelemetry's conventions."""
+_SOURCE_ATTRIBUTES: Final = (
+    "run_id",
+    "session_tag",
+    "perf_tags",
+    "baseline",
+    "attempt",
+    "role",
+    "rank",
+    "local_rank",
+    "world_size",
+)
+
+
+def _severity_of(event: Event) -> str:
+    name = wire_name_of(event)
+    if name in _ERRORS:
+        return "ERROR"
+    if name in _WARNINGS:
+        return "WARN"
+    return "INFO" if event.priority == LIFECYCLE else "DEBUG"
+
+
+def _resource_attributes(source: Source) -> dict[str, Any]:
+    """Describe *source*, by the names of the conventions where they have one; what is unknown is left out."""
+    attributes = {
+        "service.name": source.application or "trackside",
+        "service.instance.id": source.id,
+        "host.name": source.host,
+        "process.pid": source.pid,
+        "process.runtime.version": source.versions.get("python", ""),
+        **{f"trackside.{name}": getattr(source, name) for name in _SOURCE_ATTRIBUTES},
+        **{f"trackside.metadata.{key}": value for key, value in list(source.metadata.items())[:_MAX_METADATA]},
+    }
+    return {
+        name: list(value) if type(value) is tuple else value
+        for name, value in attributes.items()
+        if value not in ("", ())
+    }
+
+
+def _span_attributes(span: CompletedSpan) -> dict[str, Any]:
+    attributes = dict(span.attributes)
+    if span_names.THREAD in attributes:
+        attributes["thread.name"] = attributes.pop(span_names.THREAD)
+    if span.step >= 0:
+        attributes["trackside.step"] = span.step
+    if span.error is not None:
+        attributes["error.type"] = span.error.get("type")
+    if not span.is_finished:
+        attributes["trackside.unfinished"] = True
+    return attributes
+
+
+def _span_events(span: CompletedSpan) -> Iterator[tuple[str, Mapping[str, Any], int]]:
+    """Yield name, attributes and time of the events of *span*, last the exception that ended it."""
+    for span_event in span.span_events:
+        if span_event.name == span_names.ERROR:
+            attributes = {_EXCEPTION_ATTRIBUTES.get(name, name): value for name, value in span_event.attributes.items()}
+            yield "exception", attributes, span_event.at_ns
+        else:
+            yield span_event.name, span_event.attributes, span_event.at_ns
+    error = span.error or {}
+    if "traceback" in error:
+        attributes = {
+            "exception.type": error.get("type"),
+            "exception.message": error.get("message"),
+            "exception.stacktrace": error["traceback"],
+        }
+        yield "exception", attributes, span.end_ns
+
+
+def attributes_of(values: Mapping[str, Any]) -> dict[str, Attribute]:
+    """Return *values* as OpenTelemetry attributes: scalars, lists of one kind of scalar, and JSON for the rest."""
+    attributes: dict[str, Attribute] = {}
+    for name, value in values.items():
+        if value is not None:
+            attributes[str(name)] = value if type(value) in (bool, float, str) else _attribute(value)
+    return attributes
+
+
+def _attribute(value: Any) -> Attribute:
+    try:
+        plain = mended(value)[0]
+    except (TypeError, ValueError):
+        return str(value)
+    if isinstance(plain, int):
+        return plain if -_INT64_BOUND <= plain < _INT64_BOUND else str(plain)
+    if (
+        isinstance(plain, list)
+        and plain
+        and type(plain[0]) in _SCALARS
+        and {type(one) for one in plain} == {type(plain[0])}
+    ):
+        is_int = type(plain[0]) is int
+        return (
+            plain if not is_int or all(-_INT64_BOUND <= one < _INT64_BOUND for one in plain) else value_to_json(plain)
+        )
+    if isinstance(plain, (list, dict)):
+        return value_to_json(plain)
+    return plain if type(plain) in _SCALARS else str(plain)
+
+
 def _length(attributes: Mapping[str, Any] | None) -> int:
     return sum(len(value) for value in (attributes or {}).values() if isinstance(value, str))
 
 
-def _is_not_ours(record: logging.LogRecord) -> bool:
-    return not str(record.threadName).startswith("trackside-opentelemetry")
+# --- the OTEL_* variables that the exporters do not read themselves --------------------------------------------
+
+
+def _is_enabled(signal: str, wanted: bool | None) -> bool:  # noqa: FBT001
+    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    return wanted if wanted is not None else os.environ.get(f"OTEL_{signal.upper()}_EXPORTER", "").strip() != "none"
+
+
+def _check_protocol(signal: str) -> None:
+    for name in (f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+        protocol = os.environ.get(name, "").strip()
+        if protocol and protocol != "http/protobuf":
+            raise ConfigError(
+                name, protocol, "set http/protobuf, and the endpoint to the collector's HTTP port, mostly 4318"
+            )
+        if protocol:
+            return
+
+
+def _environ_int(name: str, default: int) -> int:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return default
+    if not text.isdecimal() or not int(text):
+        raise ConfigError(name, text, "give a whole number of at least 1")
+    return int(text)
+
+
+def _environ_seconds(name: str, default_ms: int) -> float:
+    """Return a variable that is in milliseconds, in seconds."""
+    return _environ_int(name, default_ms) / 1000

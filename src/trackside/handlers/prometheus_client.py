@@ -1,4 +1,4 @@
-"""What a job looks like now, for Prometheus to scrape."""
+"""The current metrics of a job, on a page for Prometheus to scrape."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from trackside.events import SIDING, ConfigError, Event
-from trackside.handlers._board import BUCKETS_S, Board, Family, Histogram
+from trackside.events import ConfigError, Event, MissingExtraError, RunsOn
+from trackside.handlers.export import BUCKETS_S, Family, Histogram, JobMetrics
 
 try:
     from prometheus_client import CollectorRegistry, start_http_server
@@ -24,36 +24,36 @@ try:
     )
     from prometheus_client.registry import Collector
 except ImportError as error:
-    raise ConfigError("Prometheus needs its client", str(error), "install trackside[prometheus-client]") from error
+    raise MissingExtraError("Prometheus", "prometheus-client", error) from error
 
-_TRY_AGAIN_S: Final = 5.0
-_COMPLAIN_EVERY_S: Final = 60.0
+_RETRY_INTERVAL_S: Final = 5.0
+_REPORT_INTERVAL_S: Final = 60.0
 
 _logger = logging.getLogger("trackside")
 
 
 class PrometheusSink:
     """
-    Serves what it was told of, as text on HTTP.
+    Serve the current metrics over HTTP.
 
-    In a job it shows this process; fed with the events of a whole job (of a collector, a stream, a log that is
-    followed) it shows the job. It listens from the first event on; if the port is taken it is tried again, every 5 s as
-    events come.
+    In a job it shows this process; fed with the events of a whole job (from a collector, a stream or a log that is
+    followed) it shows the job. It listens from the first event on. A port that is taken is retried every 5 s, as events
+    come.
 
     Args:
-        port: Where to listen; None for nowhere, if the *registry* is served already.
-        address: On which of this machine's addresses. Only this machine can reach the default one.
-        per_rank: Whether every rank has series of its own, too. At a thousand ranks that is 640 KiB a scrape.
-        buckets_s: The upper bounds of the buckets of step durations, in seconds.
-        stats: ``trackside.stats`` in a job, to tell losses by handler; otherwise they are those of the heartbeats.
-        registry: What to register with; one of its own by default.
-        options: For ``prometheus_client.start_http_server``: ``certfile``, ``keyfile``, …
+        port: The port to listen on; None to serve no page, if *registry* is served already.
+        address: The address to listen on. Only this machine can reach the default one.
+        per_rank: Whether each rank has series of its own, too. At a thousand ranks that is 640 KiB a scrape.
+        buckets_s: The upper bounds of the buckets of iterations' durations, rising, in seconds.
+        stats: ``trackside.stats`` in a job, for losses by handler; by default losses are those of the heartbeats.
+        registry: The registry to register with; a new one by default.
+        options: Arguments of ``prometheus_client.start_http_server``: ``certfile``, ``keyfile``, …
 
     Raises:
         ConfigError: *buckets_s* do not rise.
     """
 
-    runs_on = SIDING
+    runs_on = RunsOn.WORKER
 
     def __init__(
         self,
@@ -68,26 +68,26 @@ class PrometheusSink:
     ) -> None:
         if not buckets_s or any(low >= high for low, high in itertools.pairwise(buckets_s)):
             raise ConfigError("buckets_s", buckets_s, "give upper bounds in seconds, each above the one before")
-        self.board = Board(per_rank=per_rank, buckets_s=buckets_s, stats=stats)
+        self._metrics = JobMetrics(per_rank=per_rank, buckets_s=buckets_s, stats=stats)
         self.registry = registry if registry is not None else CollectorRegistry()
-        self._collector = _Collector(self.board)
+        self._collector = _Collector(self._metrics)
         self.registry.register(self._collector)
         self._port = port
         self._address = address
         self._options = options
         self._server: Any = None
         self._thread: threading.Thread | None = None
-        self._tried_s = self._complained_s = float("-inf")
+        self._attempted_s = self._reported_s = float("-inf")
         self._is_closed = False
 
     @property
     def is_served(self) -> bool:
-        """Whether somebody can scrape it by the port that was given."""
+        """Whether the page is served on the given port."""
         return self._server is not None
 
     def __call__(self, event: Event) -> None:
-        """Take note of *event*; on the siding's thread."""
-        self.board.read(event)
+        """Update the metrics that *event* changes; on the sink worker's thread."""
+        self._metrics.add(event)
         if self._server is None:
             self._serve()
 
@@ -106,52 +106,52 @@ class PrometheusSink:
 
     def _serve(self) -> None:
         now_s = time.monotonic()
-        if self._port is None or self._is_closed or now_s - self._tried_s < _TRY_AGAIN_S:
+        if self._port is None or self._is_closed or now_s - self._attempted_s < _RETRY_INTERVAL_S:
             return
-        self._tried_s = now_s
+        self._attempted_s = now_s
         try:
             self._server, self._thread = start_http_server(
                 self._port, addr=self._address, registry=self.registry, **self._options
             )
-        except OSError as error:  # of a process before us that is still ending, perhaps
-            if now_s - self._complained_s >= _COMPLAIN_EVERY_S:
-                self._complained_s = now_s
+        except OSError as error:  # the port may belong to a predecessor that is still shutting down
+            if now_s - self._reported_s >= _REPORT_INTERVAL_S:
+                self._reported_s = now_s
                 _logger.warning("Prometheus cannot scrape %s:%d yet: %s", self._address, self._port, error)
 
 
 class _Collector(Collector):  # type: ignore[misc]
-    """Makes a board's families those of the library, at each scrape."""
+    """Convert the families of a job's metrics to those of the library, at each scrape."""
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
+    def __init__(self, metrics: JobMetrics) -> None:
+        self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families as they stand."""
-        for family in self._board.families():
-            yield self._made(family)
+        for family in self._metrics.families():
+            yield self._converted(family)
 
     def describe(self) -> list[Metric]:
-        """Name nothing beforehand."""
+        """Return no families, so that registering reads none."""
         return []
 
-    def _made(self, family: Family) -> Metric:
+    def _converted(self, family: Family) -> Metric:
         if family.kind == "histogram":
-            made = HistogramMetricFamily(family.name, family.help, labels=family.labels)
-            bounds = [*map(str, self._board.buckets_s), "+Inf"]
+            histogram = HistogramMetricFamily(family.name, family.description, labels=family.labels)
+            bounds = [*map(str, self._metrics.buckets_s), "+Inf"]
             for labels, value in family.series:
                 assert isinstance(value, Histogram)
                 counts = list(zip(bounds, map(float, itertools.accumulate(value.counts)), strict=True))
-                made.add_metric(labels, counts, value.total)
-            return made
+                histogram.add_metric(labels, counts, value.total)
+            return histogram
         if family.kind == "summary":
-            summary = SummaryMetricFamily(family.name, family.help, labels=family.labels)
+            summary = SummaryMetricFamily(family.name, family.description, labels=family.labels)
             for labels, value in family.series:
                 assert isinstance(value, Histogram)
                 summary.add_metric(labels, count_value=sum(value.counts), sum_value=value.total)
             return summary
-        make = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
-        plain = make(family.name, family.help, labels=family.labels)
+        create = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
+        simple = create(family.name, family.description, labels=family.labels)
         for labels, value in family.series:
             assert not isinstance(value, Histogram)
-            plain.add_metric(labels, value)
-        return plain
+            simple.add_metric(labels, value)
+        return simple

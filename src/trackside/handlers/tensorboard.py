@@ -1,104 +1,129 @@
-"""Curves for TensorBoard, written by torch's own writer; the one module that needs ``tensorboard``."""
+"""Curves for TensorBoard, written with its own event-file writer: neither torch nor TensorFlow is needed."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import time
-from typing import Any, Final
+from typing import Final, Protocol
 
 import attrs
 
-from trackside.events import SIDING, ConfigError, Event, Source
-from trackside.handlers._scalars import Scalars
+from trackside.events import ConfigError, Event, MissingExtraError, RunsOn, Source
+from trackside.handlers.export import CurveReader
 
 try:
-    from torch.utils.tensorboard import SummaryWriter
+    from tensorboard.compat.proto.event_pb2 import Event as FileEvent
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
 except ImportError as error:
-    raise ConfigError(
-        "TensorBoard needs tensorboard and torch", str(error), "install trackside[tensorboard]"
-    ) from error
+    raise MissingExtraError("TensorBoard", "tensorboard", error) from error
 
-_MOST_RUNS: Final = 256
-_FLUSH_EVERY_S: Final = 1.0
+_MAX_RUNS: Final = 256
+_FLUSH_INTERVAL_S: Final = 1.0
+
+
+class ScalarWriter(Protocol):
+    """The part of a ``SummaryWriter`` that the sink calls; torch's and tensorboardX's both have it."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int, walltime: float) -> object:
+        """Write a point, at *walltime* in seconds since the epoch."""
+
+    def flush(self) -> object:
+        """Bring all points to the file."""
+
+    def close(self) -> object:
+        """Flush, and close the file."""
 
 
 @attrs.define
 class _Run:
-    writer: Any
+    writer: ScalarWriter
     unwritten: int = 0
     """Events whose points may not have reached the file."""
 
 
 class TensorBoardSink:
     """
-    Writes goodput, badput, step deviations, durations, training metrics, counters and scores as scalars.
+    Write goodput, badput, step deviations, durations, training metrics, counters and scores as scalars.
 
-    Each process is a run of its own below *directory*: ``rank-00000.attempt-0``. The tags are those of
-    `trackside.handlers._scalars.Scalars`; times are those of the events. A file that cannot be written is given up and,
-    with the next event, another begun.
+    With a directory, each process is a run of its own below it: ``rank-00000.attempt-0``. A file that cannot be written
+    is given up, and the next event begins another one. With a writer, all points go to the writer, which the sink
+    flushes and does not close. The tags stand in ``docs/tensorboard.md``; times are those of the events. TensorBoard's
+    scalars are 32-bit floats: a value beyond them is an infinity or 0.
 
     Args:
-        directory: For ``tensorboard --logdir``. Anything that TensorBoard itself can write to.
+        destination: A directory for ``tensorboard --logdir``, anywhere that TensorBoard can write to; or a
+            ``SummaryWriter`` of torch or tensorboardX.
     """
 
-    runs_on = SIDING
+    runs_on = RunsOn.WORKER
 
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self.directory = os.fspath(directory)
+    def __init__(self, destination: str | os.PathLike[str] | ScalarWriter) -> None:
+        self._writer: ScalarWriter | None = None
+        self._directory = ""
+        if isinstance(destination, (str, os.PathLike)):
+            self._directory = os.fspath(destination)
+        else:
+            missing = [name for name in ("add_scalar", "flush") if not hasattr(destination, name)]
+            if missing:
+                raise ConfigError("destination", destination, "give a directory or a SummaryWriter")
+            self._writer = destination
         self.lost = 0
         """Events whose points did not reach the file."""
-        self._scalars = Scalars()
+        self._curves = CurveReader()
         self._runs: dict[str, _Run] = {}
         self._flushed_s = 0.0
 
     def __call__(self, event: Event) -> None:
         """
-        Write the points of *event*; on the siding's thread.
+        Write the points of *event*; on the sink worker's thread.
 
         Raises:
-            Exception: of whatever kind the writer raises.
+            Exception: of the kinds that the writer raises.
         """
-        points = self._scalars.points(event)
+        points = self._curves.read(event)
         if not points:
             return
         source = event.source
-        run = self._runs.get(source.id) or self._begin(source)
+        run = self._runs.get(source.id) or self._open_run(source)
         try:
             for point in points:
                 run.writer.add_scalar(point.tag, point.value, point.step, walltime=event.at_ns / 1e9)
         except Exception:
-            self._give_up(source.id)
+            self._abandon(source.id)
             raise
         run.unwritten += 1
 
     def idle(self) -> None:
-        """Bring what was written to the file, so that it is seen; the siding says so when nothing else is to do."""
-        if time.monotonic() - self._flushed_s >= _FLUSH_EVERY_S:
+        """Bring the points to the file, so that they are seen; called when no event waits."""
+        if time.monotonic() - self._flushed_s >= _FLUSH_INTERVAL_S:
             self._flush()
 
     def flush(self, timeout_s: float) -> bool:  # noqa: ARG002  writing to a file cannot be cut short
-        """Bring everything to the files; an error of the last one that refused is raised."""
+        """Bring all points to the files; an error of the last file that could not be written is raised."""
         lost = self.lost
         self._flush()
         return self.lost == lost
 
     def close(self, timeout_s: float) -> bool:
-        """Flush, and finish the files; False if any event was lost."""
+        """Flush, and close the files; False if any event was lost."""
         try:
             self.flush(timeout_s)
         finally:
             for source_id in list(self._runs):
-                self._runs.pop(source_id).writer.close()
+                self._close(self._runs.pop(source_id).writer)
         return not self.lost
 
-    def _begin(self, source: Source) -> _Run:
-        if len(self._runs) >= _MOST_RUNS:
-            raise ConfigError("TensorBoardSink", f"{len(self._runs) + 1} processes", f"it draws {_MOST_RUNS} at most")
-        name = f"rank-{source.rank:05d}.attempt-{source.attempt}"
-        if source.role != "main":
-            name += f".{source.role}-{source.pid}"
-        writer = SummaryWriter(f"{self.directory.rstrip('/')}/{name}", max_queue=100, flush_secs=10)
+    def _open_run(self, source: Source) -> _Run:
+        if len(self._runs) >= _MAX_RUNS:
+            raise ConfigError("TensorBoardSink", f"{len(self._runs) + 1} processes", f"it writes {_MAX_RUNS} at most")
+        writer = self._writer
+        if writer is None:
+            name = f"rank-{source.rank:05d}.attempt-{source.attempt}"
+            if source.role != "main":
+                name += f".{source.role}-{source.pid}"
+            writer = _FileWriter(f"{self._directory.rstrip('/')}/{name}")
         run = self._runs[source.id] = _Run(writer)
         return run
 
@@ -111,13 +136,34 @@ class TensorBoardSink:
                 run.unwritten = 0
             except Exception as error:
                 failure = error
-                self._give_up(source_id)
+                self._abandon(source_id)
         if failure is not None:
             raise failure
 
-    def _give_up(self, source_id: str) -> None:
-        """Leave a file that cannot be written: its writer never recovers."""
+    def _abandon(self, source_id: str) -> None:
+        """Drop a writer that failed: it never recovers."""
         run = self._runs.pop(source_id)
         self.lost += run.unwritten
         with contextlib.suppress(Exception):
-            run.writer.close()
+            self._close(run.writer)
+
+    def _close(self, writer: ScalarWriter) -> None:
+        if writer is not self._writer:
+            writer.close()
+
+
+class _FileWriter:
+    """Scalars in one event file, in the form that torch's ``SummaryWriter`` writes."""
+
+    def __init__(self, directory: str) -> None:
+        self._file = EventFileWriter(directory, max_queue_size=100, flush_secs=10)
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int, walltime: float) -> None:
+        summary = Summary(value=[Summary.Value(tag=tag, simple_value=scalar_value)])
+        self._file.add_event(FileEvent(wall_time=walltime, step=global_step, summary=summary))
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,8 +1,8 @@
 """
-torchtitan's structured records, as events: from its JSON lines, or one by one as they are logged.
+A reader of torchtitan's structured records: from its JSON lines, or one by one as they are logged.
 
-Pairs ``x_start`` and ``x_end`` become spans, nested as they were; what lies between two changes of the step is a
-training iteration; scalars are windows of a counter with one value; anything else is a span event.
+Pairs ``x_start`` and ``x_end`` become spans, nested as they were. The time between two changes of the step is an
+iteration. A scalar is a window of a gauge with one value. Any other record is a span event.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from trackside.events import (
 )
 from trackside.handlers._json_lines import find_files, objects_in, refused
 
-_MOST_DEEP: Final = 256
-_MOST_NAMED: Final = 10
+_MAX_DEPTH: Final = 256
+_MAX_LISTED: Final = 10
 _STRUCTURED_LOGS: Final = "give the files of torchtitan's structured_logs directory"
 
 
 @attrs.frozen
 class TitanRecord:
-    """One record: what torchtitan's formatter writes as a line, as far as it is read here."""
+    """One record: the parts of a line of torchtitan's formatter that are read here."""
 
     name: str
     """``fwd_bwd_start``, ``fwd_bwd_end``, ``fwd_bwd_error``, ``metric_value``, ``training_start``, …"""
@@ -44,7 +44,7 @@ class TitanRecord:
     is_span: bool
     step: int = -1
     value: float | None = None
-    """Of a scalar; of an end the time it took, in milliseconds."""
+    """The value of a scalar; of an end, the duration in milliseconds."""
     metric: str = ""
     """A scalar's name."""
     track: tuple[str, int] = ("", 0)
@@ -62,7 +62,7 @@ class _Open:
 
 class TitanReader:
     """
-    Makes events of one process's records, given in order.
+    Convert the records of one process, given in order, to events.
 
     Args:
         next_id: Returns the number of the next span.
@@ -70,7 +70,7 @@ class TitanReader:
 
     def __init__(self, next_id: Callable[[], int]) -> None:
         self.unpaired = 0
-        """Ends without a start, and starts that were too deep."""
+        """Ends without a start, and starts that were nested too deep."""
         self._next_id = next_id
         self._open: dict[tuple[str, int], list[_Open]] = {}
         self._step = -1
@@ -79,11 +79,11 @@ class TitanReader:
         self._totals: dict[str, tuple[int, float]] = {}
 
     def read(self, record: TitanRecord) -> Iterator[Event]:
-        """Yield the events that *record* completes; one without a step belongs to the present one."""
+        """Yield the events that *record* completes; a record without a step belongs to the current one."""
         if record.step < 0:
             record = attrs.evolve(record, step=self._step)
         if record.step != self._step:
-            yield from self._turn(record.step, record.at_ns)
+            yield from self._change_step(record.step, record.at_ns)
         if record.metric and record.value is not None:
             yield self._scalar(record.metric, record.value, record)
         elif not record.is_span:
@@ -94,17 +94,16 @@ class TitanReader:
             yield from self._span(record)
 
     def finish(self, at_ns: int) -> Iterator[Event]:
-        """Yield what is complete when the records end."""
-        yield from self._turn(-1, at_ns)
+        """Yield the events that the end of the records completes."""
+        yield from self._change_step(-1, at_ns)
 
-    def _turn(self, step: int, at_ns: int) -> Iterator[Event]:
+    def _change_step(self, step: int, at_ns: int) -> Iterator[Event]:
         """End the iteration of the step before, and begin that of *step*; −1 is no step."""
         if self._step >= 0:
             yield IterationEnded(
                 at_ns=at_ns,
-                span_id=0,
+                span_id=self._step_id,
                 step=self._step,
-                id=self._step_id,
                 duration_ns=max(0, at_ns - self._step_start_ns),
             )
         self._step, self._step_start_ns = step, at_ns
@@ -118,7 +117,7 @@ class TitanReader:
         name, _, moment = record.name.rpartition("_")
         stack = self._open.setdefault(record.track, [])
         if moment == "start":
-            if len(stack) < _MOST_DEEP:
+            if len(stack) < _MAX_DEPTH:
                 stack.append(_Open(name, self._next_id(), record.at_ns))
             else:
                 self.unpaired += 1
@@ -130,17 +129,15 @@ class TitanReader:
             ended = stack.pop()
             if not stack:
                 del self._open[record.track]
-            # Its own figure is of a finer clock than its times, which are cut to microseconds.
-            took_ns = record.at_ns - ended.start_ns if record.value is None else round(record.value * 1e6)
-            parent_id = self._innermost(record)
+            # The duration in the record is of a finer clock than its times, which are cut to microseconds.
+            duration_ns = record.at_ns - ended.start_ns if record.value is None else round(record.value * 1e6)
             yield IterationSpanEnded(
                 at_ns=record.at_ns,
-                span_id=parent_id,
+                span_id=ended.id,
+                parent_span_id=self._innermost(record),
                 step=record.step,
-                id=ended.id,
-                parent_id=parent_id,
                 name=name,
-                duration_ns=max(0, took_ns),
+                duration_ns=max(0, duration_ns),
                 error=ended.error,
             )
 
@@ -152,6 +149,7 @@ class TitanReader:
             span_id=self._innermost(record),
             step=record.step,
             name=name,
+            kind="gauge",
             start_ns=record.at_ns,
             end_ns=record.at_ns,
             count=1,
@@ -163,10 +161,10 @@ class TitanReader:
 
 class TitanFiles(Iterator[Event]):
     """
-    Files of torchtitan's structured logger as events, each file one source, once. Its counts are true of what was read.
+    Iterate over files of torchtitan's structured logger as events, once; each file is one source.
 
     Args:
-        paths: Files, or directories with such at any depth, called ``*.jsonl`` or ``*.json``.
+        paths: Files, or directories with files at any depth, named ``*.jsonl`` or ``*.json``.
     """
 
     def __init__(self, paths: Iterable[str | os.PathLike[str]]) -> None:
@@ -195,7 +193,7 @@ class TitanFiles(Iterator[Event]):
                 record = _record(line) if line is not None else None
                 if line is None or record is None:
                     bad_lines += 1
-                    bad += [number] if len(bad) < _MOST_NAMED else []
+                    bad += [number] if len(bad) < _MAX_LISTED else []
                     continue
                 self.records += 1
                 at_ns = record.at_ns
@@ -212,13 +210,13 @@ class TitanFiles(Iterator[Event]):
                 yield _stamped(event, source, next(numbers))
         self.unpaired += reader.unpaired
         if bad:
-            told = f"line {', '.join(map(str, bad))}{', …' if bad_lines > len(bad) else ''}"
-            what = f"{bad_lines:,} line(s) hold no record of torchtitan's: {told}"
+            listed = f"line {', '.join(map(str, bad))}{', …' if bad_lines > len(bad) else ''}"
+            what = f"{bad_lines:,} line(s) hold no record of torchtitan's: {listed}"
             self.problems.append(UnreadableError(str(path), what, "all others were read"))
 
 
 def _record(line: Mapping[str, Any]) -> TitanRecord | None:
-    """Return the record on a line; None if it is none."""
+    """Return the record on a line; None if the line is not a record."""
     name, time_us = line.get("log_type_name"), line.get("time_us")
     if not isinstance(name, str) or not isinstance(time_us, int):
         return None
@@ -236,7 +234,7 @@ def _record(line: Mapping[str, Any]) -> TitanRecord | None:
 
 
 def _source(path: Path, line: Mapping[str, Any]) -> Source:
-    """Return who wrote a file, as its first record says; the same for the same file."""
+    """Return the source of a file, from its first record; the same for the same file."""
     rank, local_rank, pid = (line.get(key) for key in ("global_rank", "local_rank", "pid"))
     return Source(
         id=hashlib.blake2b(path.name.encode(), digest_size=8).hexdigest(),

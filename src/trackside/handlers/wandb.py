@@ -1,4 +1,4 @@
-"""Curves in Weights & Biases, by its own client; the one module that imports ``wandb``."""
+"""Curves in Weights & Biases, through its own client."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ import os
 from collections.abc import Sequence
 from typing import Any, Final
 
-from trackside.events import ConfigError, Source
-from trackside.handlers._tracker import Told, TrackerSink, identity, run_name
+from trackside.events import MissingExtraError, Source
+from trackside.handlers.export import RunUpdate, TrackerSink, run_identity, run_name
 
 try:
     import wandb
 except ImportError as error:
-    raise ConfigError("the W&B sink needs wandb", str(error), "install trackside[wandb]") from error
+    raise MissingExtraError("Weights & Biases", "wandb", error) from error
 
 _STEP: Final = "step"
-_MOST_POINTS: Final = 1000
+_MAX_POINTS: Final = 1000
 _FINISH_S: Final = 10.0
 
 
 class WandbSink(TrackerSink):
     """
-    Logs goodput, badput, durations, training metrics, counters and scores into runs of its own.
+    Log goodput, badput, durations, training metrics, counters and scores into runs of its own.
 
-    Each process is a run, apart from any that the job has itself: its id is the process's, whatever ``WANDB_RUN_ID``
-    says. The other variables are W&B's (``WANDB_MODE=offline``, ``WANDB_PROJECT``, ``WANDB_RUN_GROUP``, ``WANDB_DIR``,
-    …). Curves stand over ``step``. W&B's own wait at exit is cut to 10 s; what it has on disk is not lost.
+    Each process is a run beside any run of the job itself: its id is the process's, and ``WANDB_RUN_ID`` is ignored.
+    W&B's other variables are honoured (``WANDB_MODE=offline``, ``WANDB_PROJECT``, ``WANDB_RUN_GROUP``, ``WANDB_DIR``,
+    …). The x-axis is ``step``. W&B waits 10 s at exit instead of for ever; what it has on disk is not lost.
 
     Args:
-        init: For ``wandb.init``; what is given here goes before the variables.
+        init: Arguments of ``wandb.init``, which precede the variables.
     """
 
     def __init__(self, **init: Any) -> None:
         super().__init__("wandb")
         self._init = init
 
-    def _goes_with(self, told: Told, group: Sequence[Told]) -> bool:
-        return sum(len(before.points) for before in group) + len(told.points) <= _MOST_POINTS
+    def _fits(self, update: RunUpdate, group: Sequence[RunUpdate]) -> bool:
+        return sum(len(other.points) for other in group) + len(update.points) <= _MAX_POINTS
 
-    def _begin(self, source: Source) -> Any:
+    def _open_run(self, source: Source) -> Any:
         run = open_run(
             self._init,
             id=source.id,
@@ -47,19 +47,19 @@ class WandbSink(TrackerSink):
             name=run_name(source),
             group=source.session_tag or source.run_id,
             project="trackside",
-            config=identity(source),
+            config=run_identity(source),
         )
         run.define_metric(_STEP, hidden=True)
         run.define_metric("*", step_metric=_STEP)
         return run
 
-    def _describe(self, run: Any, description: dict[str, Any]) -> None:
-        self._try(run, run.config.update, description, allow_val_change=True)
+    def _set_config(self, run: Any, config: dict[str, Any]) -> None:
+        self._try(run, run.config.update, config, allow_val_change=True)
 
-    def _log(self, run: Any, group: Sequence[Told]) -> None:
+    def _log_points(self, run: Any, group: Sequence[RunUpdate]) -> None:
         rows: list[dict[str, float]] = []
-        for point in (point for told in group for point in told.points):
-            # A row is a step; what is told twice of one makes a row of its own.
+        for point in (point for update in group for point in update.points):
+            # A row is a step; a second point of a curve at the same step needs another row.
             if not rows or rows[-1][_STEP] != point.step or point.tag in rows[-1]:
                 rows.append({_STEP: point.step})
             rows[-1][point.tag] = point.value
@@ -67,19 +67,19 @@ class WandbSink(TrackerSink):
             self._try(run, run.log, row)
 
     def _confirm(self) -> None:
-        # A dead service is not noticed before its socket is full: only an answer shows that it lives.
+        # The client does not notice a dead service before its socket is full: only an answer shows that it lives.
         for run in list(self._runs.values()):
             self._try(run, run.summary.get, _STEP)
 
-    def _end(self, run: Any, *, failed: bool) -> None:
+    def _end_run(self, run: Any, *, failed: bool) -> None:
         self._try(run, run.finish, exit_code=int(failed))
 
-    def _try(self, run: Any, method: Any, *given: Any, **options: Any) -> None:
+    def _try(self, run: Any, method: Any, *arguments: Any, **options: Any) -> None:
         try:
-            method(*given, **options)
+            method(*arguments, **options)
         except Exception as error:
-            # The next attempt resumes the run over another connection, and repeats the batch: what of it arrived,
-            # nobody knows.
+            # The next attempt resumes the run over another connection and repeats the batch: which part of it
+            # arrived is unknown.
             self._sent = 0
             self._runs = {source_id: other for source_id, other in self._runs.items() if other is not run}
             with contextlib.suppress(Exception):
@@ -88,27 +88,27 @@ class WandbSink(TrackerSink):
             raise
 
 
-_OF_THE_DEAD: Final = frozenset(("MailboxClosedError", "HandleAbandonedError"))
+_SERVICE_ERRORS: Final = frozenset(("MailboxClosedError", "HandleAbandonedError"))
 _VARIABLES: Final = {"name": "WANDB_NAME", "group": "WANDB_RUN_GROUP", "project": "WANDB_PROJECT"}
 
 
 def open_run(init: dict[str, Any], **defaults: Any) -> Any:
     """
-    Return a run of our own, which shares neither id nor console with one of the job's.
+    Return a run of our own, which shares neither id nor console with a run of the job.
 
     Args:
-        init: What was asked for, for ``wandb.init``.
-        defaults: What is used for what was not asked for, unless W&B's variables say it.
+        init: Arguments of ``wandb.init``.
+        defaults: Further arguments, used unless *init* or W&B's variables have them.
 
     Raises:
-        Exception: of whatever kind ``wandb.init`` raises.
+        Exception: of the kinds that ``wandb.init`` raises.
     """
-    given = {name: value for name, value in defaults.items() if _VARIABLES.get(name, "") not in os.environ}
+    used = {name: value for name, value in defaults.items() if _VARIABLES.get(name, "") not in os.environ}
     settings = {"console": "off", "x_disable_stats": True, "finish_timeout": _FINISH_S}
-    told = init.get("settings") or {}
-    settings |= told if isinstance(told, dict) else told.model_dump(exclude_unset=True)
+    wanted = init.get("settings") or {}
+    settings |= wanted if isinstance(wanted, dict) else wanted.model_dump(exclude_unset=True)
     try:
-        run = wandb.init(**{**given, **init, "settings": wandb.Settings(**settings), "reinit": "create_new"})
+        run = wandb.init(**{**used, **init, "settings": wandb.Settings(**settings), "reinit": "create_new"})
     except Exception as error:
         leave_dead_service(error)
         raise
@@ -116,7 +116,7 @@ def open_run(init: dict[str, Any], **defaults: Any) -> Any:
 
 
 def leave_dead_service(error: Exception) -> None:
-    """If *error* says that W&B's service process is gone, and all runs with it, have the next run start another."""
-    if isinstance(error, ConnectionError) or type(error).__name__ in _OF_THE_DEAD:
+    """If *error* shows that W&B's service process is gone with all its runs, let the next run start another one."""
+    if isinstance(error, ConnectionError) or type(error).__name__ in _SERVICE_ERRORS:
         with contextlib.suppress(Exception):
             wandb.teardown()

@@ -17,10 +17,10 @@ from trackside.instruments._checkpoint import (
 from trackside.instruments._collectives import stop_timing_collectives, time_collectives
 from trackside.instruments._defaults import TrainingDefaults, set_training_defaults, training_defaults
 from trackside.instruments._ids import next_id
-from trackside.instruments._instrument import Instrumented, instrument
 from trackside.instruments._iteration import Iteration, testing_iteration, training_iteration, validation_iteration
 from trackside.instruments._lineage import environ_for_child, parent_from
-from trackside.instruments._misplaced import SpanOrderError
+from trackside.instruments._metrics import config, metrics
+from trackside.instruments._out_of_order import SpanOrderError
 from trackside.instruments._phases import (
     Application,
     TrainingLoop,
@@ -33,7 +33,8 @@ from trackside.instruments._phases import (
     training_loop,
     validation_loop,
 )
-from trackside.instruments._registry import open_spans
+from trackside.instruments._raised import record_exception
+from trackside.instruments._registry import is_evaluating, open_spans
 from trackside.instruments._section import Section
 from trackside.instruments._span import Span, span
 from trackside.instruments._within import data_loading, model_backward, model_forward, optimizer_update, zero_grad
@@ -44,7 +45,6 @@ __all__ = [
     "Application",
     "CallableId",
     "CheckpointSave",
-    "Instrumented",
     "Iteration",
     "Section",
     "Span",
@@ -59,12 +59,14 @@ __all__ = [
     "checkpoint_save_finalization",
     "checkpoint_succeeded",
     "close_section_window",
+    "config",
     "configure_sections",
     "data_loading",
     "dataloader_init",
     "distributed_init",
     "environ_for_child",
-    "instrument",
+    "is_evaluating",
+    "metrics",
     "model_backward",
     "model_forward",
     "model_init",
@@ -73,6 +75,7 @@ __all__ = [
     "optimizer_init",
     "optimizer_update",
     "parent_from",
+    "record_exception",
     "restore_callables",
     "section",
     "set_training_defaults",

@@ -1,4 +1,4 @@
-"""How long this rank is held up by the others."""
+"""Timing of collectives: how long this rank waits for the others."""
 
 from __future__ import annotations
 

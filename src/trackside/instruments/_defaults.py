@@ -1,4 +1,4 @@
-"""What the job's configuration says of every loop and checkpoint, so that the training script need not."""
+"""Defaults of loops and checkpoints, from the job's configuration, so that the training script need not repeat them."""
 
 from __future__ import annotations
 

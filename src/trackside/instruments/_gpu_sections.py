@@ -1,4 +1,4 @@
-"""What sections do on the GPU, timed without ever waiting for it."""
+"""The GPU's time of sections, measured without ever waiting for it."""
 
 from __future__ import annotations
 

@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 from trackside.bus import default_bus
 from trackside.events import Ambient, ConfigError, IterationEnded, SpanEventAdded, ambient, span_names
 from trackside.instruments import _span
-from trackside.instruments._raised import describe, event_attributes
-from trackside.instruments._span import NO_ERRORS, F, Span, open_by_id
+from trackside.instruments._raised import NO_ERRORS, describe, event_attributes
+from trackside.instruments._span import LOGGER, F, Span, open_by_id
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -26,6 +27,22 @@ _surround: Final = ambient.set
 _new_event: Final[Callable[[Any], Any]] = object.__new__
 
 _NO_ATTRIBUTES: Final[dict[str, Any]] = {}
+_MOST_KNOWN: Final = 1_000
+
+_FIELDS: Final = ("samples", "tokens", "flops", "loss")
+_known_attributes: Final[set[str]] = set()
+"""Attributes that `Iteration.set` was given before."""
+
+
+def _suggest(names: Iterable[str]) -> None:
+    """Say once of each attribute that is spelt nearly like a field that the field may be meant."""
+    for name in names:
+        if name not in _known_attributes and len(_known_attributes) < _MOST_KNOWN:
+            _known_attributes.add(name)
+            meant = difflib.get_close_matches(name, _FIELDS, n=1, cutoff=0.75)
+            if meant:
+                LOGGER.warning("iteration.set(%s=…) is recorded as an attribute; did you mean %s=?", name, meant[0])
+
 
 next_step: Final[ContextVar[Callable[[], int]]] = ContextVar(
     "trackside.next_step",
@@ -128,6 +145,8 @@ class Iteration(Span):
             detach = None if loss.__class__ is float else getattr(loss, "detach", None)
             self.loss = loss if detach is None else detach()
         if attributes:
+            if not _known_attributes.issuperset(attributes):
+                _suggest(attributes)
             self.attributes = {**(self.attributes if self.id else {}), **attributes}
 
     def fail(self) -> None:
@@ -159,9 +178,9 @@ class Iteration(Span):
         # Filled in by hand, as in Span._leave.
         ended = _new_event(IterationEnded)
         ended.at_ns = end_ns
-        ended.span_id = self.parent_id
+        ended.span_id = self.id
+        ended.parent_span_id = self.parent_id
         ended.step = self.step
-        ended.id = self.id
         ended.kind = self.kind
         ended.duration_ns = end_ns - self.start_ns
         ended.samples = self.samples
@@ -174,7 +193,7 @@ class Iteration(Span):
     __exit__ = _leave
 
     def _publish_error(self, end_ns: int, error: BaseException) -> None:
-        described = describe(error, self.id)
+        described = describe(error, self.id, name=self.name, step=self.step, at_ns=end_ns)
         if "traceback" in described and _wants(SpanEventAdded):
             _log(
                 SpanEventAdded(

@@ -1,4 +1,4 @@
-"""Which span of which process started this one, and what to tell the processes that this one starts."""
+"""The span under which this process was started, and the variables that say so to the processes that it starts."""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ from typing import Final, TypeVar
 from trackside.bus import default_bus
 from trackside.events import ConfigError, span_names
 from trackside.instruments._iteration import Iteration
-from trackside.instruments._misplaced import misplaced, tolerated
+from trackside.instruments._out_of_order import report_out_of_order, tolerated
+from trackside.instruments._raised import record_exception
 from trackside.instruments._registry import is_innermost, is_within
 from trackside.instruments._span import Span
 
@@ -27,7 +28,7 @@ def begin(span: S, start_time_msec: float | None) -> S:
     key = (span.name, _get_ident())
     earlier = _open.pop(key, None)
     if earlier is not None:
-        misplaced(span.name, "was started again while open", span_id=earlier.id)
+        report_out_of_order(span.name, "was started again while open", span_id=earlier.id)
         _abandon(earlier)
         end(earlier, at_ns)
     _open[key] = span
@@ -49,7 +50,7 @@ def take(*names: str) -> Span | None:
         if name in names:
             return _open.pop((name, other), None)
     if not default_bus.is_idle:
-        misplaced(names[0], "ended without a start")
+        report_out_of_order(names[0], "ended without a start")
     return None
 
 
@@ -58,7 +59,7 @@ def end(span: Span, at_ns: int | None) -> None:
     if not is_innermost(span):
         for key, inner in sorted(_open.items(), key=lambda item: -item[1].id):
             if is_within(inner, span):
-                misplaced(inner.name, f"was still open when {span.name} ended", span_id=inner.id)
+                report_out_of_order(inner.name, f"was still open when {span.name} ended", span_id=inner.id)
                 _open.pop(key, None)
                 _abandon(inner)
                 inner.close(at_ns=at_ns)
@@ -69,7 +70,7 @@ def end_all(reason: str, at_ns: int | None) -> None:
     """Close whatever callbacks have left open, the innermost first."""
     for key, span in sorted(_open.items(), key=lambda item: -item[1].id):
         _open.pop(key, None)
-        misplaced(span.name, f"was still open when {reason}", span_id=span.id)
+        report_out_of_order(span.name, f"was still open when {reason}", span_id=span.id)
         _abandon(span)
         span.close(at_ns=at_ns)
 
@@ -85,6 +86,7 @@ def end_with(error: BaseException) -> None:
         if key[1] == ident and span.name != span_names.APPLICATION:
             _open.pop(key, None)
             span.close(error=error)
+    record_exception(error)
 
 
 def _abandon(span: Span) -> None:

@@ -1,13 +1,18 @@
-"""Exceptions that leave spans: what is recorded of them, and which of the spans they left was the one that raised."""
+"""Exceptions: what is recorded of them, once each, and which of the spans that they left was the innermost."""
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from types import CodeType
 from typing import Final, NamedTuple
 
-from trackside.events import span_names
+from trackside.bus import Bus, default_bus
+from trackside.events import ExceptionRaised, ambient, clock, span_names
 from trackside.instruments._ids import next_id
+
+NO_ERRORS: Final = (StopIteration, StopAsyncIteration, GeneratorExit)
+"""Exceptions that say that something is over, and not that it failed."""
 
 _MAX_MESSAGE: Final = 2_000
 _MAX_TRACEBACK: Final = 16_000
@@ -18,7 +23,8 @@ _REMEMBERED: Final = 64
 class _Exit(NamedTuple):
     """The place, inside a span's block, that an exception came through when it left the span."""
 
-    code: CodeType
+    code: CodeType | None
+    """None for an exception that was never raised, but given to the span as what ended it."""
     instruction: int
     span_id: int
     """The span that raised."""
@@ -29,21 +35,69 @@ class _Exit(NamedTuple):
 _exits: dict[int, _Exit] = {}
 
 
-def describe(error: BaseException, span_id: int) -> dict[str, str]:
+def describe(error: BaseException, span_id: int, *, name: str, step: int, at_ns: int) -> dict[str, str]:
     """
-    Return what to record of *error*, which is leaving the span *span_id*.
+    Return what to record of *error*, which is leaving the span *span_id*, and publish it if this is the first one.
 
     The innermost span gets type, message and traceback. Those around it, which the exception merely comes through,
     get ``raised_in``, the innermost one's id, instead of the traceback.
     """
     described = {"type": type_name(error), "message": message_of(error)}
     origin = _origin(error, span_id)
-    if origin is None:
+    if origin is None or origin == span_id:
         described["traceback"] = _traceback_of(error)
     else:
         described["raised_in"] = str(origin)
+    if origin is None:
+        _publish(error, default_bus, described, span_id=span_id, span_name=name, step=step, at_ns=at_ns)
     _remember(error, span_id if origin is None else origin)
     return described
+
+
+def record_exception(error: BaseException, bus: Bus = default_bus) -> None:
+    """
+    Publish that *error* was raised, unless it was published before: it left a span, or was given to this function.
+
+    For exceptions that leave no span: what a framework caught, or nothing did.
+    """
+    is_good_end = isinstance(error, NO_ERRORS) or (isinstance(error, SystemExit) and not error.code)
+    if is_good_end or _origin(error, 0) is not None:
+        return
+    span_id, step = ambient.get()
+    described = {"type": type_name(error), "message": message_of(error), "traceback": _traceback_of(error)}
+    with contextlib.suppress(Exception):  # a strict bus raises what handlers raise; the program's own error comes first
+        _publish(error, bus, described, span_id=span_id, span_name="", step=step, at_ns=clock.now_ns())
+    _remember(error, span_id)
+
+
+def withhold(error: BaseException) -> None:
+    """Let *error* leave spans without being published: it is trackside's own, or stands in for the program's."""
+    _remember(error, ambient.get()[0])
+
+
+def _publish(
+    error: BaseException, bus: Bus, described: dict[str, str], *, span_id: int, span_name: str, step: int, at_ns: int
+) -> None:
+    if not bus.wants(ExceptionRaised) or (isinstance(error, SystemExit) and not error.code):
+        return
+    bus.log(
+        ExceptionRaised(
+            at_ns=at_ns,
+            span_id=span_id,
+            step=step,
+            **described,
+            span_name=span_name,
+            is_out_of_memory=is_out_of_memory(error),
+        )
+    )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether *error* says that the host or a device has no memory left, also of torch, CUDA, HIP and XLA."""
+    if isinstance(error, MemoryError) or any(cls.__name__ == "OutOfMemoryError" for cls in type(error).__mro__):
+        return True
+    message = message_of(error).lower()
+    return isinstance(error, RuntimeError) and ("out of memory" in message or "alloc_failed" in message)
 
 
 def event_attributes(described: dict[str, str]) -> dict[str, str]:
@@ -95,6 +149,8 @@ def _origin(error: BaseException, span_id: int) -> int | None:
     if left is None or left.serial < span_id:
         return None
     entry = error.__traceback__
+    if entry is None and left.code is None:
+        return left.span_id
     while entry is not None:
         if entry.tb_frame.f_code is left.code and entry.tb_lasti == left.instruction:
             return left.span_id
@@ -104,9 +160,8 @@ def _origin(error: BaseException, span_id: int) -> int | None:
 
 def _remember(error: BaseException, span_id: int) -> None:
     entry = error.__traceback__
-    if entry is None:
-        return
+    code, instruction = (None, -1) if entry is None else (entry.tb_frame.f_code, entry.tb_lasti)
     _exits.pop(id(error), None)
-    _exits[id(error)] = _Exit(entry.tb_frame.f_code, entry.tb_lasti, span_id, next_id())
+    _exits[id(error)] = _Exit(code, instruction, span_id, next_id())
     for old in list(_exits)[:-_REMEMBERED]:
         _exits.pop(old, None)

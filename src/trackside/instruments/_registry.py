@@ -1,12 +1,21 @@
-"""What is open at this moment."""
+"""The spans that are open at this moment."""
 
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, Final
 
-from trackside.events import ambient
+from trackside.events import ambient, span_names
 from trackside.instruments._span import Span, open_by_id
+
+_OF_EVALUATION: Final = frozenset(
+    {
+        span_names.VALIDATION_LOOP,
+        span_names.TESTING_LOOP,
+        span_names.VALIDATION_ITERATION,
+        span_names.TESTING_ITERATION,
+    }
+)
 
 
 def is_innermost(span: Span) -> bool:
@@ -20,6 +29,11 @@ def is_within(span: Span, other: Span) -> bool:
     while around is not None and around is not other:
         around = open_by_id.get(around.parent_id)
     return around is not None
+
+
+def is_evaluating() -> bool:
+    """Return whether any span of a validation or a test is open in this process."""
+    return any(span.name in _OF_EVALUATION for span in list(open_by_id.values()))
 
 
 def open_spans() -> dict[str, list[Any]]:

@@ -19,8 +19,8 @@ from trackside.events import (
     PROFILE,
     Ambient,
     ConfigError,
-    Detail,
     IterationSpanEnded,
+    Priority,
     ProfileSpanEnded,
     SpanEnded,
     SpanEventAdded,
@@ -30,23 +30,20 @@ from trackside.events import (
     span_names,
 )
 from trackside.instruments._ids import next_id
-from trackside.instruments._misplaced import misplaced, tolerated
-from trackside.instruments._raised import describe
+from trackside.instruments._out_of_order import report_out_of_order, tolerated
+from trackside.instruments._raised import NO_ERRORS, describe
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-ENDED: Final[dict[Detail, type[SpanEnded]]] = {
+ENDED: Final[dict[Priority, type[SpanEnded]]] = {
     LIFECYCLE: SpanEnded,
     ITERATION: IterationSpanEnded,
     PROFILE: ProfileSpanEnded,
 }
-"""What a span of each level of detail publishes at its end."""
-
-NO_ERRORS: Final = (StopIteration, StopAsyncIteration, GeneratorExit)
-"""Exceptions that say that something is over, and not that it failed."""
+"""What a span of each priority publishes at its end."""
 
 LOGGER: Final = logging.getLogger("trackside")
 
@@ -153,11 +150,11 @@ class Span:
         end_ns = _offset_ns + _monotonic_ns() if at_ns is None else at_ns
         if self._inside is not None:
             if self.id and end_ns < self.start_ns:
-                misplaced(self.name, "ended before it started", span_id=self.id, may_raise=False)
+                report_out_of_order(self.name, "ended before it started", span_id=self.id, may_raise=False)
                 end_ns = self.start_ns
             self._leave(None, error, None, end_ns)
         elif self.id:
-            misplaced(self.name, "was closed again", span_id=self.id, may_raise=error is None)
+            report_out_of_order(self.name, "was closed again", span_id=self.id, may_raise=error is None)
 
     def _enter(self, around: Ambient, step: int, at_ns: int | None) -> None:
         self._around = around
@@ -198,13 +195,16 @@ class Span:
         # Filled in by hand: the constructor with its ten keywords would cost three times as much, a third of a span.
         ended = _new_event(self._ended)
         ended.at_ns = end_ns
-        ended.span_id = ended.parent_id = self.parent_id
+        ended.span_id = number
+        ended.parent_span_id = self.parent_id
         ended.step = around[1]
-        ended.id = number
         ended.name = self.name
         ended.duration_ns = end_ns - self.start_ns
         ended.attributes = attributes or _NO_ATTRIBUTES
-        ended.error = None if error is None or isinstance(error, NO_ERRORS) else describe(error, number)
+        if error is None or isinstance(error, NO_ERRORS):
+            ended.error = None
+        else:
+            ended.error = describe(error, number, name=self.name, step=around[1], at_ns=end_ns)
         _log(ended)
 
     if TYPE_CHECKING:
@@ -229,7 +229,7 @@ class Span:
         return True
 
     def _close_before_reopening(self, at_ns: int | None) -> None:
-        misplaced(self.name, "was opened again while open", span_id=self.id)
+        report_out_of_order(self.name, "was opened again while open", span_id=self.id)
         self.close(at_ns=at_ns)
 
     def _publish_start(self) -> None:
@@ -238,9 +238,8 @@ class Span:
         _log(
             SpanStarted(
                 at_ns=self.start_ns,
-                span_id=self.parent_id,
-                id=self.id,
-                parent_id=self.parent_id,
+                span_id=self.id,
+                parent_span_id=self.parent_id,
                 name=self.name,
                 attributes=self.attributes,
             )
@@ -256,7 +255,7 @@ class Span:
         else:
             inner._around = self._around  # noqa: SLF001  so that closing it leads out of this one too
             problem = "was closed before what was opened inside it"
-        misplaced(self.name, problem, span_id=self.id, may_raise=error is None)
+        report_out_of_order(self.name, problem, span_id=self.id, may_raise=error is None)
 
     def _start_annotation(self) -> None:
         try:
@@ -324,7 +323,7 @@ class Span:
         return f"<{type(self).__name__} {self.name!r} id={self.id} {'open' if self.is_open else 'closed'}>"
 
 
-def span(name: str, /, *, detail: Detail = ITERATION, **attributes: Any) -> Span:
+def span(name: str, /, *, priority: Priority = ITERATION, **attributes: Any) -> Span:
     """
     Return a span; use it with ``with``, or as a decorator.
 
@@ -335,8 +334,8 @@ def span(name: str, /, *, detail: Detail = ITERATION, **attributes: Any) -> Span
 
     Args:
         name: What it is called; the same for all spans of a kind.
-        detail: How much it matters. A span of level `LIFECYCLE` is published at its start too, so that a crash cannot
-            lose it; one that comes several times a step should be of level `PROFILE`.
+        priority: How much it matters. A span of priority `LIFECYCLE` is published at its start too, so that a crash
+            cannot lose it; one that comes several times a step should be of priority `PROFILE`.
         attributes: What is known of it at its start. ``badput_type`` marks its time as lost, of that type.
     """
     # Filled in by hand, as events are: calling the class would cost a twentieth of a span more.
@@ -345,16 +344,16 @@ def span(name: str, /, *, detail: Detail = ITERATION, **attributes: Any) -> Span
     made.id = 0
     made.attributes = made._given = attributes  # noqa: SLF001  of our own class, here and below
     # The common case first: the hash of an enum's member is computed in Python.
-    made._ended = IterationSpanEnded if detail is ITERATION else _ended_at(name, detail)  # noqa: SLF001
+    made._ended = IterationSpanEnded if priority is ITERATION else _ended_at(name, priority)  # noqa: SLF001
     made._inside = None  # noqa: SLF001
     return made
 
 
-def _ended_at(name: str, detail: Detail) -> type[SpanEnded]:
+def _ended_at(name: str, priority: Priority) -> type[SpanEnded]:
     try:
-        return ENDED[Detail(detail)]
+        return ENDED[Priority(priority)]
     except ValueError:
-        tolerated(name, ConfigError("detail", detail, "give LIFECYCLE, ITERATION or PROFILE"))
+        tolerated(name, ConfigError("priority", priority, "give LIFECYCLE, ITERATION or PROFILE"))
         return IterationSpanEnded
 
 

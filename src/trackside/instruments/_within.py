@@ -1,4 +1,4 @@
-"""What happens within a training iteration, several times each: spans of one record, written when they end."""
+"""The parts of a training iteration, several times each: spans of one record, written when they end."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ manager of that moment opens, and returns it; every ``on_…_end`` closes it. Ti
 now unless given.
 
 Whatever order they are called in, nothing is raised unless the bus is strict: a second start closes the first, an end
-closes what is still open inside, an end without a start does nothing, and a `SpanMisplaced` names each. An iteration
+closes what is still open inside, an end without a start does nothing, and a `SpanOutOfOrder` names each. An iteration
 that is closed so counts as failed.
 """
 

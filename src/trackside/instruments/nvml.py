@@ -1,4 +1,4 @@
-"""What one GPU does and draws, by NVML; the one module that imports pynvml (nvidia-ml-py), when it is asked to."""
+"""Use and power of one GPU, by NVML; the one module that imports pynvml (nvidia-ml-py), when it is asked to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this process and its machine use; the one module that imports psutil, when it is asked to."""
+"""Use of this process and its machine; the one module that imports psutil, when it is asked to."""
 
 from __future__ import annotations
 

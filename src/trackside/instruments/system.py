@@ -1,5 +1,5 @@
 """
-What the machine does while it trains: CPU, memory and the rank's GPU, read in the background into counters.
+Sampling of the machine while it trains: CPU, memory and the rank's GPU, read in the background into counters.
 
 What cannot be read is absent: it has no counter, or a window without values, and is never 0.
 """
@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
-from trackside.bus import Bus, Counter, default_bus
-from trackside.events import ConfigError, SystemSamplingStarted, process_source
+from trackside.bus import Bus, default_bus
+from trackside.counters import Gauge as BusGauge
+from trackside.events import MissingExtraError, SystemSamplingStarted, process_source
 from trackside.instruments import nvml, psutil
 from trackside.instruments._gauges import Gauge
 
@@ -41,14 +42,14 @@ class SystemSampling:
             this process's, its machine's and its rank's GPU's unless given.
 
     Raises:
-        ConfigError: if neither psutil nor nvidia-ml-py is installed.
+        MissingExtraError: if neither psutil nor nvidia-ml-py is installed.
     """
 
     def __init__(
         self, bus: Bus = default_bus, *, every_s: float = EVERY_S, find: dict[str, Find] | None = None
     ) -> None:
         if find is None and not any(map(importlib.util.find_spec, ("psutil", "pynvml"))):
-            raise ConfigError("system", "True", "it needs a library that reads: pip install 'trackside[psutil,nvml]'")
+            raise MissingExtraError("system sampling", "psutil,nvml")
         self._bus = bus
         self._every_s = every_s
         self._find = find or {"cpu": psutil.gauges, "gpu": lambda: nvml.gauges(process_source().local_rank)}
@@ -91,19 +92,19 @@ class SystemSampling:
             except Exception as error:
                 absent[what] = str(error) or type(error).__name__
         self._bus.log(SystemSamplingStarted(sampled=[gauge.name for gauge in found], absent=absent, step=-1, span_id=0))
-        return [_Reading(gauge, self._counter(gauge)) for gauge in found]
+        return [_Reading(gauge, self._gauge(gauge)) for gauge in found]
 
-    def _counter(self, gauge: Gauge) -> Counter:
+    def _gauge(self, gauge: Gauge) -> BusGauge:
         told = ("mean", "min", "max", "value")
-        return self._bus.counter(gauge.name, unit=gauge.unit, help=gauge.help, aggregations=told)
+        return self._bus.gauge(gauge.name, unit=gauge.unit, help=gauge.help, aggregations=told)
 
 
 class _Reading:
-    """A gauge and its counter."""
+    """A gauge of the machine, and the bus's gauge of its values."""
 
-    def __init__(self, gauge: Gauge, counter: Counter) -> None:
+    def __init__(self, gauge: Gauge, values: BusGauge) -> None:
         self._gauge = gauge
-        self._counter = counter
+        self._values = values
         self._failures = 0
 
     def take(self) -> bool:
@@ -115,5 +116,5 @@ class _Reading:
             return self._failures < MAX_FAILURES
         self._failures = 0
         if value is not None:
-            self._counter.add(value)
+            self._values.set(value)
         return True

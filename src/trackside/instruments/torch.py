@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import datetime
 import functools
+import json
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
-from trackside.events import ConfigError
+from trackside.core import complain
+from trackside.events import ConfigError, MissingExtraError
 
 
 def record_function() -> Callable[[str], Callable[[], object]]:
@@ -19,7 +21,7 @@ def record_function() -> Callable[[str], Callable[[], object]]:
     Raises:
         ConfigError: if torch is not installed.
     """
-    make: Callable[[str], Any] = _torch("record_function").profiler.record_function
+    make: Callable[[str], Any] = torch_module("record_function").profiler.record_function
 
     def annotate(name: str) -> Callable[[], object]:
         block = make(name)
@@ -36,7 +38,7 @@ def nvtx() -> Callable[[str], Callable[[], object]]:
     Raises:
         ConfigError: if torch is not installed, or was built without CUDA.
     """
-    ranges = _torch("nvtx").cuda.nvtx
+    ranges = torch_module("nvtx").cuda.nvtx
     try:
         ranges.range_push("trackside")
         ranges.range_pop()
@@ -114,7 +116,7 @@ class RankGroup:
     """
 
     def __init__(self, timeout_s: float) -> None:
-        self._torch = _torch("a gather")
+        self._torch = torch_module("a gather")
         self._distributed = self._torch.distributed
         self._group = self._distributed.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout_s))
         self.rank: int = self._distributed.get_rank()
@@ -150,22 +152,8 @@ def not_compiled() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     Raises:
         ConfigError: if torch is not installed.
     """
-    disable: Callable[[Callable[..., Any]], Callable[..., Any]] = _torch("instrument()").compiler.disable
+    disable: Callable[[Callable[..., Any]], Callable[..., Any]] = torch_module("instrument()").compiler.disable
     return disable
-
-
-def backward_callback() -> Callable[[Callable[[], None]], None]:
-    """
-    Return what queues a function, in a gradient's hook, to be called when the backward pass has ended.
-
-    The autograd engine's own queue, which distributed data parallelism uses too.
-
-    Raises:
-        ConfigError: if torch is not installed.
-    """
-    engine = _torch("instrument()").autograd.Variable._execution_engine  # noqa: SLF001  there is no public name for it
-    queue: Callable[[Callable[[], None]], None] = engine.queue_callback
-    return queue
 
 
 def is_compiling() -> bool:
@@ -181,7 +169,7 @@ def monitor() -> Any:
     Raises:
         ConfigError: if torch is not installed.
     """
-    return _torch("torch.monitor").monitor
+    return torch_module("torch.monitor").monitor
 
 
 def distributed() -> ModuleType:
@@ -191,8 +179,13 @@ def distributed() -> ModuleType:
     Raises:
         ConfigError: if torch is not installed.
     """
-    found: ModuleType = _torch("torch.distributed").distributed
+    found: ModuleType = torch_module("torch.distributed").distributed
     return found
+
+
+def has_cuda() -> bool:
+    """Return whether torch finds a CUDA device."""
+    return bool(torch_module("instrument()").cuda.is_available())
 
 
 def is_distributed() -> bool:
@@ -201,9 +194,64 @@ def is_distributed() -> bool:
     return known is not None and known.is_available() and known.is_initialized()
 
 
-def _torch(asked: str) -> Any:
+def place_in_group() -> dict[str, int]:
+    """Return ``rank`` and ``world_size`` as torch.distributed has them; nothing where it is not initialised."""
+    if not is_distributed():
+        return {}
+    joined = distributed()
+    return {"rank": joined.get_rank(), "world_size": joined.get_world_size()}
+
+
+def agree_in_group(key: str, value: str) -> str:
+    """Return the *value* under *key* that the first process of the group has given; its own where there is no store."""
+    try:
+        store = distributed().distributed_c10d._get_default_store()  # noqa: SLF001  there is no public name for it
+        agreed: bytes = store.compare_set(key, "", value)
+        return agreed.decode()
+    except Exception as error:  # a backend without a store, or a store that is gone
+        complain("the processes of this job cannot agree on %s: %s", key, error)
+        return value
+
+
+_COLLECTIVE_FIELDS: Final = (
+    *("pg_name", "collective_seq_id", "p2p_seq_id", "op_id", "profiling_name", "state", "is_p2p"),
+    *("time_created_ns", "input_sizes", "output_sizes"),
+)
+
+
+def latest_collectives(most: int = 8) -> list[dict[str, Any]]:
+    """
+    Return the latest collectives that torch's flight recorder has of this rank, the latest last.
+
+    Empty where torch has no process group, no recorder or nothing in it (``TORCH_NCCL_TRACE_BUFFER_SIZE`` turns it on
+    for NCCL).
+    """
+    if not is_distributed():
+        return []
+    backend = getattr(torch_module("the flight recorder")._C, "_distributed_c10d", None)  # noqa: SLF001  it has no other
+    for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):
+        dump = getattr(backend, name, None)
+        if dump is None:
+            continue
+        try:
+            entries = json.loads(dump()).get("entries", [])
+            found = [{key: entry[key] for key in _COLLECTIVE_FIELDS if key in entry} for entry in entries[-most:]]
+        except Exception:  # noqa: S112  torch's own debugging aid, of a version that we do not know
+            continue
+        if found:
+            return found
+    return []
+
+
+def torch_module(asked: str) -> Any:
+    """
+    Return torch, imported now, for what is called *asked* in the error.
+
+    Raises:
+        MissingExtraError: if torch is not installed.
+    """
     try:
         import torch  # noqa: PLC0415  whoever does not ask for it need not have it
-    except ImportError:
-        raise ConfigError("annotate", asked, "it needs torch: pip install 'trackside[torch]'") from None
+    except ImportError as missing:
+        raise MissingExtraError(f"annotate={asked!r}", "torch", missing) from None
     return torch

@@ -1,4 +1,4 @@
-"""What the fields of a configuration must be; every refusal names the field, what was given and what is right."""
+"""Validators of configuration fields; every refusal names the field, what was given and what is right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who a run is, and how telemetry behaves in it."""
+"""The configuration of a job: its identity, and how telemetry behaves in it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from trackside.bus import Bus, Rule, Subscription, default_bus
+from trackside.bus import Bus, Subscription, default_bus
 from trackside.events import ConfigError, Event, JobConfigured, Source, __version__
 from trackside.instruments import parent_from
 from trackside.job import _checks as checks
@@ -19,6 +19,7 @@ from trackside.job._presets import preset
 from trackside.job._ranks import Ranks, is_among
 from trackside.job._toml import read_toml, structured
 from trackside.job._training_config import TrainingConfig
+from trackside.rules import Rule
 
 ANNOTATIONS = ("", "record_function", "nvtx")
 

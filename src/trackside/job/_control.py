@@ -1,4 +1,4 @@
-"""What may be asked of a job from outside: a fixed list of verbs, each use of which is an event."""
+"""The verbs that may be asked of a job from outside: a fixed list, each use of which is an event."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from trackside.bus import Bus
-from trackside.events import LIFECYCLE, ControlUsed, Detail, Event, Source
+from trackside.events import LIFECYCLE, ControlUsed, Event, Priority, Source
 from trackside.handlers.zeromq import Result, is_target, may_command
 from trackside.instruments import open_spans
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _FLUSH_S: Final = 2.0
 _MOST_S: Final = 86_400.0
+MOST_WAITING: Final = 8
+"""Verbs that wait or are being done; each is a thread."""
 _MOST_SAMPLED: Final = 1_000_000
 
 Answer = tuple[bool, dict[str, Any]]
@@ -29,7 +31,7 @@ Answer = tuple[bool, dict[str, Any]]
 class Restriction:
     """What is recorded of a job while somebody asked for less; what matters most always is."""
 
-    detail: Detail = Detail.PROFILE
+    min_priority: Priority = Priority.PROFILE
     """The lowest level."""
     every: int = 1
     """Of the events that belong to a step, those of each n-th step."""
@@ -39,11 +41,11 @@ class Restriction:
 
     def admits(self, event: Event) -> bool:
         """Return whether *event* is recorded."""
-        if event.detail >= LIFECYCLE:
+        if event.priority >= LIFECYCLE:
             return True
         if self.until_s is not None and time.monotonic() >= self.until_s:
             return True
-        if self.is_paused or event.detail < self.detail:
+        if self.is_paused or event.priority < self.min_priority:
             return False
         return event.step < 0 or event.step % self.every == 0
 
@@ -69,6 +71,7 @@ class Controls:
         self._is_closed = False
         self._restricting = threading.RLock()
         self._performing = threading.Lock()
+        self._waiting = threading.BoundedSemaphore(MOST_WAITING)
 
     def perform(self, verb: str, arguments: Mapping[str, Any], by: str) -> Answer:
         """Do what *verb* says, and publish that it was asked, and by whom."""
@@ -80,7 +83,7 @@ class Controls:
         self.tell(verb, arguments, by, done=done, outcome=str(values.get("error", "")))
         return done, values
 
-    def obey(self, publisher: Publisher, address: bytes, verb: Verb, user: str) -> None:
+    def on_verb(self, publisher: Publisher, address: bytes, verb: Verb, user: str) -> None:
         """
         Do what somebody asks of *publisher*, if it is meant for this process and they may, and answer.
 
@@ -98,12 +101,20 @@ class Controls:
         else:
             is_allowed, by = may_command(publisher.safety, user), user or "this machine"
 
+        if not self._waiting.acquire(blocking=False):
+            busy = {"rank": source.rank, "error": f"{MOST_WAITING} verbs are being done already; ask again"}
+            publisher.server.answer(address, Result(verb.request, source.id, done=False, values=busy))
+            return
+
         def work() -> None:
             # Apart from the publisher's thread, and one at a time: flushing waits for what that thread does.
-            with self._performing:
-                done, values = self.perform(verb.verb, verb.arguments, by) if is_allowed else self._refuse(verb, by)
+            try:
+                with self._performing:
+                    done, values = self.perform(verb.verb, verb.arguments, by) if is_allowed else self._refuse(verb, by)
+            finally:
+                self._waiting.release()
             values = {"rank": source.rank, **values}
-            publisher.outlet.answer(address, Result(verb.request, source.id, done, values))
+            publisher.server.answer(address, Result(verb.request, source.id, done, values))
 
         threading.Thread(target=work, name="trackside-control", daemon=True).start()
 
@@ -137,20 +148,20 @@ class Controls:
             "pid": source.pid,
             "published": stats.published,
             "in_queue": stats.in_queue,
-            "shed": sum(stats.shed_by_type.values()),
+            "dropped": sum(stats.dropped_by_type.values()),
             "failed": stats.failed,
-            "detail": restriction.detail.name,
+            "min_priority": restriction.min_priority.name,
             "every": restriction.every,
             "paused": restriction.is_paused,
             "open_spans": open_spans(),
         }
 
-    def _detail(self, arguments: Mapping[str, Any]) -> Answer:
+    def _min_priority(self, arguments: Mapping[str, Any]) -> Answer:
         level = arguments.get("level")
-        if level not in Detail.__members__:
-            raise _ArgumentError(f"a level is one of {', '.join(Detail.__members__)}, not {str(level)[:40]!r}")
-        self._restrict(attrs.evolve(self.restriction, detail=Detail[str(level)], until_s=_until(arguments)))
-        return True, {"detail": level}
+        if level not in Priority.__members__:
+            raise _ArgumentError(f"a level is one of {', '.join(Priority.__members__)}, not {str(level)[:40]!r}")
+        self._restrict(attrs.evolve(self.restriction, min_priority=Priority[str(level)], until_s=_until(arguments)))
+        return True, {"min_priority": level}
 
     def _sample(self, arguments: Mapping[str, Any]) -> Answer:
         every = arguments.get("every")
@@ -194,7 +205,7 @@ class Controls:
 
 _VERBS: Final[dict[str, Callable[[Controls, Mapping[str, Any]], Answer]]] = {
     "status": Controls._status,  # noqa: SLF001  its own verbs
-    "detail": Controls._detail,  # noqa: SLF001
+    "priority": Controls._min_priority,  # noqa: SLF001
     "sample": Controls._sample,  # noqa: SLF001
     "pause": Controls._pause,  # noqa: SLF001
     "resume": Controls._resume,  # noqa: SLF001

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import msgpack
 
-from trackside.events import Event, FrameDecoder, RowEncoder, Source, encode_frame
+from trackside.events import Event, Source
 from trackside.instruments.torch import RankGroup
+from trackside.wire import FrameDecoder, RowEncoder, encode_frame
 
 
 def gathered(group: RankGroup, source: Source, events: Sequence[Event]) -> list[Event]:
@@ -31,7 +32,7 @@ def packed(source: Source, events: Sequence[Event]) -> bytes:
     frames = []
     for seq, event in enumerate(events):
         schema, row = encoder.encode(event, 0)
-        frames.append(encode_frame(source.id, seq, seq, shed={}, schemas=[schema.entry], rows=[row]))
+        frames.append(encode_frame(source.id, seq, seq, dropped={}, schemas=[schema.entry], rows=[row]))
     return msgpack.packb([source.to_wire(), frames])  # type: ignore[no-any-return]
 
 

@@ -1,15 +1,18 @@
 """
-How child processes of multiprocessing find their parent's telemetry.
+Inheritance: child processes of multiprocessing log to their parent's job.
 
 A forked child has its parent's bus. A spawned one starts from nothing: `start` leaves a note in the environment, and
 importing trackside in such a child subscribes an event log of its own, which opens no file until something is logged.
+The run's metadata may hold secrets, and any child's environment can be read: it stands in a file of this user's own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -23,30 +26,77 @@ VARIABLE: Final = "TRACKSIDE_JOB"
 
 # One variable of 128 KiB, and no command can be started any more.
 _MAX_NOTE_BYTES: Final = 16 << 10
+_MAX_PRIVATE_CHARACTERS: Final = 1 << 20
 
 
 _announced: Path | None = None
+_private: tuple[int, Path] | None = None
+"""The process that wrote the file of metadata, and the file."""
 
 
 def announce(directory: Path, source: Source) -> None:
-    """Leave word for spawned children."""
+    """Leave a note for spawned children."""
     global _announced  # noqa: PLW0603  as the environment is the process's
     _announced = directory
-    span_id, _ = ambient.get()
-    note = _note(directory, source, span_id)
+    note = _note(directory, source)
     if len(note) > _MAX_NOTE_BYTES:
-        note = _note(directory, attrs.evolve(source, metadata={}, perf_tags=()), span_id)
+        note = _note(directory, attrs.evolve(source, perf_tags=()))
     os.environ[VARIABLE] = note
 
 
-def _note(directory: Path, source: Source, span_id: int) -> str:
-    return json.dumps({"directory": str(directory), "source": source.to_wire(), "span_id": span_id})
+def _note(directory: Path, source: Source) -> str:
+    note = {
+        "directory": str(directory),
+        "source": attrs.evolve(source, metadata={}).to_wire(),
+        "span_id": ambient.get()[0],
+        "metadata": _write_private(source.metadata),
+    }
+    return json.dumps(note)
+
+
+def _write_private(metadata: dict[str, str]) -> str:
+    """Write *metadata* where this user alone can read it; return the path, or nothing if there is none."""
+    global _private  # noqa: PLW0603
+    _remove_private()
+    if not metadata:
+        return ""
+    try:
+        descriptor, path = tempfile.mkstemp(prefix="trackside-", suffix=".json")  # of mode 0600
+        _private = os.getpid(), Path(path)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(metadata, file)
+    except OSError:  # children do without
+        return ""
+    return path
+
+
+def _remove_private() -> None:
+    global _private  # noqa: PLW0603
+    if _private is not None and _private[0] == os.getpid():
+        with contextlib.suppress(OSError):
+            _private[1].unlink()
+    _private = None
+
+
+def _read_private(path: str) -> dict[str, str]:
+    """Return the metadata in the file at *path*; none if it is not this user's own, or cannot be read."""
+    if not path:
+        return {}
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), encoding="utf-8") as file:  # noqa: PTH123  no link
+            if os.fstat(file.fileno()).st_uid == os.getuid():
+                metadata: dict[str, str] = json.loads(file.read(_MAX_PRIVATE_CHARACTERS))
+                return metadata
+    except (OSError, ValueError):  # the child does without
+        pass
+    return {}
 
 
 def withdraw() -> None:
-    """Take the word back."""
+    """Take the note back."""
     global _announced  # noqa: PLW0603
     _announced = None
+    _remove_private()
     os.environ.pop(VARIABLE, None)
 
 
@@ -68,7 +118,11 @@ def join_parent() -> bool:
         told = json.loads(note)
         parent = Source.from_wire(told["source"])
         log = EventLog(told["directory"])
-        child = attrs.evolve(parent.child(), parent=Parent(parent.id, int(told.get("span_id", 0))))
+        child = attrs.evolve(
+            parent.child(),
+            parent=Parent(parent.id, int(told.get("span_id", 0))),
+            metadata=_read_private(told.get("metadata", "")),
+        )
     except Exception:  # a note that somebody garbled must not keep a worker from starting
         return False
     set_process_source(child)

@@ -1,4 +1,4 @@
-"""What becomes of trackside's own messages."""
+"""The configuration of trackside's own messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choosing ranks."""
+"""Sets of ranks, as a configuration names them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The job's side of being watched: its publishers, how they are wired to the bus, and where they can be found."""
+"""The publishers of a job: how they are wired to the bus, and where viewers find them."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import tempfile
@@ -11,16 +12,17 @@ from typing import Any, ClassVar, Final
 
 import attrs
 
-from trackside.bus import Bus, Rule, Subscription, rule_from_wire
+from trackside.bus import Bus, Subscription
+from trackside.core import complain, described
 from trackside.events import (
     LIFECYCLE,
     ConfigError,
     CounterWindow,
-    Detail,
     Event,
     GpuTimingUnavailable,
     Handler,
     KernelWindow,
+    Priority,
     SectionWindow,
     Source,
     TrainingConfigured,
@@ -28,16 +30,17 @@ from trackside.events import (
 from trackside.handlers.models import CounterBoard, OpenSpans
 from trackside.handlers.models.goodput import GoodputAccumulator
 from trackside.handlers.models.scores import ScoreAggregator
-from trackside.handlers.zeromq import ALWAYS, RING_BYTES, Filter, Note, Publisher, Verb, names_of
+from trackside.handlers.zeromq import ALWAYS, RING_BYTES, EndpointFile, Filter, Publisher, Verb, names_of
 from trackside.instruments import open_spans
 from trackside.job._control import Controls
+from trackside.rules import Rule, rule_from_wire
 
 COLLECTOR: Final = "TRACKSIDE_COLLECTOR"
-"""The collector to connect to, where `start` was not told; the one setting that a launcher needs."""
+"""The collector to connect to, where `start` was given none; the one setting that a launcher needs."""
 KEYS: Final = "TRACKSIDE_KEYS"
 """The directory of keys for it."""
 _MOST_NAME: Final = 40
-_KEPT: Final[dict[type[Any], tuple[tuple[type[Event], ...], Detail | None]]] = {
+_KEPT: Final[dict[type[Any], tuple[tuple[type[Event], ...], Priority | None]]] = {
     GoodputAccumulator: ((Event,), None),
     OpenSpans: (OpenSpans.reads, LIFECYCLE),
     CounterBoard: ((CounterWindow,), None),
@@ -46,38 +49,40 @@ _KEPT: Final[dict[type[Any], tuple[tuple[type[Event], ...], Detail | None]]] = {
 """What `trackside top` cannot make up for when it comes late, and what each reads: the rest costs nothing."""
 
 
-@attrs.frozen
-class RemoteConfig:
-    """What `start` was told of who may watch."""
+def _check_publish(_instance: object, _field: object, given: object) -> None:
+    if not isinstance(given, (bool, str)):
+        raise ConfigError("publish", given, "give True, or an endpoint such as ipc:///run/user/1000/ts/job")
 
-    publish: bool | str = False
+
+@attrs.frozen(kw_only=True)
+class Remote:
+    """
+    How others get a job's events while it runs; what `trackside.start` takes as *remote*.
+
+    Args:
+        publish: Let others watch: True for this user on this machine (`trackside attach DIRECTORY`), or an endpoint.
+        collector: The collector to send everything to; else the one that ``TRACKSIDE_COLLECTOR`` names, if any.
+        keys: A directory of keys for these endpoints; else the one that ``TRACKSIDE_KEYS`` names, if any.
+        insecure: Do without keys where they are needed.
+        ring_bytes: How much is kept for viewers that are slow or come back, in bytes.
+
+    Raises:
+        ConfigError: if *publish* is neither a flag nor an endpoint.
+    """
+
+    publish: bool | str = attrs.field(default=False, validator=_check_publish)
     collector: str | None = None
     keys: str | os.PathLike[str] | None = None
     insecure: bool = False
     ring_bytes: int = RING_BYTES
-    """What is kept for viewers that are slow or come back."""
 
-    @classmethod
-    def resolve(
-        cls,
-        publish: object,
-        collector: str | None,
-        keys: str | os.PathLike[str] | None,
-        *,
-        insecure: bool,
-    ) -> RemoteConfig:
-        """
-        Return the configuration, what was not given taken from the environment.
-
-        Raises:
-            ConfigError: if *publish* is neither a flag nor an endpoint.
-        """
-        if not isinstance(publish, (bool, str)):
-            raise ConfigError("publish", publish, "give True, or an endpoint such as ipc:///run/user/1000/ts/job")
-        return cls(publish, collector or os.environ.get(COLLECTOR), keys or os.environ.get(KEYS), insecure)
+    def with_environment(self) -> Remote:
+        """Return these settings, completed by the variables of the environment."""
+        collector, keys = self.collector or os.environ.get(COLLECTOR), self.keys or os.environ.get(KEYS)
+        return attrs.evolve(self, collector=collector, keys=keys)
 
 
-class Remote:
+class RemoteAccess:
     """
     The publishers of one job; made with the job, closed with it.
 
@@ -85,20 +90,27 @@ class Remote:
         ConfigError: An endpoint is not safe, not free or malformed.
     """
 
-    def __init__(self, config: RemoteConfig, *, bus: Bus, source: Source, directory: Path) -> None:
+    def __init__(self, config: Remote, *, bus: Bus, source: Source, directory: Path) -> None:
         self._bus = bus
         self._publishers: list[Publisher] = []
         self._controls = Controls(bus, source)
-        self._notes: list[Note] = []
+        self._notes: list[EndpointFile] = []
+        self.is_delivered = True
+        """Whether the collector, if there is one, had acknowledged everything when this was closed."""
+        self._made: Path | None = None
+        """A directory that was made for the socket, because others were in the way of the usual ones."""
         self._ring_bytes = config.ring_bytes
         try:
-            if config.publish:
-                endpoint = config.publish if isinstance(config.publish, str) else own_endpoint(source)
+            publisher = None
+            if isinstance(config.publish, str):
                 # On this machine the file system is protection enough; keys are for the network.
-                is_local = endpoint.startswith("ipc://")
+                is_local = config.publish.startswith("ipc://")
                 keys = None if is_local else config.keys
-                publisher = self._open(endpoint, keys=keys, insecure=config.insecure and not is_local)
-                self._notes.append(Note(directory, source, publisher.endpoint))
+                publisher = self._open(config.publish, keys=keys, insecure=config.insecure and not is_local)
+            elif config.publish:
+                publisher = self._open_anywhere(source)
+            if publisher is not None:
+                self._notes.append(EndpointFile(directory, source, publisher.endpoint))
             if config.collector:
                 self._open(config.collector, connects=True, keys=config.keys, insecure=config.insecure)
         except BaseException:
@@ -121,14 +133,41 @@ class Remote:
         return [publisher.endpoint for publisher in self._publishers]
 
     def close(self, timeout_s: float) -> bool:
-        """Send viewers what they lack and stop; return whether they have it all."""
+        """Send everybody what they lack, and stop; return whether they have it all."""
         done = True
         self._controls.close()
         for place, publisher in enumerate(self._publishers):
-            done = publisher.close(timeout_s / (len(self._publishers) - place)) and done
+            has_all = publisher.close(timeout_s / (len(self._publishers) - place))
+            self.is_delivered = self.is_delivered and (has_all or not publisher.connects)
+            done = done and has_all
         for note in self._notes:
             note.remove()
+        if self._made is not None:
+            with contextlib.suppress(OSError):
+                self._made.rmdir()
         return done
+
+    def _open_anywhere(self, source: Source) -> Publisher | None:
+        """Publish in the first directory that can be this user's alone; training starts, wherever that is or is not."""
+        refused = ""
+        for make in (_runtime_directory, _temporary_directory, self._new_directory):
+            try:
+                where = make()
+                publisher = self._open(f"ipc://{where / socket_name(source)}") if where is not None else None
+            except (ConfigError, OSError) as error:
+                refused = refused or described(error)
+                continue
+            if publisher is None:
+                continue
+            if refused:
+                complain("viewers find this job at %s, because %s", publisher.endpoint, refused)
+            return publisher
+        complain("nobody can watch this job: %s", refused)
+        return None
+
+    def _new_directory(self) -> Path:
+        self._made = Path(tempfile.mkdtemp(prefix="trackside-"))
+        return self._made
 
     def _open(self, endpoint: str, **options: Any) -> Publisher:
         bus = self._bus
@@ -138,20 +177,20 @@ class Remote:
             subscription = bus.subscribe(
                 taker,
                 to=wanted.names,
-                detail=wanted.level,
+                min_priority=wanted.level,
                 keep=_Sparing(rule_from_wire(rule)) if rule is not None else None,
             )
             return lambda: subscription.close(0.0)
 
-        def obey(address: bytes, verb: Verb, user: str) -> None:
-            self._controls.obey(publisher, address, verb, user)
+        def on_verb(address: bytes, verb: Verb, user: str) -> None:
+            self._controls.on_verb(publisher, address, verb, user)
 
         publisher = Publisher(
             endpoint,
             subscribe=subscribe,
-            look=bus.look,
+            look=bus.at_barrier,
             status=lambda: read_status(bus),
-            obey=obey,
+            on_verb=on_verb,
             ring_bytes=self._ring_bytes,
             **options,
         )
@@ -176,11 +215,11 @@ class _Sparing:
         return self.rule.to_wire()
 
 
-def keep_for_viewers(bus: Bus, handlers: Iterable[Handler], config: RemoteConfig) -> list[Subscription]:
+def keep_for_viewers(bus: Bus, handlers: Iterable[Handler], config: Remote) -> list[Subscription]:
     """Subscribe the models that a job keeps for who attaches late, if *handlers* lack them."""
     own = {name for handler in handlers for name in names_of(handler)}
     missing = [kind for kind in _KEPT if kind.__qualname__ not in own] if config.publish else []
-    return [bus.subscribe(kind(), to=_KEPT[kind][0], detail=_KEPT[kind][1]) for kind in missing]
+    return [bus.subscribe(kind(), to=_KEPT[kind][0], min_priority=_KEPT[kind][1]) for kind in missing]
 
 
 def read_status(bus: Bus) -> dict[str, Any]:
@@ -189,17 +228,24 @@ def read_status(bus: Bus) -> dict[str, Any]:
     counts = {
         "published": stats.published,
         "in_queue": stats.in_queue,
-        "shed": sum(stats.shed_by_type.values()),
+        "dropped": sum(stats.dropped_by_type.values()),
         "failed": stats.failed,
         "invalid": stats.invalid,
     }
     return {"seq": stats.published, "counts": counts, "open_spans": open_spans()}
 
 
-def own_endpoint(source: Source) -> str:
-    """Return an endpoint of this process's own, in a directory that is this user's alone."""
+def _runtime_directory() -> Path | None:
+    """Return the directory for sockets below the session's own; None if there is none."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    base = Path(runtime) if runtime and Path(runtime).is_dir() else Path(tempfile.gettempdir())
-    name = "trackside" if base == Path(runtime or "") else f"trackside-{os.geteuid()}"
+    return Path(runtime) / "trackside" if runtime and Path(runtime).is_dir() else None
+
+
+def _temporary_directory() -> Path:
+    return Path(tempfile.gettempdir()) / f"trackside-{os.geteuid()}"
+
+
+def socket_name(source: Source) -> str:
+    """Return the name of the socket on which a process can be watched: its run, rank and process id."""
     run = re.sub(r"[^A-Za-z0-9._-]+", "-", source.run_id)[:_MOST_NAME].strip("-.") or "run"
-    return f"ipc://{base / name}/{run}.{source.rank}.{os.getpid()}"
+    return f"{run}.{source.rank}.{os.getpid()}"

@@ -1,4 +1,4 @@
-"""Turning telemetry on, and off again: one line around a training script."""
+"""The start and the end of telemetry: one line around a training script."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
-import attrs
-
-from trackside.bus import Bus, Collector, Subscription, default_bus
-from trackside.events import ConfigError, Event, Source, __version__, set_process_source
+from trackside.bus import Bus, Subscription, default_bus
+from trackside.counters import Collector
+from trackside.events import ConfigError, Event, Source, set_process_source
 from trackside.handlers import EventLog
 from trackside.handlers.models import TrainingMetrics
-from trackside.instruments import close_section_window, open_spans, parent_from
+from trackside.instruments import close_section_window, open_spans, record_exception
 from trackside.instruments.system import SystemSampling
+from trackside.instruments.torch import is_distributed
 from trackside.job._apply import AppliedConfig, apply
 from trackside.job._goodput import ask_for_goodput, with_goodput_monitor
+from trackside.job._heartbeat import HeartbeatThread
+from trackside.job._identity import describe, identity_in_group, report_rivals
 from trackside.job._inherit import announce, leave_parent, withdraw
-from trackside.job._pulse import Pulse
-from trackside.job._remote import Remote, RemoteConfig, keep_for_viewers
+from trackside.job._remote import Remote, RemoteAccess, keep_for_viewers
+from trackside.job._stall import StallWatch
 from trackside.job._stragglers import end_watching, subscribed
 from trackside.job._summary import losses, summarize
+from trackside.job._uncaught import UncaughtExceptions
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
 
 _UNDO_S: Final = 0.5
 _LOOK_S: Final = 0.1
+_RIVALS_AT_BEAT: Final = 3
+"""By then every process that lives has written to its log."""
 
 _SECONDS: Final = (0.001, 1e6)
 
@@ -50,15 +55,13 @@ def start(
     *,
     job: JobConfig | None = None,
     handlers: Sequence[Handler] = (),
-    collect_every_s: float = 10.0,
-    heartbeat_s: float = 1.0,
+    collect_interval_s: float = 10.0,
+    heartbeat_interval_s: float = 1.0,
+    stall_after_s: float | None = 60.0,
     redact: Callable[[Event], Event | None] | None = None,
     system: bool = False,
     report: bool | None = None,
-    publish: bool | str = False,
-    collector: str | None = None,
-    keys: str | os.PathLike[str] | None = None,
-    insecure: bool = False,
+    remote: Remote | None = None,
     bus: Bus = default_bus,
 ) -> Job:
     """
@@ -77,29 +80,29 @@ def start(
         job: Who this run is: names, tags, metadata, and which ranks take part. On one that does not, nothing is started
             or written. Without it the launcher's variables say what they can.
         handlers: Models, sinks and callables to subscribe for as long as the job runs.
-        collect_every_s: The length of counter windows, in seconds.
-        heartbeat_s: Between two heartbeats, in seconds.
+        collect_interval_s: The length of counter windows, in seconds.
+        heartbeat_interval_s: Between two heartbeats, in seconds.
+        stall_after_s: How long no training step may end, in seconds, before the stacks of all threads are recorded; it
+            takes ten times the usual time of a step as well. None records none.
         redact: Called with every event before it is recorded; returns what to record, or None for nothing.
         system: Whether to read CPU, memory and the rank's GPU into counters, in the background, every two seconds.
         report: Whether to print a summary to stderr at the end. By default rank 0 does, and any rank that lost events.
-        publish: Let others watch while it runs: True for this user on this machine (`trackside attach DIRECTORY`), or
-            an endpoint to bind.
-        collector: The collector to send everything to; else the one that ``TRACKSIDE_COLLECTOR`` names, if any.
-        keys: A directory of keys for these endpoints; else the one that ``TRACKSIDE_KEYS`` names, if any.
-        insecure: Do without keys where they are needed.
+        remote: How others get the events while it runs, as ``Remote(publish=True)``; the environment completes it.
         bus: The bus to use, if not the default one.
 
     Raises:
         ConfigError: if an argument is wrong, or telemetry was turned on already.
     """
-    _check_seconds("collect_every_s", collect_every_s)
-    _check_seconds("heartbeat_s", heartbeat_s)
+    _check_seconds("collect_interval_s", collect_interval_s)
+    _check_seconds("heartbeat_interval_s", heartbeat_interval_s)
+    if stall_after_s is not None:
+        _check_seconds("stall_after_s", stall_after_s)
     running = _running.get(bus)
     if running is not None and running.is_open:
         raise ConfigError(
             "start()", str(directory), f"telemetry is on already, into {running.directory}; close that first"
         )
-    remote = RemoteConfig.resolve(publish, collector, keys, insecure=insecure)
+    access = (Remote() if remote is None else remote).with_environment()
     log, source = EventLog(directory), describe(job)
     is_on = job is None or job.is_enabled(source.rank)
     leave_parent()
@@ -110,12 +113,13 @@ def start(
         source=source,
         config=job,
         handlers=handlers if is_on else (),
-        collect_every_s=collect_every_s,
-        heartbeat_s=heartbeat_s,
+        collect_interval_s=collect_interval_s,
+        heartbeat_interval_s=heartbeat_interval_s,
+        stall_after_s=stall_after_s,
         redact=redact,
         system=system,
         report=report,
-        remote=remote,
+        remote=access,
         bus=bus,
     )
 
@@ -132,13 +136,6 @@ def _check_seconds(field: str, given: object) -> None:
         raise ConfigError(field, given, f"give seconds from {least:g} to {most:,.0f}")
 
 
-def describe(job: JobConfig | None) -> Source:
-    """Return this process's identity as its launcher, whoever started it and *job* say it."""
-    given = dict(job.source_fields()) if job is not None else {}
-    source = Source.detect(**{"parent": parent_from(), **given})
-    return attrs.evolve(source, versions={**source.versions, "trackside": __version__})
-
-
 class Job:
     """Telemetry that is on; made by `start`."""
 
@@ -149,17 +146,22 @@ class Job:
         source: Source,
         config: JobConfig | None,
         handlers: Sequence[Handler],
-        collect_every_s: float,
-        heartbeat_s: float,
+        collect_interval_s: float,
+        heartbeat_interval_s: float,
+        stall_after_s: float | None,
         redact: Callable[[Event], Event | None] | None,
         system: bool,
         report: bool | None,
-        remote: RemoteConfig,
+        remote: Remote,
         bus: Bus,
     ) -> None:
         self.source = source
         self.log = log
         self.bus = bus
+        self._config = config
+        self._is_placed = False
+        """Whether torch.distributed was asked for the rank since it is initialised."""
+        self._beats = 0
         self._report = report
         self._began_s = time.monotonic()
         self._pid = os.getpid()
@@ -170,9 +172,10 @@ class Job:
         self._redact_before = bus.redact
         self._applied: AppliedConfig | None = None
         self._collector: Collector | None = None
-        self._pulse: Pulse | None = None
-        self._remote: Remote | None = None
+        self._heartbeat: HeartbeatThread | None = None
+        self._remote: RemoteAccess | None = None
         self._system: SystemSampling | None = None
+        self._uncaught: UncaughtExceptions | None = None
         set_process_source(source)
         if redact is not None:
             bus.redact = redact
@@ -184,16 +187,20 @@ class Job:
                     # One by one: those before a bad one must leave.
                     self._subscriptions.append(subscribed(handler, bus, source, log.directory))
                 self._subscriptions += keep_for_viewers(bus, handlers, remote)
-                self._remote = Remote(remote, bus=bus, source=source, directory=log.directory)
+                self._remote = RemoteAccess(remote, bus=bus, source=source, directory=log.directory)
             self._applied = apply(config, source, bus) if config is not None else None
             if log is not None:
                 self._system = SystemSampling(bus) if system else None
-                self._collector = bus.collect(interval_s=collect_every_s)
-                self._pulse = Pulse(bus, every_s=heartbeat_s, read_open_spans=open_spans)
-                self._pulse.start()
+                self._collector = bus.collect(interval_s=collect_interval_s)
+                self._check_stall = self._watch_stalls(stall_after_s)
+                self._heartbeat = HeartbeatThread(
+                    bus, interval_s=heartbeat_interval_s, read_open_spans=open_spans, on_beat=self._on_beat
+                )
+                self._heartbeat.start()
+                self._uncaught = UncaughtExceptions(bus)
         except BaseException:
-            if self._pulse is not None:
-                self._pulse.cancel()
+            if self._heartbeat is not None:
+                self._heartbeat.cancel()
             if self._collector is not None:
                 self._collector.close()
             self._leave(time.monotonic() + _UNDO_S)
@@ -203,6 +210,31 @@ class Job:
             self._invite(log)
         _running[bus] = self
         atexit.register(self._close_at_exit)
+
+    def _watch_stalls(self, least_s: float | None) -> Callable[[], object]:
+        """Return the function that says whether training stalls; one that never does for None."""
+        if least_s is None:
+            return lambda: None
+        watch = StallWatch(self.bus, least_s=least_s)
+        self._subscriptions.append(self.bus.subscribe(watch, to=watch.types))
+        return watch.check
+
+    def _on_beat(self) -> None:
+        """Look, on the thread of the heartbeats, at what changes without a call."""
+        self._check_stall()
+        if not self._is_placed and is_distributed():
+            self._is_placed = True
+            found = identity_in_group(self.source, self._config)
+            if found is not None:
+                self._go_on_as(found)
+        self._beats += 1
+        if self._beats == _RIVALS_AT_BEAT and self.directory is not None:
+            report_rivals(self.directory, self.source)
+
+    def _go_on_as(self, source: Source) -> None:
+        before, self.source = self.source, source
+        set_process_source(source, instead_of=before)
+        self.bus.end(f"goes on as rank {source.rank} of run {source.run_id}")
 
     @property
     def directory(self) -> Path | None:
@@ -238,13 +270,16 @@ class Job:
         if not self.is_open or not self._closing.acquire(blocking=False):
             return True
         self._is_closed = True
+        if self._uncaught is not None:
+            self._uncaught.close()
+            reason = self._uncaught.ended_program or reason
         _running.pop(self.bus, None)
         atexit.unregister(self._close_at_exit)
         withdraw()
         deadline_s = time.monotonic() + timeout_s
         ask_for_goodput(subscription.handler for subscription in self._subscriptions)  # by the last heartbeat
-        if self._pulse is not None:
-            self._pulse.stop(timeout_s / 10)
+        if self._heartbeat is not None:
+            self._heartbeat.stop(timeout_s / 10)
         if self._system is not None:
             self._system.close(timeout_s / 10)
         if self._collector is not None:
@@ -271,9 +306,12 @@ class Job:
         if self._system is not None:
             self._system.close(0)
         end_watching((subscription.handler for subscription in self._subscriptions), 0)
+        done = True
         if self._remote is not None:
             self._remote.close(max(0.0, deadline_s - time.monotonic()) / 3)
-        done = self._applied.end(max(0.0, deadline_s - time.monotonic()) / 2) if self._applied is not None else True
+            done = self._remote.is_delivered  # viewers are promised nothing
+        if self._applied is not None:
+            done = self._applied.end(max(0.0, deadline_s - time.monotonic()) / 2) and done
         for place, subscription in enumerate(self._subscriptions):
             share_s = max(0.0, deadline_s - time.monotonic()) / (len(self._subscriptions) - place)
             done = subscription.close(share_s) and done
@@ -301,6 +339,8 @@ class Job:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None and self.log is not None:
+            record_exception(error, self.bus)
         self.close(reason="closed" if kind is None else kind.__name__)
 
 

@@ -11,12 +11,12 @@ from typing import Final
 
 from trackside.bus import Bus, Subscription
 from trackside.events import (
-    SIDING,
     ConfigError,
     Event,
     GpuTimingUnavailable,
     Handler,
     KernelWindow,
+    RunsOn,
     SectionWindow,
     Source,
     StragglerReport,
@@ -77,7 +77,7 @@ class StragglerWatch:
         ConfigError: if an argument is out of its range.
     """
 
-    runs_on = SIDING
+    runs_on = RunsOn.WORKER
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class StragglerWatch:
             if self._ends.wait(self._poll_s) and not directory.exists():
                 return
         try:
-            for event in follow(directory, types=_READ, sources=is_ours, poll_s=self._poll_s, stop=self._ends):
+            for event in follow(directory, to=_READ, sources=is_ours, poll_interval_s=self._poll_s, stop=self._ends):
                 self._take(event)
         except UnreadableError as error:
             LOGGER.warning("stragglers are not watched any more: %s", error)

@@ -1,4 +1,4 @@
-"""What is said at the end of a job, in a few lines."""
+"""The summary at the end of a job, in a few lines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trackside.bus import BusStats, HandlerStats
-from trackside.bus.counters import CounterSnapshot
+from trackside.counters import CounterSnapshot
 from trackside.events import Source
 from trackside.handlers import EventLog
 
@@ -53,6 +53,10 @@ def _counter(counter: CounterSnapshot) -> str:
     unit = f" {counter.unit}" if counter.unit else ""
     if not counter.count:
         return f"{counter.name}: no values"
+    if counter.kind == "counter":
+        return f"{counter.name}: {counter.sum:,.6g}{unit}"
+    if counter.kind == "gauge":
+        return f"{counter.name}: {counter.last:,.4g}{unit}"
     return (
         f"{counter.name}: {counter.count:,} values, sum {counter.sum:,.6g}{unit},"
         f" mean {counter.sum / counter.count:,.4g}{unit}, last {counter.last:,.4g}{unit}"

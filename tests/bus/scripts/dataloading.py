@@ -18,7 +18,7 @@ from trackside.events import ITERATION, Event, event, process_source
 ITEMS = 40
 
 
-@event("test.dataloading.loaded", detail=ITERATION)
+@event("test.dataloading.loaded", priority=ITERATION)
 class Loaded(Event):
     number: int = 0
     worker: int = -1

@@ -25,10 +25,10 @@ if sys.argv[1] == "later atexit":
     atexit.register(lambda: (log(10), report_last(10)))
 
 import trackside.bus as trackside  # noqa: E402  some of this is about what comes before it
-from trackside.events import ITERATION, Event, event  # noqa: E402
+from trackside.events import ITERATION, Event, RunsOn, event  # noqa: E402
 
 
-@event("test.ending.ticked", detail=ITERATION)
+@event("test.ending.ticked", priority=ITERATION)
 class Ticked(Event):
     number: int = 0
 
@@ -62,7 +62,7 @@ def use_forever(started):
 
 def main(way):
     trackside.subscribe(lambda _event: None, to=Ticked)
-    trackside.subscribe(lambda _event: None, to=Ticked, queued=True)
+    trackside.subscribe(lambda _event: None, to=Ticked, runs_on=RunsOn.WORKER)
     if way != "never used":
         log(10)
     if way == "closed":

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import trackside.bus as trackside
-from trackside.events import FRAMES, LIFECYCLE, Event, event
+from trackside.events import LIFECYCLE, Event, RunsOn, event
 
 EVENTS = 1000
 
@@ -23,15 +23,13 @@ EVENTS = 1000
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@event("test.exiting.ticked", detail=LIFECYCLE)
+@event("test.exiting.ticked", priority=LIFECYCLE)
 class Ticked(Event):
     number: int = 0
 
 
 class ToFifo:
     """Writes frames to a FIFO that nobody reads, on a thread of its own, and waits for it no longer than told."""
-
-    runs_on = FRAMES
 
     def __init__(self):
         self.path = Path(tempfile.mkdtemp()) / "fifo"
@@ -51,7 +49,7 @@ class ToFifo:
                 fifo.write(frame)
             self.written.set()
 
-    def take(self, frame, *, events):
+    def accept(self, frame, *, events):
         """Keep *frame* for the thread."""
         self.frames.append(frame)
         self.waiting += events
@@ -73,7 +71,7 @@ class ToFifo:
 
 
 class Blocking(ToFifo):
-    """Breaks its promise, and blocks the porter."""
+    """Breaks its promise, and blocks the dispatcher."""
 
     def __init__(self):
         self.lost = 0
@@ -81,7 +79,7 @@ class Blocking(ToFifo):
     def open(self, source):
         """Do nothing."""
 
-    def take(self, frame, *, events):
+    def accept(self, frame, *, events):
         """Never return."""
         threading.Event().wait()
 
@@ -101,17 +99,17 @@ def say_when():
 
 
 def set_up(stuck):
-    if stuck == "siding":
-        trackside.subscribe(never, to=Ticked, queued=True)
-    elif stuck == "siding at the last moment":
-        trackside.subscribe(never, to=Ticked, queued=True)
+    if stuck == "sink_worker":
+        trackside.subscribe(never, to=Ticked, runs_on=RunsOn.WORKER)
+    elif stuck == "sink_worker at the last moment":
+        trackside.subscribe(never, to=Ticked, runs_on=RunsOn.WORKER)
         return
     elif stuck == "fifo":
         trackside.subscribe(ToFifo(), to=Ticked)
-    elif stuck == "porter":
+    elif stuck == "dispatcher":
         trackside.subscribe(Blocking(), to=Ticked)
     else:
-        trackside.subscribe(lambda _event: None, to=Ticked, queued=True)
+        trackside.subscribe(lambda _event: None, to=Ticked, runs_on=RunsOn.WORKER)
     log(EVENTS)
     trackside.flush(0.3)
 
@@ -123,7 +121,7 @@ def log(count):
 
 def main(way, stuck):
     set_up(stuck)
-    if stuck == "siding at the last moment":
+    if stuck == "sink_worker at the last moment":
         log(EVENTS)
     if way == "terminated":
 

@@ -18,13 +18,13 @@ import time
 from pathlib import Path
 
 import trackside.bus as trackside
-from trackside.events import FRAMES, ITERATION, PORTER, Event, event, process_source
+from trackside.events import ITERATION, Event, RunsOn, event, process_source
 
 CHILD_EVENTS = 100
 DEADLINE_S = 30.0
 
 
-@event("test.forking.ticked", detail=ITERATION)
+@event("test.forking.ticked", priority=ITERATION)
 class Ticked(Event):
     number: int = 0
     pid: int = 0
@@ -32,8 +32,6 @@ class Ticked(Event):
 
 class ToFile:
     """Appends frames to ``<source id>.frames``, made with the first one; nothing is kept back."""
-
-    runs_on = FRAMES
 
     def __init__(self, directory):
         self.directory = Path(directory)
@@ -45,7 +43,7 @@ class ToFile:
         """Take the file's name from the source."""
         self.path = self.directory / f"{source.id}.frames"
 
-    def take(self, frame, *, events):
+    def accept(self, frame, *, events):
         """Append *frame*, after its length."""
         with self.lock, self.path.open("ab") as file:
             file.write(len(frame).to_bytes(4, "big") + frame)
@@ -68,7 +66,7 @@ class ToFile:
 
 
 class Model:
-    runs_on = PORTER
+    runs_on = RunsOn.DISPATCHER
 
     def __init__(self):
         self.pids = set()
@@ -154,19 +152,19 @@ def busy(work):
 
 def moment_of(name, taker, blocker):
     bus = trackside.default_bus
-    porter = bus._porter
+    dispatcher = bus._dispatcher
     moments = {
         "idle": contextlib.nullcontext,
         "inside log": lambda: inside_log(blocker),
-        "porter drains": lambda: held(porter._draining),
-        "porter starts": lambda: held(porter._thread._starting),
-        "handlers leave": lambda: held(bus._past._merging),
+        "dispatcher drains": lambda: held(dispatcher._draining),
+        "dispatcher starts": lambda: held(dispatcher._thread._starting),
+        "handlers leave": lambda: held(bus._retired._merging),
         "counters": lambda: held(bus.registry._lock),
         "windows": lambda: held(bus.registry._publishing),
         "sink": lambda: held(taker.lock),
         "all log": lambda: busy(lambda: trackside.log(Ticked(number=-2))),
         "all flush": lambda: busy(lambda: trackside.flush(1.0)),
-        "all subscribe": lambda: busy(lambda: trackside.subscribe(len, to=Ticked, queued=True).close(1.0)),
+        "all subscribe": lambda: busy(lambda: trackside.subscribe(len, to=Ticked, runs_on=RunsOn.WORKER).close(1.0)),
         "all read": lambda: busy(trackside.stats),
     }
     return moments[name]
@@ -185,7 +183,7 @@ def be_child(got, model):
     stats = trackside.stats()
     assert [one.balance for one in stats.handlers] == [0] * len(stats.handlers), stats
     assert stats.by_type["test.forking.ticked"] == CHILD_EVENTS, stats
-    assert stats.shed_by_type == {}, stats
+    assert stats.dropped_by_type == {}, stats
 
 
 def fork(got, model):
@@ -222,7 +220,7 @@ def main(name, forks, directory):
     trackside.subscribe(blocker, to=Ticked)
     trackside.subscribe(got.append, to=Ticked)
     trackside.subscribe(model, to=Ticked)
-    trackside.subscribe(lambda _event: None, to=Ticked, queued=True)
+    trackside.subscribe(lambda _event: None, to=Ticked, runs_on=RunsOn.WORKER)
     trackside.subscribe(taker)
     moment = moment_of(name, taker, blocker)
     codes, logged = [], 0

@@ -10,7 +10,7 @@ import os
 import sys
 
 import trackside.bus as trackside
-from trackside.events import FRAMES, PORTER, Event, Source, event, process_source
+from trackside.events import Event, RunsOn, Source, event, process_source
 
 
 @event("test.variants.ticked")
@@ -19,7 +19,6 @@ class Ticked(Event):
 
 
 class Taker:
-    runs_on = FRAMES
     lost = 0
 
     def __init__(self):
@@ -32,7 +31,7 @@ class Taker:
         """Keep *source*."""
         self.opened.append(source)
 
-    def take(self, frame, *, events):
+    def accept(self, frame, *, events):
         """Count it."""
         self.frames += 1
         return True
@@ -53,7 +52,7 @@ class Taker:
 
 
 class Model:
-    runs_on = PORTER
+    runs_on = RunsOn.DISPATCHER
 
     def __call__(self, one):
         """Do nothing."""
@@ -90,7 +89,7 @@ def many_dropped():
         bus = trackside.Bus()
         bus.subscribe(lambda _event: None)
         if number % 100 == 0:
-            bus.subscribe(lambda _event: None, queued=True)
+            bus.subscribe(lambda _event: None, runs_on=RunsOn.WORKER)
             bus.log(Ticked())
         bus.counter(f"test.{number}").add(1)
         del bus

@@ -7,20 +7,18 @@ import sys
 from pathlib import Path
 
 import trackside.bus as trackside
-from trackside.events import FRAMES, ITERATION, Event, event
+from trackside.events import ITERATION, Event, event
 
 CHILD_EVENTS = 50
 
 
-@event("test.frames.ticked", detail=ITERATION)
+@event("test.frames.ticked", priority=ITERATION)
 class Ticked(Event):
     number: int = 0
 
 
 class ToFile:
     """Appends frames to ``<source id>.frames``, made with the first one."""
-
-    runs_on = FRAMES
 
     def __init__(self, directory):
         self.directory = Path(directory)
@@ -31,7 +29,7 @@ class ToFile:
         """Take the file's name from the source."""
         self.path = self.directory / f"{source.id}.frames"
 
-    def take(self, frame, *, events):
+    def accept(self, frame, *, events):
         """Append *frame*, after its length."""
         with self.path.open("ab") as file:
             file.write(len(frame).to_bytes(4, "big") + frame)

@@ -14,23 +14,22 @@ import threading
 from pathlib import Path
 
 from trackside.bus import Bus
-from trackside.events import FRAMES, LIFECYCLE, PORTER, Event, event
+from trackside.events import LIFECYCLE, Event, RunsOn, event
 
 
-@event("test.overload.ticked", detail=LIFECYCLE)
+@event("test.overload.ticked", priority=LIFECYCLE)
 class Ticked(Event):
     number: int
     text: str
 
 
 class Refuser:
-    runs_on = FRAMES
     lost = 0
 
     def open(self, source):
         """Do nothing."""
 
-    def take(self, frame, *, events):
+    def accept(self, frame, *, events):
         """Refuse."""
         return False
 
@@ -47,19 +46,19 @@ class Refuser:
 
 
 class Model:
-    runs_on = PORTER
+    runs_on = RunsOn.DISPATCHER
 
     def __init__(self):
         self.read = 0
-        self.missed = 0
+        self.missed_events = 0
 
     def __call__(self, one):
         """Count."""
         self.read += 1
 
-    def miss(self, count):
+    def missed(self, source, count):
         """Count."""
-        self.missed += count
+        self.missed_events += count
 
 
 def resident_bytes():
@@ -71,7 +70,7 @@ def main(count):
     bus = Bus()
     model = Model()
     never = threading.Event()
-    blocked = bus.subscribe(lambda _event: never.wait(), to=Ticked, queued=True)
+    blocked = bus.subscribe(lambda _event: never.wait(), to=Ticked, runs_on=RunsOn.WORKER)
     refused = bus.subscribe(Refuser(), to=Ticked)
     read = bus.subscribe(model, to=Ticked)
     # Everything is in place and has run once before the process is measured.
@@ -87,7 +86,7 @@ def main(count):
     bus.flush(2.0)
     peak = max(peak, resident_bytes())
     stats = [one.stats() for one in (blocked, refused, read)]
-    keys = ("logged", "handled", "shed", "in_queue", "balance")
+    keys = ("logged", "handled", "dropped", "in_queue", "balance")
     print(
         json.dumps(
             {
@@ -95,8 +94,8 @@ def main(count):
                 "blocked": {key: getattr(stats[0], key) for key in keys},
                 "refused": {key: getattr(stats[1], key) for key in keys},
                 "read": {key: getattr(stats[2], key) for key in keys},
-                "model": [model.read, model.missed],
-                "shed_by_type": bus.stats().shed_by_type,
+                "model": [model.read, model.missed_events],
+                "dropped_by_type": bus.stats().dropped_by_type,
             }
         )
     )

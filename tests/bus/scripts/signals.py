@@ -1,5 +1,5 @@
 """
-Interrupt the bus again and again: ``signals.py log|subscribe|flush|add|stats|rested ROUNDS SEED``.
+Interrupt the bus again and again: ``signals.py log|subscribe|flush|add|stats|suspended ROUNDS SEED``.
 
 A timer's signal handler uses the bus while the main thread is inside of it. Prints the counts as JSON.
 """
@@ -14,21 +14,21 @@ import sys
 import time
 
 from trackside.bus import Bus
-from trackside.events import ITERATION, PORTER, Event, event
+from trackside.events import ITERATION, Event, RunsOn, event
 
 
-@event("test.signals.main", detail=ITERATION)
+@event("test.signals.main", priority=ITERATION)
 class FromMain(Event):
     number: int = 0
 
 
-@event("test.signals.handler", detail=ITERATION)
+@event("test.signals.handler", priority=ITERATION)
 class FromHandler(Event):
     number: int = 0
 
 
 class Model:
-    runs_on = PORTER
+    runs_on = RunsOn.DISPATCHER
 
     def __call__(self, event):
         """Do nothing."""
@@ -46,9 +46,9 @@ def main(inside, rounds, seed):
     got = []
     bus.subscribe(got.append, to=FromHandler)
     bus.subscribe(ignore)
-    bus.subscribe(ignore, queued=True)
+    bus.subscribe(ignore, runs_on=RunsOn.WORKER)
     bus.subscribe(Model())
-    if inside == "rested":
+    if inside == "suspended":
         bus.subscribe(lambda event: event.missing, to=FromMain)
     signals = 0
     over = False
@@ -70,10 +70,10 @@ def main(inside, rounds, seed):
             arm()
 
     def use():
-        if inside in {"log", "rested"}:
+        if inside in {"log", "suspended"}:
             bus.log(FromMain())
         elif inside == "subscribe":
-            bus.subscribe(ignore, to=FromHandler, queued=uses % 20 == 0).close()
+            bus.subscribe(ignore, to=FromHandler, runs_on=None if uses % 20 else RunsOn.WORKER).close()
         elif inside == "flush":
             bus.log(FromMain())
             bus.flush(1.0)

@@ -8,15 +8,15 @@ import resource
 
 import pytest
 
-from trackside.events import ITERATION, Event, RowEncoder, Source, encode_frame, event
+from trackside.events import ITERATION, Event, Source, event
 from trackside.handlers.eventlog import EventLog
 from trackside.handlers.eventlog._appender import create_file
-from trackside.handlers.eventlog._damage import Damage
-from trackside.handlers.eventlog._records import Record
-from trackside.handlers.eventlog._scanner import Scanner
+from trackside.handlers.eventlog._format import Record
+from trackside.handlers.eventlog._scanner import Damage, Scanner
+from trackside.wire import RowEncoder, encode_frame
 
 
-@event("test.eventlog.noted", detail=ITERATION)
+@event("test.eventlog.noted", priority=ITERATION)
 class Noted(Event):
     """Something for the log."""
 
@@ -117,7 +117,7 @@ def noted():
 def framed():
     """Give a function that makes a frame: of a source, its first number, and events."""
 
-    def make(source, first_seq, events, *, last_seq=None, shed=()):
+    def make(source, first_seq, events, *, last_seq=None, dropped=()):
         encoder = RowEncoder()
         schemas, rows = {}, []
         for offset, each in enumerate(events):
@@ -125,7 +125,7 @@ def framed():
             schemas[schema.number] = schema.entry
             rows.append(row)
         last = first_seq + len(rows) - 1 if last_seq is None else last_seq
-        return encode_frame(source.id, first_seq, last, shed=dict(shed), schemas=schemas.values(), rows=rows)
+        return encode_frame(source.id, first_seq, last, dropped=dict(dropped), schemas=schemas.values(), rows=rows)
 
     return make
 
@@ -163,7 +163,7 @@ def record(framed, noted):
         seq = first_seq
         for group in groups:
             events = [noted(at_ns=at_ns, text=text, span_id=0, step=-1) for at_ns, text in group]
-            assert log.take(framed(source, seq, events), events=len(events))
+            assert log.accept(framed(source, seq, events), events=len(events))
             assert log.flush()
             seq += len(events)
         if end:

@@ -14,8 +14,9 @@ import signal
 import sys
 import time
 
-from trackside.events import IterationEnded, RowEncoder, Source, encode_frame
+from trackside.events import IterationEnded, Source
 from trackside.handlers.eventlog import EventLog
+from trackside.wire import RowEncoder, encode_frame
 
 BATCHES = (1, 64, 4096)
 
@@ -27,7 +28,7 @@ def frame_of(source, first, count):
         source.id,
         first,
         first + count - 1,
-        shed={},
+        dropped={},
         schemas={schema.entry for schema, _ in pairs},
         rows=[row for _, row in pairs],
     )
@@ -40,7 +41,7 @@ def write_for_ever(directory, batch, report, rng):
     first = 0
     while True:
         for _ in range(rng.randrange(1, 6)):
-            if log.take(frame_of(source, first, batch), events=batch):
+            if log.accept(frame_of(source, first, batch), events=batch):
                 first += batch
         if log.flush(10):
             os.write(report, first.to_bytes(8, "little"))

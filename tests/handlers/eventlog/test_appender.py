@@ -23,7 +23,7 @@ def mode_of(path):
 
 @pytest.fixture
 def make(tmp_path, disk, fake_clock):
-    """Give a function that makes an appender to ``logs/0``, ``logs/1``, … on a disk that fails as told."""
+    """Give a function that makes an appender to ``logs/0``, ``logs/1``, … on a disk that fails as it is set to."""
 
     def appender(**options):
         return Appender(tmp_path / "logs", str, **{"monotonic_ns": fake_clock, "create": disk.create, **options})
@@ -352,7 +352,7 @@ class TestRotation:
         assert [path.read_bytes() for path in appender.paths] == [b"12341234", b"12341234", b"1234"]
 
     def test_told(self, make):
-        """Whoever wants to write a last word is told when a part is full."""
+        """`is_full` says when a part is full, for a writer that ends it with a last record."""
         appender = make(rotate_bytes=8)
         appender.write(b"1234")
         assert not appender.is_full
@@ -398,11 +398,11 @@ class TestFsync:
         assert disk.fsyncs == 0
 
     def test_each_write(self, make, disk):
-        """0 forces every write to the device; the first time with the file's name."""
+        """0 forces every write to the device; the first time with the names of the file and its new directory."""
         appender = make(fsync_s=0.0)
         for _ in range(3):
             appender.write(b"x")
-        assert disk.fsyncs == 3 + 1
+        assert disk.fsyncs == 3 + 2
 
     def test_by_time(self, make, disk, fake_clock):
         """Seconds force it once that much time has passed, and only if there is something new."""
@@ -414,14 +414,14 @@ class TestFsync:
             fake_clock.pass_s(3)
             appender.sync_if_due()
             forced.append(disk.fsyncs)
-        assert forced == [0, 2, 2, 2]
+        assert forced == [0, 3, 3, 3]
 
     def test_on_finish(self, make, disk):
         """A part is forced to the device before it is left."""
         appender = make(fsync_s=5.0)
         appender.write(b"x")
         appender.finish()
-        assert disk.fsyncs == 2
+        assert disk.fsyncs == 3
 
     def test_failure(self, make, monkeypatch):
         """A failure is counted; the write itself stands."""

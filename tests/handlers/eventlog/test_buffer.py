@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from trackside.handlers.eventlog._buffer import Buffer
-from trackside.handlers.eventlog._entries import Loss
-from trackside.handlers.eventlog._series import Taken
+from trackside.handlers.eventlog._format import Loss
+from trackside.handlers.eventlog._writer import WaitingFrame, WriteBuffer
 
 
 @pytest.fixture
 def buffer(fake_clock):
-    return Buffer(100, fake_clock)
+    return WriteBuffer(100, fake_clock)
 
 
 class TestBuffer:
@@ -19,7 +18,7 @@ class TestBuffer:
         """Frames come out as they went in."""
         for frame in (b"a", b"b", b"c"):
             buffer.put(frame, 1)
-        assert buffer.batch(1000) == [Taken(b"a", 1), Taken(b"b", 1), Taken(b"c", 1)]
+        assert buffer.batch(1000) == [WaitingFrame(b"a", 1), WaitingFrame(b"b", 1), WaitingFrame(b"c", 1)]
 
     def test_batch_size(self, buffer):
         """A batch ends with the entry that reaches its size."""
@@ -48,16 +47,16 @@ class TestBuffer:
         buffer.put(b"refused", 4)
         fake_clock.pass_s(1)
         buffer.put(b"too", 1)
-        buffer.settle([Taken(b"x" * 100, 1)])
+        buffer.settle([WaitingFrame(b"x" * 100, 1)])
         buffer.put(b"next", 1)
         reason = "the disk is slower than the stream"
-        assert buffer.batch(1000) == [Loss(5, 10, reason, 1_000_000_000), Taken(b"next", 1)]
+        assert buffer.batch(1000) == [Loss(5, 10, reason, 1_000_000_000), WaitingFrame(b"next", 1)]
 
     def test_refused_at_last(self, buffer):
         """Also if nothing came after it."""
         buffer.put(b"x" * 100, 1)
         buffer.put(b"refused", 4)
-        assert [type(entry) for entry in buffer.batch(1000)] == [Taken, Loss]
+        assert [type(entry) for entry in buffer.batch(1000)] == [WaitingFrame, Loss]
 
     def test_refusals_join(self, buffer):
         """However often the disk is tried meanwhile, one stretch of refusals is one loss."""
@@ -78,4 +77,4 @@ class TestBuffer:
         buffer.put(b"x", 1)
         loss = Loss(7, 70, "vanished", 0)
         buffer.put_first(loss)
-        assert buffer.batch(1000) == [loss, Taken(b"x", 1)]
+        assert buffer.batch(1000) == [loss, WaitingFrame(b"x", 1)]

@@ -12,8 +12,8 @@ class TestBySource:
         record(tmp_path, Source(id="b", rank=1), [(10, "a"), (30, "c")], [(60, "f")])
         record(tmp_path, Source(id="a", rank=0), [(20, "b"), (40, "d")])
         found = [
-            (source.rank, [event.text for batch in batches for event in batch])
-            for source, batches in replay(tmp_path).by_source()
+            (source.rank, [event.text for view in frames for event in view.events])
+            for source, frames in replay(tmp_path).by_source()
         ]
         assert found == [(0, ["b", "d"]), (1, ["a", "c", "f"])]
 
@@ -24,7 +24,7 @@ class TestBySource:
         recorded = replay(tmp_path)
         (_, first), (_, second) = recorded.by_source()
         path.unlink()
-        assert [event.text for batch in first for event in batch] == ["a"]
+        assert [event.text for view in first for event in view.events] == ["a"]
         assert recorded.problems == []
         assert list(second) == []
         assert len(recorded.problems) == 1
@@ -36,6 +36,6 @@ class TestBySource:
         data[data.index(b"\xa1b")] ^= 0xFF
         path.write_bytes(data)
         merged, apart = replay(tmp_path), replay(tmp_path)
-        assert len(list(merged)) == sum(len(batch) for _, batches in apart.by_source() for batch in batches)
+        assert len(list(merged)) == sum(len(view) for _, frames in apart.by_source() for view in frames)
         assert (apart.missing, apart.damaged_bytes) == (merged.missing, merged.damaged_bytes)
         assert apart.missing == 1

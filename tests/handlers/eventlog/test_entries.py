@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trackside.events import ConfigError, DecodeError, Source, clock
-from trackside.handlers.eventlog._entries import (
+from trackside.handlers.eventlog._format import (
     Ending,
     Loss,
     decode_ending,
@@ -71,6 +71,14 @@ class TestLoss:
         """One that does not say how much is malformed."""
         with pytest.raises(DecodeError):
             decode_loss(msgpack.packb({"events": "many"}))
+
+    @pytest.mark.parametrize("field", ["events", "bytes", "since_ns"])
+    @pytest.mark.parametrize("value", [-1, 1 << 63, True, 1.0, "1", None], ids=repr)
+    def test_out_of_range(self, field, value):
+        """Nor is one believed that claims what no writer can have lost."""
+        entry = {"events": 1, "bytes": 1, "since_ns": 1, "reason": "", field: value}
+        with pytest.raises(DecodeError):
+            decode_loss(msgpack.packb(entry))
 
 
 class TestEnding:

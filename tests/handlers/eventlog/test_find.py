@@ -1,4 +1,4 @@
-"""Which files there are."""
+"""The files that paths lead to."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import os
 
 import pytest
 
-from trackside.events import FrameDecoder, Source, UnreadableError
-from trackside.handlers.eventlog._find import find_files, identify
+from trackside.events import Source, UnreadableError
+from trackside.handlers.eventlog._reader import find_files, identify
+from trackside.wire import FrameDecoder
 
 
 class TestFindFiles:

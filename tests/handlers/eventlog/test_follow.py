@@ -6,8 +6,9 @@ import threading
 
 import pytest
 
-from trackside.events import Source, UnreadableError
+from trackside.events import IterationEnded, Source, UnreadableError
 from trackside.handlers.eventlog import EventLog, follow
+from trackside.rules import every
 
 
 class Reader:
@@ -16,7 +17,7 @@ class Reader:
     def __init__(self, *paths, **options):
         self.stop = threading.Event()
         self.paths, self.options = paths, options
-        self.events = follow(*paths, stop=self.stop, poll_s=0.001, **options)
+        self.events = follow(*paths, stop=self.stop, poll_interval_s=0.001, **options)
 
     def next(self, count):
         """Return the texts of the next events."""
@@ -42,7 +43,7 @@ def say(log, source, framed, noted):
     seqs = iter(range(10**6))
 
     def record(text):
-        log.take(framed(source, next(seqs), [noted(text=text)]), events=1)
+        log.accept(framed(source, next(seqs), [noted(text=text)]), events=1)
         assert log.flush()
 
     return record
@@ -59,7 +60,7 @@ class TestFollow:
         assert reader.next(2) == ["during", "still"]
 
     def test_stop(self, say, tmp_path):
-        """It ends once it is told to and has read what was written by then."""
+        """It ends once *stop* is set and it has read what was written by then."""
         say("one")
         reader = Reader(tmp_path)
         assert reader.next(1) == ["one"]
@@ -139,11 +140,20 @@ class TestFollow:
         assert reader.next(1) == ["one"]
         assert reader.rest() == []
 
-    def test_types(self, say, tmp_path, noted):
-        """Only the classes that are asked for come."""
+    def test_to(self, say, tmp_path, noted):
+        """Only the event types that are asked for come."""
         say("one")
-        assert Reader(tmp_path, types=Source).rest() == []
-        assert Reader(tmp_path, types=noted).rest() == ["one"]
+        assert Reader(tmp_path, to=IterationEnded).rest() == []
+        assert Reader(tmp_path, to=noted).rest() == ["one"]
+
+    def test_keep(self, say, tmp_path):
+        """Only the events that the rule keeps come, over all looks at the files."""
+        say("one")
+        reader = Reader(tmp_path, keep=every(2))
+        assert reader.next(1) == ["one"]
+        say("two")
+        say("three")
+        assert reader.rest() == ["three"]
 
     def test_missing(self, tmp_path):
         """A path that does not exist is an error at once."""
@@ -168,7 +178,7 @@ class TestSources:
         other = EventLog(tmp_path)
         asked_for = Source(id="asked", rank=7)
         other.open(asked_for)
-        other.take(framed(asked_for, 0, [noted(text="this")]), events=1)
+        other.accept(framed(asked_for, 0, [noted(text="this")]), events=1)
         other.close()
         say("nor this")
         assert reader.rest() == ["this"]

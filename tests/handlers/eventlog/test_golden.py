@@ -1,4 +1,4 @@
-"""Files that earlier releases wrote; they stay readable for ever. New versions add files, nothing replaces one."""
+"""Event logs that are kept in files: every later release reads those of its version, and refuses the others."""
 
 from __future__ import annotations
 
@@ -6,25 +6,61 @@ from pathlib import Path
 
 import pytest
 
-from trackside.events import IterationEnded, Parent, SourceEnded, SourceStarted, SpanEventAdded, UnknownEvent, clock
-from trackside.handlers.eventlog import inspect, replay
+from trackside.cli import main
+from trackside.events import (
+    IterationEnded,
+    Parent,
+    SourceEnded,
+    SourceStarted,
+    SpanEventAdded,
+    UnknownEvent,
+    UnreadableError,
+    clock,
+)
+from trackside.handlers.eventlog import check_logs, replay
 
 DATA = Path(__file__).parents[2] / "data"
 BEGAN_NS = 1_700_000_000_000_000_000
 
 
 class TestVersion1:
+    REFUSAL = (
+        r"eventlog-v1\.tslog: is an event log of version 1; this release reads version 2; read it with the release"
+    )
+
+    def test_replay(self):
+        """A log of the version before is refused: its version, ours, and what can read it."""
+        with pytest.raises(UnreadableError, match=self.REFUSAL):
+            list(replay(DATA / "eventlog-v1.tslog"))
+
+    def test_inspect(self):
+        """So it is where logs are reported on."""
+        with pytest.raises(UnreadableError, match=self.REFUSAL):
+            check_logs(DATA / "eventlog-v1.tslog")
+
+    def test_commands(self, capsys, tmp_path):
+        """Commands say the same in one line, and exit with 2."""
+        export = ["export", "--jsonl", str(tmp_path / "events.jsonl")]
+        trace = ["trace", "-o", str(tmp_path / "trace.json")]
+        for command in (["info"], ["tail"], ["report"], ["goodput"], ["scores"], ["runs"], trace, export):
+            assert main([*command, str(DATA / "eventlog-v1.tslog")]) == 2
+            error = capsys.readouterr().err
+            assert "is an event log of version 1" in error
+            assert error.count("\n") == 1
+
+
+class TestVersion2:
     @pytest.fixture
     def path(self):
-        """Give the file that release 0.1 wrote."""
-        return DATA / "eventlog-v1.tslog"
+        """Give the file."""
+        return DATA / "eventlog-v2.tslog"
 
     def test_events(self, path):
         """Every event is read: known ones as what they are, one of a class that nobody here declares as unknown."""
         started, iteration, unknown, mark, ended = replay(path)
         assert type(started) is SourceStarted
         assert iteration == IterationEnded(
-            at_ns=BEGAN_NS + 1, span_id=9, step=1, duration_ns=250, tokens=4096, loss=2.5
+            at_ns=BEGAN_NS + 1, parent_span_id=9, step=1, duration_ns=250, tokens=4096, loss=2.5
         )
         assert unknown == UnknownEvent(
             at_ns=BEGAN_NS + 2,
@@ -59,13 +95,13 @@ class TestVersion1:
         assert source.anchor == clock.Anchor(1000, BEGAN_NS, 40)
 
     def test_report(self, path):
-        """Losses, sheds and the end are read, and nothing is damaged."""
-        report = inspect(path)
+        """Losses, drops and the end are read, and nothing is damaged."""
+        report = check_logs(path)
         (source,) = report.sources
         (loss,) = source.losses
         assert (loss.events, loss.size_bytes, loss.reason) == (3, 777, "No space left on device")
         assert (source.missing, source.holes) == (3, [(3, 5)])
-        assert source.shed == {"trackside.span.ended.profile": 11}
+        assert source.dropped == {"trackside.span.ended.profile": 11}
         assert source.ended == "closed"
         (file,) = report.files
         assert file.is_finished

@@ -26,14 +26,14 @@ def iteration(step, **told):
 
 @pytest.fixture
 def write(tmp_path, framed):
-    """Give a function that writes each list of events as a frame, to a log that ends if it is told to."""
+    """Give a function that writes each list of events as a frame, to a log that ends if *end* says so."""
 
     def write(source, *groups, end=True, **options):
         log = EventLog(tmp_path, **options)
         log.open(source)
         seq = 0
         for group in groups:
-            assert log.take(framed(source, seq, group), events=len(group))
+            assert log.accept(framed(source, seq, group), events=len(group))
             seq += len(group)
         assert log.flush()
         if end:
@@ -64,10 +64,10 @@ class TestOneSource:
         assert seen.ended is None
 
     def test_heartbeats(self, write, tmp_path, source):
-        """The latest heartbeat is known, and the longest time between two."""
-        write(source, [Heartbeat(sequence=n, at_ns=at_s * S) for n, at_s in enumerate((5, 6, 9, 10))])
+        """The latest heartbeat is known, and the interval that it names."""
+        write(source, [Heartbeat(sequence=n, interval_s=3.0, at_ns=at_s * S) for n, at_s in enumerate((5, 6, 9, 10))])
         (seen,) = outline(tmp_path).sources
-        assert (seen.last_heartbeat_ns, seen.heartbeat_every_ns) == (10 * S, 3 * S)
+        assert (seen.last_heartbeat_ns, seen.heartbeat_interval_ns) == (10 * S, 3 * S)
 
     def test_steps_of_training(self, write, tmp_path, source, noted):
         """The last step is that of a training iteration, whatever other loops count."""

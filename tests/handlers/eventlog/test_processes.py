@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import trackside.events
-from trackside.handlers.eventlog import inspect, replay
+from trackside.handlers.eventlog import check_logs, replay
 
 HERE = Path(__file__).parent
 PACKAGE = Path(trackside.events.__file__).parents[2]
@@ -50,7 +50,7 @@ class TestKilled:
             assert numbers == [(n, n) for n in range(len(numbers))]
             assert len(numbers) >= one["safe"]
             assert len(numbers) % one["batch"] == 0
-            damage = [damage.reason for file in inspect(one["directory"]).files for damage in file.damage]
+            damage = [damage.reason for file in check_logs(one["directory"]).files for damage in file.damage]
             assert damage in ([], ["torn tail"])
         if len(rounds) >= 30:  # of a few, all may have been killed before their first flush
             assert any(one["safe"] for one in rounds)
@@ -74,4 +74,4 @@ class TestForked:
         expected[told["parent"]] = [(n, n) for n in range(told["events"])]
         assert found == expected
         assert (events.repeated, events.missing, events.damaged_bytes) == (0, 0, 0)
-        assert all(file.is_finished for file in inspect(tmp_path).files)
+        assert all(file.is_finished for file in check_logs(tmp_path).files)

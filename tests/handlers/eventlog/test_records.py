@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trackside.handlers.eventlog._records import (
+from trackside.handlers.eventlog._format import (
     HEADER_BYTES,
     MAGIC,
     MAX_PAYLOAD_BYTES,
@@ -23,7 +23,7 @@ from trackside.handlers.eventlog._records import (
 class TestEncodeRecord:
     def test_layout(self):
         """A record is magic, version, kind, stream, length, sequence and checksum, little-endian, then the payload."""
-        summed = bytes.fromhex("c154534c 01 02 3412 03000000 0700000000000000")
+        summed = bytes.fromhex("c154534c 02 02 3412 03000000 0700000000000000")
 
         record = encode_record(Kind.FRAME, b"abc", sequence=7, stream=0x1234)
 

@@ -11,10 +11,18 @@ from pathlib import Path
 import pytest
 
 import trackside.events
-from trackside.events import Event, IterationEnded, Source, SpanEventAdded, UnreadableError
+from trackside.events import (
+    ConfigError,
+    Event,
+    IterationEnded,
+    Source,
+    SpanEventAdded,
+    UnknownEvent,
+    UnreadableError,
+)
 from trackside.handlers.eventlog import EventLog, feed, replay
-from trackside.handlers.eventlog._entries import encode_header
-from trackside.handlers.eventlog._records import Kind, encode_record
+from trackside.handlers.eventlog._format import Kind, encode_header, encode_record
+from trackside.rules import every
 
 PACKAGE = Path(trackside.events.__file__).parents[2]
 
@@ -55,11 +63,35 @@ class TestOneSource:
         log = EventLog(tmp_path)
         log.open(source)
         mixed = [IterationEnded(duration_ns=1), SpanEventAdded(name="x"), IterationEnded(duration_ns=2)]
-        log.take(framed(source, 0, mixed), events=3)
+        log.accept(framed(source, 0, mixed), events=3)
         log.close()
-        assert [event.seq for event in replay(tmp_path, types=IterationEnded)] == [0, 2]
-        assert [event.seq for event in replay(tmp_path, types=(SpanEventAdded,))] == [1]
-        assert [event.seq for event in replay(tmp_path, types=Event)] == [0, 1, 2]
+        assert [event.seq for event in replay(tmp_path, to=IterationEnded)] == [0, 2]
+        assert [event.seq for event in replay(tmp_path, to=(SpanEventAdded,))] == [1]
+        assert [event.seq for event in replay(tmp_path, to=Event)] == [0, 1, 2]
+        assert [event.seq for event in replay(tmp_path, to="trackside.span.*")] == [1]
+        assert [event.seq for event in replay(tmp_path, to=(SpanEventAdded, "trackside.iteration.ended"))] == [0, 1, 2]
+
+    def test_unknown_type(self, framed, tmp_path, source):
+        """An event of an unknown type comes under the name that it was recorded with."""
+        log = EventLog(tmp_path)
+        log.open(source)
+        log.accept(framed(source, 0, [UnknownEvent(name="acme.seen"), UnknownEvent(name="acme.heard")]), events=2)
+        log.close()
+        assert [event.name for event in replay(tmp_path, to="acme.h*")] == ["acme.heard"]
+        assert [event.name for event in replay(tmp_path, to=UnknownEvent)] == ["acme.seen", "acme.heard"]
+
+    def test_keep(self, record, tmp_path):
+        """The rule decides for each source on its own, however their events interleave."""
+        record(tmp_path, Source(id="a"), [(10, "a0"), (12, "a1"), (14, "a2")])
+        record(tmp_path, Source(id="b", rank=1), [(11, "b0"), (13, "b1"), (15, "b2")])
+        assert texts(replay(tmp_path, keep=every(2))) == ["a0", "b0", "a2", "b2"]
+
+    @pytest.mark.parametrize("options", [{"to": int}, {"to": "word"}, {"to": ()}, {"keep": 5}], ids=str)
+    def test_refused(self, record, tmp_path, source, options):
+        """What is no type, name, glob or rule is refused at once, as by subscribe."""
+        record(tmp_path, source, [(10, "a")])
+        with pytest.raises(ConfigError):
+            replay(tmp_path, **options)
 
     def test_sources(self, record, tmp_path, source):
         """Only the events of the sources that are asked for come."""
@@ -105,14 +137,14 @@ class TestParts:
         paths[1].unlink()
         events = replay(tmp_path)
         assert len(list(events)) == 60
-        assert (events.missing, events.ledgers[source.id].holes) == (30, [(30, 59)])
+        assert (events.missing, events.trackers[source.id].holes) == (30, [(30, 59)])
 
     def test_halves(self, tmp_path, source, framed, noted):
         """Of a file cut in two each half is readable and knows its source; together they are the whole."""
         log = EventLog(tmp_path / "logs")
         log.open(source)
         for n in range(300):
-            while not log.take(framed(source, n, [noted(text="x" * 60_000, number=n)]), events=1):
+            while not log.accept(framed(source, n, [noted(text="x" * 60_000, number=n)]), events=1):
                 log.flush()
         assert log.close(10)
         data = log.paths[0].read_bytes()
@@ -141,8 +173,8 @@ class TestParts:
         log = EventLog(tmp_path)
         log.open(source)
         notes = [noted(number=n) for n in range(6)]
-        log.take(framed(source, 0, notes[:4]), events=4)
-        log.take(framed(source, 2, notes[2:]), events=4)
+        log.accept(framed(source, 0, notes[:4]), events=4)
+        log.accept(framed(source, 2, notes[2:]), events=4)
         log.close()
         events = replay(tmp_path)
         assert [event.number for event in events] == [0, 1, 2, 3, 4, 5]
@@ -267,7 +299,7 @@ class TestUnreadable:
     def test_other_version(self, tmp_path):
         """A log of a version this release does not know is refused by its number."""
         (tmp_path / "new.tslog").write_bytes(encode_record(Kind.HEADER, b"?", sequence=0, version=9))
-        with pytest.raises(UnreadableError, match="version 9; this release reads version 1"):
+        with pytest.raises(UnreadableError, match="version 9; this release reads version 2"):
             list(replay(tmp_path))
 
     def test_pipe(self, tmp_path):
@@ -340,6 +372,25 @@ class TestFeed:
 
         first, second = feed(replay(tmp_path), Last(), Last())
         assert (first.texts, second.texts) == (["a", "b"], ["a", "b"])
+
+    def test_views(self, record, tmp_path, source):
+        """A model reads views of one source each, in order, and of a long log never more than 1,024 events at once."""
+        record(tmp_path, source, [(at_ns, str(at_ns)) for at_ns in range(1500)])
+        record(tmp_path, Source(id="other", rank=1), [(5000, "other")])
+
+        class Sizes:
+            def __init__(self):
+                self.seen = []
+
+            def consume(self, view):
+                self.seen.append((view.source.id, [event.seq for event in view.events]))
+
+        (sizes,) = feed(replay(tmp_path), Sizes())
+        assert sizes.seen == [
+            (source.id, list(range(1024))),
+            (source.id, list(range(1024, 1500))),
+            ("other", [0]),
+        ]
 
     def test_no_model(self, record, tmp_path, source):
         """Without a model the events are read all the same, and nothing is returned."""

@@ -8,8 +8,7 @@ import zlib
 import pytest
 
 from trackside.handlers.eventlog import _scanner
-from trackside.handlers.eventlog._damage import DAMAGED, DUPLICATE, MISPLACED, TORN, Damage
-from trackside.handlers.eventlog._records import (
+from trackside.handlers.eventlog._format import (
     HEADER,
     HEADER_BYTES,
     MAGIC,
@@ -19,7 +18,7 @@ from trackside.handlers.eventlog._records import (
     Record,
     encode_record,
 )
-from trackside.handlers.eventlog._scanner import Scanner
+from trackside.handlers.eventlog._scanner import DAMAGED, DUPLICATE, MISPLACED, TORN, Damage, Scanner
 
 pytestmark = pytest.mark.once
 

@@ -1,4 +1,4 @@
-"""The event log as the porter sees it, on disks that fail."""
+"""The event log as the dispatcher sees it, on disks that fail."""
 
 from __future__ import annotations
 
@@ -14,10 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from trackside.events import FRAMES, ConfigError, Source
+from trackside.bus import Bus
+from trackside.events import ConfigError, Source
 from trackside.handlers.eventlog import EventLog, Loss
-from trackside.handlers.eventlog._entries import Ending, decode_ending, decode_header, decode_loss
-from trackside.handlers.eventlog._records import MAX_PAYLOAD_BYTES, Kind
+from trackside.handlers.eventlog._format import (
+    MAX_PAYLOAD_BYTES,
+    Ending,
+    Kind,
+    decode_ending,
+    decode_header,
+    decode_loss,
+)
 
 MIB = 1 << 20
 DEADLINE_S = 20.0
@@ -91,9 +98,9 @@ def pipe():
 
 
 class TestConfiguration:
-    def test_runs_on(self):
-        """The log takes frames."""
-        assert EventLog.runs_on is FRAMES
+    def test_frame_sink(self, tmp_path):
+        """The bus recognises the log as a frame sink."""
+        assert Bus().subscribe(EventLog(tmp_path)).stats().runs_on == "frames"
 
     @pytest.mark.parametrize("below", ["", "/deep/er"])
     def test_file_for_directory(self, tmp_path, below):
@@ -140,7 +147,7 @@ class TestFiles:
     def test_name(self, opened, tmp_path, source):
         """A directory per run; rank, attempt, process and part in the name."""
         log = opened()
-        log.take(b"frame", events=1)
+        log.accept(b"frame", events=1)
         log.flush()
         expected = tmp_path / "logs" / "run-1" / f"rank-00003.attempt-0.{source.id[:8]}.0000.tslog"
         assert log.paths == [expected]
@@ -161,7 +168,7 @@ class TestFiles:
         """Whatever the run is called, its directory lies below the log's."""
         log = EventLog(tmp_path)
         log.open(Source(run_id=run_id))
-        log.take(b"frame", events=1)
+        log.accept(b"frame", events=1)
         log.close()
         assert [path.parent for path in log.paths] == [tmp_path / directory]
 
@@ -170,7 +177,7 @@ class TestFiles:
         before = os.umask(0)
         try:
             log = opened()
-            log.take(b"frame", events=1)
+            log.accept(b"frame", events=1)
             log.flush()
         finally:
             os.umask(before)
@@ -183,7 +190,7 @@ class TestFiles:
         for frame in (b"first", b"second"):
             log = EventLog(tmp_path)
             log.open(source)
-            log.take(frame, events=1)
+            log.accept(frame, events=1)
             log.close()
             paths += log.paths
         assert [frames_in(path) for path in paths] == [[b"first"], [b"second"]]
@@ -193,7 +200,7 @@ class TestFiles:
         """A file begins with who writes it and ends with an end; in between are the frames, as they were taken."""
         log = opened()
         for n in range(3):
-            log.take(b"frame %d" % n, events=1)
+            log.accept(b"frame %d" % n, events=1)
         log.close()
         header, *frames, end = contents(log.paths[0])
         assert decode_header(header.payload).source == source
@@ -204,7 +211,7 @@ class TestFiles:
         """Records are numbered from 0 without holes."""
         log = opened()
         for n in range(20):
-            log.take(b"%d" % n, events=1)
+            log.accept(b"%d" % n, events=1)
             if n % 3 == 0:
                 log.flush()
         log.close()
@@ -214,7 +221,7 @@ class TestFiles:
         """The header comes again after every 8 MiB, so that each piece of a file says whose it is."""
         log = opened()
         for _ in range(40):
-            while not log.take(bytes(MIB), events=1):
+            while not log.accept(bytes(MIB), events=1):
                 log.flush()
         log.close(DEADLINE_S)
         headers = [record.offset for record in contents(log.paths[0]) if record.kind == Kind.HEADER]
@@ -228,7 +235,7 @@ class TestRotation:
         """A file that is large enough is ended, and the next part begins like a first one and counts on."""
         log = opened(rotate_bytes=2 * MIB)
         for _ in range(5):
-            log.take(bytes(MIB), events=1)
+            log.accept(bytes(MIB), events=1)
             log.flush()
         log.close()
         parts = [contents(path) for path in log.paths]
@@ -241,7 +248,7 @@ class TestRotation:
         """The part is the last number of the name."""
         log = opened(rotate_bytes=MIB)
         for _ in range(2):
-            log.take(bytes(MIB), events=1)
+            log.accept(bytes(MIB), events=1)
             log.flush()
         assert [path.name.split(".")[-2] for path in log.paths] == ["0000", "0001"]
 
@@ -250,8 +257,8 @@ class TestTake:
     def test_too_large(self, opened, gaps_in):
         """A frame above 1 MiB is refused and named as a loss."""
         log = opened()
-        assert not log.take(bytes(MAX_PAYLOAD_BYTES + 1), events=9)
-        assert log.take(b"next", events=1)
+        assert not log.accept(bytes(MAX_PAYLOAD_BYTES + 1), events=9)
+        assert log.accept(b"next", events=1)
         log.close()
         assert gaps_in(log.paths[0]) == [(9, MAX_PAYLOAD_BYTES + 1, "a frame of 1048577 bytes")]
 
@@ -259,12 +266,12 @@ class TestTake:
         """A closed log refuses, and counts it."""
         log = opened()
         log.close()
-        assert not log.take(b"late", events=2)
+        assert not log.accept(b"late", events=2)
         assert log.losses() == {"refused": 2, "vanished": 0, "unwritten": 0}
 
     def test_before_open(self, tmp_path):
         """A log that was not opened does not know whose frames these are, and refuses."""
-        assert not EventLog(tmp_path).take(b"early", events=1)
+        assert not EventLog(tmp_path).accept(b"early", events=1)
 
 
 class TestFlush:
@@ -272,29 +279,29 @@ class TestFlush:
         """After True, what was taken is in the file."""
         log = opened()
         for n in range(100):
-            log.take(b"%d" % n, events=1)
+            log.accept(b"%d" % n, events=1)
         assert log.flush()
         assert frames_in(log.paths[0]) == [b"%d" % n for n in range(100)]
 
     def test_by_itself(self, opened, frames_in):
         """Without it a frame is written after flush_s."""
         log = opened(flush_s=0.02)
-        log.take(b"frame", events=1)
+        log.accept(b"frame", events=1)
         wait_for(lambda: log.stats()["records"] == 2)
         assert frames_in(log.paths[0]) == [b"frame"]
 
     def test_much_waits(self, opened):
         """Nor does a megabyte wait for it."""
         log = opened(flush_s=1000.0)
-        log.take(b"frame", events=1)
-        log.take(bytes(MIB), events=1)
+        log.accept(b"frame", events=1)
+        log.accept(bytes(MIB), events=1)
         wait_for(lambda: log.stats()["waiting_bytes"] == 0)
 
     def test_refusing_disk(self, opened, disk):
         """With a disk that refuses, flush says False at once; it does not use up its time."""
         log = opened(create=disk.create)
         disk.room_bytes = 0
-        log.take(b"frame", events=1)
+        log.accept(b"frame", events=1)
         start = time.monotonic()
         assert not log.flush(DEADLINE_S)
         assert time.monotonic() - start < DEADLINE_S / 2
@@ -302,7 +309,7 @@ class TestFlush:
     def test_from_many_threads(self, opened, frames_in):
         """Any thread may flush at any time."""
         log = opened()
-        log.take(b"frame", events=1)
+        log.accept(b"frame", events=1)
         answers = []
         threads = [threading.Thread(target=lambda: answers.append(log.flush(DEADLINE_S))) for _ in range(8)]
         for thread in threads:
@@ -316,9 +323,9 @@ class TestFlush:
         """If no thread can be started any more, flush and close write themselves."""
         monkeypatch.setattr(threading.Thread, "start", refuse_thread)
         log = opened()
-        assert log.take(b"one", events=1)
+        assert log.accept(b"one", events=1)
         assert log.flush()
-        assert log.take(b"two", events=1)
+        assert log.accept(b"two", events=1)
         assert log.close()
         assert frames_in(log.paths[0]) == [b"one", b"two"]
 
@@ -327,7 +334,7 @@ class TestClose:
     def test_twice(self, opened):
         """A log may be closed twice; the answer is the same."""
         log = opened()
-        log.take(b"frame", events=1)
+        log.accept(b"frame", events=1)
         assert log.close()
         assert log.close()
 
@@ -335,7 +342,7 @@ class TestClose:
         """The thread ends, and the file is closed."""
         before = threading.active_count(), descriptors()
         log = opened()
-        log.take(b"frame", events=1)
+        log.accept(b"frame", events=1)
         log.close()
         wait_for(lambda: threading.active_count() <= before[0])  # fewer, if one of an earlier test was still ending
         assert descriptors() <= before[1]
@@ -344,7 +351,7 @@ class TestClose:
         """What a disk refused to the end is counted and reported."""
         log = opened(create=disk.create)
         disk.room_bytes = 0
-        log.take(b"frame", events=7)
+        log.accept(b"frame", events=7)
         assert not log.close()
         assert log.losses() == {"refused": 0, "vanished": 0, "unwritten": 7}
         assert "7 events wait" in caplog.messages[-1]
@@ -358,7 +365,7 @@ class TestStalledDisk:
         log = opened(create=pipe.create)
         start = time.monotonic()
         for _ in range(100):
-            log.take(bytes(100_000), events=1)
+            log.accept(bytes(100_000), events=1)
         assert not log.flush(0.1)
         assert not log.close(0.1)
         assert time.monotonic() - start < 5.0
@@ -367,7 +374,7 @@ class TestStalledDisk:
     def test_not_written_by_then(self, opened, pipe):
         """What waits when the time to close is over counts as lost, until the disk comes back after all."""
         log = opened(create=pipe.create)
-        log.take(bytes(100_000), events=5)
+        log.accept(bytes(100_000), events=5)
         assert log.lost == 0
         assert not log.close(0.1)
         assert (log.lost, log.losses()["unwritten"]) == (5, 5)
@@ -377,7 +384,7 @@ class TestStalledDisk:
     def test_bounded(self, opened, pipe):
         """What waits is bounded; the rest is refused."""
         log = opened(create=pipe.create, buffer_bytes=MIB)
-        taken = [log.take(bytes(100_000), events=1) for _ in range(20)]
+        taken = [log.accept(bytes(100_000), events=1) for _ in range(20)]
         assert taken == [True] * 10 + [False] * 10
         assert log.stats()["waiting_bytes"] <= MIB
         pipe.drain(log)
@@ -385,7 +392,7 @@ class TestStalledDisk:
     def test_resumption(self, opened, pipe, frames_in, gaps_in):
         """When it takes again, all that was taken is written, and what was refused is named in its place."""
         log = opened(create=pipe.create, buffer_bytes=MIB)
-        taken = [n for n in range(20) if log.take(b"%02d" % n * 50_000, events=3)]
+        taken = [n for n in range(20) if log.accept(b"%02d" % n * 50_000, events=3)]
         assert taken == list(range(10))
         assert pipe.drain(log)
         assert [int(frame[:2]) for frame in frames_in(pipe.data)] == taken
@@ -398,7 +405,7 @@ class TestFullDisk:
         log = opened()
         with file_limit(200):
             for n in range(10):
-                assert log.take(b"frame %d" % n, events=1)
+                assert log.accept(b"frame %d" % n, events=1)
             assert not log.flush()
         assert log.flush()
         assert frames_in(log.paths[-1]) == [b"frame %d" % n for n in range(10)]
@@ -407,25 +414,25 @@ class TestFullDisk:
     def test_file_limit(self, opened, file_limit, frames_in):
         """A limit on one file is met by beginning the next; a flush goes on until all is written."""
         log = opened()
-        log.take(b"x" * 500, events=1)
+        log.accept(b"x" * 500, events=1)
         log.flush()
         with file_limit(log.paths[0].stat().st_size + 100):
-            log.take(b"y" * 500, events=1)
+            log.accept(b"y" * 500, events=1)
             assert log.flush()
         assert [frames_in(path) for path in log.paths] == [[b"x" * 500], [b"y" * 500]]
 
     def test_gap(self, opened, disk, frames_in, gaps_in):
         """If the buffer overflowed meanwhile, the file says how many events and bytes are missing there, and why."""
         log = opened(create=disk.create, buffer_bytes=MIB)
-        log.take(b"before", events=1)
+        log.accept(b"before", events=1)
         log.flush()
         disk.room_bytes = 0
-        log.take(b"waits", events=1)
+        log.accept(b"waits", events=1)
         log.flush()
-        taken = [log.take(b"%02d" % n * 50_000, events=3) for n in range(20)]
+        taken = [log.accept(b"%02d" % n * 50_000, events=3) for n in range(20)]
         disk.room_bytes = None
         assert log.flush()
-        log.take(b"after", events=1)
+        log.accept(b"after", events=1)
         assert log.close()
         assert taken == [True] * 10 + [False] * 10
         frames = frames_in(log.paths[0])
@@ -436,10 +443,10 @@ class TestFullDisk:
     def test_in_the_middle(self, opened, disk, frames_in):
         """A frame that the disk took half of is in the file once, whole."""
         log = opened(create=disk.create)
-        log.take(b"before", events=1)
+        log.accept(b"before", events=1)
         log.flush()
         disk.room_bytes = 30
-        log.take(b"x" * 1000, events=1)
+        log.accept(b"x" * 1000, events=1)
         assert not log.flush()
         disk.room_bytes = None
         assert log.flush()
@@ -448,7 +455,7 @@ class TestFullDisk:
     def test_dev_full(self, opened):
         """A full device is refused and tried again, and the errors are counted."""
         log = opened(create=lambda directory, name: os.open("/dev/full", os.O_WRONLY))
-        log.take(b"frame", events=1)
+        log.accept(b"frame", events=1)
         assert not log.flush()
         assert not log.flush()
         stats = log.stats()
@@ -460,7 +467,7 @@ class TestFullDisk:
         """An error that passes costs nothing."""
         log = opened(create=disk.create, flush_s=0.05)
         disk.errors = [OSError(number, os.strerror(number))] * 2
-        log.take(b"frame", events=1)
+        log.accept(b"frame", events=1)
         wait_for(lambda: log.stats()["waiting_events"] == 0)
         log.close()
         assert frames_in(log.paths[0]) == [b"frame"]
@@ -471,8 +478,8 @@ class TestVanished:
     def test_directory(self, opened, frames_in, gaps_in, tmp_path):
         """If the log's directory is removed, a new one says how many events and bytes went with it."""
         log = opened()
-        log.take(b"one", events=2)
-        log.take(b"two", events=3)
+        log.accept(b"one", events=2)
+        log.accept(b"two", events=3)
         log.flush()
         lost = log.paths[0]
         size_bytes = lost.stat().st_size
@@ -480,7 +487,7 @@ class TestVanished:
         lost.parent.rmdir()
         (tmp_path / "logs").rmdir()
 
-        log.take(b"three", events=1)
+        log.accept(b"three", events=1)
         log.flush()
         log.close()
 
@@ -492,17 +499,17 @@ class TestVanished:
     def test_flush(self, opened):
         """A flush that finds its file gone does not say that all is well; the next one does."""
         log = opened()
-        log.take(b"one", events=1)
+        log.accept(b"one", events=1)
         assert log.flush()
         log.paths[0].unlink()
-        log.take(b"two", events=1)
+        log.accept(b"two", events=1)
         assert not log.flush()
         assert log.flush()
 
     def test_close(self, opened, gaps_in):
         """A file that is gone at the end is noticed, too."""
         log = opened()
-        log.take(b"one", events=4)
+        log.accept(b"one", events=4)
         log.flush()
         log.paths[0].unlink()
         assert not log.close()
@@ -511,22 +518,22 @@ class TestVanished:
     def test_renamed(self, opened, tmp_path, frames_in):
         """A directory that was renamed takes its file along, and nothing is lost."""
         log = opened()
-        log.take(b"one", events=1)
+        log.accept(b"one", events=1)
         log.flush()
         name = log.paths[0].relative_to(tmp_path / "logs")
         (tmp_path / "logs").rename(tmp_path / "moved")
-        log.take(b"two", events=1)
+        log.accept(b"two", events=1)
         assert log.close()
         assert frames_in(tmp_path / "moved" / name) == [b"one", b"two"]
 
     def test_blocked_rotation(self, opened, tmp_path, frames_in):
         """If the next part cannot be made, what waits is kept until it can."""
         log = opened(rotate_bytes=MIB)
-        log.take(bytes(MIB), events=1)
+        log.accept(bytes(MIB), events=1)
         log.flush()
         (tmp_path / "logs").rename(tmp_path / "moved")
         (tmp_path / "logs").write_bytes(b"in the way")
-        log.take(b"next", events=1)
+        log.accept(b"next", events=1)
         assert not log.flush()
         (tmp_path / "logs").unlink()
         assert log.flush()
@@ -538,7 +545,7 @@ class TestReports:
         """Trouble is reported once a minute, with the reason and what waits."""
         log = opened(create=disk.create, monotonic_ns=fake_clock)
         disk.room_bytes = 0
-        log.take(b"frame", events=3)
+        log.accept(b"frame", events=3)
         for _ in range(10):
             log.flush()
         assert len(caplog.records) == 1
@@ -556,7 +563,7 @@ class TestReports:
             logging.getLogger("trackside"), "warning", lambda *_: answers.append(getattr(log, act)(DEADLINE_S))
         )
         disk.errors = [OSError(5, "once")]
-        log.take(b"frame", events=1)
+        log.accept(b"frame", events=1)
         start = time.monotonic()
         log.flush(DEADLINE_S)
         assert answers == [False]
@@ -567,7 +574,7 @@ class TestReports:
         monkeypatch.setattr(logging.getLogger("trackside"), "warning", explode)
         log = opened(create=disk.create)
         disk.errors = [OSError(5, "once")]
-        log.take(b"frame", events=1)
+        log.accept(b"frame", events=1)
         log.flush()
         assert log.close()
         assert frames_in(log.paths[0]) == [b"frame"]
@@ -577,7 +584,7 @@ class TestReports:
         log = opened()
         with monkeypatch.context() as patch:
             patch.setattr(log._series, "write", explode)
-            log.take(b"frame", events=1)
+            log.accept(b"frame", events=1)
             assert not log.flush()
         assert log.flush()
         assert frames_in(log.paths[0]) == [b"frame"]
@@ -588,14 +595,14 @@ class TestFsync:
     def test_each_batch(self, opened, disk):
         """With 0, what was flushed is on the device."""
         log = opened(create=disk.create, fsync_s=0.0)
-        log.take(b"frame", events=1)
+        log.accept(b"frame", events=1)
         log.flush()
         assert disk.fsyncs > 0
 
     def test_off(self, opened, disk):
         """With None nothing is ever forced."""
         log = opened(create=disk.create, fsync_s=None)
-        log.take(b"frame", events=1)
+        log.accept(b"frame", events=1)
         log.close()
         assert disk.fsyncs == 0
 
@@ -604,7 +611,7 @@ class TestStats:
     def test_written(self, opened):
         """Bytes, records and files are those on the disk."""
         log = opened()
-        log.take(b"frame", events=1)
+        log.accept(b"frame", events=1)
         log.close()
         stats = log.stats()
         assert (stats["bytes"], stats["records"], stats["files"]) == (log.paths[0].stat().st_size, 3, 1)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from trackside.events import ClockCompared, Source
+import pytest
+
+from trackside.events import ClockCompared, DecodeError, Source
 from trackside.handlers.models import ClockOffsets
 
 ROOT, FORWARDER = (Source.detect({}, id=name, role="collector") for name in ("root", "forwarder"))
@@ -66,8 +68,19 @@ class TestClockOffsets:
         """
         model, other = ClockOffsets(), ClockOffsets()
         model(compared(ROOT, "rank", 500))
-        model.miss(3)
+        model.missed(Source.unknown(""), 3)
 
         other.load(model.dump())
 
         assert other.result() == model.result()
+
+    def test_refused_state(self):
+        """A state that is none is refused, and what was known stays."""
+        model = ClockOffsets()
+        model(compared(ROOT, "rank", 500))
+        before = model.dump()
+
+        for state in ({}, {**before, "version": 0}, {**before, "links": {"rank": {"root": [1, 2]}}}, [1]):
+            with pytest.raises(DecodeError):
+                model.load(state)
+        assert model.dump() == before

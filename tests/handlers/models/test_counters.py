@@ -7,7 +7,8 @@ import json
 import attrs
 import pytest
 
-from trackside.events import CounterWindow, Event, Sketch, Source
+from trackside.core.sketch import Sketch
+from trackside.events import CounterWindow, DecodeError, Event, Source
 from trackside.handlers.models.counters import CounterBoard
 
 pytestmark = pytest.mark.once
@@ -94,7 +95,7 @@ class TestCounterBoard:
         """A board that loads another's state goes on as that one would."""
         board, other = CounterBoard(), CounterBoard()
         board(told(LEFT, sketch=Sketch([1.0, 2.0]).to_wire()))
-        board.miss(3)
+        board.missed(Source.unknown(""), 3)
         other.load(board.dump())
         for each in (board, other):
             each(told(RIGHT, sketch=Sketch([3.0]).to_wire()))
@@ -111,7 +112,31 @@ class TestCounterBoard:
     def test_missed(self):
         """What the board did not get is in its result."""
         board = CounterBoard()
-        board.miss(4)
-        board.miss(1)
+        board.missed(Source.unknown(""), 4)
+        board.missed(Source.unknown(""), 1)
 
         assert board.result().missed == 5
+
+    def test_refused_state(self):
+        """A state that is none is refused, and what was known stays."""
+        board = CounterBoard()
+        board(told(LEFT))
+        before = board.dump()
+
+        for state in (
+            {},
+            {**before, "version": 0},
+            {**before, "counters": {"loss": {"sum": 1}}},
+            {**before, "missed": None},
+        ):
+            with pytest.raises(DecodeError):
+                board.load(state)
+        assert board.dump() == before
+
+    def test_broken_sketch(self):
+        """A sketch that cannot be read costs the quantiles of its window, and no total."""
+        board = CounterBoard()
+        board(told(LEFT, sketch=b"\xff"))
+
+        totals = board.result().counters["train.loss"]
+        assert (totals.count, totals.quantiles) == (2, {})

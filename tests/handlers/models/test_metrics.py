@@ -33,6 +33,7 @@ from trackside.events import (
     TestingMetricsUpdated,
     TrainingConfigured,
     TrainingMetricsUpdated,
+    TrainingWindowUpdated,
     ValidationMetricsUpdated,
 )
 from trackside.handlers import Capture, EventLog, replay
@@ -76,15 +77,13 @@ class Job:
         """Start a training loop."""
         known = {"train_iterations_start": start, "train_samples_start": 4 * start} | attributes
         name = "training_loop"
-        event = SpanStarted(at_ns=self.now_s * S, span_id=0, step=-1, id=LOOP, parent_id=0, name=name, attributes=known)
+        event = SpanStarted(at_ns=self.now_s * S, step=-1, span_id=LOOP, parent_span_id=0, name=name, attributes=known)
         return self.tell(event)
 
     def loop_end(self, name="training_loop", ended=LOOP):
         """End a loop."""
         parent = 0 if ended == LOOP else LOOP
-        ended = SpanEnded(
-            at_ns=self.now_s * S, span_id=parent, step=-1, id=ended, parent_id=parent, name=name, duration_ns=0
-        )
+        ended = SpanEnded(at_ns=self.now_s * S, step=-1, span_id=ended, parent_span_id=parent, name=name, duration_ns=0)
         return self.tell(ended)
 
     def train(self, *durations_s, step=-1, own_id=None, within=LOOP, **done):
@@ -94,9 +93,9 @@ class Job:
             self.tell(
                 IterationEnded(
                     at_ns=int(self.now_s * S),
-                    span_id=within,
+                    parent_span_id=within,
                     step=step,
-                    id=self.fresh() if own_id is None else own_id,
+                    span_id=self.fresh() if own_id is None else own_id,
                     duration_ns=int(duration_s * S),
                     **done,
                 )
@@ -109,7 +108,7 @@ class Job:
         for duration_s in durations_s:
             self.now_s += duration_s
             event = IterationEnded(
-                at_ns=self.now_s * S, span_id=loop, step=-1, kind=kind, duration_ns=duration_s * S, **done
+                at_ns=self.now_s * S, parent_span_id=loop, step=-1, kind=kind, duration_ns=duration_s * S, **done
             )
             self.tell(event)
         return self.loop_end(f"{kind}_loop", loop)
@@ -118,10 +117,9 @@ class Job:
         """End a span within an iteration."""
         span = ProfileSpanEnded(
             at_ns=int(self.now_s * S),
-            span_id=parent,
             step=-1,
-            id=self.fresh() if own_id is None else own_id,
-            parent_id=parent,
+            span_id=self.fresh() if own_id is None else own_id,
+            parent_span_id=parent,
             name=name,
             duration_ns=int(duration_s * S),
         )
@@ -133,10 +131,9 @@ class Job:
         self.tell(
             SpanStarted(
                 at_ns=self.now_s * S,
-                span_id=LOOP,
                 step=-1,
-                id=span_id,
-                parent_id=LOOP,
+                span_id=span_id,
+                parent_span_id=LOOP,
                 name=f"checkpoint_save_{strategy}",
                 attributes={"checkpoint_strategy": strategy, "current_iteration": step},
             )
@@ -149,10 +146,9 @@ class Job:
         return self.tell(
             SpanEnded(
                 at_ns=self.now_s * S,
-                span_id=LOOP,
                 step=-1,
-                id=span_id,
-                parent_id=LOOP,
+                span_id=span_id,
+                parent_span_id=LOOP,
                 name=f"checkpoint_save_{strategy}",
                 duration_ns=duration_s * S,
             )
@@ -178,8 +174,9 @@ class Job:
         )
 
     def training(self):
-        """Return the updates of training metrics."""
-        return self.updates.of(TrainingMetricsUpdated)
+        """Return the updates of training metrics, each with that of its window."""
+        pairs = zip(self.updates.of(TrainingMetricsUpdated), self.updates.of(TrainingWindowUpdated), strict=True)
+        return [Updated(*pair) for pair in pairs]
 
     def productive(self):
         """Return the updates of what is productive."""
@@ -188,6 +185,18 @@ class Job:
     def now(self):
         """Return the job's part of the result."""
         return self.model.result().sources[0]
+
+
+class Updated:
+    """An update over the job and that of its window, whose figures are asked for by a prefix here."""
+
+    def __init__(self, of_job, of_window):
+        self.of_job = of_job
+        self.of_window = of_window
+
+    def __getattr__(self, name):
+        is_of_window = name.startswith("window_")
+        return getattr(self.of_window if is_of_window else self.of_job, name.removeprefix("window_"))
 
 
 def fields(event, *names):
@@ -288,7 +297,7 @@ class TestTrainingMetricsUpdated:
         updates = Capture()
         model = TrainingMetrics(publish=updates)
         for step in range(50):
-            model(IterationEnded(at_ns=step, span_id=0, step=step, duration_ns=S))
+            model(IterationEnded(at_ns=step, parent_span_id=0, step=step, duration_ns=S))
         told = fields(updates.events[0], "num_iterations", "num_train_samples", "avg_batch_size", "train_tokens")
         assert told == (50, 0, None, None)
 
@@ -455,7 +464,7 @@ class TestParts:
     def test_of_validation(self):
         """Forward passes of a validation are not the training's."""
         job = Job().loop().part("model_forward", 9, parent=70)
-        job.tell(IterationEnded(at_ns=0, span_id=71, step=-1, id=70, kind="validation", duration_ns=S))
+        job.tell(IterationEnded(at_ns=0, parent_span_id=71, step=-1, span_id=70, kind="validation", duration_ns=S))
         job.part("data_loading", 9, parent=71).loop_end("validation_loop", 71).train(10)
         assert fields(job.now().training, "avg_forward_time_sec", "avg_dataloader_time_sec") == (None, None)
 
@@ -728,7 +737,7 @@ def some_job(source, rng):
     return job
 
 
-@trackside.event("test.metrics.derived", detail=LIFECYCLE, derived=True)
+@trackside.event("test.metrics.derived", priority=LIFECYCLE, derived=True)
 class IterationDerived(IterationEnded):
     """What a model might derive."""
 
@@ -809,8 +818,8 @@ class TestTrainingMetrics:
     def test_missed(self):
         """It says how many events it did not get."""
         model = TrainingMetrics()
-        model.miss(3)
-        model.miss(4)
+        model.missed(Source.unknown(""), 3)
+        model.missed(Source.unknown(""), 4)
         assert model.result().missed == 7
 
     def test_json(self):
@@ -827,7 +836,7 @@ class TestTrainingMetrics:
         """Looking at the result changes nothing."""
         job = Job().loop().train(1)
         before = job.model.dump()
-        assert times(job.now().training, "window_")[3] == 1.0
+        assert times(job.now().window)[3] == 1.0
         assert job.model.dump() == before
 
     def test_order_of_ranks(self):
@@ -842,12 +851,17 @@ class TestTrainingMetrics:
 def iterations(model, first, count, rng):
     for step in range(first, first + count):
         span = ProfileSpanEnded(
-            at_ns=step, span_id=9, step=step, id=step * 2 + 10, parent_id=9, name="model_forward", duration_ns=5
+            at_ns=step, step=step, span_id=step * 2 + 10, parent_span_id=9, name="model_forward", duration_ns=5
         )
         model(span)
         model(
             IterationEnded(
-                at_ns=step, span_id=LOOP, step=step, id=9, duration_ns=int(rng.lognormvariate(18, 0.2)), loss=1.0
+                at_ns=step,
+                parent_span_id=LOOP,
+                step=step,
+                span_id=9,
+                duration_ns=int(rng.lognormvariate(18, 0.2)),
+                loss=1.0,
             )
         )
 

@@ -34,7 +34,7 @@ from trackside.events import (
     SourceStarted,
     SpanEnded,
     SpanEventAdded,
-    SpanMisplaced,
+    SpanOutOfOrder,
     SpanStarted,
     event,
 )
@@ -57,18 +57,15 @@ def of(source, *events):
 
 
 def started(number, parent, name, at_ns=0, **attributes):
-    return SpanStarted(
-        at_ns=at_ns, span_id=parent, step=-1, id=number, parent_id=parent, name=name, attributes=attributes
-    )
+    return SpanStarted(at_ns=at_ns, step=-1, span_id=number, parent_span_id=parent, name=name, attributes=attributes)
 
 
 def ended(number, parent, name, at_ns=0, duration_ns=1, *, kind=SpanEnded, error=None, **attributes):
     return kind(
         at_ns=at_ns,
-        span_id=parent,
+        span_id=number,
+        parent_span_id=parent,
         step=-1,
-        id=number,
-        parent_id=parent,
         name=name,
         duration_ns=duration_ns,
         attributes=attributes,
@@ -77,7 +74,9 @@ def ended(number, parent, name, at_ns=0, duration_ns=1, *, kind=SpanEnded, error
 
 
 def iteration(number, parent, step, at_ns=0, duration_ns=1, **more):
-    return IterationEnded(at_ns=at_ns, span_id=parent, step=step, id=number, duration_ns=duration_ns, **more)
+    return IterationEnded(
+        at_ns=at_ns, parent_span_id=parent, step=step, span_id=number, duration_ns=duration_ns, **more
+    )
 
 
 def built(*events, source=RANK0, **limits):
@@ -119,14 +118,14 @@ class TestTree:
         """A span is told with everything that is known of it."""
         found = built(started(1, 0, "evaluate", 100, epoch=1), ended(1, 0, "evaluate", 170, 70, epoch=1, score=0.5))
         (view,) = found.spans
-        assert (view.id, view.parent_id, view.detail, view.start_ns, view.duration_ns) == (1, 0, "lifecycle", 100, 70)
+        assert (view.id, view.parent_id, view.priority, view.start_ns, view.duration_ns) == (1, 0, "lifecycle", 100, 70)
         assert (view.attributes, view.error, view.failed) == ({"epoch": 1, "score": 0.5}, None, False)
 
     def test_iteration(self):
         """An iteration is a span with what was done in it."""
         (view,) = built(iteration(4, 3, 7, 170, 70, samples=32, loss=0.5)).spans
         assert (view.name, view.step, view.start_ns, view.duration_ns) == ("training_single_iteration", 7, 100, 70)
-        assert (view.parent_id, view.detail, view.attributes) == (3, "iteration", {"samples": 32, "loss": 0.5})
+        assert (view.parent_id, view.priority, view.attributes) == (3, "iteration", {"samples": 32, "loss": 0.5})
 
     @pytest.mark.parametrize(
         ("kind", "name"),
@@ -354,7 +353,7 @@ class TestDisorder:
 
     def test_noticed_before(self):
         """What an instrument noticed is told."""
-        found = built(*(SpanMisplaced(at_ns=number, name="x", problem="was closed again") for number in (3, 5)))
+        found = built(*(SpanOutOfOrder(at_ns=number, name="x", problem="was closed again") for number in (3, 5)))
         assert self.problems(found) == [("x", "was closed again", 2)]
         assert found.malformed[0].last_ns == 5
 
@@ -377,7 +376,7 @@ class TestRoom:
             events.append(ended(2 * number, 2 * number + 1, "model_forward", number, kind=ProfileSpanEnded))
             events.append(iteration(2 * number + 1, 0, number, number))
         found = built(*events, max_short=10)
-        assert [view.step for view in found.spans if view.detail == "iteration"] == list(range(991, 1_001))
+        assert [view.step for view in found.spans if view.priority == "iteration"] == list(range(991, 1_001))
         assert (len(found.spans), found.forgotten) == (20, 1_980)
 
     def test_long(self):
@@ -440,8 +439,8 @@ class TestModel:
     def test_missed(self):
         """What it should have had and did not get is told."""
         builder = SpanBuilder()
-        builder.miss(3)
-        builder.miss(4)
+        builder.missed(Source.unknown(""), 3)
+        builder.missed(Source.unknown(""), 4)
         assert builder.result().missed == 7
 
     def test_derived(self):

@@ -20,8 +20,8 @@ import msgpack
 import pytest
 
 import trackside
-from trackside.events import wire_name_of
 from trackside.handlers.zeromq import Collector, Forwarder
+from trackside.wire import wire_name_of
 
 SCRIPTS = Path(__file__).parent / "scripts"
 DEADLINE_S = 30.0

@@ -8,11 +8,12 @@ import signal
 import pytest
 
 import trackside
-from trackside.events import ConfigError, SourceEnded, UnknownEvent, UnreadableError, fields_of, wire_name_of
+from trackside.events import ConfigError, SourceEnded, UnknownEvent, UnreadableError
 from trackside.handlers.models import SpanBuilder, TrainingMetrics
 from trackside.handlers.models.counters import CounterBoard
 from trackside.handlers.models.goodput import GoodputAccumulator
 from trackside.handlers.models.scores import ScoreAggregator
+from trackside.wire import fields_of, wire_name_of
 
 pytestmark = pytest.mark.once
 
@@ -143,10 +144,10 @@ class TestWhatIsAskedFor:
 
         assert {type(event).__name__ for event in viewer} == {"SpanEnded", "IterationSpanEnded", "ProfileSpanEnded"}
 
-    def test_by_detail(self, here, attached, read_until):
+    def test_by_min_priority(self, here, attached, read_until):
         """Below the level that was asked for nothing leaves the job."""
         job = here()
-        viewer = attached(job.endpoint, detail=trackside.LIFECYCLE)
+        viewer = attached(job.endpoint, min_priority=trackside.LIFECYCLE)
         viewer.wait()
         assert not job.wants(name="step")
         job.log(count=10)
@@ -163,7 +164,7 @@ class TestWhatIsAskedFor:
         job.log(count=100)
 
         assert numbers(read_until(viewer, lambda events: len(events) >= 10)) == list(range(0, 100, 10))
-        assert sum(line.feed.before for line in viewer._lines) == 11  # with SourceStarted
+        assert sum(line.consumer.before for line in viewer._lines) == 11  # with SourceStarted
         assert viewer.lost == 0
 
     def test_predicate_here(self, here, attached, read_until):
@@ -183,7 +184,7 @@ class TestWhatIsAskedFor:
         job.log(count=10)
 
         assert [len(read_until(viewer, lambda events: len(events) == 10)) for viewer in viewers] == [10, 10, 10]
-        assert job.stats()["handlers"] == ["Tap"]
+        assert job.stats()["handlers"] == ["ViewerStream"]
 
     @pytest.mark.parametrize(
         "wrong",
@@ -191,11 +192,11 @@ class TestWhatIsAskedFor:
             {"to": 3},
             {"to": ()},
             {"to": "step"},
-            {"detail": 9},
+            {"min_priority": 9},
             {"keep": len},
             {"models": [SpanBuilder(), SpanBuilder()]},
         ],
-        ids=["type", "nothing", "word", "detail", "rule", "models"],
+        ids=["type", "nothing", "word", "min_priority", "rule", "models"],
     )
     def test_wrong(self, place, wrong):
         """What cannot be asked for is refused before anything is connected."""
@@ -225,7 +226,7 @@ class TestModels:
         assert viewer.lost == 0
 
     def test_late_join(self, here, attached, seed, scaled, states):
-        """Whenever a viewer comes, the snapshot and the stream from there make the job's state (R14)."""
+        """Whenever a viewer comes, the snapshot and the stream from there make the job's state."""
         turns = scaled(100)
         for first in range(0, turns, 20):
             job = here(models=True)
@@ -346,5 +347,5 @@ class TestLinks:
         job.log(count=7)
         read_until(viewer, lambda _: viewer.status[0].get("seq", 0) == 8)
 
-        assert viewer.status[0]["counts"]["shed"] == 0
+        assert viewer.status[0]["counts"]["dropped"] == 0
         assert "open_spans" in viewer.status[0]

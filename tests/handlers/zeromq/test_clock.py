@@ -5,12 +5,11 @@ import random
 import pytest
 
 from trackside.events import ClockCompared, Source
-from trackside.handlers.zeromq import Quota
-from trackside.handlers.zeromq._clock_offset import ClockOffset
-from trackside.handlers.zeromq._collection import Collection
-from trackside.handlers.zeromq._intake import Giver
-from trackside.handlers.zeromq._quota import Purse
-from trackside.handlers.zeromq._roll import Roll
+from trackside.handlers.zeromq import PeerLimits
+from trackside.handlers.zeromq._collector import Collection
+from trackside.handlers.zeromq._limits import PeerBuckets
+from trackside.handlers.zeromq._receiver import ClockOffset, Producer
+from trackside.handlers.zeromq._sources import SourceRegistry
 
 
 def exchange(estimate, now_ns, offset_ns, there_ns, back_ns):
@@ -110,40 +109,47 @@ class TestWhoIsNamed:
         """Give a function that has a collection compare the clock of what is at the other end, and returns the news."""
         heard, now_s = [], [0.0]
         collection = Collection(
-            Source.detect({}, run_id="run"), [heard.append], None, Roll(), read_rule=None, monotonic_s=lambda: now_s[0]
+            Source.detect({}, run_id="run"),
+            [heard.append],
+            None,
+            SourceRegistry(),
+            read_rule=None,
+            monotonic_s=lambda: now_s[0],
         )
 
-        def compare(giver):
+        def compare(producer):
             now_s[0] += 1.0
-            collection.tick([giver])
+            collection.tick([producer])
             return [(e.source_id, e.offset_ns, e.exchanges) for e in heard if type(e) is ClockCompared]
 
         return compare
 
     @pytest.fixture
-    def giver(self):
+    def producer(self):
         """Give one whose clock is 5 ms ahead, after sixteen exchanges."""
-        giver = Giver(b"address", "id", "", "", feed=None, purse=Purse(Quota(), 0.0), heard_s=0.0)
+        producer = Producer(
+            b"address", "id", "", "", consumer=None, buckets=PeerBuckets(PeerLimits(), 0.0), heard_s=0.0
+        )
         now_ns = 0
         for _ in range(16):
-            now_ns = exchange(giver.clock, now_ns, 5_000_000, 300_000, 300_000)
-        return giver
+            now_ns = exchange(producer.clock, now_ns, 5_000_000, 300_000, 300_000)
+        return producer
 
-    def test_news_waits_for_whom_it_is_about(self, compared, giver):
+    def test_news_waits_for_whom_it_is_about(self, compared, producer):
         """
         A rank that has logged nothing when its clock has been compared is named with its first event.
         """
-        giver.is_known = True
-        assert compared(giver) == []
-        giver.sources.add("rank")
-        assert compared(giver) == [("rank", 5_000_000, 16)]
+        producer.is_known = True
+        assert compared(producer) == []
+        producer.sources.add("rank")
+        assert compared(producer) == [("rank", 5_000_000, 16)]
 
-    def test_forwarder_is_not_its_rank(self, compared, giver):
+    def test_forwarder_is_not_its_rank(self, compared, producer):
         """A forwarder whose rank was heard before it said what it is itself: the clock is the forwarder's."""
-        giver.sources.add("rank")
-        assert compared(giver) == []
-        giver.is_known, giver.status = True, {"relays": True, "source": "forwarder"}
-        assert compared(giver) == [("forwarder", 5_000_000, 16)]
+        producer.sources.add("rank")
+        assert compared(producer) == []
+        producer.is_known, producer.status = True, {"relays": True, "source": "forwarder"}
+        assert compared(producer) == [("forwarder", 5_000_000, 16)]
 
 
 @pytest.mark.integration

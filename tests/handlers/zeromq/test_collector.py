@@ -10,25 +10,23 @@ import pytest
 from trackside.events import (
     ClockCompared,
     EventsLost,
-    Frame,
     IterationEnded,
     PeerCut,
     RankFellSilent,
     RankSpokeAgain,
-    RowEncoder,
     Source,
     SourceEnded,
-    encode_frame,
 )
-from trackside.handlers import feed, inspect, replay
+from trackside.handlers import check_logs, feed, replay
 from trackside.handlers.eventlog._reader import LogReader
 from trackside.handlers.models import ClockOffsets, CounterBoard, SpanBuilder
 from trackside.handlers.models.goodput import GoodputAccumulator
 from trackside.handlers.models.scores import ScoreAggregator
-from trackside.handlers.zeromq import Quota
-from trackside.handlers.zeromq._keeper import Keeper
-from trackside.handlers.zeromq._roll import Roll
-from trackside.handlers.zeromq._sockets import new_context
+from trackside.handlers.zeromq import PeerLimits
+from trackside.handlers.zeromq._connection import new_context
+from trackside.handlers.zeromq._log_writer import MultiLogWriter
+from trackside.handlers.zeromq._sources import SourceRegistry
+from trackside.wire import Frame, RowEncoder, encode_frame
 
 pytestmark = pytest.mark.once
 
@@ -39,10 +37,10 @@ def frame_of(source, first, last):
     """Return a frame with the iterations *first* to *last*."""
     encoder, schemas, rows = RowEncoder(), {}, []
     for seq in range(first, last + 1):
-        schema, row = encoder.encode(IterationEnded(duration_ns=1, step=seq, at_ns=seq, span_id=0), seq - first)
+        schema, row = encoder.encode(IterationEnded(duration_ns=1, step=seq, at_ns=seq, parent_span_id=0), seq - first)
         schemas[schema.number] = schema.entry
         rows.append(row)
-    return encode_frame(source.id, first, last, shed={}, schemas=schemas.values(), rows=rows)
+    return encode_frame(source.id, first, last, dropped={}, schemas=schemas.values(), rows=rows)
 
 
 class Undecoded:
@@ -84,7 +82,7 @@ class TestLogs:
 
         assert collector.end()
 
-        report = {one.source.rank: one for one in inspect(tmp_path).sources if one.source.role == "main"}
+        report = {one.source.rank: one for one in check_logs(tmp_path).sources if one.source.role == "main"}
         assert [report[rank].by_type[STEP] for rank in range(2)] == [3000, 3001]
         assert [report[rank].missing for rank in range(2)] == [0, 0]
         assert [report[rank].ended for rank in range(2)] == ["closed", "closed"]
@@ -95,13 +93,13 @@ class TestLogs:
         """
         sources = [Source.detect({}, run_id="run", rank=rank) for rank in range(3)]
         frames = {source.id: [frame_of(source, 10 * n, 10 * n + 9) for n in range(20)] for source in sources}
-        keeper = Keeper(tmp_path, most_open=1)
+        log_writer = MultiLogWriter(tmp_path, most_open=1)
         for n in range(20):
             for source in sources:
-                keeper.take(source, frames[source.id][n], 10)
+                log_writer.take(source, frames[source.id][n], 10)
             if n % 5 == 0:
-                keeper.flush()  # so that files are closed and opened again in between
-        assert keeper.close()
+                log_writer.flush()  # so that files are closed and opened again in between
+        assert log_writer.close()
 
         kept = Undecoded()
         for path in tmp_path.rglob("*.tslog"):
@@ -113,15 +111,15 @@ class TestLogs:
         What was in a file that somebody removed is counted in the next, and events go on being kept.
         """
         source = Source.detect({}, run_id="run")
-        keeper = Keeper(tmp_path, most_open=0)
-        keeper.take(source, frame_of(source, 0, 9), 10)
-        assert keeper.flush()
+        log_writer = MultiLogWriter(tmp_path, most_open=0)
+        log_writer.take(source, frame_of(source, 0, 9), 10)
+        assert log_writer.flush()
         next(tmp_path.rglob("*.tslog")).unlink()
 
-        keeper.take(source, frame_of(source, 10, 19), 10)
+        log_writer.take(source, frame_of(source, 10, 19), 10)
 
-        assert keeper.close()
-        (report,) = inspect(tmp_path).sources
+        assert log_writer.close()
+        (report,) = check_logs(tmp_path).sources
         assert (report.events, report.lost_events) == (10, 10)
 
     def test_full_buffer_is_counted(self, tmp_path):
@@ -130,14 +128,14 @@ class TestLogs:
         """
         source = Source.detect({}, run_id="run")
         frame = frame_of(source, 0, 9)
-        keeper = Keeper(tmp_path, buffer_bytes=len(frame), flush_s=60)
-        keeper.take(source, frame, 10)
+        log_writer = MultiLogWriter(tmp_path, buffer_bytes=len(frame), flush_s=60)
+        log_writer.take(source, frame, 10)
 
-        assert not keeper.take(source, frame_of(source, 10, 19), 10)
+        assert not log_writer.take(source, frame_of(source, 10, 19), 10)
 
-        assert keeper.stats()["refused_events"] == 10
-        keeper.close()
-        (report,) = inspect(tmp_path).sources
+        assert log_writer.stats()["refused_events"] == 10
+        log_writer.close()
+        (report,) = check_logs(tmp_path).sources
         assert (report.events, report.lost_events) == (10, 10)
 
 
@@ -222,7 +220,7 @@ class TestRestart:
         second.send_signal(signal.SIGTERM)
         output, complaints = second.communicate(timeout=20)
 
-        report = next(one for one in inspect(tmp_path / "log").sources if one.source.role == "main")
+        report = next(one for one in check_logs(tmp_path / "log").sources if one.source.role == "main")
         assert (report.by_type[STEP], report.missing, report.ended) == (logged, 0, "closed"), output + complaints
 
     def test_what_passed_meanwhile_is_named(self, collectors, tmp_path):
@@ -230,16 +228,16 @@ class TestRestart:
         What a ring no longer held when a collector came back is lost, and said to be, to the event.
         """
         source = Source.detect({}, run_id="run")
-        keeper = Keeper(tmp_path)
-        keeper.take(source, frame_of(source, 0, 9), 10)
-        keeper.close()
+        log_writer = MultiLogWriter(tmp_path)
+        log_writer.take(source, frame_of(source, 0, 9), 10)
+        log_writer.close()
         collector = collectors(log=tmp_path)
         assert collector.restored.events == 10
 
         collection = collector.server.collection
-        member = collection.roll.members[source.id]
+        state = collection.registry.states[source.id]
         data = frame_of(source, 25, 29)
-        collection._add(collection._decoder.decode(data), data, member)
+        collection._add(collection._decoder.decode(data), data, state)
 
         (lost,) = collector.heard(EventsLost)
         assert (lost.source_id, lost.first_seq, lost.last_seq) == (source.id, 10, 24)
@@ -289,21 +287,21 @@ class TestSilence:
         """
         A rank that said that it ended may say nothing more.
         """
-        roll = Roll(silent_after_s=3.0)
+        registry = SourceRegistry(silent_after_s=3.0)
         source = Source.detect({}, run_id="run")
-        member = roll.member(source, 0.0)
-        member.admit(Frame(source, 0, 0, {}, [SourceEnded(reason="closed")]))
+        state = registry.state_of(source, 0.0)
+        state.admit(Frame(source, 0, 0, {}, [SourceEnded(reason="closed")]))
 
-        assert list(roll.silent(100.0, 0)) == []
+        assert list(registry.silent(100.0, 0)) == []
 
     def test_said_once(self):
         """
         One silence is said once, with the time of the last sign.
         """
-        roll = Roll(silent_after_s=3.0)
-        roll.member(Source.detect({}, run_id="run", rank=7), 10.0)
+        registry = SourceRegistry(silent_after_s=3.0)
+        registry.state_of(Source.detect({}, run_id="run", rank=7), 10.0)
 
-        told = [event for second in range(20) for event in roll.silent(10.0 + second, 10**9 * second)]
+        told = [event for second in range(20) for event in registry.silent(10.0 + second, 10**9 * second)]
 
         assert [(event.rank, event.silent_s, event.last_heard_ns) for event in told] == [(7, 3.0, 0)]
 
@@ -312,12 +310,12 @@ class TestSilence:
         A collector that was started again does not name the ranks again that it had named before.
         """
         source = Source.detect({}, run_id="run", rank=3)
-        keeper = Keeper(tmp_path)
-        keeper.take(source, frame_of(source, 0, 9), 10)
-        keeper.close()
+        log_writer = MultiLogWriter(tmp_path)
+        log_writer.take(source, frame_of(source, 0, 9), 10)
+        log_writer.close()
         first = collectors(log=tmp_path)
-        roll = first.collection.roll
-        roll.members[source.id].heard_s -= 100.0
+        registry = first.collection.registry
+        registry.states[source.id].heard_s -= 100.0
         deadline = time.monotonic() + 10
         while not first.heard(RankFellSilent) and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -326,7 +324,7 @@ class TestSilence:
         first.end()
 
         second = collectors(log=tmp_path)
-        second.collection.roll.members[source.id].heard_s -= 100.0
+        second.collection.registry.states[source.id].heard_s -= 100.0
         time.sleep(0.5)
 
         assert second.heard(RankFellSilent) == []
@@ -338,7 +336,7 @@ class TestQuota:
         """
         One rank sends more than its share: it is cut and named, and another's events all arrive.
         """
-        collector = collectors(quota=Quota(events=500.0))
+        collector = collectors(limits=PeerLimits(events=500.0))
         noisy, quiet = (sent(collector, rank, models=False) for rank in range(2))
         noisy.pace(per_s=20_000)
         quiet.log(count=100)

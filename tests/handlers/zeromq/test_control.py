@@ -12,9 +12,8 @@ import pytest
 from trackside.bus import Bus
 from trackside.events import ConfigError, ControlUsed, IterationEnded, Source, UnreadableError
 from trackside.handlers.zeromq import VERBS, command, new_keys
-from trackside.handlers.zeromq._dispatch import is_target, may_command
-from trackside.handlers.zeromq._endpoints import Safety
-from trackside.handlers.zeromq._link import Link
+from trackside.handlers.zeromq._connection import Connection, Safety
+from trackside.handlers.zeromq._control import is_target, may_command
 from trackside.handlers.zeromq._protocol import (
     PROTOCOL_VERSION,
     VIEWER_END,
@@ -26,7 +25,7 @@ from trackside.handlers.zeromq._protocol import (
     decode,
     encode,
 )
-from trackside.job import Remote, RemoteConfig
+from trackside.job import Remote, RemoteAccess
 
 pytestmark = pytest.mark.once
 
@@ -53,21 +52,21 @@ def viewing(keys, tmp_path):
 
 def say_verb(endpoint, verb, **options):
     """Say *verb* as a peer may that does not care what it is allowed; return what is answered."""
-    link = Link(endpoint, binds=False, role="viewer", **options)
+    connection = Connection(endpoint, binds=False, role="viewer", **options)
     try:
-        link.send(b"", encode(Hello(PROTOCOL_VERSION, VIEWER_END, secrets.token_hex(8), "")))
+        connection.send(b"", encode(Hello(PROTOCOL_VERSION, VIEWER_END, secrets.token_hex(8), "")))
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
-            link.wait(0.1)
-            for _, parts, _ in link.receive(10):
+            connection.wait(0.1)
+            for _, parts, _ in connection.receive(10):
                 message = decode(parts)
                 if isinstance(message, Welcome):
-                    link.send(b"", encode(Verb(1, verb, [], {})))
+                    connection.send(b"", encode(Verb(1, verb, [], {})))
                 elif isinstance(message, (Result, Refused)):
                     return message
         return None
     finally:
-        link.close()
+        connection.close()
 
 
 class TestWhoMay:
@@ -125,7 +124,7 @@ class TestWhoMay:
         """
         A verb that does not exist is named with those that do.
         """
-        with pytest.raises(ConfigError, match="status, detail, sample, pause, resume, flush"):
+        with pytest.raises(ConfigError, match="status, priority, sample, pause, resume, flush"):
             command("ipc:///tmp/x", "exec")
 
     def test_nobody_there(self, place):
@@ -147,7 +146,7 @@ class TestOneJob:
 
         (outcome,) = command(job.endpoint, "status")
 
-        assert (outcome.done, outcome.values["paused"], outcome.values["detail"]) == (True, False, "PROFILE")
+        assert (outcome.done, outcome.values["paused"], outcome.values["min_priority"]) == (True, False, "PROFILE")
         assert outcome.values["published"] >= 42
 
     @pytest.mark.integration
@@ -193,12 +192,12 @@ class TestOneJob:
         assert job.stats()["published"] - before == 10
 
     @pytest.mark.integration
-    def test_detail(self, jobs):
+    def test_min_priority(self, jobs):
         """
-        With detail at LIFECYCLE iterations are left out.
+        With min_priority at LIFECYCLE iterations are left out.
         """
         job = jobs()
-        command(job.endpoint, "detail", {"level": "LIFECYCLE"})
+        command(job.endpoint, "priority", {"level": "LIFECYCLE"})
         job.log(count=0)  # so that the verb's own event is through
         before = job.stats()["published"]
 
@@ -210,8 +209,8 @@ class TestOneJob:
     @pytest.mark.parametrize(
         ("verb", "arguments"),
         [
-            ("detail", {"level": "EVERYTHING"}),
-            ("detail", {}),
+            ("priority", {"level": "EVERYTHING"}),
+            ("priority", {}),
             ("sample", {"every": 0}),
             ("sample", {"every": 1.5}),
             ("sample", {"every": 10, "seconds": -1}),
@@ -274,8 +273,8 @@ class TestAllRanks:
                 source = Source.detect({}, rank=rank, run_id="test")
                 bus = Bus(source=source)
                 stack.callback(bus.close)
-                config = RemoteConfig(collector=collector.endpoint)
-                remote = Remote(config, bus=bus, source=source, directory=place)
+                config = Remote(collector=collector.endpoint)
+                remote = RemoteAccess(config, bus=bus, source=source, directory=place)
                 stack.callback(remote.close, 0.0)
                 bus.log(IterationEnded(duration_ns=1, step=0))
             until(lambda: collector.totals()["sources"] == 64)
@@ -332,4 +331,4 @@ class TestCommandLine:
         """
         The list of verbs is fixed.
         """
-        assert VERBS == ("status", "detail", "sample", "pause", "resume", "flush")
+        assert VERBS == ("status", "priority", "sample", "pause", "resume", "flush")

@@ -1,4 +1,4 @@
-"""What becomes of a stream when the link or a viewer misbehaves: nothing is wrong, and losses are counted."""
+"""Streams over bad connections and to bad viewers: nothing is wrong, and losses are counted."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import zmq
 
 import trackside
 from trackside.cli._serving import collecting_rarely
-from trackside.events import wire_name_of
 from trackside.handlers.zeromq._protocol import Hello, Ping, Subscribe, Verb, encode
+from trackside.wire import wire_name_of
 
 pytestmark = pytest.mark.once
 
@@ -34,7 +34,7 @@ def numbers(events):
 
 class BadLink(threading.Thread):
     """
-    A link between one viewer and a publisher that loses, repeats and reorders messages, and breaks.
+    A connection between one viewer and a publisher that loses, repeats and reorders messages, and breaks.
 
     Both ways: one in a hundred messages is dropped and one repeated, and every eight are shuffled. Every second the
     connection to the publisher is cut and made anew, so that the publisher no longer knows who it is.
@@ -106,30 +106,30 @@ class BadLink(threading.Thread):
 
 class TestBadLink:
     def test_nothing_is_wrong(self, here, attached, place, seed, request):
-        """Over a link that drops, repeats, reorders and cuts, each event comes once, in order, or is counted (R13)."""
+        """Over a connection that drops, repeats, reorders and cuts, each event comes once, in order, or is counted."""
         faults, scale = 0, request.getfixturevalue("scale")
         for turn in range(max(1, round(20 * scale))):
             job = here()
-            link = BadLink(job.endpoint, place, seed + turn)
-            link.start()
-            viewer = attached(link.endpoint, to=STEP)
+            connection = BadLink(job.endpoint, place, seed + turn)
+            connection.start()
+            viewer = attached(connection.endpoint, to=STEP)
             assert viewer.wait(30.0)
             job.pace(per_s=20_000)
             end_s, events = time.monotonic() + (6.0 if scale >= 1 else 1.5), []
             while time.monotonic() < end_s:
                 events += viewer.read(0.05)
             logged = job.rest()
-            link.is_good = True
+            connection.is_good = True
             while len(events := events + viewer.read(0.1)) + viewer.lost < logged:
                 assert time.monotonic() < end_s + 30.0
 
             got = numbers(events)
             assert got == sorted(set(got))
             assert len(got) + viewer.lost == logged
-            faults += sum(link.faults.values())
+            faults += sum(connection.faults.values())
             viewer.close()
-            link.is_over = True
-            link.join(10.0)
+            connection.is_over = True
+            connection.join(10.0)
         assert faults > 0
 
 
@@ -164,7 +164,7 @@ def only_watching():
 class TestStoppedViewer:
     def test_costs_its_window(self, jobs, attached, other_viewer):
         """
-        A viewer that stands still costs the job a bounded amount and the other viewers nothing (R16).
+        A viewer that stands still costs the job a bounded amount and the other viewers nothing.
 
         When it goes on it gets the latest, and is told exactly how many events it does not get.
         """
@@ -230,9 +230,9 @@ class TestStoppedViewer:
         os.kill(stopped.pid, signal.SIGCONT)
         read(2.0)
         logged = job.rest()
-        shed = job.stats()["lost"]
+        dropped = job.stats()["lost"]
         end_s = time.monotonic() + 60
-        while count + viewer.lost < logged - shed and time.monotonic() < end_s:
+        while count + viewer.lost < logged - dropped and time.monotonic() < end_s:
             count += len(viewer.read(0.1))
         viewer.close()
         job.end()
@@ -240,19 +240,20 @@ class TestStoppedViewer:
         told = json.loads(stopped.stdout.readline())
         lags_ms.sort()
         print(
-            f"{logged:,} logged, {shed:,} shed in the job, which grew by {grown >> 10:,} KiB; lag of the other viewer: "
+            f"{logged:,} logged, {dropped:,} dropped in the job, which grew by {grown >> 10:,} KiB; "
+            "lag of the other viewer: "
             f"p50 {lags_ms[len(lags_ms) // 2]:.1f} ms, p99 {lags_ms[len(lags_ms) * 99 // 100]:.1f} ms, "
             f"it lost {viewer.lost:,}; the stopped one: {told}"
         )
 
         assert grown <= 16 * MIB
-        assert count + viewer.lost == logged - shed
-        assert told["count"] + told["lost"] == logged - shed
+        assert count + viewer.lost == logged - dropped
+        assert told["count"] + told["lost"] == logged - dropped
         assert told["in_order"]
-        assert shed or told["last"] == logged - 1
+        assert dropped or told["last"] == logged - 1
 
     def test_job_ends_in_time(self, jobs, other_viewer):
-        """A job with a stopped viewer, and one with a killed viewer, ends within its bound (R3)."""
+        """A job with a stopped viewer, and one with a killed viewer, ends within its bound."""
         job = jobs(models=False)
         stopped, killed = other_viewer(job.endpoint), other_viewer(job.endpoint)
         os.kill(stopped.pid, signal.SIGSTOP)
@@ -310,18 +311,18 @@ class TestHostilePeers:
             peer = self.raw(context, job.endpoint)
             for _ in range(scaled(5000)):
                 peer.send_multipart([rng.randbytes(rng.randrange(200)) for _ in range(rng.randrange(1, 5))])
-            hello = Hello(1, "viewer", "x" * 16, "somebody")
+            hello = Hello(2, "viewer", "x" * 16, "somebody")
             peer.send_multipart(encode(hello))
             for asked in (["nothing", "["], [], ["*"]):
                 peer.send_multipart(encode(Subscribe(len(asked), asked, 77, ["every", -1], ["X"] * 9, "", 0, 1 << 40)))
-            peer.send_multipart(encode(Verb(1, "detail", [], {"level": "PROFILE"})))
+            peer.send_multipart(encode(Verb(1, "priority", [], {"level": "PROFILE"})))
             for _ in range(scaled(20_000)):
                 peer.send_multipart(encode(Ping(0)))
             giant = self.raw(context, job.endpoint)
             giant.send(bytes(2 * MIB))
             others = [self.raw(context, job.endpoint) for _ in range(70)]
             for number, other in enumerate(others):
-                other.send_multipart(encode(Hello(1, "viewer", f"{number:016}", "one of many")))
+                other.send_multipart(encode(Hello(2, "viewer", f"{number:016}", "one of many")))
                 other.send_multipart(encode(Hello(9, "viewer", f"{number:016}", "from the future")))
             plain = socket.socket(socket.AF_UNIX)
             plain.connect(job.endpoint.removeprefix("ipc://"))

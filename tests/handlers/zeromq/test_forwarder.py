@@ -6,11 +6,12 @@ import time
 
 import pytest
 
-from trackside.events import ClockCompared, DecodeError, RankFellSilent, Source, SourceStarted, fields_of
-from trackside.handlers import inspect
+from trackside.events import ClockCompared, DecodeError, RankFellSilent, Source, SourceStarted
+from trackside.handlers import check_logs
 from trackside.handlers.zeromq import attach
 from trackside.handlers.zeromq._forwarder import peek
-from trackside.handlers.zeromq._own_stream import OwnStream
+from trackside.handlers.zeromq._sources import OwnStream
+from trackside.wire import fields_of
 
 pytestmark = pytest.mark.once
 
@@ -62,7 +63,7 @@ class TestTree:
             assert forwarder.end()
         collector.end()
 
-        report = {one.source.rank: one for one in inspect(tmp_path).sources if one.source.role == "main"}
+        report = {one.source.rank: one for one in check_logs(tmp_path).sources if one.source.role == "main"}
         assert {rank: one.by_type[STEP] for rank, one in report.items()} == {0: 1000, 1: 2000, 2: 3000}
         assert [one.missing for one in report.values()] == [0, 0, 0]
 

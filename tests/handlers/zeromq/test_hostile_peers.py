@@ -1,5 +1,5 @@
 """
-What a bound process makes of peers that mean it harm and are let in: endless messages, floods of visits and of wishes.
+Peers that are let in and mean harm: endless messages, floods of connections and of requests.
 
 The job that is attacked, or sends to who is, goes on logging; it grows by at most 16 MiB, and what it logs
 arrives.
@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 import zmq
 
-from trackside.handlers import inspect
+from trackside.handlers import check_logs
+from trackside.handlers.zeromq._connection import new_context
 from trackside.handlers.zeromq._protocol import Hello, Subscribe, encode
-from trackside.handlers.zeromq._sockets import new_context
 
 pytestmark = pytest.mark.once
 
@@ -142,7 +142,7 @@ class TestJob:
         """
         greeting = _greeting()
         for number in range(scaled(10_000)):
-            hello = _message(encode(Hello(1, "viewer", f"{number:016}", "passing by")))
+            hello = _message(encode(Hello(2, "viewer", f"{number:016}", "passing by")))
             with _reach(attacked) as peer, contextlib.suppress(ConnectionError, BrokenPipeError):
                 peer.sendall((b"", greeting, greeting + hello)[number % 3])
 
@@ -155,7 +155,7 @@ class TestJob:
             peer.linger = 0
             peer.sndhwm = 1000
             peer.connect(attacked.endpoint)
-            peer.send_multipart(encode(Hello(1, "viewer", "x" * 16, "insatiable")))
+            peer.send_multipart(encode(Hello(2, "viewer", "x" * 16, "insatiable")))
             for number in range(scaled(100_000)):
                 names = [f"test.{number}.{word}" for word in ("one", "two", "three")]
                 peer.send_multipart(encode(Subscribe(number + 1, names, 1, None, [], "", 0, 1 << 22)))
@@ -194,7 +194,7 @@ class TestCollector:
         _, done = job.close(timeout_s=30)
         codes, output = collector.end()
 
-        report = next(one for one in inspect(tmp_path / "log").sources if one.source.role == "main")
+        report = next(one for one in check_logs(tmp_path / "log").sources if one.source.role == "main")
         assert (report.by_type[STEP], report.missing, done) == (logged, 0, True), output
         assert max(after - first for first, after in zip(before, job.memory(), strict=True)) <= 16 * MIB
         print(f"{logged:,} steps; the collector ended with {codes}")

@@ -6,13 +6,7 @@ import pytest
 import zmq
 
 from trackside.events import ConfigError
-from trackside.handlers.zeromq._keys import (
-    ROLES,
-    load_accepted,
-    load_client_keys,
-    load_server_key,
-    new_keys,
-)
+from trackside.handlers.zeromq._keys import ROLES, load_accepted, load_client_keys, load_server_key, new_keys
 
 
 @pytest.fixture
@@ -185,4 +179,25 @@ class TestAccepted:
         """
         The server's own key lets nobody in.
         """
+        assert set(load_accepted(keys).values()) == {"rank", "viewer", "control"}
+
+
+class TestDirectory:
+    @pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
+    @pytest.mark.parametrize("load", [load_accepted, load_server_key, lambda where: load_client_keys(where, "rank")])
+    def test_that_others_can_write_to(self, keys, load, mode):
+        """
+        A directory in which others could put a key of their own is refused, by servers and clients.
+        """
+        keys.chmod(mode)
+
+        with pytest.raises(ConfigError, match="others can add keys"):
+            load(keys)
+
+    def test_that_others_can_read(self, keys):
+        """
+        A directory that others can only look into is accepted: its public keys are public, its secrets are not.
+        """
+        keys.chmod(0o755)
+
         assert set(load_accepted(keys).values()) == {"rank", "viewer", "control"}

@@ -24,14 +24,14 @@ from trackside.handlers.zeromq._protocol import (
 )
 
 MESSAGES = [
-    Hello(1, "viewer", "0123", "top on node-1"),
-    protocol.Welcome(1, "source", "4567", "train.py on node-2"),
+    Hello(2, "viewer", "0123", "top on node-1"),
+    protocol.Welcome(2, "source", "4567", "train.py on node-2"),
     Reset(),
     protocol.Refused(3, "busy", "64 viewers are here already"),
     protocol.Bye("closed"),
     Ping(-5),
     protocol.Pong(1, 2, 3),
-    Beat("s", 3, 40, {"counts": {"shed": 0}, "open_spans": {"main": [1, "load", 5]}}),
+    Beat("s", 3, 40, {"counts": {"dropped": 0}, "open_spans": {"main": [1, "load", 5]}}),
     Subscribe(1, ["*"], 1, ["every", 10], ["SpanBuilder"], "s", 2, 1 << 20),
     protocol.Subscribed(1, "s", 2, 3, True, 1 << 20, 600_000, 2),
     protocol.Fetch(1, 0, 4),
@@ -41,7 +41,7 @@ MESSAGES = [
     protocol.Skipped("s", 5, 9, 300),
     Ack("s", 5),
     protocol.Replay("s", 5),
-    Verb(1, "detail", ["rank:3"], {"level": "PROFILE"}),
+    Verb(1, "priority", ["rank:3"], {"level": "PROFILE"}),
     protocol.Result(1, "source", True, {"published": 4}),
 ]
 

@@ -1,4 +1,4 @@
-"""A collector that is killed again and again, at any moment: what it has in the end is all there was (R15)."""
+"""A collector that is killed again and again, at any moment: what it has in the end is all there was."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trackside.handlers.zeromq._ring import Lost, Ring, Room
+from trackside.handlers.zeromq._ring import LostRange, Ring, RingBudget
 
 
 class Clock:
@@ -25,7 +25,7 @@ def clock():
 
 @pytest.fixture
 def room(clock):
-    return Room(10_000, 30.0, clock)
+    return RingBudget(10_000, 30.0, clock)
 
 
 class TestRing:
@@ -34,7 +34,7 @@ class TestRing:
         ring = Ring(room)
         for events in (3, 0, 5):
             ring.append(b"frame", events)
-        ring.append(Lost("source", 8, 9, "why"), 0)
+        ring.append(LostRange("source", 8, 9, "why"), 0)
 
         assert [(entry.place, entry.before, entry.events) for entry in ring.read(0, 9)] == [
             (0, 0, 3),

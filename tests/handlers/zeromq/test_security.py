@@ -18,11 +18,11 @@ import pytest
 
 from trackside.events import ConfigError, UnreadableError
 from trackside.handlers.zeromq import Filter, attach, new_keys
-from trackside.handlers.zeromq._endpoints import Safety, check_endpoint
-from trackside.handlers.zeromq._feed import Feed
-from trackside.handlers.zeromq._link import Link
-from trackside.handlers.zeromq._outlet import Outlet
+from trackside.handlers.zeromq._connection import Connection, Safety, check_endpoint
 from trackside.handlers.zeromq._protocol import PROTOCOL_VERSION, SOURCE_END, FrameEntry, Hello, decode, encode
+from trackside.handlers.zeromq._receiver import StreamConsumer
+from trackside.handlers.zeromq._server import ReadySnapshot, StreamServer
+from trackside.handlers.zeromq._snapshot import Snapshot, encode_snapshot
 
 STEP = "test.step.taken"
 
@@ -44,10 +44,10 @@ def only(keys, target, *names):
 
 
 class Stranger:
-    """Some peer that greets a collector as a rank does, over its own link."""
+    """Some peer that greets a collector as a rank does, over its own connection."""
 
     def __init__(self, endpoint, **options):
-        self.link = Link(endpoint, binds=False, role="rank", **options)
+        self.connection = Connection(endpoint, binds=False, role="rank", **options)
         self.answers = []
 
     def greet(self, seconds):
@@ -55,20 +55,20 @@ class Stranger:
         hello = encode(Hello(PROTOCOL_VERSION, SOURCE_END, secrets.token_hex(8), ""))
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not self.answers:
-            self.link.send(b"", hello)
-            self.link.wait(0.1)
-            self.answers += [decode(parts) for _, parts, _ in self.link.receive(100)]
+            self.connection.send(b"", hello)
+            self.connection.wait(0.1)
+            self.answers += [decode(parts) for _, parts, _ in self.connection.receive(100)]
         return [type(answer).__name__ for answer in self.answers]
 
 
 @pytest.fixture
 def strangers():
-    """Give a function that makes such peers; their links are closed after the test."""
+    """Give a function that makes such peers; their connections are closed after the test."""
     with contextlib.ExitStack() as stack:
 
         def make(endpoint, **options):
             stranger = Stranger(endpoint, **options)
-            stack.callback(stranger.link.close)
+            stack.callback(stranger.connection.close)
             return stranger
 
         yield make
@@ -202,8 +202,8 @@ class TestAllowList:
         ]
 
         assert heard == [[], [], []]
-        assert collector.intake.givers == {}
-        assert collector._intake_link._gatekeeper.refused >= 1
+        assert collector.receiver.producers == {}
+        assert collector._receiving._authenticator.refused >= 1
 
     @pytest.mark.parametrize("role", ["viewer", "control"])
     def test_who_watches_may_not_send(self, collectors, strangers, keys, tmp_path, role):
@@ -226,7 +226,7 @@ class TestAllowList:
         for kind in ("secret", "public"):
             shutil.copy2(keys / f"rank.1.{kind}", own / f"viewer.1.{kind}")
 
-        refused = pytest.raises(UnreadableError, match="may send, and not watch")
+        refused = pytest.raises(UnreadableError, match="a rank key may not watch")
         with attach(collector.viewer_endpoint, keys=own) as attachment, refused:
             attachment.wait(10)
         assert collector.totals()["viewers"] == 0
@@ -293,7 +293,7 @@ def _zmtp(*, more):
 
 
 class Supplies:
-    """A supply without anything."""
+    """A provider without anything."""
 
     def open_stream(self, wanted, ring):
         """Begin a stream."""
@@ -373,7 +373,7 @@ class TestHostilePeers:
         A part larger than a megabyte disconnects whoever sent it.
         """
         stranger = strangers(attacked.endpoint, insecure=True)
-        stranger.link.send(b"", [b"x" * (2 << 20)])
+        stranger.connection.send(b"", [b"x" * (2 << 20)])
         time.sleep(0.3)
 
         assert attacked.totals()["malformed"] == 0
@@ -383,9 +383,9 @@ class TestHostilePeers:
         Messages of many parts, of long topics, or that are no messages are counted and change nothing.
         """
         stranger = strangers(attacked.endpoint, insecure=True)
-        stranger.link.send(b"", [b"x"] * 1000)
-        stranger.link.send(b"", [b"\xdb\x00\x0f\xff\xf0" + b"t" * 0xFFFF0])
-        stranger.link.send(b"", [b"\x93\x0d" + b"\x91" * 900])
+        stranger.connection.send(b"", [b"x"] * 1000)
+        stranger.connection.send(b"", [b"\xdb\x00\x0f\xff\xf0" + b"t" * 0xFFFF0])
+        stranger.connection.send(b"", [b"\x93\x0d" + b"\x91" * 900])
 
         until(lambda: attacked.totals()["malformed"] == 3)
 
@@ -393,31 +393,28 @@ class TestHostilePeers:
         """
         A rank that sends rubbish as frames is heard, and the rubbish counted.
         """
-        link = Link(attacked.endpoint, binds=False, role="rank", insecure=True)
-        supply = Supplies()
-        outlet = Outlet(supply, link.send, own_id="rubbish", connects=True)
-        outlet.hold(Filter())
-        supply.ring.append(b"\xff" * 1000, 1)
-        supply.take_snapshot = lambda models, ring, done: done(_no_snapshot(ring))
+        connection = Connection(attacked.endpoint, binds=False, role="rank", insecure=True)
+        provider = Supplies()
+        server = StreamServer(provider, connection.send, own_id="rubbish", connects=True)
+        server.hold(Filter())
+        provider.ring.append(b"\xff" * 1000, 1)
+        provider.take_snapshot = lambda models, ring, done: done(_no_snapshot(ring))
         try:
             deadline = time.monotonic() + 10
             while not attacked.totals()["malformed"] and time.monotonic() < deadline:
-                outlet.pump()
-                link.wait(0.05)
-                for address, parts, user in link.receive(100):
-                    outlet.receive(address, parts, time.monotonic(), 0, user)
-                outlet.tick(time.monotonic())
+                server.pump()
+                connection.wait(0.05)
+                for address, parts, user in connection.receive(100):
+                    server.receive(address, parts, time.monotonic(), 0, user)
+                server.tick(time.monotonic())
         finally:
-            link.close()
+            connection.close()
 
         assert attacked.totals()["malformed"] == 1
 
 
 def _no_snapshot(ring):
-    from trackside.handlers.zeromq._peer import Ready
-    from trackside.handlers.zeromq._snapshot import Snapshot, encode_snapshot
-
-    return Ready(encode_snapshot(Snapshot([], {}, 0)), ring.next_index, ring.before)
+    return ReadySnapshot(encode_snapshot(Snapshot([], {}, 0)), ring.next_index, ring.before)
 
 
 def _resident():
@@ -440,7 +437,7 @@ class TestFloods:
         """
         A peer that never sends the entry that is due cannot have more held than a window.
         """
-        feed = Feed(lambda message: None, lambda entry: None, lambda data: None)
+        feed = StreamConsumer(lambda message: None, lambda entry: None, lambda data: None)
         feed.stream, feed.is_subscribed = "s", True
 
         for index in range(1, 3000):

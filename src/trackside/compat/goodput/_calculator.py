@@ -6,6 +6,7 @@ import datetime
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -17,7 +18,7 @@ from trackside.compat.goodput.goodput_utils import (
     WorkloadMetricDetails,
 )
 from trackside.events import GoodputUpdated
-from trackside.handlers.models.goodput import GoodputAccumulator, GoodputResult, PayloadReader, update_of
+from trackside.handlers.models.goodput import PEER_NAMES, GoodputAccumulator, GoodputResult, PayloadReader, update_of
 
 logger = logging.getLogger(__name__)
 
@@ -25,13 +26,13 @@ Shares: TypeAlias = "dict[BadputType, Any]"
 """By type; of CUSTOM_BADPUT_EVENTS a dictionary by the user's type, in capitals."""
 Interval: TypeAlias = "tuple[datetime.datetime, datetime.datetime]"
 
-_OURS: Final = {BadputType.TPU_INITIALIZATION: "ACCELERATOR_INITIALIZATION"}
-"""Buckets of another name."""
+_BUCKETS: Final = {BadputType[name]: bucket for bucket, name in PEER_NAMES.items()}
+"""Buckets that have another name here."""
 
 
 class GoodputCalculator:
     """
-    Says what a job's time was spent on.
+    Computes what a job's time was spent on.
 
     The figures are the model's: they add up, and differ from the peer's where those err. A question costs what came
     since the last one, and may be asked from any thread.
@@ -65,11 +66,12 @@ class GoodputCalculator:
         self._reader = PayloadReader()
         self._model = GoodputAccumulator()
         self._latest: GoodputResult | None = None
+        self._latest_ns = 0
         self._deviations: dict[int, float] = {}
         self._lock = threading.Lock()
 
     def sync_to_gcs(self) -> None:
-        """Do nothing: there is no cache to bring anywhere."""
+        """Do nothing: there is no cache to copy."""
 
     def get_job_goodput(
         self, include_badput_breakdown: bool = False, configured_ideal_step_time: float | None = None
@@ -166,7 +168,7 @@ class GoodputCalculator:
         )
 
     def update(
-        self, *, ideal_s: float | None = None, windows_s: Sequence[float] = (), told_ns: int | None = None
+        self, *, ideal_s: float | None = None, windows_s: Sequence[float] = (), since_ns: int | None = None
     ) -> GoodputUpdated:
         """
         Return the answer of this moment as trackside's event.
@@ -174,15 +176,15 @@ class GoodputCalculator:
         Args:
             ideal_s: What a step should take, in seconds.
             windows_s: The lengths of rolling windows, in seconds.
-            told_ns: Tell of the steps that ended since then; of none unless given.
+            since_ns: Include the steps that ended since then; none unless given.
 
         Raises:
             ValueError: if no time of the job is known.
         """
         result = self._answer(ideal_s=ideal_s)
         with self._lock:
-            since_ns = result.end_ns if told_ns is None else told_ns
-            return update_of(self._model, result, at_ns=result.end_ns, windows_s=windows_s, told_ns=since_ns)
+            since_ns = result.end_ns if since_ns is None else since_ns
+            return update_of(self._model, result, at_ns=result.end_ns, windows_s=windows_s, since_ns=since_ns)
 
     # --- asking the model --------------------------------------------------------------------------------------
 
@@ -197,13 +199,15 @@ class GoodputCalculator:
         with self._lock:
             for event in self._reader.read(self._log.read_new()):
                 self._model(event)
+                self._latest_ns = max(self._latest_ns, event.at_ns)
             if self.job_name not in self._model.sessions():
                 raise ValueError(f"there is no record of the job {self.job_name!r}")
-            now = datetime.datetime.now(datetime.timezone.utc)
+            # Records may be ahead of this machine's clock.
+            now_ns = max(time.time_ns(), self._latest_ns)
             result = self._model.result(
                 session=self.job_name,
                 start_ns=None if start is None else _ns(start),
-                end_ns=_ns(now if end is None else end),
+                end_ns=now_ns if end is None else _ns(end),
                 exclude=exclude,
                 ideal_step_time_s=ideal_s,
             )
@@ -232,7 +236,7 @@ class GoodputCalculator:
     def _by_type(self, result: GoodputResult) -> Shares:
         found: Shares = {}
         for kind in BadputType:
-            name = _OURS.get(kind, kind.name)
+            name = _BUCKETS.get(kind, kind.name)
             if kind is BadputType.CUSTOM_BADPUT_EVENTS:
                 customs: dict[str, float] = {}
                 for custom, seconds in result.badput_s[name].items():
@@ -246,7 +250,7 @@ class GoodputCalculator:
 
 
 class ElasticGoodputCalculator(GoodputCalculator):
-    """A calculator that tells how many of the slices trained and could train, too."""
+    """A calculator that also knows how many slices trained and how many could."""
 
     def get_job_goodput_details(self) -> WorkloadMetricDetails:
         """Return the latest answer, with ``stepping_slice_efficiency`` and ``available_slice_efficiency``."""

@@ -67,8 +67,8 @@ class UploadingMonitor:
         upload_interval: In seconds.
         monitoring_enabled: Whether this process monitors; if not, every method does nothing.
         pathway_enabled: Taken, and not used.
-        include_badput_breakdown: Whether the badput is told.
-        include_step_deviation: Whether the steps' deviation can be told.
+        include_badput_breakdown: Whether badput is reported by bucket.
+        include_step_deviation: Whether the deviation of steps can be reported.
         configured_ideal_step_time: What a step should take, in seconds; found out unless given.
         step_deviation_interval_seconds: The interval of that.
         gcp_options: Taken, and not used.
@@ -188,7 +188,7 @@ class UploadingMonitor:
         self._publish(update, {} if self._tells_badput else {"badput_s": {}, "informational_s": {}})
 
     def _upload_steps(self) -> None:
-        update = self._calculator.update(ideal_s=self._ideal_s, told_ns=self._told_ns)
+        update = self._calculator.update(ideal_s=self._ideal_s, since_ns=self._told_ns)
         self._told_ns = update.at_ns
         self._publish(update, _UNTOLD)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from trackside.bus import Bus
-from trackside.events import ITERATION, SIDING, Event, event
+from trackside.events import ITERATION, Event, RunsOn, event
 from trackside.handlers.eventlog import Appender
 
 VARIABLE: Final = "TRACKSIDE_GOODPUT_DIR"
@@ -35,7 +35,7 @@ class Log(Protocol):
         """Return when all that was appended can be read."""
 
 
-@event("trackside.compat.goodput.recorded", detail=ITERATION)
+@event("trackside.compat.goodput.recorded", priority=ITERATION)
 class Recorded(Event):
     """A record was made. Published by the recorder, for the file alone."""
 
@@ -45,7 +45,7 @@ class Recorded(Event):
 class _Lines:
     """Writes records as lines, on a thread of its own."""
 
-    runs_on = SIDING
+    runs_on = RunsOn.WORKER
 
     def __init__(self, directory: Path, name: str) -> None:
         stem = f"{name}-{os.getpid()}-{secrets.token_hex(4)}"

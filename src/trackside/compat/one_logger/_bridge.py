@@ -20,21 +20,23 @@ from trackside.compat.one_logger.exporter.base_json_exporter import BaseJsonExpo
 from trackside.compat.one_logger.exporter.exporter import Exporter
 from trackside.events import (
     LIFECYCLE,
-    SIDING,
     CheckpointMetricsUpdated,
     CheckpointSaveFailed,
     CheckpointSaveSucceeded,
-    EventsShed,
+    EventsDropped,
     IterationEnded,
     JobConfigured,
     ProductiveWorkSaved,
+    RunsOn,
     SpanEnded,
     SpanEventAdded,
-    SpanMisplaced,
+    SpanOutOfOrder,
     SpanStarted,
     TestingMetricsUpdated,
     TrainingConfigured,
+    TrainingFigures,
     TrainingMetricsUpdated,
+    TrainingWindowUpdated,
     ValidationMetricsUpdated,
     event,
     own_fields,
@@ -44,7 +46,7 @@ from trackside.events import Event as OurEvent
 from trackside.handlers.models import TrainingMetrics
 
 
-@event("trackside.one_logger.telemetry_data_error", detail=LIFECYCLE)
+@event("trackside.one_logger.telemetry_data_error", priority=LIFECYCLE)
 class TelemetryFoundLacking(OurEvent):
     """The job says that its telemetry lacks something. Published by a recorder's `telemetry_data_error`."""
 
@@ -61,8 +63,8 @@ READS: Final = (
     TrainingConfigured,
     CheckpointSaveSucceeded,
     CheckpointSaveFailed,
-    SpanMisplaced,
-    EventsShed,
+    SpanOutOfOrder,
+    EventsDropped,
     TelemetryFoundLacking,
 )
 """What an `ExportHandler` is to be subscribed to."""
@@ -103,11 +105,12 @@ class ExportHandler:
         is_exported: Whether spans of a name are exported, and all that belongs to them.
     """
 
-    runs_on = SIDING
+    runs_on = RunsOn.WORKER
 
     def __init__(self, exporter: Exporter, is_exported: Callable[[str], bool] = lambda _: True) -> None:
         self.exporter = exporter
         self._is_exported = is_exported
+        self._window: TrainingWindowUpdated | None = None
         self._metrics = TrainingMetrics(publish=self._export_update)
         self._open: dict[int, Span] = {}
         self._early: dict[int, list[Event]] = {}
@@ -147,9 +150,9 @@ class ExportHandler:
             self._add(event)
         elif isinstance(event, (JobConfigured, TrainingConfigured)):
             self._configure(event)
-        elif isinstance(event, SpanMisplaced):
+        elif isinstance(event, SpanOutOfOrder):
             self._complain(f"span {event.name!r} {event.problem}")
-        elif isinstance(event, EventsShed):
+        elif isinstance(event, EventsDropped):
             self._complain(f"events were lost: {event.by_type}")
         elif isinstance(event, TelemetryFoundLacking):
             self._complain(event.message, event.attributes)
@@ -165,8 +168,8 @@ class ExportHandler:
     # --- spans -------------------------------------------------------------------------------------------------
 
     def _start(self, event: SpanStarted) -> None:
-        span = self._span(event.id, event.name, event.at_ns, event.parent_id, event.attributes)
-        self._open[event.id] = span
+        span = self._span(event.span_id, event.name, event.at_ns, event.parent_span_id, event.attributes)
+        self._open[event.span_id] = span
         if len(self._open) > _MOST_OPEN:
             del self._open[next(iter(self._open))]
         if self._is_exported(event.name):
@@ -174,15 +177,15 @@ class ExportHandler:
         if event.name == span_names.APPLICATION:
             self._application = span
             waiting, self._unattached = self._unattached, []
-            for told in waiting:
-                self._export_known(told, span, event.at_ns)
+            for early in waiting:
+                self._export_known(early, span, event.at_ns)
 
     def _end(self, event: SpanEnded) -> None:
-        span = self._open.pop(event.id, None)
+        span = self._open.pop(event.span_id, None)
         if span is None:
             began_ns = event.at_ns - event.duration_ns
-            span = self._span(event.id, event.name, began_ns, event.parent_id, event.attributes)
-            self._whole(span, event.at_ns, event.id, event.error)
+            span = self._span(event.span_id, event.name, began_ns, event.parent_span_id, event.attributes)
+            self._whole(span, event.at_ns, event.span_id, event.error)
             return
         before = span.attributes.to_json()
         changed = {name: value for name, value in event.attributes.items() if before.get(name) != value}
@@ -193,14 +196,14 @@ class ExportHandler:
 
     def _iterate(self, event: IterationEnded) -> None:
         name = _ITERATIONS.get(event.kind, event.kind)
-        if event.id and self._is_exported(name):
-            told = {"samples": event.samples, "tokens": event.tokens, "flops": event.flops, "loss": event.loss}
-            told = {"step": event.step, **told, "failed": event.failed or None}
-            attributes = {key: _number(value) for key, value in told.items() if value is not None}
-            span = self._span(event.id, name, event.at_ns - event.duration_ns, event.span_id, attributes)
-            self._whole(span, event.at_ns, event.id, None)
+        if event.span_id and self._is_exported(name):
+            figures = {"samples": event.samples, "tokens": event.tokens, "flops": event.flops, "loss": event.loss}
+            figures = {"step": event.step, **figures, "failed": event.failed or None}
+            attributes = {key: _number(value) for key, value in figures.items() if value is not None}
+            span = self._span(event.span_id, name, event.at_ns - event.duration_ns, event.parent_span_id, attributes)
+            self._whole(span, event.at_ns, event.span_id, None)
         else:
-            self._early.pop(event.id, None)
+            self._early.pop(event.span_id, None)
 
     def _whole(self, span: Span, at_ns: int, span_id: int, error: dict[str, str] | None) -> None:
         """Export a span that is known only now that it is over, with its events."""
@@ -213,8 +216,8 @@ class ExportHandler:
             return
         if self._is_exported(span.name_str):
             self._export(self.exporter.export_start, span)
-        for told in events:
-            self._export_event(told, span)
+        for exported in events:
+            self._export_event(exported, span)
         self._stop(span, at_ns)
 
     def _stop(self, span: Span, at_ns: int) -> None:
@@ -233,22 +236,22 @@ class ExportHandler:
     # --- events ------------------------------------------------------------------------------------------------
 
     def _add(self, event: SpanEventAdded) -> None:
-        told: Event
+        exported: Event
         if event.name == span_names.ERROR:
-            told = _error_event(event.attributes, event.at_ns)
+            exported = _error_event(event.attributes, event.at_ns)
         else:
-            told = Event(event.name, TracingTimestamp.of_ns(event.at_ns), Attributes(event.attributes))
+            exported = Event(event.name, TracingTimestamp.of_ns(event.at_ns), Attributes(event.attributes))
         span = self._open.get(event.span_id)
         if span is not None:
-            self._export_event(told, span)
+            self._export_event(exported, span)
         elif event.span_id:
             early = self._early.setdefault(event.span_id, [])
             if len(early) < _MOST_EARLY:
-                early.append(told)
+                early.append(exported)
             if len(self._early) > _MOST_EARLY:
                 del self._early[next(iter(self._early))]
         else:
-            self._export_event(told, self._root())
+            self._export_event(exported, self._root())
 
     def _configure(self, event: OurEvent) -> None:
         if self._application is None:
@@ -257,6 +260,9 @@ class ExportHandler:
             self._export_known(event, self._application, event.at_ns)
 
     def _export_update(self, event: OurEvent) -> None:
+        if isinstance(event, TrainingWindowUpdated):
+            self._window = event  # it comes just before the update over the job, which has its figures too
+            return
         span = self._open.get(event.span_id)
         if isinstance(event, ProductiveWorkSaved) and event.checkpoint_strategy == "async":
             span = None  # the save's span is long over, or it should be
@@ -270,9 +276,11 @@ class ExportHandler:
 
     def _export_known(self, event: OurEvent, span: Span, at_ns: int) -> None:
         name, cls = EVENTS[type(event)]
-        told = {field: getattr(event, field) for field in own_fields(type(event))}
+        exported = {field: getattr(event, field) for field in own_fields(type(event))}
+        if isinstance(event, TrainingMetricsUpdated) and self._window is not None:
+            exported |= {f"window_{field}": getattr(self._window, field) for field in own_fields(TrainingFigures)}
         attributes = cls.from_json(
-            {field: _as_theirs(field, value) for field, value in told.items() if _is_told(value)}
+            {field: _as_theirs(field, value) for field, value in exported.items() if _is_set(value)}
         )
         self._export_event(Event(name, TracingTimestamp.of_ns(at_ns), attributes), span)
 
@@ -307,7 +315,7 @@ class ExportHandler:
         self.exporter.export_telemetry_data_error(TelemetryDataError(kind, message, at, Attributes(attributes)))
 
 
-def _is_told(value: Any) -> bool:
+def _is_set(value: Any) -> bool:
     return value is not None and value != []
 
 
@@ -326,13 +334,13 @@ def _number(value: Any) -> Any:
 
 def _error(error: dict[str, str], at_ns: int) -> ErrorEvent:
     kind, message = error.get("type", ""), error.get("message", "")
-    told = {
+    exported = {
         span_names.ERROR_MESSAGE: f"{kind}: {message}",
         span_names.EXCEPTION_TYPE: kind,
         span_names.EXCEPTION_MESSAGE: message,
         span_names.EXCEPTION_TRACEBACK: error.get("traceback", ""),
     }
-    return _error_event(told, at_ns)
+    return _error_event(exported, at_ns)
 
 
 def _error_event(attributes: dict[str, Any], at_ns: int) -> ErrorEvent:

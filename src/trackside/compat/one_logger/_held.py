@@ -1,4 +1,4 @@
-"""What a job holds while a span is open: One Logger's span over ours."""
+"""One Logger's span object over a span of ours, held by a job while it is open."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ class HeldSpan(Span):
     def add_event(self, event: Event) -> Event:
         """Record *event*."""
         if self.live.id and default_bus.wants(SpanEventAdded):
-            told = event.attributes.to_json()
-            told.pop(StandardEventAttributeName.TIMESTAMP_MSEC.value, None)
+            fields = event.attributes.to_json()
+            fields.pop(StandardEventAttributeName.TIMESTAMP_MSEC.value, None)
             at_ns = event.timestamp.at_ns
-            default_bus.log(SpanEventAdded(at_ns=at_ns, span_id=self.live.id, name=event.name_str, attributes=told))
+            default_bus.log(SpanEventAdded(at_ns=at_ns, span_id=self.live.id, name=event.name_str, attributes=fields))
         return event
 
     def add_attribute(self, name: str, value: AttributeValue) -> Attribute:

@@ -1,4 +1,4 @@
-"""Configuration classes that take what One Logger's take, and say what they make of it."""
+"""Configuration classes that take what One Logger's initialize, and say what they make of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOGGER = logging.getLogger("trackside")
 T = TypeVar("T")
 
 
-def take(settings: Any, given: Mapping[str, Any]) -> None:
+def initialize(settings: Any, given: Mapping[str, Any]) -> None:
     """
     Initialize *settings* with *given*; a name that it does not know is passed over, with a word in the log.
 
@@ -36,7 +36,7 @@ def take(settings: Any, given: Mapping[str, Any]) -> None:
         raise OneLoggerError(f"{type(settings).__name__}: {error}") from None
 
 
-def told(value: T | Callable[[], T]) -> T:
+def resolved(value: T | Callable[[], T]) -> T:
     """Return *value*, or what it says if it is a function."""
     return value() if callable(value) else value
 

@@ -1,4 +1,4 @@
-"""When a report is due: as often as asked in seconds, counted in iterations so that all ranks agree."""
+"""The interval between reports: given in seconds, counted in iterations so that all ranks agree."""
 
 from __future__ import annotations
 

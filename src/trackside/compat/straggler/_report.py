@@ -110,8 +110,8 @@ def report_from(
         return {name: _by_rank(ours, scores.sections.get(name) or [None] * len(ours.ranks), shown) for name in names}
 
     missing: dict[int, list[str]] = {}
-    for told in ours.missing:
-        missing.setdefault(told.rank, []).append(f"{told.what}: {told.why}")
+    for silent in ours.missing:
+        missing.setdefault(silent.rank, []).append(f"{silent.what}: {silent.why}")
     return Report(
         gpu_relative_perf_scores=gpu(ours.relative),
         section_relative_perf_scores=by_section("relative", ours.relative),

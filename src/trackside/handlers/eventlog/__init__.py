@@ -1,35 +1,34 @@
 """
 The event log: a job's events in files that survive whatever happens to the job.
 
-`EventLog` writes them; `replay`, `follow` and `inspect` read them. `Appender` is how any sink writes a file.
+`EventLog` writes them; `replay`, `follow` and `check_logs` read them. `Appender` is how any sink writes a file.
 """
 
 from trackside.handlers.eventlog._appender import Appender, Outcome, Vanished, create_file
-from trackside.handlers.eventlog._damage import Damage
-from trackside.handlers.eventlog._entries import Loss
-from trackside.handlers.eventlog._follow import follow
+from trackside.handlers.eventlog._check import FileCheck, LogCheck, SourceCheck, check_logs
+from trackside.handlers.eventlog._format import Loss
 from trackside.handlers.eventlog._outline import LogOutline, SourceOutline, outline
-from trackside.handlers.eventlog._replay import Replay, feed, replay
-from trackside.handlers.eventlog._report import FileReport, LogReport, SourceReport, inspect
+from trackside.handlers.eventlog._replay import Replay, feed, follow, replay
+from trackside.handlers.eventlog._scanner import Damage
 from trackside.handlers.eventlog._writer import EventLog
 
 __all__ = [
     "Appender",
     "Damage",
     "EventLog",
-    "FileReport",
+    "FileCheck",
+    "LogCheck",
     "LogOutline",
-    "LogReport",
     "Loss",
     "Outcome",
     "Replay",
+    "SourceCheck",
     "SourceOutline",
-    "SourceReport",
     "Vanished",
+    "check_logs",
     "create_file",
     "feed",
     "follow",
-    "inspect",
     "outline",
     "replay",
 ]

@@ -63,8 +63,8 @@ def create_file(directory: Path, name: str) -> int:
     Create *name* below *directory* and return its descriptor.
 
     The file must not exist, and neither it nor a directory that *name* leads through may be a symbolic
-    link: whoever can write to *directory* does not choose what is written to. What is missing is made for
-    this user alone.
+    link: another user who can write to *directory* does not choose the file that is written. What is missing is made
+    for this user alone.
 
     Raises:
         OSError: The file cannot be made; `FileExistsError` if it is there.
@@ -123,6 +123,8 @@ class Appender:
         create: Callable[[Path, str], int] = create_file,
     ) -> None:
         self.directory = directory
+        # Path.is_dir may raise where os.path.isdir answers.
+        self._existing = next((path for path in (directory, *directory.parents) if os.path.isdir(path)), directory)  # noqa: PTH112
         self.part = 0
         """The number of the part that is open, or the next to be."""
         self.size_bytes = 0
@@ -192,7 +194,7 @@ class Appender:
 
         Args:
             chunk: What a reader should find whole or not at all.
-            events: How many events *chunk* holds, to be told if the file vanishes.
+            events: How many events *chunk* holds, to be reported if the file vanishes.
             insist: As for `ready`, which this begins with.
         """
         outcome = self.ready(insist=insist)
@@ -264,7 +266,7 @@ class Appender:
         """
         Close the descriptor until the next write, which goes on with the same part.
 
-        For whoever writes more files than may be open. What was written is forced to the device first if that was
+        For writers of more files than may be open. What was written is forced to the device first if that was
         asked for.
         """
         if self._fd == _NO_FILE:
@@ -287,11 +289,17 @@ class Appender:
                 os.close(fd)
 
     def _sync_name(self) -> None:
-        at = os.open(self.paths[-1].parent, _DIRECTORY)
-        try:
-            os.fsync(at)
-        finally:
-            os.close(at)
+        """Force the new file's name to the device, and the names of the directories that were made for it."""
+        for directory in self.paths[-1].parents:
+            at = os.open(directory, _DIRECTORY)
+            try:
+                os.fsync(at)
+            finally:
+                os.close(at)
+            if directory == self._existing:
+                break
+        # Those directories exist from now on; a part that comes later may need one below the log's directory.
+        self._existing = self.directory
         self._is_new = False
 
     def _unpark(self) -> Outcome:

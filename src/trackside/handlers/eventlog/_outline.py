@@ -1,18 +1,16 @@
-"""Who wrote logs, when, and how it ended: a look at the first and the last of each, however long they are."""
+"""The outline of logs: who wrote them, when, and how it ended, from the beginning and the end of each."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Final
 
 import attrs
 
 from trackside.events import (
     Event,
-    Frame,
-    FrameDecoder,
     Heartbeat,
     IterationEnded,
     Source,
@@ -20,9 +18,8 @@ from trackside.events import (
     TrainingConfigured,
     UnreadableError,
 )
-from trackside.handlers.eventlog._find import LogFile, find_files
-from trackside.handlers.eventlog._reader import LogReader
-from trackside.handlers.eventlog._strand import identified
+from trackside.handlers.eventlog._reader import LogFile, LogReader, find_files, source_files
+from trackside.wire import Frame, FrameDecoder
 
 _HEAD_BYTES: Final = 1 << 16
 _TAIL_BYTES: Final = (1 << 18, 1 << 21, 1 << 24)
@@ -41,8 +38,8 @@ class SourceOutline:
     last_ns: int | None = None
     """The latest time among the last events."""
     last_heartbeat_ns: int | None = None
-    heartbeat_every_ns: int | None = None
-    """The longest time between two of the last heartbeats; None if there were no two."""
+    heartbeat_interval_ns: int | None = None
+    """The time from one heartbeat to the next, as the last one says; None if there was none."""
     last_step: int | None = None
     """Of the last training iteration; where the end of the log holds none, of the last event that has a step."""
     ended: str | None = None
@@ -77,7 +74,8 @@ class _Tail:
     trained_step: int | None = None
     any_step: int | None = None
     ended: str | None = None
-    beats_ns: list[int] = attrs.field(factory=list)
+    last_heartbeat_ns: int | None = None
+    heartbeat_interval_ns: int | None = None
     tags: tuple[str, ...] = ()
 
     def add(self, event: Event) -> None:
@@ -92,14 +90,10 @@ class _Tail:
             if isinstance(event, IterationEnded) and event.kind == "training":
                 self.trained_step = event.step
         if isinstance(event, Heartbeat):
-            self.beats_ns.append(event.at_ns)
+            self.last_heartbeat_ns = event.at_ns
+            self.heartbeat_interval_ns = round(event.interval_s * 1e9)
         elif isinstance(event, TrainingConfigured) and not self.tags:
             self.tags = tuple(event.perf_tag)
-
-    def every_ns(self) -> int | None:
-        """Return the longest time between two heartbeats that followed each other."""
-        beats = self.beats_ns
-        return max((after - before for before, after in pairwise(beats)), default=None)
 
 
 def outline(*paths: str | os.PathLike[str]) -> LogOutline:
@@ -107,7 +101,7 @@ def outline(*paths: str | os.PathLike[str]) -> LogOutline:
     Look at the beginning and the end of logs: who wrote them, since when and until when, and whether they ended.
 
     The time that takes grows with the number of files and not with their size: of each process up to 64 KiB are
-    read from the beginning and, as a rule, 256 KiB from the end. `inspect` reads everything.
+    read from the beginning and, as a rule, 256 KiB from the end. `check_logs` reads everything.
 
     Args:
         paths: Log files, or directories with such at any depth.
@@ -117,7 +111,7 @@ def outline(*paths: str | os.PathLike[str]) -> LogOutline:
     """
     found, problems = find_files(paths)
     decoder = FrameDecoder()
-    strands = identified(found, decoder, problems)
+    strands = source_files(found, decoder, problems)
     if not strands:
         raise problems[0] if problems else UnreadableError("outline", "was given no path", "give one")
     sources = [seen for strand in strands if (seen := _outlined(strand, decoder, problems)) is not None]
@@ -151,8 +145,8 @@ def _outlined(files: Sequence[LogFile], decoder: FrameDecoder, problems: list[Un
 
 def _add_tail(seen: SourceOutline, tail: _Tail) -> None:
     seen.last_ns = tail.last_ns if tail.last_ns is not None else seen.first_ns
-    seen.last_heartbeat_ns = max(tail.beats_ns, default=None)
-    seen.heartbeat_every_ns = tail.every_ns()
+    seen.last_heartbeat_ns = tail.last_heartbeat_ns
+    seen.heartbeat_interval_ns = tail.heartbeat_interval_ns
     seen.last_step = tail.trained_step if tail.trained_step is not None else tail.any_step
     seen.ended = tail.ended
     seen.perf_tags = seen.perf_tags or tail.tags

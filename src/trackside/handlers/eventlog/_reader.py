@@ -1,19 +1,32 @@
-"""One log file, record by record, decoded."""
+"""Log files: find them, decode them record by record, and sort them by the source that wrote them."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
-from trackside.events import DecodeError, Frame, FrameDecoder, UnreadableError
-from trackside.handlers.eventlog._damage import Damage, undecodable
-from trackside.handlers.eventlog._entries import Ending, Header, Loss, decode_ending, decode_header, decode_loss
-from trackside.handlers.eventlog._records import MAGIC, Kind, Record
-from trackside.handlers.eventlog._scanner import BLOCK_BYTES, Scanner
-from trackside.handlers.eventlog._turns import Found
+import attrs
+
+from trackside.events import DecodeError, Source, UnreadableError
+from trackside.handlers.eventlog._format import (
+    MAGIC,
+    SUFFIX,
+    VERSION,
+    Ending,
+    Header,
+    Kind,
+    Loss,
+    Record,
+    decode_ending,
+    decode_header,
+    decode_loss,
+)
+from trackside.handlers.eventlog._scanner import BLOCK_BYTES, TORN, Damage, Found, Scanner, undecodable
+from trackside.wire import Frame, FrameDecoder
 
 Item: TypeAlias = Frame | Header | Loss | Ending | Damage
 """What a file holds."""
@@ -28,7 +41,7 @@ class LogReader:
     Args:
         decoder: Shared by all files that are read together; it learns from headers who the sources are.
         block_bytes: How much of the file to hold in memory.
-        offset: Where to begin; the first thing to come is then the first whole record from there on.
+        offset: The byte to begin at; the first item is then the first whole record from there on.
     """
 
     def __init__(self, path: Path, decoder: FrameDecoder, *, block_bytes: int = BLOCK_BYTES, offset: int = 0) -> None:
@@ -108,3 +121,123 @@ class LogReader:
                 os.close(fd)
         except OSError as error:
             raise UnreadableError(str(self.path), str(error.strerror), "see that it can be read") from error
+
+
+_PEEK_BYTES = 4096
+
+
+@attrs.frozen
+class LogFile:
+    """A log file and the source that wrote it."""
+
+    path: Path
+    source: Source | None = None
+    """None if the file holds nothing yet."""
+
+
+def find_files(paths: Iterable[str | os.PathLike[str]]) -> tuple[list[Path], list[UnreadableError]]:
+    """
+    Return every log file that *paths* name or contain, each once and in order, and what cannot be read.
+
+    A directory is searched with all below it for ``*.tslog``; a file is taken whatever its name is.
+    """
+    found: dict[str, Path] = {}
+    problems: list[UnreadableError] = []
+    for path in map(Path, paths):
+        below: list[Path] = []
+        if os.path.isdir(path):  # noqa: PTH112  it answers where Path.is_dir may raise
+            below = _find_below(path, problems)
+            if not below:
+                problems.append(UnreadableError(str(path), f"holds no {SUFFIX} file", "give a directory of event logs"))
+        elif os.path.exists(path):  # noqa: PTH110  as above
+            below = [path]
+        else:
+            problems.append(UnreadableError(str(path), "does not exist", f"give a {SUFFIX} file or a directory"))
+        for file in below:
+            found.setdefault(os.path.realpath(file), file)
+    return list(found.values()), problems
+
+
+def _find_below(directory: Path, problems: list[UnreadableError]) -> list[Path]:
+    def note(error: OSError) -> None:
+        problems.append(UnreadableError(str(error.filename), str(error.strerror), "see that it can be read"))
+
+    return sorted(
+        Path(at, name) for at, _, names in os.walk(directory, onerror=note) for name in names if name.endswith(SUFFIX)
+    )
+
+
+def identify(path: Path, decoder: FrameDecoder) -> LogFile:
+    """
+    Read as much of *path* as names its source.
+
+    Raises:
+        UnreadableError: It cannot be read, is no event log, or is of a version that this release does not know.
+    """
+    reader = LogReader(path, decoder, block_bytes=_PEEK_BYTES)
+    first: Damage | None = None
+    file: LogFile | None = None
+    is_empty = True
+    for item in chain(reader.read(), reader.finish()):
+        if isinstance(item, Header):
+            return file or LogFile(path, item.source)
+        if isinstance(item, Frame):
+            file = file or LogFile(path, item.source)
+            if item.source != Source.unknown(item.source.id):
+                return file
+            # The file is a piece of another: go on to the next header, so that events carry who they are from.
+        elif isinstance(item, Damage):
+            first = first or item
+        else:
+            is_empty = False
+    if file is not None:
+        return file
+    if first is not None and first.reason != TORN and is_empty:
+        raise _stranger(path, reader)
+    return LogFile(path)
+
+
+def in_order(files: Sequence[LogFile], decoder: FrameDecoder) -> list[LogFile]:
+    """Return the *files* of one source in the order of what they hold, whatever they are called."""
+    if len(files) == 1:
+        return list(files)
+    return sorted(files, key=lambda file: (_first_seq(file.path, decoder), str(file.path)))
+
+
+def _first_seq(path: Path, decoder: FrameDecoder) -> int:
+    try:
+        return next((item.first_seq for item in LogReader(path, decoder).read() if isinstance(item, Frame)), -1)
+    except UnreadableError:  # said again when it is read
+        return -1
+
+
+def _stranger(path: Path, reader: LogReader) -> UnreadableError:
+    start = reader.start()
+    if start.startswith(MAGIC) and start[len(MAGIC)] != VERSION:
+        version = start[len(MAGIC)]
+        remedy = "use a newer one" if version > VERSION else "read it with the release that wrote it"
+        what = f"is an event log of version {version}"
+        return UnreadableError(str(path), what, f"this release reads version {VERSION}; {remedy}")
+    return UnreadableError(str(path), "is no event log", f"give a {SUFFIX} file or a directory")
+
+
+_MEMORY_BYTES = 32 << 20
+_LEAST_BLOCK_BYTES = 4096
+
+
+def source_files(paths: Iterable[Path], decoder: FrameDecoder, problems: list[UnreadableError]) -> list[list[LogFile]]:
+    """Return the files that can be read, by source and in order; note the others."""
+    strands: dict[str, list[LogFile]] = {}
+    for path in paths:
+        try:
+            file = identify(path, decoder)
+        except UnreadableError as problem:
+            problems.append(problem)
+        else:
+            strands.setdefault(file.source.id if file.source else str(path), []).append(file)
+    return [in_order(strands[name], decoder) for name in sorted(strands)]
+
+
+def block_bytes(files: int) -> int:
+    """Return how much of each of so many files may be in memory."""
+    return min(max(_MEMORY_BYTES // max(files, 1), _LEAST_BLOCK_BYTES), BLOCK_BYTES)

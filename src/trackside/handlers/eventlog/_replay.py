@@ -1,44 +1,60 @@
-"""Reading recorded events back."""
+"""Recorded events read back: all at once, or while they are being recorded."""
 
 from __future__ import annotations
 
+import heapq
 import os
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
-from typing import Any, TypeVar
+from itertools import chain, groupby, islice
+from operator import attrgetter, itemgetter
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
-from trackside.events import Event, Frame, FrameDecoder, Source, UnreadableError
-from trackside.handlers.eventlog._damage import Damage
-from trackside.handlers.eventlog._find import LogFile, find_files
-from trackside.handlers.eventlog._ledger import Ledger
-from trackside.handlers.eventlog._reader import LogReader
-from trackside.handlers.eventlog._strand import block_bytes, identified, merged
+from trackside.events import Event, Source, UnreadableError
+from trackside.handlers.eventlog._reader import (
+    LogFile,
+    LogReader,
+    block_bytes,
+    find_files,
+    identify,
+    in_order,
+    source_files,
+)
+from trackside.handlers.eventlog._scanner import Damage
+from trackside.rules import Rule
+from trackside.wire import EventSelection, EventTypes, Frame, FrameDecoder, FrameView, SequenceTracker
 
-M = TypeVar("M", bound=Callable[[Any], object])
+M = TypeVar("M")
+
+_VIEW_EVENTS: Final = 1024
+"""At most as many events come in one view, so that a long log is never in memory at once."""
 
 
 def replay(
     *paths: str | os.PathLike[str],
-    types: type[Event] | tuple[type[Event], ...] | None = None,
+    to: EventTypes = Event,
+    keep: Rule | None = None,
     sources: Callable[[Source], bool] | None = None,
 ) -> Replay:
     """
     Iterate over recorded events; each has its ``source`` and its ``seq``.
 
-    Those of one source come in the order of their numbers, each once, across all parts of its log; those of
-    several sources are merged by time. What is torn or damaged is passed over; the returned `Replay` says how
-    much that was.
+    The events of one source come in the order of their numbers, each once, across all parts of its log. The events of
+    several sources are merged by time. Torn and damaged bytes are passed over; the returned `Replay` counts them.
 
     Args:
         paths: Log files, or directories with such at any depth.
-        types: Yield only events of these classes.
-        sources: Says whose events to yield; the files of all others are not read.
+        to: The event types to yield: a class, a wire name, a glob of wire names, or a tuple of these.
+        keep: The rule that says which of their events to yield; it decides for each source on its own.
+        sources: Returns whether to yield the events of a source; the files of the other sources are not read.
 
     Raises:
+        ConfigError: if *to* or *keep* is not what it should be.
         UnreadableError: At once if there is nothing to read. If some of it cannot be read, when all the rest has been.
     """
-    return Replay(paths, types=types, sources=sources)
+    return Replay(paths, to=to, keep=keep, sources=sources)
 
 
 class Replay(Iterator[Event]):
@@ -52,16 +68,17 @@ class Replay(Iterator[Event]):
         self,
         paths: Iterable[str | os.PathLike[str]],
         *,
-        types: type[Event] | tuple[type[Event], ...] | None = None,
+        to: EventTypes = Event,
+        keep: Rule | None = None,
         sources: Callable[[Source], bool] | None = None,
     ) -> None:
-        self.ledgers: dict[str, Ledger] = defaultdict(Ledger)
-        """By source id, what was read and what is not there."""
+        self.trackers: dict[str, SequenceTracker] = defaultdict(SequenceTracker)
+        """By source id, the numbers that were read and those that are missing."""
         self.damaged_bytes = 0
         """Bytes passed over: torn, damaged, read before or of another version."""
         self.problems: list[UnreadableError] = []
         """Why whole files were not read."""
-        self._types = types
+        self._selection = EventSelection(to, keep)
         self._sources = sources
         self._decoder = FrameDecoder()
         self._files, self.problems = find_files(paths)
@@ -72,12 +89,12 @@ class Replay(Iterator[Event]):
     @property
     def missing(self) -> int:
         """How many events are known to be in none of the files."""
-        return sum(ledger.missing for ledger in self.ledgers.values())
+        return sum(tracker.missing for tracker in self.trackers.values())
 
     @property
     def repeated(self) -> int:
         """How many events were passed over because they had been read."""
-        return sum(ledger.repeated for ledger in self.ledgers.values())
+        return sum(tracker.repeated for tracker in self.trackers.values())
 
     def __iter__(self) -> Iterator[Event]:  # noqa: PYI034  the generator: a for loop steps through it in C
         return self._events
@@ -85,47 +102,186 @@ class Replay(Iterator[Event]):
     def __next__(self) -> Event:
         return next(self._events)
 
-    def by_source(self) -> list[tuple[Source, Iterator[Sequence[Event]]]]:
+    def by_source(self) -> list[tuple[Source, Iterator[FrameView]]]:
         """
-        Return each source and its events in batches, instead of all events merged by time.
+        Return each source with its frames, instead of all events merged by time.
 
-        For what does not care how sources interleave: it takes half the time, and a source that nobody asks for costs
-        nothing. Files that hold nothing yet are left out. `problems` says what could not be read.
+        For readers that do not care how sources interleave: it takes half the time, and a source whose frames are not
+        asked for costs nothing. Files that hold nothing yet are left out. `problems` says what could not be read.
         """
-        strands = identified(self._files, self._decoder, self.problems)
+        by_source = source_files(self._files, self._decoder, self.problems)
         size = block_bytes(1)
-        return [(files[0].source, self._strand(files, size)) for files in strands if files[0].source is not None]
+        return [(files[0].source, self._frames(files, size)) for files in by_source if files[0].source is not None]
 
     def _read(self) -> Iterator[Event]:
-        strands = identified(self._files, self._decoder, self.problems)
+        by_source = source_files(self._files, self._decoder, self.problems)
         if self._sources is not None:
-            strands = [files for files in strands if files[0].source is not None and self._sources(files[0].source)]
-        size = block_bytes(len(strands))
-        yield from merged([self._strand(files, size) for files in strands])
+            by_source = [files for files in by_source if files[0].source is not None and self._sources(files[0].source)]
+        size = block_bytes(len(by_source))
+        yield from _merge_by_time([self._frames(files, size) for files in by_source])
         if self.problems:
             raise self.problems[0]
 
-    def _strand(self, files: Sequence[LogFile], size: int) -> Iterator[Sequence[Event]]:
+    def _frames(self, files: Sequence[LogFile], size: int) -> Iterator[FrameView]:
+        """Yield the frames of one source, whose *files* are in order."""
         for file in files:
             reader = LogReader(file.path, self._decoder, block_bytes=size)
             try:
                 for item in chain(reader.read(), reader.finish()):
                     if isinstance(item, Frame):
-                        yield self._admitted(item)
+                        source = item.source
+                        events = self.trackers[source.id].admit(item)
+                        yield FrameView(source, self._selection.of(source.id, events))
                     elif isinstance(item, Damage):
                         self.damaged_bytes += item.length_bytes
             except UnreadableError as problem:
                 self.problems.append(problem)
 
-    def _admitted(self, frame: Frame) -> Sequence[Event]:
-        events = self.ledgers[frame.source.id].admit(frame)
-        types = self._types
-        return events if types is None else [event for event in events if isinstance(event, types)]
-
 
 def feed(events: Iterable[Event], *models: M) -> tuple[M, ...]:
-    """Call each of *models* with each of *events*, and return them."""
-    for event in events:
-        for model in models:
-            model(event)
+    """
+    Let each of *models* read all of *events*, and return the models.
+
+    A model reads them in views of one source each; any other callable is called with one event at a time.
+    """
+    consumers = [model.consume for model in models if hasattr(model, "consume")]
+    callables: list[Any] = [model for model in models if not hasattr(model, "consume")]
+    for source, run in groupby(events, attrgetter("source")):
+        while part := list(islice(run, _VIEW_EVENTS)):
+            view = FrameView(source, part)
+            for consume in consumers:
+                consume(view)
+            for call in callables:
+                for event in part:
+                    call(event)
     return models
+
+
+def follow(
+    *paths: str | os.PathLike[str],
+    to: EventTypes = Event,
+    keep: Rule | None = None,
+    sources: Callable[[Source], bool] | None = None,
+    poll_interval_s: float = 0.5,
+    stop: threading.Event | None = None,
+    wait: bool = False,
+) -> Iterator[Event]:
+    """
+    Iterate over events that are recorded and being recorded, until *stop* is set.
+
+    The events that are there come as from `replay`. Later events come as they are written, merged by time as far as
+    they are found together. The iteration waits for a tail that is half written. New parts and new files join.
+
+    Args:
+        paths: Log files, or directories with such at any depth, now or later.
+        to: The event types to yield, as for `replay`.
+        keep: The rule that says which of their events to yield, as for `replay`.
+        sources: Returns whether to yield the events of a source; the files of the other sources are not read.
+        poll_interval_s: The time between two looks at the files, in seconds.
+        stop: Ends the iteration when it is set and what was written by then has been read.
+        wait: Wait for paths that do not exist yet.
+
+    Raises:
+        ConfigError: if *to* or *keep* is not what it should be.
+        UnreadableError: A path does not exist, and is not to be waited for.
+    """
+    stop = stop or threading.Event()
+    for path in paths:
+        if not wait and not Path(path).exists():
+            raise UnreadableError(str(path), "does not exist", "give a .tslog file or a directory")
+    return _follow(_GrowingLogs(paths, EventSelection(to, keep), sources), poll_interval_s, stop)
+
+
+def _follow(logs: _GrowingLogs, poll_interval_s: float, stop: threading.Event) -> Iterator[Event]:
+    while True:
+        is_last = stop.is_set()
+        yield from logs.read_new()
+        if is_last:
+            return
+        stop.wait(poll_interval_s)
+
+
+class _GrowingLogs:
+    """The logs below some paths and how far each was read."""
+
+    def __init__(
+        self,
+        paths: Iterable[str | os.PathLike[str]],
+        selection: EventSelection,
+        sources: Callable[[Source], bool] | None,
+    ) -> None:
+        self._paths = tuple(paths)
+        self._selection = selection
+        self._sources = sources
+        self._decoder = FrameDecoder()
+        self._trackers: dict[str, SequenceTracker] = defaultdict(SequenceTracker)
+        self._readers: dict[str, list[LogReader]] = {}
+        self._known: set[Path] = set()
+        self._unidentified: dict[Path, int] = {}
+        """By file that names no source yet, the size at which it was looked at."""
+
+    def read_new(self) -> Iterator[Event]:
+        """Yield what was written since the last call."""
+        self._open_new_files()
+        by_source = [[reader for reader in readers if reader.has_more()] for readers in self._readers.values()]
+        return _merge_by_time([self._frames(readers) for readers in by_source if readers])
+
+    def _open_new_files(self) -> None:
+        files = [file for path in find_files(self._paths)[0] if (file := self._identify_new(path)) is not None]
+        self._known.update(file.path for file in files)
+        size = block_bytes(len(self._known))
+        for file in in_order(files, self._decoder):
+            assert file.source is not None
+            if self._sources is not None and not self._sources(file.source):
+                continue
+            reader = LogReader(file.path, self._decoder, block_bytes=size)
+            self._readers.setdefault(file.source.id, []).append(reader)
+
+    def _identify_new(self, path: Path) -> LogFile | None:
+        """Return the file at *path* if it is new and names its source; else look again when it has grown."""
+        if path in self._known:
+            return None
+        try:
+            size = path.stat().st_size
+            if self._unidentified.get(path) == size:
+                return None
+            self._unidentified[path] = size
+            file = identify(path, self._decoder)
+        except (OSError, UnreadableError):
+            return None
+        return None if file.source is None else file
+
+    def _frames(self, readers: Sequence[LogReader]) -> Iterator[FrameView]:
+        for reader in readers:
+            try:
+                for item in reader.read():
+                    if isinstance(item, Frame):
+                        events = self._trackers[item.source.id].admit(item)
+                        yield FrameView(item.source, self._selection.of(item.source.id, events))
+            except UnreadableError:  # it was removed; what it held is gone
+                continue
+
+
+def _merge_by_time(by_source: Sequence[Iterator[FrameView]]) -> Iterator[Event]:
+    """
+    Yield the events of all sources by time, those of each source in their own order.
+
+    An event is placed by the latest time that its source has reached. An event that was given a time of its own
+    therefore delays no other event and overtakes none of its source.
+    """
+    if len(by_source) == 1:
+        for view in by_source[0]:
+            yield from view.events
+        return
+    for _, event in heapq.merge(*map(_timed, by_source), key=itemgetter(0)):
+        yield event
+
+
+def _timed(frames: Iterator[FrameView]) -> Iterator[tuple[int, Event]]:
+    latest_ns = 0
+    for view in frames:
+        for event in view.events:
+            at_ns = event.at_ns
+            if at_ns > latest_ns:  # noqa: PLR1730  max() is a call for every event
+                latest_ns = at_ns
+            yield latest_ns, event

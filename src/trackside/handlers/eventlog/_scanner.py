@@ -1,13 +1,19 @@
-"""Reading records from bytes that may be torn, damaged or still being written."""
+"""
+Records out of bytes that may be torn, damaged, duplicated or still being written.
+
+The scanner finds whole records, the duplicate filter passes over copies of them, and `Damage` names the bytes that
+could not be used.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 from zlib import crc32
 
-from trackside.handlers.eventlog._damage import DAMAGED, TORN, Damage, unknown_version
-from trackside.handlers.eventlog._records import (
+import attrs
+
+from trackside.handlers.eventlog._format import (
     HEADER,
     HEADER_BYTES,
     MAGIC,
@@ -17,7 +23,145 @@ from trackside.handlers.eventlog._records import (
     Record,
     unstuff,
 )
-from trackside.handlers.eventlog._turns import Found, Turns
+from trackside.wire import Ranges
+
+TORN = "torn tail"
+"""The file ends within a record: its writer was killed, or is still writing."""
+DAMAGED = "damaged"
+"""Bytes that are no record."""
+DUPLICATE = "duplicate"
+"""A record that was read before."""
+MISPLACED = "misplaced"
+"""A copy of a record whose own place is later in the file."""
+
+
+class Damage(NamedTuple):
+    """Bytes of a file that were passed over."""
+
+    offset: int
+    length_bytes: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"bytes {self.offset}-{self.offset + self.length_bytes - 1}: {self.reason}"
+
+
+def unknown_version(version: int) -> str:
+    """Return the reason for passing over a record of another *version*."""
+    return f"unknown version {version}"
+
+
+def joined(first: Damage, second: Damage) -> Damage | None:
+    """Return both as one if *second* goes on where *first* ends, for the same reason."""
+    if first.reason == second.reason and first.offset + first.length_bytes == second.offset:
+        return Damage(first.offset, first.length_bytes + second.length_bytes, first.reason)
+    return None
+
+
+def undecodable(problem: str) -> str:
+    """Return the reason for passing over a whole record whose payload is not what it should be."""
+    return f"undecodable: {problem}"
+
+
+_HELD_BYTES = 1 << 20
+_HELD_RECORDS = 8192
+_MOST_STREAMS = 4096
+_NEVER = -1
+
+Found: TypeAlias = Record | Damage
+
+
+@attrs.define
+class _Stream:
+    """What was read of one writer's records."""
+
+    seen: Ranges = attrs.field(factory=Ranges)
+    next: int = _NEVER
+    """The number that is due; `_NEVER` before the first record."""
+
+
+class DuplicateFilter:
+    """
+    Passes over records that are copies, and yields each record once.
+
+    Sequence numbers have no holes. A record that is ahead of its turn follows either damage, or a cut, or it
+    is part of a block that was copied to the wrong place. It is held back until a lower number follows,
+    which shows that it is a copy, or a megabyte does without one.
+
+    The scanner keeps `due` itself while records follow each other, which is nearly always; every other
+    record goes through `admit`.
+    """
+
+    __slots__ = ("_held", "_held_bytes", "_run_first", "_streams", "due", "stream")
+
+    def __init__(self) -> None:
+        self.stream = -1
+        self.due = _NEVER
+        """The only number that need not be asked about; `_NEVER` if each must be."""
+        self._run_first = 0
+        self._streams: dict[int, _Stream] = {}
+        self._held: dict[int, Record] = {}
+        self._held_bytes = 0
+
+    def admit(self, record: Record) -> Iterator[Found]:
+        """Yield what *record* decides: itself, that it is out of place, or what it proves of the held records."""
+        if record.stream != self.stream:
+            yield from self.release()
+            self._turn_to(record.stream)
+        state = self._settle()
+        number = record.sequence
+        if number in self._held or number in state.seen:
+            yield Damage(record.offset, record.end - record.offset, DUPLICATE)
+        elif number < state.next:
+            state.seen.add(number, number)
+            yield record
+        else:
+            yield from self._expose(number)
+            is_first = state.next == _NEVER and record.offset == 0
+            if not self._held and (is_first or number == state.next):
+                yield self._accept(state, record)
+            else:
+                self._held[number] = record
+                self._held_bytes += record.end - record.offset
+                if self._held_bytes > _HELD_BYTES or len(self._held) > _HELD_RECORDS:
+                    yield from self.release()
+        self.due = _NEVER if self._held else state.next
+
+    def release(self) -> Iterator[Found]:
+        """Yield the held records, of which nothing has shown that they are out of place."""
+        state = self._settle()
+        held, self._held, self._held_bytes = self._held, {}, 0
+        for record in held.values():
+            yield self._accept(state, record)
+        self.due = state.next
+
+    def _expose(self, number: int) -> Iterator[Damage]:
+        """Yield as misplaced what is held of higher numbers than *number*, which comes after it."""
+        while self._held and next(reversed(self._held)) > number:
+            _, record = self._held.popitem()
+            self._held_bytes -= record.end - record.offset
+            yield Damage(record.offset, record.end - record.offset, MISPLACED)
+
+    def _accept(self, state: _Stream, record: Record) -> Record:
+        state.seen.add(record.sequence, record.sequence)
+        state.next = self._run_first = record.sequence + 1
+        return record
+
+    def _settle(self) -> _Stream:
+        """Note the records that the scanner passed without asking."""
+        state = self._streams.setdefault(self.stream, _Stream())
+        if self.due > self._run_first:
+            state.seen.add(self._run_first, self.due - 1)
+            state.next = self._run_first = self.due
+        return state
+
+    def _turn_to(self, stream: int) -> None:
+        state = self._streams.setdefault(stream, _Stream())
+        if len(self._streams) > _MOST_STREAMS:
+            del self._streams[next(iter(self._streams))]
+        self.stream, self.due = stream, state.next
+        self._run_first = max(state.next, 0)
+
 
 BLOCK_BYTES = 1 << 18
 _LONG_BYTES = 256
@@ -58,12 +202,12 @@ class Scanner:
 
     Memory is bounded by one block and one record. A record is yielded only if its checksum is right, and
     once. After damage the search goes on at the next place where a record can begin; a record holds the magic
-    only at its start, so the time is in proportion to the bytes, whoever wrote them.
+    only at its start, so the time is in proportion to the bytes, also in a hostile file.
     """
 
     def __init__(self, read_at: ReadAt, *, block_bytes: int = BLOCK_BYTES, offset: int = 0) -> None:
         self._window = _Window(read_at, block_bytes)
-        self._turns = Turns()
+        self._turns = DuplicateFilter()
         self.offset = offset
         """Up to where the file has been read."""
 

@@ -1,4 +1,4 @@
-"""The event log: frames from the porter, onto disk, on a thread of its own."""
+"""The event log: frames from the dispatcher are written to files on a thread of its own."""
 
 from __future__ import annotations
 
@@ -8,15 +8,193 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
-from trackside.events import FRAMES, ConfigError, Source, clock
+from trackside.events import ConfigError, Source, clock
 from trackside.handlers.eventlog._appender import Appender, Outcome, Vanished, create_file
-from trackside.handlers.eventlog._buffer import Buffer
-from trackside.handlers.eventlog._entries import Loss, encode_header
-from trackside.handlers.eventlog._records import MAX_PAYLOAD_BYTES, SUFFIX
-from trackside.handlers.eventlog._series import Series
+from trackside.handlers.eventlog._format import (
+    MAX_PAYLOAD_BYTES,
+    SUFFIX,
+    Ending,
+    Kind,
+    Loss,
+    encode_ending,
+    encode_header,
+    encode_loss,
+    encode_record,
+)
+
+HEADER_EVERY_BYTES = 8 << 20
+
+
+class WaitingFrame(NamedTuple):
+    """A frame that waits to be written."""
+
+    frame: bytes
+    events: int
+
+
+Entry: TypeAlias = WaitingFrame | Loss
+
+
+class RecordWriter:
+    """
+    Writes entries as records through an appender.
+
+    A write that fails leaves the numbering where it was, so the sequence numbers on disk have no holes.
+    """
+
+    def __init__(self, appender: Appender, source: Source) -> None:
+        self.records = 0
+        """Written, in all parts."""
+        self._appender = appender
+        self._source = source
+        self._stream = int.from_bytes(os.urandom(2), "little")
+        self._since_header = 0
+
+    def write(self, entries: Sequence[Entry], *, insist: bool = False) -> Outcome:
+        """Write all *entries* or none; as `Appender.write`."""
+        appender = self._appender
+        if appender.is_full:
+            self._end(Ending(is_continued=True))
+        outcome = appender.ready(insist=insist)
+        if not outcome:
+            return outcome
+        chunk, since_header = self._encode(entries)
+        events = sum(entry.events for entry in entries if isinstance(entry, WaitingFrame))
+        outcome = appender.write(b"".join(chunk), events=events, insist=insist)
+        if outcome:
+            self.records += len(chunk)
+            self._since_header = since_header
+        return outcome
+
+    def finish(self) -> None:
+        """Mark the open part as the last and close it."""
+        self._end(Ending(is_continued=False))
+
+    def _end(self, ending: Ending) -> None:
+        is_begun = self._appender.size_bytes > 0
+        record = self._record(Kind.END, encode_ending(ending), self.records)
+        self.records += bool(self._appender.finish(record if is_begun else b"")) and is_begun
+
+    def _encode(self, entries: Sequence[Entry]) -> tuple[list[bytes], int]:
+        chunk: list[bytes] = []
+        size = self._appender.size_bytes
+        since_header = self._since_header if size else HEADER_EVERY_BYTES
+        for entry in entries:
+            if since_header >= HEADER_EVERY_BYTES:
+                header = encode_header(self._source, self._appender.part)
+                chunk.append(self._record(Kind.HEADER, header, self.records + len(chunk)))
+                since_header = 0
+            if isinstance(entry, WaitingFrame):
+                kind, payload = Kind.FRAME, entry.frame
+            else:
+                kind, payload = Kind.GAP, encode_loss(entry)
+            chunk.append(self._record(kind, payload, self.records + len(chunk)))
+            since_header += len(chunk[-1])
+        return chunk, since_header
+
+    def _record(self, kind: Kind, payload: bytes, sequence: int) -> bytes:
+        return encode_record(kind, payload, sequence=sequence, stream=self._stream)
+
+
+class WriteBuffer:
+    """
+    A queue of frames that is bounded by bytes and knows what it had no room for.
+
+    What was refused becomes a `Loss` in the place where it is missing. A frame counts until it was
+    written, not until it was looked at: `batch` shows the oldest, `settle` removes them.
+    """
+
+    def __init__(self, most_bytes: int, now_ns: Callable[[], int]) -> None:
+        self.changed = threading.Condition()
+        """Guards everything here, and wakes who waits for it to change."""
+        self.size_bytes = 0
+        self.taken = 0
+        """Frames accepted so far."""
+        self.settled = 0
+        """Of those, the ones that were written or given up."""
+        self.waiting_events = 0
+        self.refused_events = 0
+        self.trouble = ""
+        """Why nothing is being written; empty if it is."""
+        self._most_bytes = most_bytes
+        self._now_ns = now_ns
+        self._entries: deque[Entry] = deque()
+        self._refused: Loss | None = None
+
+    def put(self, frame: bytes, events: int) -> bool:
+        """Append *frame* if there is room; the caller holds `changed`."""
+        if self.size_bytes + len(frame) > self._most_bytes:
+            self.refuse(frame, events, self.trouble or "the disk is slower than the stream")
+            return False
+        self._place_refused()
+        self._entries.append(WaitingFrame(frame, events))
+        self.size_bytes += len(frame)
+        self.waiting_events += events
+        self.taken += 1
+        return True
+
+    def refuse(self, frame: bytes, events: int, reason: str) -> None:
+        """Count *frame* as lost here; the caller holds `changed`."""
+        self.refused_events += events
+        loss = self._refused
+        if loss is None:
+            loss = self._refused = Loss(0, 0, reason, self._now_ns())
+        loss.events += events
+        loss.size_bytes += len(frame)
+
+    def note(self, loss: Loss) -> None:
+        """Append *loss*, which happened before the frames got here; the caller holds `changed`."""
+        self._place_refused()
+        self._entries.append(loss)
+
+    def put_first(self, loss: Loss) -> None:
+        """Let *loss* be written before everything that waits."""
+        with self.changed:
+            self._entries.appendleft(loss)
+
+    def batch(self, most_bytes: int) -> list[Entry]:
+        """Return the oldest entries, one at least if there is any, and about *most_bytes* of them."""
+        with self.changed:
+            self._join_refused()
+            self._place_refused()
+            chosen: list[Entry] = []
+            size = 0
+            for entry in self._entries:
+                chosen.append(entry)
+                size += len(entry.frame) if isinstance(entry, WaitingFrame) else 0
+                if size >= most_bytes:
+                    break
+            return chosen
+
+    def settle(self, entries: list[Entry]) -> None:
+        """Remove *entries*, the oldest, of which nothing more is to be done."""
+        with self.changed:
+            for entry in entries:
+                self._entries.popleft()
+                if isinstance(entry, WaitingFrame):
+                    self.size_bytes -= len(entry.frame)
+                    self.waiting_events -= entry.events
+                    self.settled += 1
+
+    def _join_refused(self) -> None:
+        """Add what was refused to the loss before it, if that is the last entry and of the same reason."""
+        last = self._entries[-1] if self._entries else None
+        refused = self._refused
+        if refused is not None and isinstance(last, Loss) and last.reason == refused.reason:
+            last.events += refused.events
+            last.size_bytes += refused.size_bytes
+            self._refused = None
+
+    def _place_refused(self) -> None:
+        if self._refused is not None:
+            self._entries.append(self._refused)
+            self._refused = None
+
 
 _CHUNK_BYTES = 1 << 18
 _WAKE_BYTES = 1 << 20
@@ -36,9 +214,9 @@ class EventLog:
     """
     Writes every frame to ``<directory>/<run>/rank-00000.attempt-0.<process>.0000.tslog``.
 
-    The porter hands frames over and never waits; a daemon thread, started with the first frame, writes
+    The dispatcher hands frames over and never waits; a daemon thread, started with the first frame, writes
     them. What the disk refuses waits in the buffer and is tried again; what has no room there is refused
-    to the porter, counted, and named in the file in the place where it is missing. After `flush` returned
+    to the dispatcher, counted, and named in the file in the place where it is missing. After `flush` returned
     True, what was taken before survives the death of the process. Without it a kill loses what was logged in the last
     *flush_s*, and in the 0.2 s that a frame may take to get here.
 
@@ -55,8 +233,6 @@ class EventLog:
     Raises:
         ConfigError: *directory* is or lies below something that is no directory, or a number is out of range.
     """
-
-    runs_on = FRAMES
 
     def __init__(
         self,
@@ -87,9 +263,9 @@ class EventLog:
 
     def _begin(self) -> None:
         """Be as new; also what a forked child starts from."""
-        self._buffer = Buffer(self._buffer_bytes, clock.now_ns)
+        self._buffer = WriteBuffer(self._buffer_bytes, clock.now_ns)
         self._appender: Appender | None = None
-        self._series: Series | None = None
+        self._series: RecordWriter | None = None
         self._thread: threading.Thread | None = None
         self._writing = threading.Lock()
         self._asked = 0
@@ -114,7 +290,7 @@ class EventLog:
         return self._vanished_events + self._unwritten()
 
     def _unwritten(self) -> int:
-        """Return what was not written by the end, which for whoever closes comes after his timeout."""
+        """Return the events that were not written by the end, which for a caller of `close` comes after its timeout."""
         is_late = self._is_overdue and not self._is_closed
         return self._buffer.waiting_events if is_late else self._unwritten_events
 
@@ -135,9 +311,9 @@ class EventLog:
             monotonic_ns=self._now,
             create=self._create,
         )
-        self._series = Series(self._appender, source)
+        self._series = RecordWriter(self._appender, source)
 
-    def take(self, frame: bytes, *, events: int) -> bool:
+    def accept(self, frame: bytes, *, events: int) -> bool:
         """Accept *frame* for writing; False if there is no room, or it cannot be written at all."""
         buffer = self._buffer
         with buffer.changed:
@@ -161,7 +337,7 @@ class EventLog:
         False if it is not after *timeout_s*, if the disk just refused it, or if it is found that a file
         vanished with what was in it.
         """
-        if threading.current_thread() is self._thread:  # a logging handler of the job's, told of our trouble
+        if threading.current_thread() is self._thread:  # a logging handler that flushes while it handles our report
             return False
         buffer = self._buffer
         with buffer.changed:
@@ -256,7 +432,7 @@ class EventLog:
         return rest_ns / 1e9 if rest_ns else self._flush_s
 
     def _write(self, *, insist: bool, is_last: bool, timeout_s: float = -1) -> None:
-        """Write what waits, and survive whatever happens; never while holding `Buffer.changed`."""
+        """Write what waits, and survive whatever happens; never while holding `WriteBuffer.changed`."""
         if not self._writing.acquire(timeout=timeout_s):
             return
         try:
@@ -309,7 +485,7 @@ class EventLog:
         self._buffer.put_first(Loss(vanished.events, vanished.size_bytes, reason, clock.now_ns()))
         self._complain(reason)
 
-    def _finish(self, series: Series | None) -> None:
+    def _finish(self, series: RecordWriter | None) -> None:
         """Close the file; what could not be written by now never will be."""
         if self._buffer.waiting_events:
             self._complained_ns = None

@@ -4,6 +4,7 @@ Models: handlers that know something.
 Each reads events of any number of sources, in the job, elsewhere or years later, and gives the same answer.
 """
 
+from trackside.handlers.models._model import DerivingModel, Model
 from trackside.handlers.models._span_report import SourceSpans, SpanReport, SpanView
 from trackside.handlers.models.clocks import ClockOffset, ClockOffsets, ClocksResult
 from trackside.handlers.models.counters import CounterBoard, CounterBoardResult, CounterTotals
@@ -19,8 +20,10 @@ __all__ = [
     "CounterBoard",
     "CounterBoardResult",
     "CounterTotals",
+    "DerivingModel",
     "GoodputAccumulator",
     "MetricsResult",
+    "Model",
     "OpenSpans",
     "ScoreAggregator",
     "ScoreReport",

@@ -1,4 +1,4 @@
-"""What `SpanBuilder` knows, as plain values."""
+"""The result of `SpanBuilder`, as plain values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SpanView:
     depth: int
     """How many spans of the same report are around it."""
     name: str
-    detail: str
+    priority: str
     """``lifecycle``, ``iteration`` or ``profile``."""
     step: int
     start_ns: int
@@ -101,7 +101,7 @@ class SourceSpans:
     pid: int
     rank: int
     parent_source_id: str
-    """The process under whose span it was started; empty if nobody told."""
+    """The process under whose span it was started; empty if that is not known."""
     parent_span_id: int
     started_ns: int | None
     """None if its beginning was not seen."""

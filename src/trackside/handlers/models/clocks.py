@@ -1,14 +1,17 @@
-"""The model of clocks: how far each process's clock is from one that all are compared with."""
+"""The offsets of clocks, added up from what each link says of the clocks at its two ends."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import attrs
 
-from trackside.events import PORTER, ClockCompared, Event
+from trackside.events import ClockCompared, Event, RunsOn, Source
+from trackside.handlers.models._model import CalledWithEvents, decoding
+from trackside.wire import FrameView
 
+VERSION: Final = 1
 _MOST_LINKS: Final = 16
 """From a rank over forwarders to the collector; more is a circle."""
 
@@ -18,11 +21,11 @@ class ClockOffset:
     """How far one source's clock is ahead."""
 
     offset_ns: int
-    """Subtract it from the source's ``at_ns``, and what remains is by the clock of *root*."""
+    """Subtracted from the source's ``at_ns``, it gives the time by the clock of *root*."""
     uncertainty_ns: int
-    """The truth is within this of it."""
+    """The true offset is within this of it."""
     root: str
-    """Id of the source, a collector's, by whose clock it is."""
+    """The id of the source, a collector's, by whose clock it is."""
 
 
 @attrs.frozen
@@ -31,11 +34,12 @@ class ClocksResult:
 
     offsets: dict[str, ClockOffset]
     missed: int = 0
+    """Events that the model should have had and did not get."""
 
 
-class ClockOffsets:
+class ClockOffsets(CalledWithEvents):
     """
-    Adds up what collectors and forwarders found out about the clocks at the ends of their links (`ClockCompared`).
+    Adds up the clock offsets that collectors and forwarders publish of their links (`ClockCompared`).
 
     ::
 
@@ -43,38 +47,42 @@ class ClockOffsets:
         offset = clocks.result().offsets[event.source.id]
         event.at_ns - offset.offset_ns  # by the collector's clock
 
-    Where a source was compared more than once, each comparer's latest word counts, and of several the surest.
+    Where a source was compared more than once, the latest comparison of each comparer counts, and of several comparers
+    the most certain one.
     """
 
-    runs_on = PORTER
+    runs_on = RunsOn.DISPATCHER
+    reads: ClassVar[tuple[type[Event], ...]] = (ClockCompared,)
 
     def __init__(self) -> None:
-        self.missed = 0
+        self._missed = 0
         self._links: dict[str, dict[str, tuple[int, int, int]]] = {}
+        """By compared source and comparer: time, offset and uncertainty."""
 
-    def __call__(self, event: Event) -> None:
-        """Read *event* if it compares clocks."""
-        if isinstance(event, ClockCompared):
-            told = (event.at_ns, event.offset_ns, event.uncertainty_ns)
-            by = self._links.setdefault(event.source_id, {})
-            by[event.source.id] = max(by.get(event.source.id, told), told)
+    def consume(self, frame: FrameView) -> None:
+        """Read one frame, or a part of one, of one source."""
+        columns = frame.columns(ClockCompared)
+        for source_id, *compared in columns.rows("source_id", "at_ns", "offset_ns", "uncertainty_ns"):
+            known = self._links.setdefault(source_id, {})
+            latest = tuple(compared)
+            known[frame.source.id] = max(known.get(frame.source.id, latest), latest)
 
-    def miss(self, count: int) -> None:
-        """Learn that *count* events were lost on the way here."""
-        self.missed += count
+    def missed(self, source: Source, count: int) -> None:  # noqa: ARG002
+        """Count events that did not get here."""
+        self._missed += count
 
     def result(self) -> ClocksResult:
         """Return the offsets as they are known now."""
-        return ClocksResult({source_id: self._offset(source_id) for source_id in sorted(self._links)}, self.missed)
+        return ClocksResult({source_id: self._offset(source_id) for source_id in sorted(self._links)}, self._missed)
 
     def _offset(self, source_id: str) -> ClockOffset:
         total_ns = uncertainty_ns = 0
         root = source_id
         for _ in range(_MOST_LINKS):
-            by = self._links.get(root)
-            if not by:
+            links = self._links.get(root)
+            if not links:
                 break
-            uncertainty, root, offset = min((sure, name, offset) for name, (_, offset, sure) in by.items())
+            uncertainty, root, offset = min((doubt, name, offset) for name, (_, offset, doubt) in links.items())
             total_ns += offset
             uncertainty_ns += uncertainty
         return ClockOffset(total_ns, uncertainty_ns, root)
@@ -82,11 +90,23 @@ class ClockOffsets:
     def dump(self) -> dict[str, Any]:
         """Return the state as plain data."""
         links = {
-            name: {one: list(told) for one, told in sorted(by.items())} for name, by in sorted(self._links.items())
+            source_id: {comparer: list(latest) for comparer, latest in sorted(known.items())}
+            for source_id, known in sorted(self._links.items())
         }
-        return {"links": links, "missed": self.missed}
+        return {"version": VERSION, "missed": self._missed, "links": links}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take the state that `dump` returned."""
-        self.missed = state["missed"]
-        self._links = {name: {one: tuple(told) for one, told in by.items()} for name, by in state["links"].items()}
+        """
+        Replace the state by one that `dump` returned.
+
+        Raises:
+            DecodeError: if *state* is anything else; the model is then as it was before.
+        """
+        with decoding(self, state, VERSION):
+            missed = int(state["missed"])
+            links: dict[str, dict[str, tuple[int, int, int]]] = {}
+            for source_id, known in state["links"].items():
+                links[str(source_id)] = {}
+                for comparer, (at_ns, offset_ns, uncertainty_ns) in known.items():
+                    links[str(source_id)][str(comparer)] = int(at_ns), int(offset_ns), int(uncertainty_ns)
+        self._missed, self._links = missed, links

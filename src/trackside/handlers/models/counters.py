@@ -1,37 +1,45 @@
-"""The board of counters: the latest windows and the totals, over all sources."""
+"""The counters of all sources: their latest windows and their totals."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import attrs
+import cattrs
 
-from trackside.events import PORTER, CounterWindow, Event, Sketch, Source
+from trackside.core.sketch import Sketch
+from trackside.events import CounterWindow, DecodeError, Event, RunsOn, Source
+from trackside.handlers.models._model import CalledWithEvents, decoding
+from trackside.wire import FrameView
 
+VERSION: Final = 1
+_FIELDS: Final = ("kind", "unit", "total_count", "end_ns", "total_sum", "count", "values", "sketch")
 _QUANTILES: Final = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 
 
 @attrs.frozen(kw_only=True)
 class CounterTotals:
-    """What one counter came to, over all sources; lists run parallel to *source_ids*."""
+    """The totals of one counter over all sources; lists run parallel to *source_ids*."""
 
+    kind: str
+    """The instrument: ``counter``, ``stat`` or ``gauge``."""
     unit: str
     count: int
     sum: float
     minimum: float | None
-    """Of the windows that told their minimum; None if none did. Likewise the maximum."""
+    """Of the windows that have a minimum; None if none has. Likewise the maximum."""
     maximum: float | None
     quantiles: dict[str, float]
-    """``p50``, ``p90``, ``p95``, ``p99`` within 1 %, over the windows that carried a sketch; empty if none did."""
+    """``p50``, ``p90``, ``p95``, ``p99`` within 1 %, over the windows that have a sketch; empty if none has."""
     source_ids: list[str]
     ranks: list[int]
     roles: list[str]
     counts: list[int]
     sums: list[float]
     windows: list[dict[str, float]]
-    """The figures of each source's latest window that was not empty."""
+    """The aggregations of each source's latest window that was not empty."""
 
     @property
     def mean(self) -> float | None:
@@ -48,8 +56,8 @@ class CounterBoardResult:
 
 
 @attrs.define
-class _Place:
-    """What one source told of one counter."""
+class _OfSource:
+    """One counter of one source."""
 
     rank: int
     role: str
@@ -60,109 +68,129 @@ class _Place:
 
 
 @attrs.define
-class _Line:
-    """One counter."""
+class _Counter:
+    """One counter of all sources."""
 
+    kind: str = ""
     unit: str = ""
     minimum: float | None = None
     maximum: float | None = None
     sketch: Sketch | None = None
-    places: dict[str, _Place] = attrs.field(factory=dict)
+    sources: dict[str, _OfSource] = attrs.field(factory=dict)
 
 
-class CounterBoard:
+class CounterBoard(CalledWithEvents):
     """
     Keeps each counter's totals and latest window, for each source and merged.
 
-    Totals are taken from the cumulative figures that every window carries, so that a lost window costs nothing
-    of them. If two collectors of a process watch the same counter, both sketches are merged: each value counts
-    twice there, which leaves the quantiles as they are.
+    Totals are those that every window carries since the counter was made, so that a lost window costs nothing of them.
+    If two collectors of a process read the same counter, both sketches are merged: each value counts twice there, which
+    leaves the quantiles as they are.
     """
 
-    runs_on = PORTER
+    runs_on = RunsOn.DISPATCHER
+    reads: ClassVar[tuple[type[Event], ...]] = (CounterWindow,)
 
     def __init__(self) -> None:
-        self.missed = 0
-        self._lines: dict[str, _Line] = {}
+        self._missed = 0
+        self._counters: dict[str, _Counter] = {}
 
-    def __call__(self, event: Event) -> None:
-        """Read *event* if it is a window of a counter."""
-        if not isinstance(event, CounterWindow):
-            return
-        line = self._lines.setdefault(event.name, _Line())
-        line.unit = max(line.unit, event.unit)  # of two spellings the same one, whichever source comes first
-        place = self._place(line, event.source)
-        if (event.total_count, event.end_ns) >= (place.count, place.at_ns):
-            place.count, place.sum, place.at_ns = event.total_count, event.total_sum, event.end_ns
-            if event.count:
-                place.latest = dict(event.values)
-        line.minimum = _extreme(min, line.minimum, event.values.get("min"))
-        line.maximum = _extreme(max, line.maximum, event.values.get("max"))
-        if event.sketch:
-            sketch = Sketch.from_wire(event.sketch)
-            if line.sketch is None:
-                line.sketch = sketch
-            else:
-                line.sketch.merge(sketch)
+    def consume(self, frame: FrameView) -> None:
+        """Read one frame, or a part of one, of one source."""
+        for name, *window in frame.columns(CounterWindow).rows("name", *_FIELDS):
+            counter = self._counters.get(name)
+            if counter is None:
+                counter = self._counters[name] = _Counter()
+            _add(counter, frame.source, tuple(window))
 
-    @staticmethod
-    def _place(line: _Line, source: Source) -> _Place:
-        place = line.places.get(source.id)
-        if place is None:
-            place = line.places[source.id] = _Place(source.rank, source.role)
-        return place
-
-    def miss(self, events: int) -> None:
-        """Note that *events* of the stream did not get here."""
-        self.missed += events
+    def missed(self, source: Source, count: int) -> None:  # noqa: ARG002
+        """Count events that did not get here."""
+        self._missed += count
 
     def result(self) -> CounterBoardResult:
-        """Return the board as it stands."""
-        counters = {name: _totals(line) for name, line in sorted(self._lines.items())}
-        return CounterBoardResult(counters=counters, missed=self.missed)
+        """Return the counters as they are known now."""
+        counters = {name: _totals(counter) for name, counter in sorted(self._counters.items())}
+        return CounterBoardResult(counters=counters, missed=self._missed)
 
     def dump(self) -> dict[str, Any]:
         """Return the state as plain data."""
-        lines = {}
-        for name, line in sorted(self._lines.items()):
-            plain = attrs.asdict(line, filter=lambda attribute, _: attribute.name != "sketch")
-            plain["places"] = dict(sorted(plain["places"].items()))
-            lines[name] = {**plain, "sketch": line.sketch.to_wire() if line.sketch is not None else b""}
-        return {"lines": lines, "missed": self.missed}
+        counters = {name: _converter.unstructure(counter) for name, counter in sorted(self._counters.items())}
+        return {"version": VERSION, "missed": self._missed, "counters": counters}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take the state that `dump` returned."""
-        self.missed = state["missed"]
-        self._lines = {}
-        for name, plain in state["lines"].items():
-            rest = {key: value for key, value in plain.items() if key not in {"places", "sketch"}}
-            places = {source_id: _Place(**place) for source_id, place in plain["places"].items()}
-            sketch = Sketch.from_wire(plain["sketch"]) if plain["sketch"] else None
-            self._lines[name] = _Line(**rest, places=places, sketch=sketch)
+        """
+        Replace the state by one that `dump` returned.
+
+        Raises:
+            DecodeError: if *state* is anything else; the model is then as it was before.
+        """
+        with decoding(self, state, VERSION):
+            missed = int(state["missed"])
+            counters = _converter.structure(state["counters"], dict[str, _Counter])
+        self._missed, self._counters = missed, counters
 
 
-def _extreme(choose: Any, known: float | None, told: float | None) -> float | None:
-    if known is None or told is None:
-        return told if known is None else known
-    return float(choose(known, told))
+def _add(counter: _Counter, source: Source, window: tuple[Any, ...]) -> None:
+    """Add one window of a counter, as `_FIELDS` has it."""
+    kind, unit, total_count, end_ns, total_sum, count, values, sketch = window
+    # Of two spellings the same one, whichever source comes first.
+    counter.kind, counter.unit = max(counter.kind, kind), max(counter.unit, unit)
+    own = counter.sources.get(source.id)
+    if own is None:
+        own = counter.sources[source.id] = _OfSource(source.rank, source.role)
+    if (total_count, end_ns) >= (own.count, own.at_ns):
+        own.count, own.sum, own.at_ns = total_count, total_sum, end_ns
+        if count:
+            own.latest = dict(values)
+    counter.minimum = _extreme(min, counter.minimum, values.get("min"))
+    counter.maximum = _extreme(max, counter.maximum, values.get("max"))
+    if sketch:
+        try:
+            decoded = Sketch.from_wire(sketch)
+        except DecodeError:  # from a peer; its totals may be right all the same
+            return
+        if counter.sketch is None:
+            counter.sketch = decoded
+        else:
+            counter.sketch.merge(decoded)
 
 
-def _totals(line: _Line) -> CounterTotals:
+def _extreme(choose: Any, known: float | None, value: float | None) -> float | None:
+    if known is None or value is None:
+        return value if known is None else known
+    return float(choose(known, value))
+
+
+def _sum(values: list[float]) -> float:
+    """Return the sum of *values*, some of which may be infinite, NaN or too large together."""
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):  # beyond the largest float, or of inf and -inf
+        return float(sum(values))
+
+
+def _totals(counter: _Counter) -> CounterTotals:
     # In the order of the sources' ids, so that rounding does not depend on who came first.
-    places = sorted(line.places.items())
-    told = line.sketch.quantiles(_QUANTILES.values()) if line.sketch is not None else []
-    quantiles = {name: value for name, value in zip(_QUANTILES, told, strict=False) if value is not None}
+    sources = sorted(counter.sources.items())
+    found = counter.sketch.quantiles(_QUANTILES.values()) if counter.sketch is not None else []
+    quantiles = {name: value for name, value in zip(_QUANTILES, found, strict=False) if value is not None}
     return CounterTotals(
-        unit=line.unit,
-        count=sum(place.count for _, place in places),
-        sum=math.fsum(place.sum for _, place in places),
-        minimum=line.minimum,
-        maximum=line.maximum,
+        kind=counter.kind or "stat",
+        unit=counter.unit,
+        count=sum(own.count for _, own in sources),
+        sum=_sum([own.sum for _, own in sources]),
+        minimum=counter.minimum,
+        maximum=counter.maximum,
         quantiles=quantiles,
-        source_ids=[source_id for source_id, _ in places],
-        ranks=[place.rank for _, place in places],
-        roles=[place.role for _, place in places],
-        counts=[place.count for _, place in places],
-        sums=[place.sum for _, place in places],
-        windows=[place.latest for _, place in places],
+        source_ids=[source_id for source_id, _ in sources],
+        ranks=[own.rank for _, own in sources],
+        roles=[own.role for _, own in sources],
+        counts=[own.count for _, own in sources],
+        sums=[own.sum for _, own in sources],
+        windows=[own.latest for _, own in sources],
     )
+
+
+_converter: Final = cattrs.Converter(detailed_validation=False, forbid_extra_keys=True)
+_converter.register_unstructure_hook(Sketch, Sketch.to_wire)
+_converter.register_structure_hook(Sketch, lambda data, _: Sketch.from_wire(data))

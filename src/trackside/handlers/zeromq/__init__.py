@@ -5,19 +5,15 @@ Importing this loads no zmq: `_zmq` does when the first socket is made, and ever
 there. `docs/remote-protocol.md` says what is sent when.
 """
 
-from trackside.handlers.zeromq._attach import attach
-from trackside.handlers.zeromq._attachment import Attachment, Gap, Joined
+from trackside.handlers.zeromq._attachment import Attachment, Gap, Joined, attach
 from trackside.handlers.zeromq._collector import Collector
-from trackside.handlers.zeromq._command import Outcome, command
-from trackside.handlers.zeromq._dispatch import is_target, may_command
-from trackside.handlers.zeromq._filter import ALWAYS, Filter
+from trackside.handlers.zeromq._control import Outcome, command, is_target, may_command
 from trackside.handlers.zeromq._forwarder import Forwarder
 from trackside.handlers.zeromq._keys import ROLES as KEY_ROLES
 from trackside.handlers.zeromq._keys import new_keys
-from trackside.handlers.zeromq._notes import Note, find_endpoints
-from trackside.handlers.zeromq._protocol import VERBS, Result, Verb
-from trackside.handlers.zeromq._publisher import Publisher
-from trackside.handlers.zeromq._quota import Quota
+from trackside.handlers.zeromq._limits import PeerLimits
+from trackside.handlers.zeromq._protocol import ALWAYS, VERBS, Filter, Result, Verb
+from trackside.handlers.zeromq._publisher import EndpointFile, Publisher, find_endpoints
 from trackside.handlers.zeromq._ring import RING_BYTES
 from trackside.handlers.zeromq._snapshot import names_of
 
@@ -28,14 +24,14 @@ __all__ = [
     "VERBS",
     "Attachment",
     "Collector",
+    "EndpointFile",
     "Filter",
     "Forwarder",
     "Gap",
     "Joined",
-    "Note",
     "Outcome",
+    "PeerLimits",
     "Publisher",
-    "Quota",
     "Result",
     "Verb",
     "attach",

@@ -1,4 +1,4 @@
-"""A job, watched from outside: its events, and models in the states that they have there."""
+"""A viewer of a running job: its events, and models in the states that they have there."""
 
 from __future__ import annotations
 
@@ -10,27 +10,147 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from trackside.events import (
-    ConfigError,
-    DecodeError,
-    Detail,
-    Event,
-    Frame,
-    FrameDecoder,
-    Source,
-    UnknownEvent,
-    UnreadableError,
+from trackside.core import complain, described
+from trackside.events import ConfigError, DecodeError, Event, Priority, Source, UnknownEvent, UnreadableError, clock
+from trackside.handlers.zeromq._connection import Connection
+from trackside.handlers.zeromq._limits import BEAT_S, MAX_NAMES, SILENT_AFTER_BEATS
+from trackside.handlers.zeromq._protocol import (
+    Beat,
+    Bye,
+    Filter,
+    LossEntry,
+    Message,
+    Ping,
+    Refused,
+    Welcome,
 )
-from trackside.handlers.eventlog._ledger import Ledger
-from trackside.handlers.zeromq._feed import Entry
-from trackside.handlers.zeromq._filter import Filter
-from trackside.handlers.zeromq._line import Line
-from trackside.handlers.zeromq._link import Link
-from trackside.handlers.zeromq._protocol import MAX_NAMES, LossEntry
+from trackside.handlers.zeromq._publisher import find_endpoints
+from trackside.handlers.zeromq._receiver import Entry, StreamConsumer
+from trackside.handlers.zeromq._session import Action, Role, Sent, Sessions, State
 from trackside.handlers.zeromq._snapshot import Snapshot, decode_snapshot, model_name
+from trackside.wire import Frame, FrameDecoder, SequenceTracker, deliver, views
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+_MESSAGES_AT_ONCE: Final = 64
+_BYTES_AT_ONCE: Final = 128 << 10
+"""What is decoded before it is handed on: little enough to stay in a processor's cache until it has been looked at."""
+
+
+class ViewerSession:
+    """
+    One connection of a viewer. For one thread.
+
+    Args:
+        connection: The socket, connected.
+        wanted: What to ask for.
+        models: Whose states to ask for.
+        take: Given each entry in its turn.
+        introduce: Given a snapshot's bytes, before the first entry and after what cannot be made up for.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        wanted: Filter,
+        models: Sequence[str],
+        take: Callable[[Entry], object],
+        introduce: Callable[[bytes], object],
+    ) -> None:
+        self.connection = connection
+        self.peer = ""
+        """Who is at the other end, as it says; empty until it has."""
+        self.ended = ""
+        """The reason why it left in good order; empty if it did not."""
+        self.busy = ""
+        """Why we have to wait, and ask again each second; empty if we need not."""
+        self.refused: Refused | None = None
+        """Why it will not serve us, if it will not."""
+        self.status: dict[str, object] = {}
+        """What it said of itself last."""
+        self.malformed = 0
+        self.consumer = StreamConsumer(self.send, take, introduce, stream="", wanted=wanted, models=models)
+        self._sessions: Sessions[Any] = Sessions(Role.VIEWER, connection.send)
+        self._pinged_s = -1e9
+        self._heard_s = time.monotonic()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing has come for three beats."""
+        return time.monotonic() - self._heard_s > SILENT_AFTER_BEATS * BEAT_S
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more can come."""
+        return bool(self.ended) or self.refused is not None
+
+    def send(self, message: Message) -> bool:
+        """Send *message*, if there is room."""
+        return self._sessions.post(b"", message) is Sent.QUEUED
+
+    @property
+    def _is_met(self) -> bool:
+        return self._sessions.state_of(b"") is State.MET
+
+    def tick(self) -> None:
+        """Greet, ping, and ask for what has not come, if it is time to."""
+        now_s = time.monotonic()
+        if not self.is_over and self.connection.renew(now_s):
+            self._sessions.greet_again()
+        self._sessions.tick(now_s)
+        if not self._is_met:
+            return
+        if now_s - self._pinged_s >= BEAT_S:
+            self._pinged_s = now_s
+            self.send(Ping(clock.now_ns()))
+        self.consumer.tick(now_s)
+
+    def receive(self) -> int:
+        """Take in what has come, as much as is good at once; return how many messages."""
+        count = taken_bytes = 0
+        for _, parts, _ in self.connection.receive(_MESSAGES_AT_ONCE):
+            count += 1
+            size_bytes = sum(map(len, parts))
+            taken_bytes += size_bytes
+            self._heard_s = time.monotonic()
+            try:
+                self._on(parts, size_bytes)
+            except DecodeError:
+                self.malformed += 1
+            except Exception as error:  # whatever it holds, the next may be read
+                self.malformed += 1
+                complain("a message from %s could not be dealt with: %s", self.peer, described(error))
+            if taken_bytes >= _BYTES_AT_ONCE:
+                break
+        return count
+
+    def _on(self, parts: Sequence[bytes], size_bytes: int) -> None:
+        action, message = self._sessions.receive(b"", parts, "", clock.now_ns())
+        if isinstance(message, Welcome) and action is Action.MEET:
+            self.busy = ""
+            self.peer = message.text
+            self.consumer.restart()
+            self.consumer.tick(self._heard_s)
+        elif isinstance(message, Refused) and action is Action.NOTE_REFUSAL:
+            if message.code == "busy":
+                self.busy = message.text
+            else:
+                self.refused = message
+        elif isinstance(message, Bye) and action is Action.PART:
+            self.ended = message.reason or "closed"
+        elif action is Action.DELIVER:
+            if isinstance(message, Beat):
+                self.status = message.status
+            self.consumer.on(message, size_bytes, self._heard_s)
+
+    def close(self) -> None:
+        """Say goodbye and close the connection."""
+        if self._is_met and not self.is_over:
+            self.send(Bye("closed"))
+        self.connection.close()
+
 
 _LOOK_S: Final = 0.1
 _FULL_S: Final = 0.01
@@ -74,7 +194,7 @@ class Attachment:
         endpoints: Sequence[str],
         *,
         to: object,
-        detail: Detail | None,
+        min_priority: Priority | None,
         keep: Any,
         models: Sequence[Any],
         keys: str | os.PathLike[str] | None,
@@ -88,15 +208,15 @@ class Attachment:
         """Events that were meant to come and did not: skipped because this viewer was slow or away, or lost before."""
         self.gaps: list[Gap] = []
         """The first thousand of them."""
-        self.shed = 0
+        self.dropped = 0
         """Events that the jobs gave up for lack of room before they had a number, since this viewer came."""
         self.malformed = 0
         """Frames and snapshots that could not be read."""
-        self._asked = Filter.of(to, detail, None)
+        self._asked = Filter.of(to, min_priority, None)
         self._decide, rule = _split(keep)
         _check(endpoints, self.models, models)
         # Models read everything; what the user wants to see of it is then chosen here.
-        wanted = Filter() if models else Filter.of(to, detail, rule)
+        wanted = Filter() if models else Filter.of(to, min_priority, rule)
         self._decide = keep.start() if models and keep is not None else self._decide
         self._is_wanted: dict[type[Event] | str, bool] = {}
         """By class, or by the name of a type that is not known here."""
@@ -104,16 +224,18 @@ class Attachment:
         self._is_whole = wanted.is_open
         """Whether every event comes, so that each source's own numbers tell what is missing."""
         self._decoder = FrameDecoder()
-        self._ledgers: dict[str, Ledger] = {}
-        self._shed_before: dict[str, int] = {}
+        self._trackers: dict[str, SequenceTracker] = {}
+        self._dropped_before: dict[str, int] = {}
         self._skipped_before: dict[int, int] = {}
         self._fresh: list[Event] = []
-        self._lines: list[Line] = []
+        self._lines: list[ViewerSession] = []
         try:
             for endpoint in endpoints:
-                link = Link(endpoint, binds=False, role="viewer", keys=keys, insecure=insecure)
+                connection = Connection(endpoint, binds=False, role="viewer", keys=keys, insecure=insecure)
                 names = list(self.models)
-                self._lines.append(Line(link, wanted=wanted, models=names, take=self._take, introduce=self._introduce))
+                self._lines.append(
+                    ViewerSession(connection, wanted=wanted, models=names, take=self._take, introduce=self._introduce)
+                )
         except BaseException:
             self.close()
             raise
@@ -143,7 +265,7 @@ class Attachment:
         """
         Bring every event to the handlers of a bus in this process, until the iteration would end.
 
-        ``viewer.deliver_to(bus.deliver)``: they keep their sources and numbers; what the bus logs itself is numbered
+        ``viewer.deliver_to(bus.inject)``: they keep their sources and numbers; what the bus logs itself is numbered
         beside them. Event logs and publishers of that bus do not get them. It waits where the bus is behind.
         """
         while not self.is_over or self._fresh:
@@ -152,9 +274,9 @@ class Attachment:
                 time.sleep(_FULL_S)
 
     def wait(self, timeout_s: float = 5.0) -> bool:
-        """Return whether, within *timeout_s*, every other end has told where its stream stands; events are kept."""
+        """Return whether, within *timeout_s*, every other end has said where its stream stands; events are kept."""
         deadline_s = time.monotonic() + timeout_s
-        while not all(line.feed.is_introduced for line in self._lines):
+        while not all(line.consumer.is_introduced for line in self._lines):
             if self.is_over or time.monotonic() >= deadline_s:
                 return False
             self._turn(min(_LOOK_S, deadline_s - time.monotonic()))
@@ -167,9 +289,9 @@ class Attachment:
             line.tick()
         count = sum(line.receive() for line in self._lines)
         if not count and timeout_s > 0:
-            # Several links share the time; with one, this is where a viewer sleeps.
+            # Several connections share the time; with one, this is where a viewer sleeps.
             for line in self._lines:
-                line.link.wait(timeout_s / len(self._lines))
+                line.connection.wait(timeout_s / len(self._lines))
             count = sum(line.receive() for line in self._lines)
         for place, line in enumerate(self._lines):
             self._account(place, line)
@@ -212,12 +334,12 @@ class Attachment:
     @property
     def repeated(self) -> int:
         """How many entries came twice and were passed over."""
-        return sum(line.feed.repeated for line in self._lines)
+        return sum(line.consumer.repeated for line in self._lines)
 
     @property
     def replays(self) -> int:
         """How often something had to be sent again."""
-        return sum(line.feed.replays for line in self._lines)
+        return sum(line.consumer.replays for line in self._lines)
 
     # --- taking -------------------------------------------------------------------------------------------------------
 
@@ -232,15 +354,15 @@ class Attachment:
             source = place.source
             self.sources[source.id] = source
             self._decoder.introduce(source)
-            known = self._ledgers.get(source.id)
+            known = self._trackers.get(source.id)
             if known is not None and place.next_seq > known.next_seq:
                 reason = "passed while this viewer was away or behind"
                 self._lose(
                     place.next_seq - known.next_seq, reason if self._is_whole else f"{reason}, of all types", source.id
                 )
             if known is None or place.next_seq > known.next_seq:
-                self._ledgers[source.id] = Ledger(next_seq=place.next_seq)
-            self._shed_before[source.id] = max(place.shed, self._shed_before.get(source.id, 0))
+                self._trackers[source.id] = SequenceTracker(next_seq=place.next_seq)
+            self._dropped_before[source.id] = max(place.dropped, self._dropped_before.get(source.id, 0))
         self._load(snapshot)
 
     def _load(self, snapshot: Snapshot) -> None:
@@ -270,36 +392,34 @@ class Attachment:
             return
         source = frame.source
         self.sources[source.id] = source
-        ledger = self._ledger_of(source.id, frame.first_seq)
-        missing = ledger.missing
-        events = ledger.admit(frame)
-        if self._is_whole and ledger.missing > missing:
-            self._lose(ledger.missing - missing, _TOO_SLOW, source.id)
-        self._note_shed(frame)
+        tracker = self._tracker_of(source.id, frame.first_seq)
+        missing = tracker.missing
+        events = tracker.admit(frame)
+        if self._is_whole and tracker.missing > missing:
+            self._lose(tracker.missing - missing, _TOO_SLOW, source.id)
+        self._note_dropped(frame)
         if self.models:
             self._drive(events)
         self._fresh += self._chosen(events)
 
     def _take_loss(self, entry: LossEntry) -> None:
-        ledger = self._ledger_of(entry.source_id, entry.first_seq)
-        fresh = entry.last_seq - max(entry.first_seq, ledger.next_seq) + 1
+        tracker = self._tracker_of(entry.source_id, entry.first_seq)
+        fresh = entry.last_seq - max(entry.first_seq, tracker.next_seq) + 1
         if fresh > 0:
-            ledger.next_seq = entry.last_seq + 1
+            tracker.next_seq = entry.last_seq + 1
             self._lose(fresh, entry.reason, entry.source_id)
 
-    def _ledger_of(self, source_id: str, first_seq: int) -> Ledger:
+    def _tracker_of(self, source_id: str, first_seq: int) -> SequenceTracker:
         """Return what is known of a source; one that was in no snapshot has begun since, with number 0."""
-        ledger = self._ledgers.get(source_id)
-        if ledger is None:
-            ledger = self._ledgers[source_id] = Ledger(next_seq=0 if self._is_whole else first_seq)
-        return ledger
+        tracker = self._trackers.get(source_id)
+        if tracker is None:
+            tracker = self._trackers[source_id] = SequenceTracker(next_seq=0 if self._is_whole else first_seq)
+        return tracker
 
     def _drive(self, events: Sequence[Event]) -> None:
-        models = [joined.model for joined in self.models.values()]
-        for event in events:
-            if not event.derived:
-                for model in models:
-                    model(event)
+        for view in views(events):
+            for joined in self.models.values():
+                deliver(joined.model, view)
 
     def _chosen(self, events: Sequence[Event]) -> Iterable[Event]:
         """Return those of *events* that the user asked for, which without models are nearly always all."""
@@ -316,42 +436,42 @@ class Attachment:
                 self._is_wanted[kind] = wanted
         return wanted and (self._decide is None or self._decide(event) is None)
 
-    def _note_shed(self, frame: Frame) -> None:
-        total = sum(frame.shed.values())
-        before = self._shed_before.get(frame.source.id, 0)
+    def _note_dropped(self, frame: Frame) -> None:
+        total = sum(frame.dropped.values())
+        before = self._dropped_before.get(frame.source.id, 0)
         if total > before:
-            self._shed_before[frame.source.id] = total
-            self.shed += total - before
-            self._miss(total - before)
+            self._dropped_before[frame.source.id] = total
+            self.dropped += total - before
+            self._miss(total - before, frame.source.id)
 
-    def _account(self, place: int, line: Line) -> None:
+    def _account(self, place: int, line: ViewerSession) -> None:
         """Take note of what the other end skipped."""
-        skipped = line.feed.skipped_events - self._skipped_before.get(place, 0)
+        skipped = line.consumer.skipped_events - self._skipped_before.get(place, 0)
         if skipped:
-            self._skipped_before[place] = line.feed.skipped_events
+            self._skipped_before[place] = line.consumer.skipped_events
             if not self._is_whole:
                 self._lose(skipped, _TOO_SLOW)
             if any(joined.complete for joined in self.models.values()):
-                line.feed.refresh()  # their states as of now, rather than states with a hole
+                line.consumer.refresh()  # their states as of now, rather than states with a hole
 
     def _lose(self, events: int, reason: str, source_id: str = "") -> None:
         self.lost += events
         if len(self.gaps) < _MOST_GAPS:
             self.gaps.append(Gap(events, reason, source_id))
-        self._miss(events)
+        self._miss(events, source_id)
 
-    def _miss(self, events: int) -> None:
+    def _miss(self, events: int, source_id: str) -> None:
         for joined in self.models.values():
-            miss = getattr(joined.model, "miss", None)
-            if miss is not None:
-                miss(events)
+            missed = getattr(joined.model, "missed", None)
+            if missed is not None:
+                missed(self.sources.get(source_id) or Source.unknown(source_id), events)
 
     def _complain(self) -> None:
         for line in self._lines:
             if line.refused is not None:
                 refused = line.refused
                 raise UnreadableError(
-                    line.link.endpoint, f"{refused.code}: {refused.text}", "nothing can be read there"
+                    line.connection.endpoint, f"{refused.code}: {refused.text}", "nothing can be read there"
                 )
 
     # --- leaving ------------------------------------------------------------------------------------------------------
@@ -398,3 +518,44 @@ def _split(keep: Any) -> tuple[Callable[[Event], object] | None, list[Any] | Non
     if keep.portable:
         return None, keep.to_wire()
     return keep.start(), None
+
+
+def attach(
+    *endpoints: str,
+    to: type[Event] | str | tuple[type[Event] | str, ...] = Event,
+    min_priority: Priority | None = None,
+    keep: Any = None,
+    models: Sequence[Any] = (),
+    keys: str | os.PathLike[str] | None = None,
+    insecure: bool = False,
+) -> Attachment:
+    """
+    Watch a running job: iterate over its events as they happen, each with its ``source`` and its ``seq``.
+
+    ::
+
+        with trackside.attach("ipc:///run/user/1000/trackside/demo.0") as events:
+            for event in events:
+                print(event)
+
+    It may begin at any time and never slows the job. What is not asked for does not leave the job, and is not even
+    built there if nobody else wants it. The iteration ends when the job does.
+
+    Args:
+        endpoints: Of a job's publisher, of several, or of a collector, which has them all; or the directory that a job
+            on this machine writes to, for all its ranks.
+        to: The event type, or several; or their wire names, or globs of such.
+        min_priority: The lowest priority wanted; all unless given.
+        keep: The rule that says which to keep. It is applied in the job, a `where` here.
+        models: Models to bring into the state that they have in the job, and to keep there.
+        keys: A directory of keys, where the endpoint asks for such.
+        insecure: Do without keys where they would be needed.
+
+    Raises:
+        ConfigError: An argument is wrong, or the endpoint is not safe.
+        UnreadableError: Nobody can be watched in that directory.
+    """
+    found = [one for given in endpoints for one in ([given] if "://" in given else find_endpoints(given))]
+    return Attachment(
+        found, to=to, min_priority=min_priority, keep=keep, models=tuple(models), keys=keys, insecure=insecure
+    )

@@ -7,34 +7,462 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from trackside.events import Event, Source, __version__, clock
+import attrs
+import msgpack
+
+from trackside.core import RateLimitedLog, complain, described
+from trackside.events import (
+    ClockCompared,
+    ConfigError,
+    DecodeError,
+    Event,
+    EventsLost,
+    PeerCut,
+    RankFellSilent,
+    RankSpokeAgain,
+    Source,
+    __version__,
+    clock,
+)
 from trackside.handlers.models import ClockOffsets, CounterBoard, SpanBuilder
 from trackside.handlers.models.goodput import GoodputAccumulator
 from trackside.handlers.models.scores import ScoreAggregator
-from trackside.handlers.zeromq._collection import Collection
-from trackside.handlers.zeromq._dispatch import Dispatch, may_command
-from trackside.handlers.zeromq._intake import MOST_GIVERS, WAITING_MESSAGES, Intake
-from trackside.handlers.zeromq._keeper import Keeper
+from trackside.handlers.zeromq._connection import Connection, wait_for
+from trackside.handlers.zeromq._control import VerbForwarder, may_command
 from trackside.handlers.zeromq._keys import SERVER
-from trackside.handlers.zeromq._link import Link, wait_for
-from trackside.handlers.zeromq._outlet import Outlet
-from trackside.handlers.zeromq._own_stream import COLLECTORS
-from trackside.handlers.zeromq._quota import Quota
-from trackside.handlers.zeromq._relay import Keep
-from trackside.handlers.zeromq._restore import Restored
-from trackside.handlers.zeromq._ring import RING_S, Room
-from trackside.handlers.zeromq._roll import SILENT_AFTER_S, Roll
+from trackside.handlers.zeromq._limits import (
+    EVENTS_PER_SOURCE,
+    MAX_COLLECTOR_VIEWERS,
+    MAX_COUNT,
+    MAX_PRODUCERS,
+    MAX_SOURCES,
+    MAX_SOURCES_OF_ONE,
+    MAX_UNHEARD_SOURCES,
+    WAITING_MESSAGES,
+    PeerLimits,
+)
+from trackside.handlers.zeromq._log_writer import MultiLogWriter, Restored, restore
+from trackside.handlers.zeromq._protocol import ALWAYS, Beat, Bye, Filter, LossEntry, Message, Result
+from trackside.handlers.zeromq._receiver import Entry, Producer, Receiver
+from trackside.handlers.zeromq._ring import RING_S, LostRange, Ring, RingBudget
+from trackside.handlers.zeromq._server import ReadySnapshot, StreamServer
+from trackside.handlers.zeromq._snapshot import Snapshot, SourcePosition, decode_snapshot, dump_models, encode_snapshot
+from trackside.handlers.zeromq._sources import (
+    COLLECTORS,
+    GRACE_S,
+    RELAYS,
+    SOURCE,
+    OwnStream,
+    SourceRegistry,
+    SourceState,
+)
+from trackside.wire import Frame, FrameDecoder, deliver, views
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from trackside.handlers.zeromq._protocol import Verb
 
-MOST_VIEWERS: Final = 256
+Keep: TypeAlias = Callable[[Event], bool]
+_FIELDS_BEFORE_ROWS: Final = 6
+
+
+@attrs.define(eq=False)
+class _FilteredStream:
+    """One stream: whose ring it fills, and with what."""
+
+    wanted: Filter
+    ring: Ring
+    keep: Keep | None
+
+    def admits(self, event: Event) -> bool:
+        return event.wire_name in ALWAYS or (self.wanted.admits(event) and (self.keep is None or self.keep(event)))
+
+
+class CollectorStreams:
+    """
+    The streams that a collector has for its viewers. For one thread.
+
+    Args:
+        models: Whose states go into snapshots.
+        places: Returns every source, and how far it has come.
+        status: Returns what to say in beats.
+        read_rule: Makes a filter's rule from its wire form; without it viewers' rules are refused.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[Any],
+        places: Callable[[], Iterable[SourcePosition]],
+        status: Callable[[], dict[str, Any]],
+        read_rule: Callable[[list[Any]], Keep] | None = None,
+    ) -> None:
+        self.status = status
+        self._models = models
+        self._places = places
+        self._read_rule = read_rule
+        self._cuts: list[_FilteredStream] = []
+
+    def add(self, frame: Frame, data: bytes, events: Sequence[Event]) -> None:
+        """
+        Give a frame to everybody who wants it.
+
+        Args:
+            frame: The frame.
+            data: The same, as it came.
+            events: Those of its events that did not come before.
+        """
+        for cut in self._cuts:
+            if cut.wanted.is_open:
+                cut.ring.append(data, len(frame.events))
+            else:
+                fresh_from = len(frame.events) - len(events)
+                kept = [number for number, event in enumerate(events, fresh_from) if cut.admits(event)]
+                cut.ring.append(with_rows(data, kept), len(kept))
+
+    def lose(self, lost: LostRange) -> None:
+        """Tell everybody what is lost."""
+        for cut in self._cuts:
+            cut.ring.append(lost, 0)
+
+    def open_stream(self, wanted: Filter, ring: Ring) -> Callable[[], object]:
+        """
+        Begin to fill *ring*.
+
+        Raises:
+            ConfigError: if the filter has a rule that cannot be followed here.
+        """
+        rule = wanted.rule
+        if rule is not None and self._read_rule is None:
+            raise ConfigError("keep", rule, "this collector follows no rules; leave it out")
+        keep = self._read_rule(rule) if rule is not None and self._read_rule is not None else None
+        cut = _FilteredStream(wanted, ring, keep)
+        self._cuts.append(cut)
+        return lambda: self._cuts.remove(cut)
+
+    def take_snapshot(self, models: Sequence[str], ring: Ring, done: Callable[[ReadySnapshot | None], None]) -> None:
+        """Take a snapshot at once."""
+        snapshot = Snapshot(list(self._places()), dump_models(self._models, models), clock.now_ns())
+        try:
+            data = encode_snapshot(snapshot)
+        except Exception as error:
+            complain("a snapshot could not be taken: %s", described(error))
+            done(None)
+        else:
+            done(ReadySnapshot(data, ring.next_index, ring.before))
+
+
+def with_rows(data: bytes, kept: Sequence[int]) -> bytes:
+    """
+    Return the frame in *data* with those of its rows alone whose places are in *kept*, in order.
+
+    Bytes are copied, not encoded again, so the result is never larger than the frame that came.
+
+    Args:
+        data: A frame that was decoded without an error.
+        kept: Places of rows, from 0.
+    """
+    unpacker = msgpack.Unpacker(max_buffer_size=len(data))
+    unpacker.feed(data)
+    unpacker.read_array_header()
+    for _ in range(_FIELDS_BEFORE_ROWS):
+        unpacker.skip()
+    rows_at = unpacker.tell()
+    bounds = [0] * unpacker.read_array_header()
+    first_row_at = unpacker.tell()
+    for number in range(len(bounds)):
+        unpacker.skip()
+        bounds[number] = unpacker.tell()
+    rows = [data[bounds[number - 1] if number else first_row_at : bounds[number]] for number in kept]
+    return b"".join((data[:rows_at], msgpack.Packer().pack_array_header(len(rows)), *rows))
+
+
+_LOOK_INTERVAL_S: Final = 0.25
+_REPORT_CUTS_INTERVAL_S: Final = 10.0
+_LEAST_EXCHANGES: Final = 8
+
+
+class Collection:
+    """
+    Takes entries from an `Receiver`; does no input or output of its own but logs. For one thread.
+
+    Args:
+        source: This process.
+        models: Fed with every event of every source, each once.
+        log_writer: Writes the logs; None for none.
+        registry: Who is there.
+        read_rule: Makes a viewer's rule from its wire form.
+        monotonic_s: The clock.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        models: Sequence[Any],
+        log_writer: MultiLogWriter | None,
+        registry: SourceRegistry,
+        *,
+        read_rule: Callable[[list[Any]], Keep] | None,
+        monotonic_s: Callable[[], float],
+    ) -> None:
+        self.registry = registry
+        self.models = list(models)
+        self.counts: Counter[str] = Counter()
+        """``malformed`` frames, ``excess`` sources, ``failed`` calls of models."""
+        self.unheard: dict[str, int] = {}
+        """By id, of sources of which nothing but losses has come, how many events these had at least."""
+        self.on_verb_result: Callable[[Producer, Result], object] = lambda _giver, _result: None
+        self.relay = CollectorStreams(self.models, self._places, self.status, read_rule)
+        self._log_writer = log_writer
+        self._now = monotonic_s
+        self._decoder = FrameDecoder()
+        self._trouble = RateLimitedLog()
+        self._looked_s = -1e9
+        self._missed = 0
+        """Events that were reported to the models as missed: together no more than `MAX_COUNT`."""
+        self.own = OwnStream(source, self._add_own)
+
+    def restore(self, directory: str | os.PathLike[str]) -> Restored:
+        """Bring everything to where the logs below *directory* end, as if it had just been heard."""
+        heard_s = self._now() + GRACE_S
+        silent: set[str] = set()
+
+        def take(frame: Frame) -> None:
+            state = self._state(frame, heard_s)
+            state.is_restored = True
+            for event in self._learn(frame, state):
+                if isinstance(event, RankFellSilent):
+                    silent.add(event.source_id)
+                elif isinstance(event, RankSpokeAgain):
+                    silent.discard(event.source_id)
+
+        found = restore(directory, self._decoder, take)
+        for name in silent & self.registry.states.keys():
+            self.registry.states[name].silent_s = heard_s  # it was said before
+        return found
+
+    # --- what the receiver hears --------------------------------------------------------------------------------------
+
+    def on_entry(self, producer: Producer, entry: Entry) -> None:
+        """Take a frame, or the news that something was lost on its way."""
+        if isinstance(entry, LossEntry):
+            self._on_loss(entry)
+            return
+        try:
+            frame = self._decoder.decode(entry.frame)
+        except DecodeError:
+            self.counts["malformed"] += 1
+            return
+        producer.buckets.charge(len(frame.events))
+        if frame.source.id not in self.registry.states:
+            producer.buckets.charge(EVENTS_PER_SOURCE)
+            if len(self.registry.states) >= MAX_SOURCES or len(producer.sources) >= MAX_SOURCES_OF_ONE:
+                self.counts["excess"] += 1
+                return
+            self.unheard.pop(frame.source.id, None)  # its own numbers say what is missing
+        now_s = self._now()
+        state = self._state(frame, now_s)
+        state.address = producer.address
+        producer.sources.add(frame.source.id)
+        self._say(self.registry.hear(state, now_s))
+        self._add(frame, entry.frame, state)
+
+    def on_introduction(self, producer: Producer, snapshot: bytes) -> None:  # noqa: ARG002  the listener's
+        """Learn who the sources are whose first events are no longer to be had."""
+        try:
+            places = decode_snapshot(snapshot).places
+        except DecodeError:
+            self.counts["malformed"] += 1
+            return
+        for place in places:
+            if place.source.id not in self.registry.states:
+                self._decoder.introduce(place.source)
+
+    def on_heard(self, producer: Producer, message: Message | None) -> None:
+        """Note that the sources behind *producer* are alive: all of a rank's, of a forwarder's those that it names."""
+        if producer.status.get(RELAYS):
+            if isinstance(message, Beat):
+                for event in list(self.registry.hear_all(self.registry.alive_over((), message.status), self._now())):
+                    self._say(event)
+            return
+        now_s = self._now()
+        for name in producer.sources:
+            self._say(self.registry.hear(self.registry.states[name], now_s))
+        if isinstance(message, Bye):
+            for name in producer.sources:
+                state = self.registry.states[name]
+                state.signs.end_reason = state.ended if state.ended is not None else message.reason
+
+    def on_result(self, producer: Producer, result: Result) -> None:
+        """Pass on what came of a verb."""
+        self.on_verb_result(producer, result)
+
+    def tick(self, producers: Iterable[Producer]) -> None:
+        """Say what time has brought: silences, the clocks of *producers*, and who of them was cut."""
+        now_s = self._now()
+        if now_s - self._looked_s < _LOOK_INTERVAL_S:
+            return
+        self._looked_s = now_s
+        for event in list(self.registry.silent(now_s, clock.now_ns())):
+            self._say(event)
+        for producer in producers:
+            self._compare_clock(producer)
+            self._report_cut(producer, now_s)
+
+    def status(self) -> dict[str, Any]:
+        """Return what to say of this process in beats."""
+        return {SOURCE: self.own.source.id, "totals": self.registry.totals()}
+
+    # --- frames -------------------------------------------------------------------------------------------------------
+
+    def _state(self, frame: Frame, now_s: float) -> SourceState:
+        return self.registry.state_of(frame.source, now_s)
+
+    def _add(self, frame: Frame, data: bytes, state: SourceState, reason: str = "given up by its sender") -> None:
+        due = state.tracker.next_seq
+        if frame.first_seq > due:
+            self._lose(state, due, frame.first_seq - 1, reason)
+        elif frame.first_seq <= frame.last_seq < due:
+            state.tracker.admit(frame)
+            return
+        events = self._learn(frame, state)
+        if self._log_writer is not None:
+            self._log_writer.take(state.source, data, len(frame.events))
+            if state.ended is not None:
+                self._log_writer.end(state.source)
+        self.relay.add(frame, data, events)
+
+    def _learn(self, frame: Frame, state: SourceState) -> list[Event]:
+        missing = state.tracker.missing
+        events = state.admit(frame)
+        lost = min(state.tracker.missing - missing, MAX_COUNT - self._missed)
+        if lost:
+            self._missed += lost
+            for model in self.models:
+                missed = getattr(model, "missed", None)
+                if missed is not None:
+                    with self._guarded():
+                        missed(frame.source, lost)
+        self._update_models(events)
+        return events
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Let no model that fails take the others, or the logs, with it."""
+        try:
+            yield
+        except Exception as error:
+            self.counts["failed"] += 1
+            self._trouble.complain("a model failed: %s", described(error))
+
+    def _update_models(self, events: Sequence[Event]) -> None:
+        for view in views(events):
+            for model in self.models:
+                with self._guarded():
+                    deliver(model, view)
+
+    def _on_loss(self, entry: LossEntry) -> None:
+        state = self.registry.states.get(entry.source_id)
+        if state is None:
+            # No file, and no line, for a source of which nothing has come: anybody can make up its id.
+            if entry.source_id in self.unheard or len(self.unheard) < MAX_UNHEARD_SOURCES:
+                self.unheard[entry.source_id] = max(entry.last_seq + 1, self.unheard.get(entry.source_id, 0))
+            else:
+                self.counts["excess"] += 1
+            return
+        due = state.tracker.next_seq
+        if entry.last_seq >= due:
+            first = max(due, entry.first_seq)
+            if first > due:
+                return  # the frames in between are to come, and will show what is missing
+            self._lose(state, first, entry.last_seq, entry.reason)
+            self._learn(Frame(state.source, entry.last_seq + 1, entry.last_seq, {}, []), state)
+
+    def _lose(self, state: SourceState, first_seq: int, last_seq: int, reason: str) -> None:
+        if self._log_writer is not None:
+            self._log_writer.lose(state.source, last_seq - first_seq + 1, reason)
+        self.relay.lose(LostRange(state.source.id, first_seq, last_seq, reason))
+        self._say(
+            EventsLost(
+                source_id=state.source.id,
+                first_seq=first_seq,
+                last_seq=last_seq,
+                reason=reason,
+                span_id=0,
+                step=-1,
+            )
+        )
+
+    # --- what it says itself ------------------------------------------------------------------------------------------
+
+    def publish(self, event: Event) -> None:
+        """Say *event* in this process's own stream."""
+        self.own.publish(event)
+
+    def _say(self, event: Event | None) -> None:
+        if event is not None:
+            self.own.publish(event)
+
+    def _add_own(self, event: Event, data: bytes, seq: int) -> None:
+        if not event.derived:
+            self._update_models([event])
+        if self._log_writer is not None:
+            self._log_writer.take(event.source, data, 1)
+        self.relay.add(Frame(event.source, seq, seq, {}, [event]), data, [event])
+
+    def _compare_clock(self, producer: Producer) -> None:
+        if not producer.is_known:
+            return
+        named = producer.status.get(SOURCE) if producer.status.get(RELAYS) else None
+        names = [named] if isinstance(named, str) else sorted(producer.sources)[:64]
+        if (
+            producer.clock.exchanges < _LEAST_EXCHANGES or not names
+        ):  # an offset is published once: not before its source is known
+            return
+        news = producer.clock.news()
+        if news is None:
+            return
+        for name in names:
+            self._say(
+                ClockCompared(
+                    source_id=name,
+                    offset_ns=news.offset_ns,
+                    uncertainty_ns=news.uncertainty_ns,
+                    exchanges=producer.clock.exchanges,
+                    span_id=0,
+                    step=-1,
+                )
+            )
+
+    def _report_cut(self, producer: Producer, now_s: float) -> None:
+        buckets = producer.buckets
+        if buckets.cut_messages == producer.cut_reported or now_s - producer.cut_reported_s < _REPORT_CUTS_INTERVAL_S:
+            return
+        producer.cut_since_ns = producer.cut_since_ns or clock.now_ns()
+        producer.cut_reported, producer.cut_reported_s = buckets.cut_messages, now_s
+        self._say(
+            PeerCut(
+                peer=producer.name,
+                reason="it sent more than its limits",
+                messages=buckets.cut_messages,
+                size_bytes=buckets.cut_bytes,
+                since_ns=producer.cut_since_ns,
+                span_id=0,
+                step=-1,
+            )
+        )
+
+    def _places(self) -> Iterator[SourcePosition]:
+        for state in self.registry.states.values():
+            yield SourcePosition(state.source, state.tracker.next_seq, state.dropped)
+        yield SourcePosition(self.own.source, self.own.next_seq, 0)
+
+
 RING_BYTES: Final = 64 << 20
 """What is kept for viewers that are slow or come back."""
 _TICK_S: Final = 0.05
@@ -64,9 +492,9 @@ class Collector:
         keys: A directory of keys with the server's secret and the public keys of who is let in.
         insecure: Do without keys where they are needed. No verb is accepted then.
         models: What to feed with everything; by default spans, goodput, scores, counters and clocks.
-        quota: What one peer may send.
-        silent_after_s: After how long without a sign a rank is said to have fallen silent, in seconds.
-        most_peers: How many ranks or forwarders may connect.
+        limits: What one peer may send.
+        silent_after_s: After how long without a sign a rank is said to have fallen silent, in seconds; unless given,
+            three of its heartbeat intervals and at least three seconds.
         ring_bytes: What is kept for viewers, in bytes.
         read_rule: Makes the rule of a viewer's filter from its wire form; without it such filters are refused.
 
@@ -83,42 +511,41 @@ class Collector:
         keys: str | os.PathLike[str] | None = None,
         insecure: bool = False,
         models: Sequence[Any] | None = None,
-        quota: Quota | None = None,
-        silent_after_s: float = SILENT_AFTER_S,
-        most_peers: int = MOST_GIVERS,
+        limits: PeerLimits | None = None,
+        silent_after_s: float | None = None,
         ring_bytes: int = RING_BYTES,
         read_rule: Callable[[list[Any]], Keep] | None = None,
     ) -> None:
-        _raise_descriptor_limit(most_peers + MOST_VIEWERS)
-        self._links: list[Link] = []
+        _raise_descriptor_limit(MAX_PRODUCERS + MAX_COLLECTOR_VIEWERS)
+        self._connections: list[Connection] = []
         self._stop = threading.Event()
         self._is_closed = False
         self._ticked_s = 0.0
-        self._intake_link = self._link(bind, keys, insecure=insecure)
-        self._viewer_link = self._link(publish, keys, insecure=insecure) if publish is not None else None
-        self.endpoint = self._intake_link.endpoint
+        self._receiving = self._connection(bind, keys, insecure=insecure)
+        self._viewing = self._connection(publish, keys, insecure=insecure) if publish is not None else None
+        self.endpoint = self._receiving.endpoint
         """Where ranks connect to; with the port that was found."""
-        self.viewer_endpoint = self._viewer_link.endpoint if self._viewer_link is not None else ""
+        self.viewer_endpoint = self._viewing.endpoint if self._viewing is not None else ""
         """Where viewers attach; empty for nowhere."""
         source = Source.detect({}, run_id=COLLECTORS, role="collector", versions={"trackside": __version__})
-        self._keeper = Keeper(log) if log is not None else None
-        roll = Roll(silent_after_s)
+        self._log_writer = MultiLogWriter(log) if log is not None else None
+        registry = SourceRegistry(silent_after_s)
         self.collection = Collection(
             source,
             self._default_models() if models is None else models,
-            self._keeper,
-            roll,
+            self._log_writer,
+            registry,
             read_rule=read_rule,
             monotonic_s=time.monotonic,
         )
         self.restored = self.collection.restore(log) if log is not None else Restored()
         """What was read of earlier logs."""
-        self.intake = Intake(self.collection, self._intake_link.send, quota=quota, most=most_peers)
-        self._outlet = self._open_outlet(self._viewer_link, ring_bytes) if self._viewer_link is not None else None
+        self.receiver = Receiver(self.collection, self._receiving.send, limits=limits)
+        self._server = self._open_server(self._viewing, ring_bytes) if self._viewing is not None else None
 
-    def _link(self, endpoint: str, keys: str | os.PathLike[str] | None, *, insecure: bool) -> Link:
+    def _connection(self, endpoint: str, keys: str | os.PathLike[str] | None, *, insecure: bool) -> Connection:
         try:
-            link = Link(
+            connection = Connection(
                 endpoint,
                 binds=True,
                 role=SERVER,
@@ -127,11 +554,11 @@ class Collector:
                 receive_messages=WAITING_MESSAGES,
             )
         except BaseException:
-            for other in self._links:
+            for other in self._connections:
                 other.close()
             raise
-        self._links.append(link)
-        return link
+        self._connections.append(connection)
+        return connection
 
     def _default_models(self) -> list[Any]:
         return [
@@ -145,24 +572,24 @@ class Collector:
     def _publish(self, event: Event) -> None:
         self.collection.publish(event)
 
-    def _open_outlet(self, link: Link, ring_bytes: int) -> Outlet:
-        outlet = Outlet(
+    def _open_server(self, connection: Connection, ring_bytes: int) -> StreamServer:
+        server = StreamServer(
             self.collection.relay,
-            link.send,
+            connection.send,
             own_id=os.urandom(8).hex(),
-            room=Room(ring_bytes, RING_S),
-            most_peers=MOST_VIEWERS,
-            obey=self._obey,
+            budget=RingBudget(ring_bytes, RING_S),
+            most_viewers=MAX_COLLECTOR_VIEWERS,
+            on_verb=self._on_verb,
         )
-        self._dispatch = Dispatch(
-            self.intake,
-            self.collection.roll,
-            answer=outlet.answer,
+        self._dispatch = VerbForwarder(
+            self.receiver,
+            self.collection.registry,
+            answer=server.answer,
             publish=self.collection.publish,
             source_id=self.collection.own.source.id,
         )
         self.collection.on_verb_result = self._dispatch.on_result
-        return outlet
+        return server
 
     @property
     def models(self) -> list[Any]:
@@ -171,41 +598,48 @@ class Collector:
 
     def totals(self) -> dict[str, int]:
         """
-        Return the counts: sources (of which silent and ended), events, lost, repeated, shed, peers.
+        Return the counts: sources (of which silent and ended), events, lost, repeated, dropped, peers.
 
         ``lost`` are events with a number that did not come and can no longer be had; ``repeated`` came more than once
-        and were taken once; ``shed`` were given up in the job before they had a number.
+        and were taken once; ``dropped`` were given up in the job before they had a number.
         """
         collection = self.collection
-        refused = self._keeper.stats()["refused_events"] if self._keeper is not None else 0
+        refused = self._log_writer.stats()["refused_events"] if self._log_writer is not None else 0
+        totals = collection.registry.totals()
         return {
-            **collection.roll.totals(),
-            "peers": len(self.intake.givers),
-            "viewers": len(self._outlet.peers) if self._outlet is not None else 0,
-            "malformed": collection.counts["malformed"] + self.intake.counts["malformed"],
-            "cut": self.intake.counts["cut"] + sum(g.purse.cut_messages for g in self.intake.givers.values()),
+            **totals,
+            "lost": min(totals["lost"] + sum(collection.unheard.values()), MAX_COUNT),
+            "peers": len(self.receiver.producers),
+            "viewers": len(self._server.viewers) if self._server is not None else 0,
+            "malformed": collection.counts["malformed"] + self.receiver.counts["malformed"],
+            "cut": self.receiver.counts["cut"] + sum(g.buckets.cut_messages for g in self.receiver.producers.values()),
             "not_logged": refused,
         }
 
     def serve(self) -> None:
         """Work until `stop` is called."""
+        trouble = RateLimitedLog()
         while not self._stop.is_set():
-            self.turn(_TICK_S)
+            try:
+                self.turn(_TICK_S)
+            except Exception as error:  # the other peers are still to be served
+                trouble.complain("the collector goes on after an error: %s", described(error))
+                self._stop.wait(_TICK_S)
 
     def turn(self, timeout_s: float) -> None:
         """Wait for what comes, at most *timeout_s*, and deal with it."""
-        outlet, viewers = self._outlet, self._viewer_link
-        more = outlet.pump() if outlet is not None else False
-        wait_for(self._links, 0.0 if more else timeout_s)
-        for address, parts, user in self._intake_link.receive(_AT_ONCE):
-            self.intake.receive(address, parts, user)
+        server, viewers = self._server, self._viewing
+        more = server.pump() if server is not None else False
+        wait_for(self._connections, 0.0 if more else timeout_s)
+        for address, parts, user in self._receiving.receive(_AT_ONCE):
+            self.receiver.receive(address, parts, user)
         now_s = time.monotonic()
-        if outlet is not None and viewers is not None:
-            self._serve_viewers(outlet, viewers)
+        if server is not None and viewers is not None:
+            self._serve_viewers(server, viewers)
         if now_s - self._ticked_s >= _TICK_S:
             self._ticked_s = now_s
-            self.intake.tick()
-            self.collection.tick(self.intake.givers.values())
+            self.receiver.tick()
+            self.collection.tick(self.receiver.producers.values())
 
     def stop(self) -> None:
         """Have `serve` return; on any thread, and from a signal handler."""
@@ -222,34 +656,34 @@ class Collector:
             return True
         self._is_closed = True
         self._stop.set()
-        self.intake.part("closed")
+        self.receiver.part("closed")
         self.collection.own.end("closed")
-        if self._outlet is not None and self._viewer_link is not None:
-            self._part(self._outlet, self._viewer_link)
-        done = self._keeper.close(timeout_s) if self._keeper is not None else True
-        for link in self._links:
-            link.close()
+        if self._server is not None and self._viewing is not None:
+            self._part(self._server, self._viewing)
+        done = self._log_writer.close(timeout_s) if self._log_writer is not None else True
+        for connection in self._connections:
+            connection.close()
         return done
 
-    def _serve_viewers(self, outlet: Outlet, link: Link) -> None:
+    def _serve_viewers(self, server: StreamServer, connection: Connection) -> None:
         now_s = time.monotonic()
-        for address, parts, user in link.receive(_AT_ONCE):
-            outlet.receive(address, parts, now_s, clock.now_ns(), user)
-        outlet.tick(now_s)
+        for address, parts, user in connection.receive(_AT_ONCE):
+            server.receive(address, parts, now_s, clock.now_ns(), user)
+        server.tick(now_s)
 
-    def _part(self, outlet: Outlet, link: Link) -> None:
+    def _part(self, server: StreamServer, connection: Connection) -> None:
         """Send viewers what they still lack, as far as they take it soon."""
         deadline_s = time.monotonic() + _PARTING_S
-        while time.monotonic() < deadline_s and not outlet.is_drained:
-            outlet.pump()
-            outlet.beat()  # which is acknowledged at once
-            wait_for([link], _TICK_S)
-            self._serve_viewers(outlet, link)
-        outlet.part("closed")
+        while time.monotonic() < deadline_s and not server.is_drained:
+            server.pump()
+            server.beat()  # which is acknowledged at once
+            wait_for([connection], _TICK_S)
+            self._serve_viewers(server, connection)
+        server.part("closed")
 
-    def _obey(self, address: bytes, verb: Verb, user: str) -> None:
-        assert self._viewer_link is not None  # verbs come from there
-        safety = self._viewer_link.safety
+    def _on_verb(self, address: bytes, verb: Verb, user: str) -> None:
+        assert self._viewing is not None  # verbs come from there
+        safety = self._viewing.safety
         by = user or "this machine"
         if may_command(safety, user):
             self._dispatch.pass_on(address, verb, by, time.monotonic(), {"totals": self.totals()})

@@ -1,4 +1,4 @@
-"""The forwarder: a node's ranks onto one connection, frames as they came."""
+"""The forwarder: the ranks of a node onto one connection, frames as they came."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgpack
 
-from trackside.events import ClockCompared, ConfigError, DecodeError, Event, FrameDecoder, Source, __version__, clock
-from trackside.handlers.zeromq._dispatch import Dispatch
-from trackside.handlers.zeromq._endpoints import Safety
-from trackside.handlers.zeromq._feed import Entry
-from trackside.handlers.zeromq._filter import Filter
-from trackside.handlers.zeromq._intake import MOST_GIVERS, WAITING_MESSAGES, Giver, Intake
+from trackside.core import RateLimitedLog, complain, described
+from trackside.events import ClockCompared, ConfigError, DecodeError, Event, Source, __version__, clock
+from trackside.handlers.zeromq._connection import Connection, Safety, wait_for
+from trackside.handlers.zeromq._control import VerbForwarder
 from trackside.handlers.zeromq._keys import RANK, SERVER
-from trackside.handlers.zeromq._link import Link, wait_for
-from trackside.handlers.zeromq._outlet import Outlet
-from trackside.handlers.zeromq._own_stream import COLLECTORS, OwnStream
-from trackside.handlers.zeromq._peer import Ready
-from trackside.handlers.zeromq._protocol import LossEntry, Message, Result
-from trackside.handlers.zeromq._quota import Quota
-from trackside.handlers.zeromq._ring import RING_S, Lost, Ring, Room
-from trackside.handlers.zeromq._roll import QUIET, RELAYS, SOURCE, Roll
-from trackside.handlers.zeromq._snapshot import Place, Snapshot, decode_snapshot, encode_snapshot
+from trackside.handlers.zeromq._limits import (
+    EVENTS_PER_SOURCE,
+    MAX_SOURCES,
+    MAX_SOURCES_OF_ONE,
+    WAITING_MESSAGES,
+    PeerLimits,
+)
+from trackside.handlers.zeromq._protocol import Filter, LossEntry, Message, Result
+from trackside.handlers.zeromq._receiver import Entry, Producer, Receiver
+from trackside.handlers.zeromq._ring import RING_S, LostRange, Ring, RingBudget
+from trackside.handlers.zeromq._server import ReadySnapshot, StreamServer
+from trackside.handlers.zeromq._snapshot import Snapshot, SourcePosition, decode_snapshot, encode_snapshot
+from trackside.handlers.zeromq._sources import COLLECTORS, QUIET, RELAYS, SOURCE, OwnStream, SourceRegistry
+from trackside.wire import FrameDecoder
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -58,8 +61,7 @@ class Forwarder:
         to: The collector, or another forwarder.
         keys: A directory of keys, for both: the server's secret, a rank's secret, the server's public key.
         insecure: Do without keys where they are needed.
-        quota: What one rank may send.
-        most_peers: How many may connect.
+        limits: What one rank may send.
         ring_bytes: What is kept while the other end is away.
 
     Raises:
@@ -73,18 +75,17 @@ class Forwarder:
         to: str,
         keys: str | os.PathLike[str] | None = None,
         insecure: bool = False,
-        quota: Quota | None = None,
-        most_peers: int = MOST_GIVERS,
+        limits: PeerLimits | None = None,
         ring_bytes: int = RING_BYTES,
     ) -> None:
         self._stop = threading.Event()
         self._is_closed = False
         self._ticked_s = 0.0
-        self._lower = Link(
+        self._lower = Connection(
             bind, binds=True, role=SERVER, keys=keys, insecure=insecure, receive_messages=WAITING_MESSAGES
         )
         try:
-            self._upper = Link(to, binds=False, role=RANK, keys=keys, insecure=insecure)
+            self._upper = Connection(to, binds=False, role=RANK, keys=keys, insecure=insecure)
         except BaseException:
             self._lower.close()
             raise
@@ -93,29 +94,29 @@ class Forwarder:
         self.counts: Counter[str] = Counter()
         """``entries`` and ``events`` sent on, ``malformed`` frames."""
         self._rings: list[Ring] = []
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, SourcePosition] = {}
         self._spoke: set[str] = set()
         self._decoder = FrameDecoder()
-        self._roll = Roll()
-        self._outlet = Outlet(
+        self._registry = SourceRegistry()
+        self._server = StreamServer(
             self,
             self._upper.send,
             own_id=os.urandom(8).hex(),
             connects=True,
-            room=Room(ring_bytes, RING_S),
-            obey=self._obey,
+            budget=RingBudget(ring_bytes, RING_S),
+            on_verb=self._on_verb,
         )
-        self._outlet.hold(Filter())
+        self._stream = self._server.hold(Filter())
         source = Source.detect({}, run_id=COLLECTORS, role="collector", versions={"trackside": __version__})
         self._own = OwnStream(source, self._add_own)
-        self.intake = Intake(self, self._lower.send, quota=quota, most=most_peers)
-        self._dispatch = Dispatch(
-            self.intake, self._roll, answer=self._outlet.answer, publish=self._own.publish, source_id=source.id
+        self.receiver = Receiver(self, self._lower.send, limits=limits)
+        self._dispatch = VerbForwarder(
+            self.receiver, self._registry, answer=self._server.answer, publish=self._own.publish, source_id=source.id
         )
 
-    # --- what the intake tells ----------------------------------------------------------------------------------------
+    # --- what the receiver hears --------------------------------------------------------------------------------------
 
-    def on_entry(self, giver: Giver, entry: Entry) -> None:
+    def on_entry(self, producer: Producer, entry: Entry) -> None:
         """Send an entry on."""
         self.counts["entries"] += 1
         if isinstance(entry, LossEntry):
@@ -123,17 +124,22 @@ class Forwarder:
             return
         try:
             source_id, last_seq = peek(entry.frame)
+            if source_id not in self._places:
+                producer.buckets.charge(EVENTS_PER_SOURCE)
+                if len(self._places) >= MAX_SOURCES or len(producer.sources) >= MAX_SOURCES_OF_ONE:
+                    self.counts["excess"] += 1
+                    return
             source = self._source_of(source_id, entry.frame)
         except DecodeError:
             self.counts["malformed"] += 1
             return
-        self._places[source_id] = Place(source, last_seq + 1, 0)
-        giver.sources.add(source_id)
-        giver.purse.charge(entry.events)
+        self._places[source_id] = SourcePosition(source, last_seq + 1, 0)
+        producer.sources.add(source_id)
+        producer.buckets.charge(entry.events)
         now_s = time.monotonic()
-        member = self._roll.member(source, now_s)
-        member.address = giver.address
-        self._roll.hear(member, now_s)
+        state = self._registry.state_of(source, now_s)
+        state.address = producer.address
+        self._registry.hear(state, now_s)
         self._spoke.add(source_id)
         self.counts["events"] += entry.events
         for ring in self._rings:
@@ -141,37 +147,37 @@ class Forwarder:
 
     def _lose(self, entry: LossEntry) -> None:
         for ring in self._rings:
-            ring.append(Lost(entry.source_id, entry.first_seq, entry.last_seq, entry.reason), 0)
+            ring.append(LostRange(entry.source_id, entry.first_seq, entry.last_seq, entry.reason), 0)
 
-    def on_introduction(self, giver: Giver, snapshot: bytes) -> None:
+    def on_introduction(self, producer: Producer, snapshot: bytes) -> None:
         """Learn who the sources are whose first events are no longer to be had."""
         try:
             places = decode_snapshot(snapshot).places
         except DecodeError:
             self.counts["malformed"] += 1
             return
-        for place in places:
-            giver.sources.add(place.source.id)
+        for place in places[: MAX_SOURCES_OF_ONE - len(producer.sources)]:
+            producer.sources.add(place.source.id)
             self._places[place.source.id] = place
-            self._roll.member(place.source, time.monotonic()).address = giver.address
+            self._registry.state_of(place.source, time.monotonic()).address = producer.address
 
-    def on_heard(self, giver: Giver, message: Message | None) -> None:
+    def on_heard(self, producer: Producer, message: Message | None) -> None:
         """Need not note it: a beat asks who was heard of."""
 
-    def on_result(self, giver: Giver, result: Result) -> None:  # noqa: ARG002  the listener's
+    def on_result(self, producer: Producer, result: Result) -> None:
         """Pass on what came of a verb."""
-        self._dispatch.on_result(result)
+        self._dispatch.on_result(producer, result)
 
     def _source_of(self, source_id: str, frame: bytes) -> Source:
         """Return who that is; a frame is decoded only if that is not known."""
         place = self._places.get(source_id)
         return place.source if place is not None else self._decoder.decode(frame).source
 
-    # --- what the outlet is supplied with -----------------------------------------------------------------------------
+    # --- what the server is supplied with -----------------------------------------------------------------------------
 
     def open_stream(self, wanted: Filter, ring: Ring) -> Callable[[], object]:
         """
-        Begin to fill *ring*; see `Supply`.
+        Begin to fill *ring*; see `StreamProvider`.
 
         Raises:
             ConfigError: if not everything is wanted.
@@ -181,48 +187,61 @@ class Forwarder:
         self._rings.append(ring)
         return lambda: self._rings.remove(ring)
 
-    def take_snapshot(self, models: Sequence[str], ring: Ring, done: Callable[[Ready | None], None]) -> None:  # noqa: ARG002  the supply's
-        """Say who the sources are; see `Supply`."""
-        places = [*self._places.values(), Place(self._own.source, self._own.next_seq, 0)]
-        done(Ready(encode_snapshot(Snapshot(places, {}, clock.now_ns())), ring.next_index, ring.before))
+    def take_snapshot(self, models: Sequence[str], ring: Ring, done: Callable[[ReadySnapshot | None], None]) -> None:  # noqa: ARG002  the provider's
+        """Say who the sources are; see `StreamProvider`."""
+        places = [*self._places.values(), SourcePosition(self._own.source, self._own.next_seq, 0)]
+        try:
+            data = encode_snapshot(Snapshot(places, {}, clock.now_ns()))
+        except Exception as error:
+            complain("a snapshot could not be taken: %s", described(error))
+            done(None)
+        else:
+            done(ReadySnapshot(data, ring.next_index, ring.before))
 
     def status(self) -> dict[str, Any]:
-        """Say who is alive and had nothing to send since the last beat; see `Supply`."""
+        """Say who is alive and had nothing to send since the last beat; see `StreamProvider`."""
         spoke, self._spoke = self._spoke, set()
         quiet = [name for name in self._alive() if name not in spoke]
         return {RELAYS: True, SOURCE: self._own.source.id, QUIET: [self._own.source.id, *quiet[:_MOST_QUIET]]}
 
     def _alive(self) -> Iterator[str]:
         now_s = time.monotonic()
-        for giver in self.intake.givers.values():
-            if now_s - giver.heard_s < _ALIVE_S and not giver.has_left:
-                yield from self._roll.alive_over(giver.sources, giver.status)
+        for producer in self.receiver.producers.values():
+            if now_s - producer.heard_s < _ALIVE_S and not producer.has_left:
+                yield from self._registry.alive_over(producer.sources, producer.status)
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
     def serve(self) -> None:
         """Work until `stop` is called."""
+        trouble = RateLimitedLog()
         while not self._stop.is_set():
-            self.turn(_TICK_S)
+            try:
+                self.turn(_TICK_S)
+            except Exception as error:  # the other peers are still to be served
+                trouble.complain("the forwarder goes on after an error: %s", described(error))
+                self._stop.wait(_TICK_S)
 
     def turn(self, timeout_s: float) -> None:
         """Wait for what comes, at most *timeout_s*, and deal with it."""
-        more = self._outlet.pump()
+        more = self._server.pump()
         wait_for([self._lower, self._upper], 0.0 if more else timeout_s)
         for address, parts, user in self._lower.receive(_AT_ONCE):
-            self.intake.receive(address, parts, user)
+            self.receiver.receive(address, parts, user)
         self._listen_above()
         now_s = time.monotonic()
         if now_s - self._ticked_s >= _TICK_S:
             self._ticked_s = now_s
-            self.intake.tick()
-            for giver in list(self.intake.givers.values()):
-                self._compare_clock(giver)
+            self.receiver.tick()
+            for producer in list(self.receiver.producers.values()):
+                self._compare_clock(producer)
 
     def _listen_above(self) -> None:
+        if self._upper.renew(time.monotonic()):
+            self._server.begin_again()
         for address, parts, user in self._upper.receive(_AT_ONCE):
-            self._outlet.receive(address, parts, time.monotonic(), clock.now_ns(), user)
-        self._outlet.tick(time.monotonic())
+            self._server.receive(address, parts, time.monotonic(), clock.now_ns(), user)
+        self._server.tick(time.monotonic())
 
     def stop(self) -> None:
         """Have `serve` return; on any thread, and from a signal handler."""
@@ -239,32 +258,44 @@ class Forwarder:
             return True
         self._is_closed = True
         self._stop.set()
-        self.intake.part("closed")
+        self.receiver.part("closed")
         self._own.end("closed")
         deadline_s = time.monotonic() + _PARTING_S
-        while time.monotonic() < deadline_s and not (self._outlet.peers and self._outlet.is_drained):
-            self._outlet.pump()
-            self._outlet.beat()  # which is acknowledged at once
+        while time.monotonic() < deadline_s and not (self._server.viewers and self._server.is_drained):
+            self._server.pump()
+            self._server.beat()  # which is acknowledged at once
             wait_for([self._upper], _TICK_S)
             self._listen_above()
-        done = bool(self._outlet.peers) and self._outlet.is_drained
-        self._outlet.part("closed")
+        done = bool(self._server.viewers) and self._server.is_drained and not self.undelivered
+        self._server.part("closed")
         self._lower.close()
         self._upper.close()
         return done
+
+    @property
+    def delivered(self) -> int:
+        """Events that the other end has acknowledged."""
+        return self._stream.delivered
+
+    @property
+    def undelivered(self) -> int:
+        """Events that came here and that the other end has not acknowledged."""
+        return self._stream.undelivered
 
     def _add_own(self, event: Event, frame: bytes, seq: int) -> None:  # noqa: ARG002  the stream's
         for ring in self._rings:
             ring.append(frame, 1)
 
-    def _compare_clock(self, giver: Giver) -> None:
-        if not giver.is_known:
+    def _compare_clock(self, producer: Producer) -> None:
+        if not producer.is_known:
             return
-        named = giver.status.get(SOURCE) if giver.status.get(RELAYS) else None
-        names = [named] if isinstance(named, str) else sorted(giver.sources)
-        if giver.clock.exchanges < _LEAST_EXCHANGES or not names:  # news is told once: not before we know of whom
+        named = producer.status.get(SOURCE) if producer.status.get(RELAYS) else None
+        names = [named] if isinstance(named, str) else sorted(producer.sources)
+        if (
+            producer.clock.exchanges < _LEAST_EXCHANGES or not names
+        ):  # an offset is published once: not before its source is known
             return
-        news = giver.clock.news()
+        news = producer.clock.news()
         if news is None:
             return
         for name in names:
@@ -273,13 +304,13 @@ class Forwarder:
                     source_id=name,
                     offset_ns=news.offset_ns,
                     uncertainty_ns=news.uncertainty_ns,
-                    exchanges=giver.clock.exchanges,
+                    exchanges=producer.clock.exchanges,
                     span_id=0,
                     step=-1,
                 )
             )
 
-    def _obey(self, address: bytes, verb: Verb, user: str) -> None:
+    def _on_verb(self, address: bytes, verb: Verb, user: str) -> None:
         # Who may command is the collector's to judge: this end connected to it, and knows it by its key.
         by = user or "the collector"
         if self._upper.safety is Safety.INSECURE:

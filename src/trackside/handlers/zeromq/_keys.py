@@ -1,23 +1,29 @@
 """
-Key files: who may send, watch and command, and how they know the server.
+Key files, and the allow-list that a server makes of them.
 
 A directory of keys holds two files for each role and generation: ``rank.1.secret`` and ``rank.1.public``. A secret is
 created for its owner alone and refused if anybody else may read it; no ``repr``, error, log or argument shows it.
+A server lets in the peers whose public keys are in its directory: libzmq asks at each handshake (ZAP).
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import logging
 import os
 import re
 import stat
-from collections.abc import Iterable
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
 from trackside.events import ConfigError
-from trackside.handlers.zeromq._zmq import zmq
+from trackside.handlers.zeromq._zmq import z85, zmq
 
 SERVER, RANK, VIEWER, CONTROL = "server", "rank", "viewer", "control"
 ROLES: Final = (SERVER, RANK, VIEWER, CONTROL)
@@ -26,9 +32,10 @@ ACCEPTED_GENERATIONS: Final = 2
 
 _NAME: Final = re.compile(r"(server|rank|viewer|control)\.([1-9][0-9]{0,5})\.(secret|public)")
 _KEY: Final = re.compile(rb"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
-_MOST_BYTES: Final = 64
+_MAX_KEY_BYTES: Final = 64
 _PRIVATE: Final = 0o700
 _OTHERS: Final = 0o077
+_WRITABLE: Final = 0o022
 _READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -95,6 +102,7 @@ def load_client_keys(directory: str | os.PathLike[str], *roles: str) -> ClientKe
         ConfigError: A key is missing, malformed, or a secret that others can read.
     """
     where = Path(directory)
+    _check_unwritable(where)
     generations = _generations(where, SERVER, "public")
     if not generations:
         raise ConfigError("keys", str(where), f"copy {SERVER}.1.public there, the public key of whom to connect to")
@@ -109,6 +117,7 @@ def load_server_key(directory: str | os.PathLike[str]) -> KeyPair:
     Raises:
         ConfigError: It is missing, malformed, or others can read it.
     """
+    _check_unwritable(Path(directory))
     return _load_pair(Path(directory), (SERVER,))
 
 
@@ -120,11 +129,32 @@ def load_accepted(directory: str | os.PathLike[str]) -> dict[bytes, str]:
         ConfigError: One of them is malformed, or the directory cannot be read.
     """
     where = Path(directory)
+    _check_unwritable(where)
     accepted: dict[bytes, str] = {}
     for role in (RANK, VIEWER, CONTROL):
         for generation in sorted(_generations(where, role, "public"))[-ACCEPTED_GENERATIONS:]:
             accepted[_read(where / _file_name(role, generation, "public"), is_secret=False)] = role
     return accepted
+
+
+def _check_unwritable(directory: Path) -> None:
+    """
+    Raise if anybody but this user and root can put files into *directory*: a key put there would be accepted.
+
+    Raises:
+        ConfigError: They can, or the directory cannot be looked at.
+    """
+    try:
+        found = directory.stat()
+    except OSError as error:
+        raise ConfigError(
+            "keys", str(directory), f"name a directory that `trackside keys new` made: {error.strerror}"
+        ) from error
+    if found.st_uid not in (0, os.geteuid()):
+        raise ConfigError("keys", str(directory), "it belongs to another user; name a directory of your own")
+    if stat.S_IMODE(found.st_mode) & _WRITABLE:
+        mode = stat.S_IMODE(found.st_mode)
+        raise ConfigError("keys", str(directory), f"its mode is {mode:04o}, so others can add keys; chmod 700 it")
 
 
 def check_private(directory: Path, field: str) -> None:
@@ -184,9 +214,123 @@ def _read(path: Path, *, is_secret: bool) -> bytes:
             raise ConfigError("keys", str(path), "it is no regular file")
         if is_secret and (stat.S_IMODE(found.st_mode) & _OTHERS or found.st_uid not in (0, os.geteuid())):
             raise ConfigError("keys", str(path), "others can read this secret; chmod 600 it, and renew it if they did")
-        text = os.read(fd, _MOST_BYTES).strip()
+        text = os.read(fd, _MAX_KEY_BYTES).strip()
     finally:
         os.close(fd)
     if not _KEY.fullmatch(text):
         raise ConfigError("keys", str(path), "it holds no key; copy it again, or make a new one")
     return text
+
+
+DOMAIN: Final = b"trackside"
+_ZAP: Final = "inproc://zeromq.zap.01"
+_REQUEST_PARTS: Final = 7
+_READ_AGAIN_S: Final = 1.0
+_HANDSHAKES_AT_ONCE: Final = 256
+
+_logger = logging.getLogger("trackside")
+
+
+class AllowList:
+    """
+    The public keys in a directory, and the role of each.
+
+    The directory is read again when it has changed, so a new generation is accepted, and a removed key refused, without
+    a restart. While it cannot be read the last list stays in force.
+
+    Raises:
+        ConfigError: The directory, or a key in it, cannot be read.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self._directory = Path(directory)
+        self._changed_ns = self._mtime_ns()
+        self._roles = load_accepted(self._directory)
+        self._read_s = time.monotonic()
+
+    def role_of(self, public: bytes) -> str | None:
+        """Return the role of a *public* key, in Z85; None if it is not accepted."""
+        changed_ns, now_s = self._mtime_ns(), time.monotonic()
+        if changed_ns != self._changed_ns or now_s - self._read_s >= _READ_AGAIN_S:
+            try:
+                self._roles = load_accepted(self._directory)
+            except ConfigError as error:
+                if changed_ns != self._changed_ns:
+                    _logger.warning("the keys accepted stay as they were: %s", error)
+            self._changed_ns, self._read_s = changed_ns, now_s
+        return self._roles.get(public)
+
+    def _mtime_ns(self) -> int:
+        try:
+            return self._directory.stat().st_mtime_ns
+        except OSError:
+            return -1
+
+
+class Authenticator:
+    """
+    Answers libzmq's question, at each handshake with a socket of this context, who may come in.
+
+    Has no thread: the loop that polls the sockets polls `socket` too, and calls `answer` when it can be read. Before
+    that a handshake waits. Sockets that `secure_server` made ready refuse everybody once this is closed.
+    """
+
+    def __init__(self, context: zmq.Context[Any], allowed: AllowList) -> None:
+        self.accepted: Counter[str] = Counter()
+        """Handshakes that succeeded, by role."""
+        self.refused = 0
+        """Handshakes with a key that is not on the list."""
+        self._allowed = allowed
+        self.socket = context.socket(zmq.REP)
+        self.socket.linger = 0
+        self.socket.bind(_ZAP)
+
+    def answer(self) -> None:
+        """Answer what waits, at most a few hundred handshakes."""
+        for _ in range(_HANDSHAKES_AT_ONCE):
+            try:
+                request = self.socket.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            with contextlib.suppress(zmq.Again):
+                self.socket.send_multipart(self._decide(request), zmq.DONTWAIT)
+
+    def close(self) -> None:
+        """Answer no more; every later handshake is refused."""
+        self.socket.close(0)
+
+    def _decide(self, request: Sequence[bytes]) -> list[bytes]:
+        user = b""
+        if len(request) == _REQUEST_PARTS and request[0] == b"1.0" and request[5] == b"CURVE":
+            user = self._user(request[6])
+        if not user:
+            self.refused += 1
+        number = request[1] if len(request) > 1 else b""
+        status = (b"200", b"OK") if user else (b"400", b"this key is not accepted")
+        return [b"1.0", number, *status, user, b""]
+
+    def _user(self, key: bytes) -> bytes:
+        public = z85.encode(key)
+        role = self._allowed.role_of(public)
+        if role is None:
+            return b""
+        self.accepted[role] += 1
+        return f"{role}:{fingerprint(public)}".encode()
+
+
+def fingerprint(public: bytes) -> str:
+    """Return a short name of a *public* key, for people."""
+    return hashlib.sha256(public).hexdigest()[:8]
+
+
+def user_of(part: zmq.Frame) -> tuple[str, str]:
+    """
+    Return the role and fingerprint of the sender of a message *part*, as its connection proved them.
+
+    Both are empty where no keys are in use.
+    """
+    try:
+        role, _, name = str(part.get("User-Id")).partition(":")
+    except zmq.ZMQError:
+        return "", ""
+    return role, name

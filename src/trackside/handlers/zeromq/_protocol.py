@@ -1,5 +1,5 @@
 """
-What is said over a socket: the messages, and the limits within which they are believed.
+The messages of the remote stream, and the limits within which they are accepted.
 
 `docs/remote-protocol.md` says who sends which when. A message is one part, or two: a head of at most 64 KiB, which is a
 msgpack list of its kind and its fields, and for some kinds a body of at most 1 MiB, carried as it is. Decoding looks at
@@ -8,44 +8,36 @@ sizes first, then at types and ranges; what is wrong in any of them is a `Decode
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final, TypeAlias
 
 import attrs
 import msgpack
 
-from trackside.events import DecodeError
-from trackside.events._values import is_sound, unpack
+from trackside.events import ConfigError, DecodeError, Event, Priority, SourceEnded, SourceStarted, UnknownEvent
+from trackside.handlers.zeromq._limits import (
+    MAX_BODY_BYTES,
+    MAX_HEAD_BYTES,
+    MAX_NAMES,
+    MAX_PARTS,
+    MAX_RULE_BYTES,
+    MAX_TEXT,
+    MAX_VERB_BYTES,
+)
+from trackside.wire import wire_name_of
+from trackside.wire._values import is_sound, unpack
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 
-MAX_HEAD_BYTES: Final = 64 << 10
-MAX_BODY_BYTES: Final = 1 << 20
-"""Of one part of a message; every socket is told to refuse larger ones."""
-MAX_PARTS: Final = 2
-MAX_TEXT: Final = 1024
-MAX_NAMES: Final = 64
-"""Type names in a filter, models in a request, sources in a verb's target."""
-MAX_PEERS: Final = 64
-"""Of one publisher. A collector may have more."""
-
-WINDOW_BYTES: Final = 4 << 20
-"""What may be on its way to one viewer and not yet acknowledged."""
-MIN_WINDOW_BYTES: Final = 1 << 20
-CHUNK_BYTES: Final = 512 << 10
-"""Of a snapshot, in one message."""
-MAX_SNAPSHOT_BYTES: Final = 64 << 20
-
-BEAT_S: Final = 1.0
-"""Between two beats of a source end, and between two pings of a viewer end."""
-SILENT_AFTER_BEATS: Final = 3
-FORGET_AFTER_S: Final = 30.0
-"""A viewer not heard of for so long is forgotten, and what was kept for it with it."""
 
 SOURCE_END: Final = "source"
 VIEWER_END: Final = "viewer"
 
-VERBS: Final = ("status", "detail", "sample", "pause", "resume", "flush")
+OLDEST: Final = "*"
+"""As the stream to resume: all that is still here of what is asked for, from the oldest entry on."""
+
+VERBS: Final = ("status", "priority", "sample", "pause", "resume", "flush")
 """All that can be asked of a job from outside; nothing else is understood."""
 
 _MOST: Final = 1 << 62
@@ -96,6 +88,7 @@ class Message:
     kind: ClassVar[int]
     has_body: ClassVar[bool] = False
     """Whether its last field is a part of its own."""
+    max_head_bytes: ClassVar[int] = MAX_HEAD_BYTES
 
 
 # --- getting to know each other ---------------------------------------------------------------------------------------
@@ -103,7 +96,7 @@ class Message:
 
 @attrs.frozen
 class Hello(Message):
-    """First from whoever connects, and again until it is answered."""
+    """The first message of an end that connects, sent again until it is answered."""
 
     kind = 1
     version: int = _one(_is_whole)
@@ -200,8 +193,8 @@ class Subscribe(Message):
     request: int = _one(_is_whole)
     names: list[str] = _one(_is_texts)  # noqa: RUF009
     """Wire names or globs; a name also means the types derived from it."""
-    detail: int = _one(_is_number)
-    """The lowest level of detail."""
+    min_priority: int = _one(_is_number)
+    """The lowest priority."""
     rule: list[Any] | None = _one(_is_rule)  # noqa: RUF009
     """As a rule's ``to_wire`` gives it."""
     models: list[str] = _one(_is_texts)  # noqa: RUF009
@@ -320,9 +313,10 @@ class Replay(Message):
 
 @attrs.frozen
 class Verb(Message):
-    """From whoever may: do this. Understood only where control was allowed."""
+    """A request to do something. Accepted only where control is allowed."""
 
     kind = 18
+    max_head_bytes = MAX_VERB_BYTES  # who asks what is recorded by each job that it reaches
     request: int = _one(_is_whole)
     verb: str = _one(_is_text)
     """One of `VERBS`."""
@@ -359,7 +353,7 @@ def encode(message: Message) -> list[bytes]:
     values = [getattr(message, name) for name, _ in _FIELDS[type(message)]]
     body = [values.pop()] if message.has_body else []
     head: bytes = msgpack.packb([message.kind, *values])
-    if len(head) > MAX_HEAD_BYTES or (body and len(body[0]) > MAX_BODY_BYTES):
+    if len(head) > message.max_head_bytes or (body and len(body[0]) > MAX_BODY_BYTES):
         raise ValueError(f"a {type(message).__name__} of {len(head)} bytes and {sum(map(len, body))} in its body")
     return [head, *body]
 
@@ -379,6 +373,8 @@ def decode(parts: Sequence[bytes]) -> Message:
     cls = _KINDS.get(values.pop(0))
     if cls is None:
         raise DecodeError("a message of no known kind")
+    if len(parts[0]) > cls.max_head_bytes:
+        raise DecodeError(f"a {cls.__name__} of {len(parts[0])} bytes; at most {cls.max_head_bytes}")
     if cls.has_body != (len(parts) == MAX_PARTS):
         raise DecodeError(f"a {cls.__name__} of {len(parts)} parts")
     if cls.has_body:
@@ -392,3 +388,96 @@ def decode(parts: Sequence[bytes]) -> Message:
         if not check(value):
             raise DecodeError(f"the {name} of a {cls.__name__} is not what it should be")
     return cls(*values)
+
+
+EVERYTHING: Final = "*"
+ALWAYS: Final = (SourceStarted.wire_name, SourceEnded.wire_name)
+"""In every stream, asked for or not: they say whose events these are, and that there will be no more."""
+_MARKS: Final = frozenset(".*?[")
+"""A text that has none of these is neither a wire name nor a glob."""
+
+
+@attrs.frozen
+class Filter:
+    """Which events are wanted; equal filters are served by one stream."""
+
+    names: tuple[str, ...] = (EVERYTHING,)
+    """Wire names and globs; a name also means what is derived from it."""
+    min_priority: int = int(Priority.PROFILE)
+    """The lowest level."""
+    rule_bytes: bytes = b""
+    """The rule's wire form, packed so that it can be compared; empty for none."""
+
+    @property
+    def rule(self) -> list[Any] | None:
+        """The rule's wire form."""
+        return msgpack.unpackb(self.rule_bytes) if self.rule_bytes else None
+
+    @property
+    def level(self) -> Priority:
+        """The lowest level, as such."""
+        return Priority(self.min_priority)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it lets everything through."""
+        return EVERYTHING in self.names and self.min_priority <= int(Priority.PROFILE) and not self.rule_bytes
+
+    @classmethod
+    def from_wire(cls, names: list[str], min_priority: int, rule: list[Any] | None) -> Filter:
+        """
+        Read a filter that somebody sent.
+
+        Raises:
+            DecodeError: if it is none.
+        """
+        if not names or any(not name or len(name) > MAX_TEXT for name in names):
+            raise DecodeError("a filter names at least one type")
+        if not 0 <= min_priority <= max(Priority):
+            raise DecodeError(f"{min_priority} is no priority")
+        packed: bytes = msgpack.packb(rule) if rule is not None else b""
+        if len(packed) > MAX_RULE_BYTES:
+            raise DecodeError(f"a rule of {len(packed)} bytes; at most {MAX_RULE_BYTES}")
+        return cls(tuple(sorted(set(names))), max(min_priority, int(Priority.PROFILE)), packed)
+
+    @classmethod
+    def of(cls, to: object, min_priority: Priority | None, rule: list[Any] | None) -> Filter:
+        """
+        Return the filter for what a user asks for.
+
+        Args:
+            to: An event class, a wire name, a glob, or a tuple of these.
+            min_priority: The lowest level; all unless given.
+            rule: A rule's wire form.
+
+        Raises:
+            ConfigError: if it is none of these.
+        """
+        given = to if isinstance(to, tuple) else (to,)
+        names = [_name(entry) for entry in given]
+        if not names or None in names or len(names) > MAX_NAMES:
+            raise ConfigError("to", to, f"give an event class, a wire name, a glob, or a tuple of at most {MAX_NAMES}")
+        try:
+            level = Priority.PROFILE if min_priority is None else Priority(min_priority)
+        except ValueError:
+            raise ConfigError("min_priority", min_priority, "give LIFECYCLE, ITERATION or PROFILE") from None
+        return cls.from_wire([name for name in names if name is not None], int(level), rule)
+
+    def admits(self, event: Event) -> bool:
+        """Return whether *event* was asked for, as far as its type says; the rule apart."""
+        # The level of a type that is not known here is known where it came from, and was asked about there.
+        if event.priority < self.min_priority and not isinstance(event, UnknownEvent):
+            return False
+        if EVERYTHING in self.names:
+            return True
+        known = {base.wire_name for base in type(event).__mro__ if issubclass(base, Event) and base.wire_name}
+        known.add(wire_name_of(event))
+        return any(fnmatch.fnmatchcase(name, glob) for name in known for glob in self.names)
+
+
+def _name(entry: object) -> str | None:
+    if isinstance(entry, str) and len(entry) <= MAX_TEXT and not _MARKS.isdisjoint(entry):
+        return entry
+    if isinstance(entry, type) and issubclass(entry, Event):
+        return entry.wire_name or EVERYTHING
+    return None

@@ -1,4 +1,4 @@
-"""The last of a stream: what was not yet sent, and what may be asked for again."""
+"""The latest entries of a stream: those not yet sent, and those that may be asked for again."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ RING_S: Final = 30.0
 _ENTRY_EXTRA_BYTES: Final = 256
 """What an entry takes besides its frame, about."""
 _LATEST: Final = 1 / 8
-"""Of the room: where whoever is too slow goes on. A viewer has read it before much more has come."""
+"""Of the budget: where a viewer that was too slow goes on. It has read this before much more has come."""
 
 
-class Lost(NamedTuple):
+class LostRange(NamedTuple):
     """Events of one source that did not get here."""
 
     source_id: str
@@ -35,14 +35,14 @@ class Entry(NamedTuple):
     before: int
     """Events in all entries before it."""
     events: int
-    content: bytes | Lost
+    content: bytes | LostRange
     """A frame, or what is missing."""
     offset_bytes: int
     """Bytes in all entries before it."""
     at_s: float
 
 
-class Room:
+class RingBudget:
     """
     The bytes that all rings of one source end share, and the lock that guards them.
 
@@ -78,7 +78,7 @@ class Ring:
     One thread appends, another reads; neither waits for anything but the other's few steps under the lock.
     """
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: RingBudget) -> None:
         self.id = os.urandom(8).hex()
         self.next_index = 0
         self.before = 0
@@ -90,7 +90,7 @@ class Ring:
         with room.lock:
             room.rings.append(self)
 
-    def append(self, content: bytes | Lost, events: int) -> None:
+    def append(self, content: bytes | LostRange, events: int) -> None:
         """Add an entry of *events* rows; never refuses, never waits."""
         room = self._room
         size = _ENTRY_EXTRA_BYTES + (len(content) if isinstance(content, bytes) else 0)

@@ -1,4 +1,4 @@
-"""What a late viewer begins with: who is there, up to which number, and the models' states as of then."""
+"""The state with which a late viewer begins: the sources, their positions, and the models' states as of there."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from typing import Any, Final
 import attrs
 import msgpack
 
+from trackside.core import complain, described
 from trackside.events import DecodeError, Source
-from trackside.handlers.zeromq._protocol import CHUNK_BYTES, MAX_SNAPSHOT_BYTES
+from trackside.handlers.zeromq._limits import CHUNK_BYTES, MAX_COUNT, MAX_SNAPSHOT_BYTES
 
 _MAX_TEXT_BYTES: Final = 1 << 20
 _MAX_LENGTH: Final = 1 << 24
-_MAX_SEQ: Final = 1 << 62
+_MIN_INT: Final = -(1 << 63)
+_MAX_INT: Final = (1 << 64) - 1
 
 
 @attrs.frozen
-class Place:
+class SourcePosition:
     """How far one source had come."""
 
     source: Source
     next_seq: int
     """The number of its first event that is in no state."""
-    shed: int
+    dropped: int
     """Its events that never got a number."""
 
 
@@ -31,7 +33,7 @@ class Place:
 class Snapshot:
     """The state of things between two events of each source."""
 
-    places: Sequence[Place]
+    places: Sequence[SourcePosition]
     models: Mapping[str, Any]
     """By name, what each dumped."""
     taken_ns: int
@@ -55,8 +57,34 @@ def dump_models(models: Iterable[Any], names: Iterable[str]) -> dict[str, Any]:
     for model in models:
         asked = [name for name in names_of(model) if name in wanted and name not in states]
         if asked and callable(getattr(model, "dump", None)):
-            states.update(dict.fromkeys(asked, model.dump()))
+            try:
+                states.update(dict.fromkeys(asked, model.dump()))
+            except Exception as error:  # one model that fails must not take the others' states with it
+                complain("the state of %s could not be dumped: %s", model_name(model), described(error))
     return states
+
+
+def _packable(name: str, state: Any) -> dict[str, Any]:
+    """Return the entry of one model: integers saturate at 64 bits, and a state that is no plain data is left out."""
+    fitting = _saturated(state)
+    try:
+        msgpack.packb(fitting)
+    except Exception as error:
+        complain("the state of %s is no plain data and is left out: %s", name, described(error))
+        return {}
+    if fitting != state:
+        complain("a sum in the state of %s is larger than 64 bits hold; viewers are sent the largest number", name)
+    return {name: fitting}
+
+
+def _saturated(value: Any) -> Any:
+    if type(value) is int:
+        return max(_MIN_INT, min(value, _MAX_INT))
+    if isinstance(value, Mapping):
+        return {_saturated(key): _saturated(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_saturated(entry) for entry in value]
+    return value
 
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:
@@ -65,15 +93,20 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
 
     Raises:
         ValueError: if it would be larger than any reader accepts.
-        TypeError: if a state holds what is no plain data.
     """
-    data: bytes = msgpack.packb(
-        {
-            "sources": [[place.source.to_wire(), place.next_seq, place.shed] for place in snapshot.places],
-            "models": dict(snapshot.models),
-            "taken_ns": snapshot.taken_ns,
-        }
-    )
+    table = {
+        "sources": [
+            [place.source.to_wire(), min(place.next_seq, MAX_COUNT), min(place.dropped, MAX_COUNT)]
+            for place in snapshot.places
+        ],
+        "models": dict(snapshot.models),
+        "taken_ns": snapshot.taken_ns,
+    }
+    try:
+        data: bytes = msgpack.packb(table)
+    except (OverflowError, TypeError, ValueError):
+        models = [_packable(name, state) for name, state in snapshot.models.items()]
+        data = msgpack.packb({**table, "models": {name: state for entry in models for name, state in entry.items()}})
     if len(data) > MAX_SNAPSHOT_BYTES:
         raise ValueError(f"a snapshot of {len(data)} bytes; at most {MAX_SNAPSHOT_BYTES}")
     return data
@@ -97,7 +130,10 @@ def decode_snapshot(data: bytes) -> Snapshot:
             max_map_len=_MAX_LENGTH,
             max_ext_len=0,
         )
-        places = [Place(Source.from_wire(wire), _whole(seq), _whole(shed)) for wire, seq, shed in table["sources"]]
+        places = [
+            SourcePosition(Source.from_wire(wire), _whole(seq), _whole(dropped))
+            for wire, seq, dropped in table["sources"]
+        ]
         models, taken_ns = table["models"], table["taken_ns"]
     except Exception as error:  # msgpack raises many kinds, and what it gives may have any shape
         raise DecodeError(f"no snapshot: {error}") from error
@@ -107,7 +143,7 @@ def decode_snapshot(data: bytes) -> Snapshot:
 
 
 def _whole(value: object) -> int:
-    if type(value) is not int or not 0 <= value < _MAX_SEQ:
+    if type(value) is not int or not 0 <= value <= MAX_COUNT:
         raise DecodeError("a snapshot says which numbers are in it")
     return value
 

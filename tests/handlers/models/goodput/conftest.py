@@ -49,7 +49,9 @@ class Stream:
         """Publish the end of an iteration."""
         duration = end - start
         return self.put(
-            IterationEnded(at_ns=end, duration_ns=duration, id=next(self.ids), step=number, span_id=0, **fields)
+            IterationEnded(
+                at_ns=end, duration_ns=duration, span_id=next(self.ids), step=number, parent_span_id=0, **fields
+            )
         )
 
     def step_start(self, number, at):
@@ -60,7 +62,7 @@ class Stream:
         """Publish the start of a long span and return its id."""
         number = next(self.ids)
         self.put(
-            SpanStarted(at_ns=at, id=number, parent_id=parent, name=name, attributes=attributes, span_id=0, step=-1)
+            SpanStarted(at_ns=at, span_id=number, parent_span_id=parent, name=name, attributes=attributes, step=-1)
         )
         return number
 
@@ -71,11 +73,10 @@ class Stream:
             kind(
                 at_ns=end,
                 duration_ns=end - start,
-                id=id or next(self.ids),
-                parent_id=parent,
+                span_id=id or next(self.ids),
+                parent_span_id=parent,
                 name=name,
                 attributes=attributes,
-                span_id=0,
                 step=-1,
             )
         )

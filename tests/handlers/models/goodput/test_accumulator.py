@@ -9,8 +9,9 @@ import attrs
 import msgpack
 import pytest
 
-from trackside.events import ConfigError, DecodeError, FrameDecoder, RowEncoder, Source, encode_frame
+from trackside.events import ConfigError, DecodeError, Source
 from trackside.handlers.models.goodput import GoodputAccumulator, _block, _track
+from trackside.wire import FrameDecoder, RowEncoder, encode_frame
 
 pytestmark = pytest.mark.once
 
@@ -29,7 +30,7 @@ def train(stream, steps, start=1, length=10, first=0):
 class TestSessions:
     def test_none(self):
         """Without events there is nothing to ask about, and that is said."""
-        with pytest.raises(ConfigError, match="no rank has told"):
+        with pytest.raises(ConfigError, match="there is no event of any rank"):
             GoodputAccumulator().result()
 
     def test_by_tag(self, stream, feed):
@@ -229,6 +230,24 @@ class TestJson:
         assert sum(told["badput_s"].values()) == 0.0
         assert told["ranks"][0]["rank"] == 0
 
+    @pytest.mark.parametrize(
+        ("kind", "bucket"),
+        [("PROGRAM_STARTUP", "PROGRAM_STARTUP"), ("TPU_INITIALIZATION", "ACCELERATOR_INITIALIZATION")],
+    )
+    def test_peers_buckets(self, stream, feed, kind, bucket):
+        """A span marked with the name of one of ml-goodput's buckets is in that bucket, beside what is found there."""
+        one = stream().start(1).span("compile", 1, 6, badput_type=kind)
+        one.step(0, 6, 16).step(1, 16, 20).step(2, 20, 24)
+        result = feed(one.end(24)).result()
+        found = {"PROGRAM_STARTUP": 6, "PRODUCTIVE": 12}  # the first step takes 6 ns more than the others
+        assert result.spent_ns == {**found, bucket: found.get(bucket, 0) + 5}
+
+    def test_startup_of_steps_that_count(self, stream, feed):
+        """The first step is compared with the steps that no later attempt did again."""
+        first = stream(attempt=0).start(1).step(0, 1, 11).step(1, 11, 15).step(2, 15, 95)
+        again = stream(attempt=1).start(100).step(2, 100, 104).step(3, 104, 108).end(108)
+        assert feed(first, again).result().spent_ns["PROGRAM_STARTUP"] == 10 - 4
+
     def test_problems(self, stream, feed):
         """What is wrong with the input is told where anything is."""
         assert feed(stream().start(1).step(0, 1, 5)).result().to_json()["problems"] == {
@@ -257,7 +276,7 @@ class TestState:
             lambda state: None,
             lambda state: [],
             lambda state: {},
-            lambda state: {**state, "format": 2},
+            lambda state: {**state, "version": 1},
             lambda state: {**state, "processes": [{}]},
             lambda state: {**state, "processes": [{**state["processes"][0], "tracks": [1, 2]}]},
             lambda state: {**state, "processes": [{**state["processes"][0], "steps": []}]},
@@ -334,7 +353,7 @@ class TestReplay:
             schema, row = encoder.encode(event, offset)
             schemas[schema.number] = schema.entry
             rows.append(row)
-        frame = encode_frame("p0-0", 0, len(rows) - 1, shed={}, schemas=schemas.values(), rows=rows)
+        frame = encode_frame("p0-0", 0, len(rows) - 1, dropped={}, schemas=schemas.values(), rows=rows)
         model = GoodputAccumulator()
         for event in FrameDecoder().decode(frame).events:
             event._source = Source.from_wire(job.source.to_wire())

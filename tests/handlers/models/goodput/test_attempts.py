@@ -1,4 +1,4 @@
-"""When each attempt's time is its own."""
+"""The bounds of each attempt's time."""
 
 from __future__ import annotations
 

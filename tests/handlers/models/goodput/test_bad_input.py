@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trackside.events import EventsShed, IterationEnded, SlicesCounted, SpanMisplaced
+from trackside.events import EventsDropped, IterationEnded, SlicesCounted, Source, SpanOutOfOrder
 from trackside.handlers.models.goodput import GoodputAccumulator, _track
 
 pytestmark = pytest.mark.once
@@ -95,23 +95,23 @@ class TestRecords:
         assert result.spent_ns == {"PRODUCTIVE": 30}
         assert problems_of(result) == {"an attempt that began before the last one fell silent": 1}
 
-    def test_shed(self, stream, feed):
+    def test_dropped(self, stream, feed):
         """Events that the job gave up are counted; those that one sink gave up are its business."""
         job = stream().start(1)
         for where in ("queue", "TensorBoardSink"):
-            job.put(EventsShed(at_ns=5, by_type={"trackside.iteration.ended": 3}, where=where, span_id=0, step=-1))
+            job.put(EventsDropped(at_ns=5, by_type={"trackside.iteration.ended": 3}, where=where, span_id=0, step=-1))
         assert problems_of(feed(job).result()) == {"an event that was given up for lack of room": 3}
 
     def test_missed(self, stream, feed):
         """Events that were lost on the way are told of."""
         model = feed(stream().start(1).step(0, 1, 5))
-        model.miss(3)
-        model.miss(4)
+        model.missed(Source.unknown(""), 3)
+        model.missed(Source.unknown(""), 4)
         assert model.result().missed == 7
 
     def test_misplaced(self, stream, feed):
         """What an instrument found out of order is named."""
-        job = stream().start(1).put(SpanMisplaced(at_ns=3, name="x", problem="was closed again", span_id=0, step=-1))
+        job = stream().start(1).put(SpanOutOfOrder(at_ns=3, name="x", problem="was closed again", span_id=0, step=-1))
         assert problems_of(feed(job).result()) == {"a span was closed again": 1}
 
     def test_torn_values(self, stream, feed):

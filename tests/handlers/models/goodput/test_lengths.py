@@ -1,4 +1,4 @@
-"""How long steps take."""
+"""The lengths of steps."""
 
 from __future__ import annotations
 
@@ -71,6 +71,14 @@ class TestSummary:
         """Of steps that are alike each figure is theirs, exactly."""
         summary = Summary.of(lengths_of(*[3 * 10**9] * 50))
         assert (summary.ideal, summary.p50, summary.p99, summary.deviation) == (3 * 10**9, 3e9, 3e9, 0.0)
+
+    def test_exact(self, rng):
+        """Counted one by one, of any number of lengths, medians and the deviation's are the middle, or between two."""
+        for count in (1, 2, 7, 500):
+            values = [rng.randrange(1, 10**10) for _ in range(count)]
+            summary = Summary.of(Lengths.each(values), 10**9)
+            distances = [abs(value - 10**9) for value in values]
+            assert (summary.p50, summary.deviation_p50) == (statistics.median(values), statistics.median(distances))
 
     @pytest.mark.parametrize("spread", [0.01, 0.3])
     def test_percentiles(self, rng, spread):

@@ -59,25 +59,25 @@ class TestInterval:
 
     def test_every(self, job, tell):
         """An update comes with the first event after each interval, and tells of all until then."""
-        updates = tell(job(35), every_s=10)
+        updates = tell(job(35), update_interval_s=10)
         assert [(one.at_ns - START) // SECOND for one in updates] == [10, 20, 30]
         assert [one.elapsed_s for one in updates] == [10.0, 20.0, 30.0]
 
     def test_nothing_new(self, stream, tell):
         """A late event brings no update that tells of nothing new."""
         late = stream().start(START).step(0, START, START + 50 * SECOND).step(1, START + SECOND, START + 2 * SECOND)
-        assert len(tell(late, every_s=10)) == 1
+        assert len(tell(late, update_interval_s=10)) == 1
 
     @pytest.mark.parametrize("at_ns", ["x", None, 5e18, 1 << 62], ids=str)
     def test_impossible_time(self, job, tell, at_ns):
         """An event whose time cannot be is no occasion for an update."""
         odd = job(5)
         odd.events[-1].at_ns = odd.events[-2].at_ns = at_ns
-        assert tell(odd, every_s=10) == []
+        assert tell(odd, update_interval_s=10) == []
 
     def test_asked(self, job, got):
         """A monitor that is asked publishes with the next heartbeat, so that what is on its way counts."""
-        monitor = GoodputMonitor(got.append, every_s=1_000)
+        monitor = GoodputMonitor(got.append, update_interval_s=1_000)
         *before, last_step, last_beat = job(5).events
         for event in before:
             monitor(event)
@@ -90,7 +90,7 @@ class TestInterval:
 
     def test_asked_once(self, job, got):
         """It does so once."""
-        monitor = GoodputMonitor(got.append, every_s=1_000)
+        monitor = GoodputMonitor(got.append, update_interval_s=1_000)
         monitor.ask(0)
         for event in job(5).events:
             monitor(event)
@@ -99,9 +99,11 @@ class TestInterval:
     def test_helpers_bring_none(self, stream, tell):
         """A process that is no rank, with a clock of its own, brings no update."""
         loader = stream(source=Source(id="w", run_id="run", role="worker")).start(START + 1).beat(START + 900 * SECOND)
-        assert tell(stream().start(START).step(0, START, START + SECOND), loader, every_s=10) == []
+        assert tell(stream().start(START).step(0, START, START + SECOND), loader, update_interval_s=10) == []
 
-    @pytest.mark.parametrize("wrong", [{"every_s": 0}, {"every_s": float("nan")}, {"windows_s": [60, -1]}])
+    @pytest.mark.parametrize(
+        "wrong", [{"update_interval_s": 0}, {"update_interval_s": float("nan")}, {"windows_s": [60, -1]}]
+    )
     def test_refused(self, wrong):
         """Lengths are above zero."""
         with pytest.raises(ConfigError, match="above zero"):
@@ -109,7 +111,7 @@ class TestInterval:
 
     def test_nobody_to_tell(self, job):
         """A monitor without a way to publish is the model alone."""
-        monitor = GoodputMonitor(every_s=1)
+        monitor = GoodputMonitor(update_interval_s=1)
         for event in job(5).events:
             monitor(event)
         assert monitor.result().productive_s == 5.0
@@ -125,7 +127,7 @@ class TestUpdate:
             .step(0, at + SECOND, at + 3 * SECOND)
             .span("eval", at + 3 * SECOND, at + 4 * SECOND, badput_type="Eval")
         )
-        (update,) = tell(told.beat(at + 10 * SECOND), every_s=10)
+        (update,) = tell(told.beat(at + 10 * SECOND), update_interval_s=10)
         assert (update.session, update.elapsed_s, update.productive_s, update.goodput) == ("run", 10.0, 2.0, 0.2)
         assert update.badput_s["CUSTOM_BADPUT_EVENTS"] == {"Eval": 1.0}
         assert update.badput_s["OTHER"] == 7.0
@@ -135,13 +137,13 @@ class TestUpdate:
 
     def test_alive(self, job, tell):
         """That the attempt has not ended is no problem: it is running."""
-        assert tell(job(10), every_s=10)[0].problems == {}
+        assert tell(job(10), update_interval_s=10)[0].problems == {}
 
     def test_windows(self, stream, tell):
         """A rolling window ends with the update and counts its own length, or as much of it as there was."""
         at = START
         told = stream().start(at).step(0, at, at + 6 * SECOND).beat(at + 10 * SECOND)
-        (update,) = tell(told, every_s=10, windows_s=[5, 60])
+        (update,) = tell(told, update_interval_s=10, windows_s=[5, 60])
         assert update.windows["length_s"] == [5, 60]
         assert update.windows["elapsed_s"] == [5.0, 10.0]
         assert update.windows["productive_s"] == [1.0, 6.0]
@@ -150,11 +152,11 @@ class TestUpdate:
 
     def test_no_windows(self, job, tell):
         """Without rolling windows there are none."""
-        assert tell(job(10), every_s=10)[0].windows == {}
+        assert tell(job(10), update_interval_s=10)[0].windows == {}
 
     def test_steps(self, job, tell):
         """Each step is told of once, with its distance from the ideal step time."""
-        updates = tell(job(20), every_s=10, ideal_step_time_s=0.75)
+        updates = tell(job(20), update_interval_s=10, ideal_step_time_s=0.75)
         assert [one.steps["step"] for one in updates] == [list(range(10)), list(range(10, 20))]
         assert updates[0].steps["duration_s"] == [1.0] * 10
         assert updates[0].steps["deviation_s"] == [0.25] * 10
@@ -162,7 +164,7 @@ class TestUpdate:
     def test_most_steps(self, job, tell, monkeypatch):
         """Of very many steps an update tells of the latest."""
         monkeypatch.setattr(update_module, "MOST_STEPS", 3)
-        assert tell(job(10), every_s=10)[0].steps["step"] == [7, 8, 9]
+        assert tell(job(10), update_interval_s=10)[0].steps["step"] == [7, 8, 9]
 
     def test_most_steps_of_uneven_length(self, stream, tell, monkeypatch):
         """Also where the latest took much longer than most."""
@@ -172,20 +174,20 @@ class TestUpdate:
             end = at + (1 if number < 10 else 100) * SECOND
             made.step(number, at, end)
             at = end
-        (update,) = tell(made, every_s=510)
+        (update,) = tell(made, update_interval_s=510)
         assert update.steps["step"] == list(range(7, 15))
 
     def test_sessions(self, job, tell):
         """Where several sessions are heard of, each has updates of its own, as long as there is news of it."""
         first, second = job(10, id="a", run_id="a"), job(30, id="b", run_id="b", start=START + 10 * SECOND)
-        told = [(one.session, one.elapsed_s) for one in tell(first, second, every_s=10)]
+        told = [(one.session, one.elapsed_s) for one in tell(first, second, update_interval_s=10)]
         assert told == [("a", 10.0), ("b", 10.0), ("b", 20.0), ("b", 30.0)]
 
     def test_slices(self, records, got):
         """An elastic job's share of slices is told."""
         records.job(0).put(active_slices=2, total_slices=4, available_slices=3, elastic_slice_counts_timestamp=0)
         records.steps(range(5), at=0)
-        monitor = GoodputMonitor(got.append, every_s=10)
+        monitor = GoodputMonitor(got.append, update_interval_s=10)
         for event in read_payloads(records.payloads):
             monitor(event)
         assert got[0].slice_efficiency == {"stepping": 0.5, "available": 0.75}
@@ -197,7 +199,7 @@ class TestEarlier:
         """Give a function that runs a second attempt, with what it reads of the first, and returns the monitor."""
 
         def run(read, *, wait=True):
-            monitor = GoodputMonitor(got.append, every_s=5, read_earlier=read)
+            monitor = GoodputMonitor(got.append, update_interval_s=5, read_earlier=read)
             events = iter(job(10, first=3, start=START + 20 * SECOND, attempt=1).events)
             monitor(next(events))
             for thread in threading.enumerate():

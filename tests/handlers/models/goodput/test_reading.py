@@ -1,4 +1,4 @@
-"""What each event says of its process."""
+"""The effect of each event on what is known of its process."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ class TestStepStarts:
         job = stream()
         for step, at in enumerate((1, 5)):
             job.put(
-                SpanStarted(at_ns=at, id=step + 1, parent_id=0, name="training_single_iteration", span_id=0, step=step)
+                SpanStarted(at_ns=at, span_id=step + 1, parent_span_id=0, name="training_single_iteration", step=step)
             )
             job.span("training_single_iteration", at, at + 3, id=step + 1)
         assert spent(job) == {PRODUCTIVE: 6, OTHER: 1}
@@ -202,7 +202,7 @@ class TestStepStarts:
             if number == 4:
                 job.span("checkpoint_load", 13, 17)
             job.put(
-                SpanStarted(at_ns=at, id=number, parent_id=0, name="training_single_iteration", span_id=0, step=step)
+                SpanStarted(at_ns=at, span_id=number, parent_span_id=0, name="training_single_iteration", step=step)
             )
             span = job.span("training_single_iteration", at, at + 4, id=number).events[-1]
             span.step = step

@@ -20,11 +20,11 @@ def together(events):
             run.append(event)
             continue
         if run:
-            model.take_iterations(run)
+            model.consume_iterations(run)
             run = []
         model(event)
     if run:
-        model.take_iterations(run)
+        model.consume_iterations(run)
     return model
 
 
@@ -40,7 +40,7 @@ def one_by_one(events):
 def runs_refused(monkeypatch):
     """Return a list that grows by one whenever a run is taken one by one after all."""
     refused = []
-    taken = _accumulator.take_steps
+    taken = _accumulator.read_steps
 
     def spy(process, events):
         is_taken = taken(process, events)
@@ -48,7 +48,7 @@ def runs_refused(monkeypatch):
             refused.append(len(events))
         return is_taken
 
-    monkeypatch.setattr(_accumulator, "take_steps", spy)
+    monkeypatch.setattr(_accumulator, "read_steps", spy)
     return refused
 
 
@@ -161,7 +161,7 @@ class TestTogether:
         model = GoodputAccumulator()
         model(job.events[0])
         for place in range(1, 101, 10):
-            model.take_iterations(job.events[place : place + 10])
+            model.consume_iterations(job.events[place : place + 10])
             spent = model.result().spent_ns
             assert spent["PRODUCTIVE"] == 9 * (place + 9)
         assert model.result().to_json() == one_by_one(job.events).result().to_json()

@@ -9,7 +9,7 @@ import pytest
 from trackside.handlers.models.goodput._block import Block, Tally, _alike, _pack, _unpack, steps_of
 from trackside.handlers.models.goodput._buckets import FAILED, FIRST, INSIDE, KIND_SHIFT, SAVE, STEP_CODE, WASTED
 from trackside.handlers.models.goodput._lengths import Lengths
-from trackside.handlers.models.goodput._paint import joined, paint, paint_step, waste
+from trackside.handlers.models.goodput._overlay import joined, mark_redone, overlay, overlay_step
 from trackside.handlers.models.goodput._track import BLOCK, Track
 
 pytestmark = pytest.mark.once
@@ -167,57 +167,57 @@ class TestPaint:
     def test_free(self):
         """Where nothing is, a span has its time."""
         slices = painted((0, 2, LOADING, 0), (6, 8, LOADING, 0))
-        paint(slices, 3, 5, SAVING)
+        overlay(slices, 3, 5, SAVING)
         assert slices == [(0, 2, LOADING, 0), (3, 5, SAVING, 0), (6, 8, LOADING, 0)]
 
     def test_higher(self):
         """A higher priority takes what it covers."""
         slices = painted((0, 10, LOADING, 0))
-        paint(slices, 3, 5, SAVING)
+        overlay(slices, 3, 5, SAVING)
         assert slices == [(0, 3, LOADING, 0), (3, 5, SAVING, 0), (5, 10, LOADING, 0)]
 
     def test_lower(self):
         """A lower one gets what is left."""
         slices = painted((3, 5, SAVING, 0))
-        paint(slices, 0, 10, LOADING)
+        overlay(slices, 0, 10, LOADING)
         assert slices == [(0, 3, LOADING, 0), (3, 5, SAVING, 0), (5, 10, LOADING, 0)]
 
     def test_equal(self):
         """Of equals the first one stays."""
         first, second = 16 << KIND_SHIFT, 17 << KIND_SHIFT
         slices = painted((3, 5, second, 0))
-        paint(slices, 0, 10, first)
+        overlay(slices, 0, 10, first)
         assert slices == [(0, 3, first, 0), (3, 5, second, 0), (5, 10, first, 0)]
 
     def test_within_a_step(self):
         """What covers the beginning of a step leaves it the step's beginning."""
         slices = painted((0, 10, STEP, 4))
-        paint(slices, 0, 3, LOADING)
+        overlay(slices, 0, 3, LOADING)
         assert slices == [(0, 3, LOADING | FIRST | INSIDE, 4), (3, 10, STEP_CODE, 0)]
 
     def test_amid_a_step(self):
         """What covers the middle of a step leaves it one step."""
         slices = painted((0, 10, STEP, 4))
-        paint(slices, 3, 5, LOADING)
+        overlay(slices, 3, 5, LOADING)
         assert slices == [(0, 3, STEP, 4), (3, 5, LOADING | INSIDE, 0), (5, 10, STEP_CODE, 0)]
 
     def test_step_around(self):
         """A step that ends around other things has them inside."""
         slices = painted((0, 3, LOADING, 0))
-        assert paint_step(slices, 0, 10, 4, 0)
+        assert overlay_step(slices, 0, 10, 4, 0)
         assert slices == [(0, 3, LOADING | FIRST | INSIDE, 4), (3, 10, STEP_CODE, 0)]
 
     def test_step_over_a_step(self):
         """A step gets no time that another one has."""
         slices = painted((2, 8, STEP, 4))
-        assert paint_step(slices, 0, 10, 3, 0)
+        assert overlay_step(slices, 0, 10, 3, 0)
         assert slices == [(0, 2, STEP, 3), (2, 8, STEP, 4), (8, 10, STEP_CODE, 0)]
-        assert not paint_step(slices, 2, 8, 5, 0)
+        assert not overlay_step(slices, 2, 8, 5, 0)
 
     def test_wasted(self):
         """What lies within steps from some moment on can be marked as done again."""
         slices = [(0, 2, STEP, 1), (2, 3, LOADING, 0), (3, 5, STEP, 2)]
-        assert waste(slices, 2) == [(0, 2, STEP, 1), (2, 3, LOADING, 0), (3, 5, STEP | WASTED, 2)]
+        assert mark_redone(slices, 2) == [(0, 2, STEP, 1), (2, 3, LOADING, 0), (3, 5, STEP | WASTED, 2)]
 
     def test_joined(self):
         """Neighbours that say the same become one, but a step stays a step."""

@@ -12,8 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trackside.events import IterationEnded, ProfileSpanEnded, Source, SpanEnded, SpanStarted, TrainingConfigured
+from trackside.events import (
+    IterationEnded,
+    ProfileSpanEnded,
+    Source,
+    SpanEnded,
+    SpanStarted,
+    TrainingConfigured,
+    TrainingMetricsUpdated,
+    TrainingWindowUpdated,
+)
 from trackside.handlers.models import TrainingMetrics
+from trackside.handlers.models.steps import StepTimer
 
 pytestmark = pytest.mark.once
 
@@ -60,6 +70,7 @@ class Job:
         self.seq_length = rng.choice([None, 3]) if configured else None
         self.flops_per_sample = rng.choice([None, TERA]) if configured else None
         self.peak = rng.choice([None, 9e12]) if configured else None
+        self.timer = StepTimer()  # whose own tests say what a step's time is
         self.told = []
         self.done = []
         self.failed = 0
@@ -75,13 +86,22 @@ class Job:
             flops_per_sample=self.flops_per_sample,
             peak_flops_per_s=self.peak,
         )
-        self._tell(SpanStarted, id=LOOP, parent_id=0, name="training_loop", attributes={"train_iterations_start": 0})
+        self._tell(
+            SpanStarted, span_id=LOOP, parent_span_id=0, name="training_loop", attributes={"train_iterations_start": 0}
+        )
 
     def _tell(self, cls, **known):
         self.now_ns += self.rng.randint(0, S)
-        event = cls(**{"at_ns": self.now_ns, "span_id": LOOP, "step": -1} | known)
+        around = "parent_span_id" if hasattr(cls, "parent_span_id") else "span_id"
+        event = cls(**{"at_ns": self.now_ns, around: LOOP, "step": -1} | known)
         event._source = self.source
         self.told.append(event)
+        if isinstance(event, SpanStarted):
+            self.timer.span_started(event)
+        elif isinstance(event, SpanEnded):
+            self.timer.span_ended(event)
+        elif isinstance(event, IterationEnded):
+            self.step = self.timer.iteration_ended(event)
 
     def _fresh(self):
         self.latest_id += 1
@@ -98,7 +118,7 @@ class Job:
             return Counter()  # its end is lost
         duration_ns = rng.choice([0, rng.randint(1, S)])
         cls = rng.choice([ProfileSpanEnded, ProfileSpanEnded, SpanEnded])
-        self._tell(cls, id=own_id, parent_id=parent_id, name=name, duration_ns=duration_ns)
+        self._tell(cls, span_id=own_id, parent_span_id=parent_id, name=name, duration_ns=duration_ns)
         if name in PARTS:
             held[PARTS[name]] = duration_ns
         return +held
@@ -118,7 +138,7 @@ class Job:
         step = len(self.done) if rng.random() < 0.5 else -1
         self._tell(
             IterationEnded,
-            id=own_id,
+            span_id=own_id,
             step=step,
             duration_ns=duration_ns,
             samples=samples,
@@ -138,7 +158,7 @@ class Job:
         elif None not in (meant, self.flops_per_sample):
             meant_flops = meant * self.flops_per_sample
         self.done.append(
-            Done(duration_ns, self.now_ns, len(self.done), meant, meant_tokens, meant_flops, meant_loss, parts)
+            Done(self.step.step_ns, self.now_ns, len(self.done), meant, meant_tokens, meant_flops, meant_loss, parts)
         )
         if len(self.done) % self.log_every == 0:
             self.windows.append((len(self.done), self.failed))
@@ -149,13 +169,20 @@ class Job:
             own_id = self._fresh()
             self._spans(own_id, 2)
             self._spans(VALIDATION_LOOP, 1)
-            self._tell(IterationEnded, id=own_id, span_id=VALIDATION_LOOP, kind="validation", duration_ns=S, loss=9.0)
+            self._tell(
+                IterationEnded,
+                span_id=own_id,
+                parent_span_id=VALIDATION_LOOP,
+                kind="validation",
+                duration_ns=S,
+                loss=9.0,
+            )
         self._spans(VALIDATION_LOOP, 1)
-        self._tell(SpanEnded, id=VALIDATION_LOOP, parent_id=LOOP, name="validation_loop", duration_ns=0)
+        self._tell(SpanEnded, span_id=VALIDATION_LOOP, parent_span_id=LOOP, name="validation_loop", duration_ns=0)
 
     def end(self):
         """Tell of the end of the training loop."""
-        self._tell(SpanEnded, id=LOOP, span_id=0, parent_id=0, name="training_loop", duration_ns=0)
+        self._tell(SpanEnded, span_id=LOOP, parent_span_id=0, name="training_loop", duration_ns=0)
         if (len(self.done), self.failed) != (self.windows[-1] if self.windows else (0, 0)):
             self.windows.append((len(self.done), self.failed))
 
@@ -254,15 +281,21 @@ def looked_at(model, rng, updates):
 
 
 def trained(updates, source):
-    """Return the updates of the training of *source*."""
-    return [update for whose, update in updates if whose is source and hasattr(update, "window_mfu")]
+    """Return the figures of the updates of *source*, those of the window under a prefix."""
+    own = [update for whose, update in updates if whose is source]
+    of_windows = [attrs.asdict(update) for update in own if isinstance(update, TrainingWindowUpdated)]
+    of_jobs = [attrs.asdict(update) for update in own if isinstance(update, TrainingMetricsUpdated)]
+    return [
+        {**of_job, **{f"window_{name}": value for name, value in of_window.items()}}
+        for of_job, of_window in zip(of_jobs, of_windows, strict=True)
+    ]
 
 
 def check(job, told):
     expected = job.expected()
     assert len(told) == len(expected)
     for update, figures in zip(told, expected, strict=True):
-        found = {name: getattr(update, name) for name in figures}
+        found = {name: update[name] for name in figures}
         assert {name: (found[name], value) for name, value in figures.items() if not is_close(found[name], value)} == {}
 
 
@@ -286,7 +319,7 @@ class TestReckoned:
             event = rng.choice([stream for stream in waiting if stream]).pop()
             current = event.source
             model(event)
-            model = looked_at(model, rng, model._publish)
+            model = looked_at(model, rng, model.publish)
         for job in jobs:
             check(job, trained(updates, job.source))
 
@@ -300,5 +333,5 @@ class TestReckoned:
         model = TrainingMetrics(publish=lambda update: updates.append((job.source, update)))
         for event in job.told:
             model(event)
-        assert len(updates) == 1
+        assert len(updates) == 2
         check(job, trained(updates, job.source))

@@ -8,7 +8,9 @@ import pytest
 
 from trackside.events import (
     ConfigError,
+    DecodeError,
     GpuTimingUnavailable,
+    Source,
     SpanEnded,
     StragglerReport,
     TrainingConfigured,
@@ -420,7 +422,7 @@ class TestInput:
 
     def test_other_events(self, aggregator):
         """What is none of its business changes nothing."""
-        aggregator(SpanEnded(id=1, parent_id=0, name="s", duration_ns=1))
+        aggregator(SpanEnded(span_id=1, parent_span_id=0, name="s", duration_ns=1))
         assert aggregator.result().windows == []
 
     def test_columns_of_unequal_length(self, aggregator, source, section_window):
@@ -449,7 +451,7 @@ class TestInput:
 
     def test_missed(self, aggregator):
         """What did not get here is in the result."""
-        aggregator.miss(3)
+        aggregator.missed(Source.unknown(""), 3)
         assert aggregator.result().missed == 3
 
     @pytest.mark.parametrize(
@@ -496,7 +498,7 @@ class TestDump:
                 aggregator(kernel_window(source(rank), window, {"k": 10 * (rank + 1), "ncclDev": 3}))
             feed(window, {0: 10, 1: 10, 2: 10 + window, 3: {"s": 10, "t": 5}})
         feed(12, {0: 10}, attempt=1)
-        aggregator.miss(2)
+        aggregator.missed(Source.unknown(""), 2)
         return aggregator
 
     def test_same_result(self, full):
@@ -528,11 +530,11 @@ class TestDump:
         other.load(full.dump())
         assert published == []
 
-    @pytest.mark.parametrize("data", [{}, {"format": 2}, {"format": 1, "ranks": 7}, None, []])
+    @pytest.mark.parametrize("data", [{}, {"version": 2}, {"version": 1, "ranks": 7}, None, []])
     def test_something_else(self, data):
         """What is no dumped state is refused, and leaves an empty model."""
         other = ScoreAggregator()
-        with pytest.raises(ValueError, match="dumped state"):
+        with pytest.raises(DecodeError):
             other.load(data)
         assert other.result().windows == []
 

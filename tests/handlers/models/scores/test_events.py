@@ -5,8 +5,8 @@ import struct
 
 import pytest
 
-from trackside.events import RowEncoder
 from trackside.handlers.models.scores import ScoreAggregator
+from trackside.wire import RowEncoder
 
 pytestmark = pytest.mark.once
 

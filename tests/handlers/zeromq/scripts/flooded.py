@@ -13,7 +13,7 @@ import time
 
 import zmq
 
-from trackside.handlers.zeromq._sockets import new_context, open_socket
+from trackside.handlers.zeromq._connection import new_context, open_socket
 
 
 def main() -> None:

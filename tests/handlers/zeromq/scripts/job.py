@@ -22,7 +22,7 @@ from trackside.handlers.models import SpanBuilder, TrainingMetrics
 from trackside.handlers.models.counters import CounterBoard
 from trackside.handlers.models.goodput import GoodputAccumulator
 from trackside.handlers.models.scores import ScoreAggregator
-from trackside.job import Remote, RemoteConfig
+from trackside.job import Remote, RemoteAccess
 
 HERE = Path(__file__)
 LIVE_IS_REPLAY = HERE.parents[3] / "test_live_is_replay.py"
@@ -36,7 +36,7 @@ class StepTaken(trackside.Event):
     text: str = ""
 
 
-@trackside.event("test.rare.noted", detail=trackside.LIFECYCLE)
+@trackside.event("test.rare.noted", priority=trackside.LIFECYCLE)
 class RareNoted(trackside.Event):
     """An event that comes rarely."""
 
@@ -56,8 +56,8 @@ class Job:
             self.bus.subscribe(model)
         if models:
             self.bus.subscribe(TrainingMetrics(publish=self.bus.publish))
-        self.remote = Remote(
-            RemoteConfig(**config), bus=self.bus, source=self.bus._identity.find(), directory=Path(directory)
+        self.remote = RemoteAccess(
+            Remote(**config), bus=self.bus, source=self.bus._identity.find(), directory=Path(directory)
         )
         self.logged = 0
         self._pacing = None

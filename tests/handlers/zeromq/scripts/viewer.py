@@ -12,7 +12,7 @@ import sys
 import time
 
 import trackside
-from trackside.events import clock
+from trackside.events import UnknownEvent, clock
 
 
 def main(endpoint, name):
@@ -30,7 +30,7 @@ def main(endpoint, name):
                 continue
             if caught_up_s is None and clock.now_ns() - events[-1].at_ns < 200_000_000:
                 caught_up_s = time.monotonic() - stopped_s
-            numbers += [event.fields["number"] for event in events if isinstance(event, trackside.UnknownEvent)]
+            numbers += [event.fields["number"] for event in events if isinstance(event, UnknownEvent)]
         print(
             json.dumps(
                 {

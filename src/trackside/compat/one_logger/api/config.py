@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import attrs
 
-from trackside.compat.one_logger._settings import take, told
+from trackside.compat.one_logger._settings import initialize, resolved
 from trackside.compat.one_logger.api.telemetry_config import TelemetryConfig
 from trackside.job import JobConfig, LogConfig
 
@@ -36,7 +36,7 @@ class LoggerConfig:
     log_file_path_for_err: str | os.PathLike[str] | None = None
 
     def __init__(self, **given: Any) -> None:
-        take(self, given)
+        initialize(self, given)
         self.to_trackside()
 
     def to_trackside(self) -> LogConfig:
@@ -84,7 +84,7 @@ class OneLoggerConfig:
     """What was given of all this."""
 
     def __init__(self, **given: Any) -> None:
-        take(self, {**given, "given": given})
+        initialize(self, {**given, "given": given})
         if self.error_handling_strategy is None:
             strategies = OneLoggerErrorHandlingStrategy
             self.error_handling_strategy = (
@@ -97,17 +97,17 @@ class OneLoggerConfig:
     @property
     def world_size(self) -> int:
         """The number of ranks."""
-        return told(self.world_size_or_fn)
+        return resolved(self.world_size_or_fn)
 
     @property
     def session_tag(self) -> str:
         """What groups the jobs that are one logical task."""
-        return told(self.session_tag_or_fn)
+        return resolved(self.session_tag_or_fn)
 
     @property
     def is_baseline_run(self) -> bool:
         """Whether others are compared with this run."""
-        return told(self.is_baseline_run_or_fn)
+        return resolved(self.is_baseline_run_or_fn)
 
     def to_trackside(self) -> JobConfig:
         """

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import ClassVar
 
+import attrs
+
 from trackside.bus import default_bus
 from trackside.compat.one_logger.api.config import OneLoggerConfig
 from trackside.compat.one_logger.api.recorder import Recorder
@@ -48,12 +50,15 @@ class OneLoggerProvider:
             assert_that(config is self._config and recorder is self._recorder, "One Logger is configured already")
             return
         job = config.to_trackside()
-        if default_bus.is_idle:  # whoever is there already knows whose events these are
-            set_process_source(Source.detect(**job.source_fields()))
+        fields = job.source_fields()
+        if default_bus.is_idle:
+            set_process_source(Source.detect(**fields))
             default_bus.end("succeeded by another job")
+        # A stream that runs keeps its source; the job's configuration in it is what One Logger says all the same.
+        source = attrs.evolve(process_source(), **fields)
         if config.enable_for_current_rank and isinstance(recorder, DefaultRecorder):
             recorder.begin(strict=job.strict)
-        self._applied = apply(job, process_source())
+        self._applied = apply(job, source)
         self._config, self._recorder = config, recorder
 
     @property

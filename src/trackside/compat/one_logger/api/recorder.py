@@ -1,4 +1,4 @@
-"""What a recorder is: whatever opens and closes spans and takes what happens within them."""
+"""The protocol of a recorder, which opens and closes spans and records what happens within them."""
 
 from __future__ import annotations
 

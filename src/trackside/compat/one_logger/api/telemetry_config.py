@@ -1,4 +1,4 @@
-"""What a configuration of telemetry must tell, whatever the application does."""
+"""The protocol of a telemetry configuration, of whatever kind of application."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ApplicationType(StrEnum):
 
 @runtime_checkable
 class TelemetryConfig(Protocol):
-    """What `OneLoggerConfig` can be told of an application's telemetry."""
+    """The part of `OneLoggerConfig` that depends on the kind of application."""
 
     @property
     def is_train_iterations_enabled(self) -> bool:

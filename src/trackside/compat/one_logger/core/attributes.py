@@ -1,4 +1,4 @@
-"""What is known of a span or an event: names and values."""
+"""The attributes of a span or an event: values by name."""
 
 from __future__ import annotations
 

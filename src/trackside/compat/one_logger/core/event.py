@@ -118,9 +118,9 @@ class ErrorEvent(Event):
             StandardEventAttributeName.EXCEPTION_MESSAGE: exception_message,
             StandardEventAttributeName.EXCEPTION_TRACEBACK: exception_traceback,
         }
-        told = Attributes({name.value: value for name, value in known.items() if value is not None})
-        told.add_attributes(attributes or {})
-        super().__init__(StandardEventName.ERROR, timestamp, told)
+        fields = Attributes({name.value: value for name, value in known.items() if value is not None})
+        fields.add_attributes(attributes or {})
+        super().__init__(StandardEventName.ERROR, timestamp, fields)
 
     @property
     def error_message(self) -> str | None:
@@ -151,8 +151,8 @@ class ErrorEvent(Event):
             return cls(TracingTimestamp.now(), error_message, exception_traceback=exception_traceback)
         if exception_traceback is None:
             exception_traceback = "".join(traceback.format_exception(exception))
-        told = (type(exception).__name__, str(exception), exception_traceback)
-        return cls(TracingTimestamp.now(), error_message, *told)
+        fields = (type(exception).__name__, str(exception), exception_traceback)
+        return cls(TracingTimestamp.now(), error_message, *fields)
 
 
 class TelemetryDataError(Event):
@@ -171,11 +171,11 @@ class TelemetryDataError(Event):
         timestamp: TracingTimestamp,
         attributes: Attributes | None = None,
     ) -> None:
-        told = Attributes({StandardEventAttributeName.TELEMETRY_DATA_ERROR_TYPE.value: error_type.value})
+        fields = Attributes({StandardEventAttributeName.TELEMETRY_DATA_ERROR_TYPE.value: error_type.value})
         if error_message is not None:
-            told.add(StandardEventAttributeName.ERROR_MESSAGE.value, error_message)
-        told.add_attributes(attributes or {})
-        super().__init__(StandardEventName.TELEMETRY_DATA_ERROR, timestamp, told)
+            fields.add(StandardEventAttributeName.ERROR_MESSAGE.value, error_message)
+        fields.add_attributes(attributes or {})
+        super().__init__(StandardEventName.TELEMETRY_DATA_ERROR, timestamp, fields)
 
     @classmethod
     def create(  # type: ignore[override]  # One Logger's own signature

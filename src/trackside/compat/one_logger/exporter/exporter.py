@@ -1,4 +1,4 @@
-"""What an exporter is: a span's start and stop and the events between, one call each."""
+"""The protocol of an exporter: one call each for a span's start, its stop and the events between."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def span_called(name: SpanName, attributes: dict[str, Any]) -> instruments.Span:
         iteration.set(**attributes)
         return iteration
     maker = _MAKERS.get(text)
-    return instruments.span(text, detail=LIFECYCLE, **attributes) if maker is None else maker(**attributes)
+    return instruments.span(text, priority=LIFECYCLE, **attributes) if maker is None else maker(**attributes)
 
 
 class ExportCustomizationMode(enum.Enum):
@@ -178,8 +178,8 @@ class DefaultRecorder(Recorder):
 
     def telemetry_data_error(self, error_message: str, attributes: Attributes | None = None) -> None:
         """Tell the exporters, each once, that the telemetry lacks something."""
-        told = {} if attributes is None else attributes.to_json()
-        default_bus.log(TelemetryFoundLacking(message=error_message, attributes=told))
+        fields = {} if attributes is None else attributes.to_json()
+        default_bus.log(TelemetryFoundLacking(message=error_message, attributes=fields))
 
     def close(self) -> None:
         """Close what is open, and every exporter."""

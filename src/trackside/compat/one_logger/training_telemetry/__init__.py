@@ -1,3 +1,3 @@
-"""What a training job uses of One Logger."""
+"""One Logger's package for training jobs."""
 
 __all__: list[str] = []

@@ -1,3 +1,3 @@
-"""What ``nv_one_logger.wandb`` has."""
+"""The names of ``nv_one_logger.wandb``."""
 
 __all__: list[str] = []

@@ -6,6 +6,7 @@ What is kept, how each bucket is found and why the sum is exact stands in docs/g
 
 from trackside.handlers.models.goodput._account import StepTime
 from trackside.handlers.models.goodput._accumulator import GoodputAccumulator
+from trackside.handlers.models.goodput._buckets import PEER_NAMES
 from trackside.handlers.models.goodput._monitor import GoodputMonitor
 from trackside.handlers.models.goodput._payloads import PayloadReader, read_payloads
 from trackside.handlers.models.goodput._result import (
@@ -18,6 +19,7 @@ from trackside.handlers.models.goodput._result import (
 from trackside.handlers.models.goodput._update import update_of
 
 __all__ = [
+    "PEER_NAMES",
     "GoodputAccumulator",
     "GoodputMonitor",
     "GoodputResult",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import attrs
@@ -26,7 +26,9 @@ from trackside.handlers.models.goodput._buckets import (
     WASTED,
     WASTED_PROGRESS,
     Bucket,
+    Stretch,
     Sums,
+    add,
     priority,
     subtract,
 )
@@ -63,6 +65,8 @@ class Hindsight:
     """Whether there is a later attempt."""
     until: int = 0
     """How long the process is known to have been alive, in ns since the epoch."""
+    excluded: tuple[Stretch, ...] = ()
+    """Stretches that the question leaves out, disjoint and in order: no step has time of its own there."""
 
 
 class Account:
@@ -112,7 +116,7 @@ class Account:
         if end <= start:
             return sums
         before, _ = self._track.until(start)
-        for first, last in pairwise(self._cuts(start, end)):
+        for first, last in itertools.pairwise(self._cuts(start, end)):
             after, _ = self._track.until(last)
             spent = dict(after)
             subtract(spent, before)
@@ -121,7 +125,7 @@ class Account:
         startup = self._startup(start, end)
         if startup:
             subtract(sums, {PRODUCTIVE: startup})
-            sums[PROGRAM_STARTUP] = startup
+            add(sums, {PROGRAM_STARTUP: startup})  # spans may be marked as startup as well
         return sums
 
     def _cuts(self, start: int, end: int) -> list[int]:
@@ -193,24 +197,32 @@ class Account:
             return ()
         if self.wasted_at is not None and slices[0][0] >= self.wasted_at:
             return ()
-        covered = self._covered_from()
-        return [
-            (first, min(last, covered))
-            for first, last, code, _ in slices
-            if code >> KIND_SHIFT == STEP and first < covered
-        ]
+        return self._own(slices, self._covered_from())
+
+    def _own(self, slices: Iterable[Slice], end: int) -> list[Stretch]:
+        """Return what of a step's *slices* is its own time before *end*, without what is excluded."""
+        own = [(first, min(last, end)) for first, last, code, _ in slices if code >> KIND_SHIFT == STEP and first < end]
+        for first, last in self._hindsight.excluded:
+            pieces = [((start, min(stop, first)), (max(start, last), stop)) for start, stop in own]
+            own = [(start, stop) for start, stop in itertools.chain.from_iterable(pieces) if start < stop]
+        return own
 
     def _covered_from(self) -> int:
         """Return from when on no step has time of its own: all that is open goes before steps."""
         return min((span.start for span in self._spans), default=self.until)
 
     def _own_time(self) -> tuple[int, int]:
-        """Return the own time of all steps that count as samples, in ns, and how many there are."""
-        sums, samples = self._track.until(self._covered_from())
-        own = sum(
-            length for code, length in sums.items() if code >> KIND_SHIFT == STEP and not code & (FAILED | UNSAMPLED)
-        )
-        return own, samples
+        """Return the own time of the steps that count, in ns, and how many there are."""
+        end = self._covered_from() if self.wasted_at is None else min(self._covered_from(), self.wasted_at)
+        sums, samples = self._track.until(end)
+        if self._hindsight.excluded or any(code & WASTED for code in sums):
+            # Rare, so these steps are looked at one by one.
+            steps = itertools.takewhile(lambda slices: slices[0][0] < end, self._track.steps_from(0))
+            counted = [self._own(slices, end) for slices in steps if not slices[0][2] & (FAILED | UNSAMPLED | WASTED)]
+            lengths = [length for own in counted if (length := _before(own, end))]
+            return sum(lengths), len(lengths)
+        own_codes = [code for code in sums if code >> KIND_SHIFT == STEP and not code & (FAILED | UNSAMPLED)]
+        return sum(sums[code] for code in own_codes), samples
 
     @functools.cached_property
     def lengths(self) -> tuple[Lengths, Lengths]:
@@ -248,13 +260,13 @@ class Account:
             if began >= end:
                 return
             if start < ended <= end:
-                net = sum(last - first for first, last, code, _ in slices if code >> KIND_SHIFT == STEP)
+                own_ns = _before(self._own(slices, ended), ended)
                 yield StepTime(
                     number=number,
                     start=began,
                     end=ended,
-                    net=net,
-                    is_sample=net > 0 and not flags & (FAILED | UNSAMPLED),
+                    net=own_ns,
+                    is_sample=own_ns > 0 and not flags & (FAILED | UNSAMPLED),
                     is_lost=bool(flags & WASTED) or (self.wasted_at is not None and began >= self.wasted_at),
                 )
 

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, islice
+from typing import Any, ClassVar, Final
 
 import attrs
 
-from trackside.events import PORTER, ConfigError, DecodeError, Event, IterationEnded, Source
+from trackside.events import ConfigError, Event, IterationEnded, RunsOn, Source
+from trackside.handlers.models._model import CalledWithEvents, decoding
 from trackside.handlers.models.goodput import _problems as problems
 from trackside.handlers.models.goodput._account import StepTime
-from trackside.handlers.models.goodput._answer import Answer, Question, Stretch, normalized
+from trackside.handlers.models.goodput._answer import Answer, Question, normalized
+from trackside.handlers.models.goodput._buckets import Stretch
+from trackside.handlers.models.goodput._fast_path import FAST, read_steps
 from trackside.handlers.models.goodput._process import LATEST_NS, Process
-from trackside.handlers.models.goodput._reading import READERS, Reader, skip, take
+from trackside.handlers.models.goodput._reading import READERS, Reader, read_event, skip
 from trackside.handlers.models.goodput._result import NS_PER_S, GoodputResult
 from trackside.handlers.models.goodput._session import Picture, Session
-from trackside.handlers.models.goodput._steps import take_steps
-from trackside.handlers.models.goodput._usual import USUAL
+from trackside.handlers.models.liveness import LifeSigns
+from trackside.wire import FrameView
 
-_FORMAT: Final = 1
+VERSION: Final = 2
 _MANY: Final = 8
 """Iterations from which it pays to look at them together."""
 _BROKEN: Final = (TypeError, ValueError, OverflowError, AttributeError, LookupError)
@@ -32,14 +35,13 @@ class Lately:
     """What was last heard of a process."""
 
     source: Source
-    last_ns: int
-    """In ns since the epoch; -1 if nothing was."""
-    has_ended: bool
+    signs: LifeSigns
+    """What `liveness` concludes from whether it is alive."""
     steps: tuple[tuple[int, int, int], ...]
     """Number, start and end of its last steps, in ns since the epoch; those that failed or were done again too."""
 
 
-class GoodputAccumulator:
+class GoodputAccumulator(CalledWithEvents):
     """
     Assigns every instant of a session, from its first start to its end, to exactly one bucket.
 
@@ -58,7 +60,8 @@ class GoodputAccumulator:
         ideal_step_time_s: What a step should take; found out from the steps unless given.
     """
 
-    runs_on = PORTER
+    runs_on = RunsOn.DISPATCHER
+    reads: ClassVar[tuple[type[Event], ...]] = (Event,)
 
     def __init__(self, *, validation_is_productive: bool = False, ideal_step_time_s: float | None = None) -> None:
         self.validation_is_productive = validation_is_productive
@@ -66,17 +69,26 @@ class GoodputAccumulator:
         self._readers: dict[type[Event], Reader | None] = dict(READERS)
         self._processes: dict[str, Process] = {}
         self._sessions: dict[str, Session] = {}
-        self.missed = 0
+        self._missed = 0
         self._source: Source | None = None
         self._process = Process(Source.unknown(""))
 
+    def consume(self, frame: FrameView) -> None:
+        """Read one frame, or a part of one, of one source."""
+        for kind, run in groupby(frame.events, type):
+            if kind is IterationEnded:
+                self.consume_iterations(list(run))  # type: ignore[arg-type]  # that is what they are
+            else:
+                for event in run:
+                    self(event)
+
     def __call__(self, event: Event) -> None:
         """Learn from *event*."""
-        usual = USUAL.get(type(event))
+        usual = FAST.get(type(event))
         if usual is None or not usual(self._process, self._source, event):
-            self._take(event)
+            self._consume(event)
 
-    def _take(self, event: Event) -> None:
+    def _consume(self, event: Event) -> None:
         """Learn from *event*, whatever it is."""
         try:
             read = self._readers[event.__class__]
@@ -89,28 +101,28 @@ class GoodputAccumulator:
             self._turn_to(source)
         process = self._process
         try:
-            take(process, event, read)
+            read_event(process, event, read)
         except _BROKEN:
             process.mend()
 
-    def take_iterations(self, events: Sequence[IterationEnded]) -> None:
+    def consume_iterations(self, events: Sequence[IterationEnded]) -> None:
         """Learn from *events*, which follow each other in one source's stream: as from each by itself, but faster."""
         if len(events) >= _MANY and events[0].__class__ is IterationEnded:
             source = events[0].source
             if source is not self._source:
                 self._turn_to(source)
-            if take_steps(self._process, events):
+            if read_steps(self._process, events):
                 return
             self(events[0])  # what is out of the ordinary is most often the first one alone
             events = events[1:]
-            if take_steps(self._process, events):
+            if read_steps(self._process, events):
                 return
         for event in events:
             self(event)
 
-    def miss(self, count: int) -> None:
-        """Learn that *count* events were lost on the way here."""
-        self.missed += count
+    def missed(self, source: Source, count: int) -> None:  # noqa: ARG002
+        """Count events that did not get here."""
+        self._missed += count
 
     def _reader(self, kind: type[Event]) -> Reader | None:
         found = next((READERS[base] for base in kind.__mro__ if base in READERS), None)
@@ -171,7 +183,8 @@ class GoodputAccumulator:
             ConfigError: if there is no such session.
         """
         asked = self._session(session)
-        picture = self._picture(asked, end_ns, is_alive=is_alive)
+        exclude = normalized(exclude)
+        picture = self._picture(asked, end_ns, is_alive=is_alive, exclude=exclude)
         if len(self.sessions()) > 1 and session is None:
             picture.problems[problems.OTHER_SESSIONS] = len(self.sessions()) - 1
         if ideal_step_time_s is None:
@@ -179,10 +192,10 @@ class GoodputAccumulator:
         question = Question(
             start_ns=picture.job.start if start_ns is None else start_ns,
             end_ns=picture.job.end if end_ns is None else end_ns,
-            exclude=normalized(exclude),
+            exclude=exclude,
             ideal_s=ideal_step_time_s,
             validation_is_productive=self.validation_is_productive,
-            missed=self.missed,
+            missed=self._missed,
         )
         return Answer(asked, picture, question).result()
 
@@ -228,7 +241,7 @@ class GoodputAccumulator:
         for process in self._processes.values():
             steps = islice(process.track.steps_backwards(LATEST_NS), most_steps)
             recent = [(number, start, end) for number, start, end, _ in steps]
-            found.append(Lately(process.source, process.last, process.has_ended, tuple(reversed(recent))))
+            found.append(Lately(process.source, process.signs, tuple(reversed(recent))))
         return found
 
     def attempts(self, *, session: str | None = None) -> list[Stretch]:
@@ -247,13 +260,13 @@ class GoodputAccumulator:
         if name is None and known:
             return self._sessions[known[-1]]
         if name is None or name not in known:
-            listed = ", ".join(known) or "none: no rank has told of anything"
+            listed = ", ".join(known) or "none: there is no event of any rank"
             raise ConfigError("session", name, f"known are {listed}")
         return self._sessions[name]
 
     @staticmethod
-    def _picture(session: Session, end_ns: int | None, *, is_alive: bool) -> Picture:
-        picture = session.picture(end_ns, is_alive=is_alive)
+    def _picture(session: Session, end_ns: int | None, *, is_alive: bool, exclude: Sequence[Stretch] = ()) -> Picture:
+        picture = session.picture(end_ns, is_alive=is_alive, exclude=exclude)
         assert picture is not None  # a session is known by its ranks
         return picture
 
@@ -263,28 +276,24 @@ class GoodputAccumulator:
             if source_id not in self._processes:
                 self._processes[source_id] = process
                 self._sort(process)
-        self.missed += other.missed
+        self._missed += other._missed
 
     def dump(self) -> dict[str, Any]:
         """Return the state as plain data."""
         ordered = sorted(self._processes.items())
-        return {"format": _FORMAT, "missed": self.missed, "processes": [process.dump() for _, process in ordered]}
+        return {"version": VERSION, "missed": self._missed, "processes": [process.dump() for _, process in ordered]}
 
-    def load(self, data: Any) -> None:
+    def load(self, state: Mapping[str, Any]) -> None:
         """
-        Replace the state by what `dump` returned.
+        Replace the state by one that `dump` returned.
 
         Raises:
-            DecodeError: if *data* is anything else; it may come from anybody. The state is kept then.
+            DecodeError: if *state* is anything else; the model is then as it was before.
         """
-        try:
-            if data["format"] != _FORMAT:
-                raise DecodeError(f"goodput of format {data['format']!r}; only {_FORMAT} is known")
-            processes = [Process.load(item) for item in data["processes"]]
-            missed = int(data["missed"])
-        except _BROKEN as error:
-            raise DecodeError(f"what should be goodput's state is not: {error}") from error
-        self._processes, self._sessions, self._source, self.missed = {}, {}, None, missed
+        with decoding(self, state, VERSION):
+            processes = [Process.load(item) for item in state["processes"]]
+            missed = int(state["missed"])
+        self._processes, self._sessions, self._source, self._missed = {}, {}, None, missed
         for process in processes:
             self._processes[process.source.id] = process
             self._sort(process)

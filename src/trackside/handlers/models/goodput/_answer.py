@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
 
 import attrs
 
 from trackside.handlers.models.goodput._account import Account
-from trackside.handlers.models.goodput._buckets import DATA_LOADING_ASYNC, Sums, add, subtract
-from trackside.handlers.models.goodput._lengths import Lengths, Summary
+from trackside.handlers.models.goodput._buckets import DATA_LOADING_ASYNC, Stretch, Sums, add, subtract
+from trackside.handlers.models.goodput._lengths import MOST_EXACT, Lengths, Summary
+from trackside.handlers.models.goodput._process import LATEST_NS
 from trackside.handlers.models.goodput._result import (
     NS_PER_S,
     GoodputResult,
@@ -24,9 +24,6 @@ from trackside.handlers.models.goodput._result import (
 )
 from trackside.handlers.models.goodput._session import Picture, Session
 from trackside.handlers.models.goodput._timeline import Timeline
-
-Stretch: TypeAlias = "tuple[int, int]"
-"""Start and end, in ns since the epoch."""
 
 
 @attrs.frozen
@@ -175,12 +172,16 @@ class Answer:
         configured = self._question.ideal_s
         slowest = self._picture.job.slowest
         lengths, counted = self._session.lengths(slowest)
+        if self._question.exclude:
+            lengths, counted = _lengths_within(slowest, 0, LATEST_NS)
+        elif lengths.count <= MOST_EXACT:
+            lengths = Lengths.each(net for account in slowest for net in account.process.track.first_nets())
         usual = Summary.of(lengths, None if configured is None else round(configured * NS_PER_S))
         startup = 0
         if self._start <= self._picture.job.start and self._end >= self._picture.job.end:
             startup = sum(account.startup_beyond(usual.ideal) for account in slowest)
         else:
-            lengths, counted = self._lengths_within(slowest)
+            lengths, counted = _lengths_within(slowest, self._start, self._end)
             usual = Summary.of(lengths, usual.ideal, usual.slow_from)
         number, open_ns = slowest[-1].in_progress(self._end)
         _, before_ns = slowest[-1].in_progress(self._start)
@@ -188,15 +189,6 @@ class Answer:
         if usual.ideal:
             degraded += max(0, open_ns - max(usual.ideal, before_ns))
         return _plain(usual, degraded, number, open_ns)
-
-    def _lengths_within(self, slowest: Iterable[Account]) -> tuple[Lengths, Lengths]:
-        """Return the lengths of the steps that ended in the stretch, and of the productive ones of them."""
-        lengths, counted = Lengths(), Lengths()
-        for account in slowest:
-            steps = [step for step in account.steps(self._start, self._end) if step.is_sample]
-            lengths.add([step.net for step in steps])
-            counted.add([step.net for step in steps if not step.is_lost])
-        return lengths, counted
 
     def _slice_efficiency(self) -> SliceEfficiency | None:
         counts = sorted(change for process in self._session.mains() for change in process.slices)
@@ -211,6 +203,18 @@ class Answer:
                 stepping += lasted * active / total
                 available += lasted * present / total
         return SliceEfficiency(stepping / length, available / length)
+
+
+def _lengths_within(slowest: Iterable[Account], start: int, end: int) -> tuple[Lengths, Lengths]:
+    """Return the lengths of the steps that ended after *start* and by *end*, and of the productive ones of them."""
+    steps = [step for account in slowest for step in account.steps(start, end) if step.is_sample]
+    counted = Lengths()
+    counted.add([step.net for step in steps if not step.is_lost])
+    if len(steps) <= MOST_EXACT:
+        return Lengths.each(step.net for step in steps), counted
+    lengths = Lengths()
+    lengths.add([step.net for step in steps])
+    return lengths, counted
 
 
 def _plain(summary: Summary, degraded: int, open_step: int | None, open_ns: int) -> StepTimes:

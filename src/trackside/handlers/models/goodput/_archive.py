@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
@@ -9,7 +10,7 @@ from typing import Any, Final
 
 from trackside.handlers.models.goodput._block import Block, Columns, Slice, Tally
 from trackside.handlers.models.goodput._buckets import add, subtract
-from trackside.handlers.models.goodput._lengths import Lengths
+from trackside.handlers.models.goodput._lengths import MOST_EXACT, Lengths
 
 MARK: Final = 64
 """Blocks from one running total to the next."""
@@ -25,17 +26,19 @@ class Archive:
     Attributes:
         sums: Nanoseconds by code.
         samples: Steps with time of their own.
+        first_nets: How long each of the first `MOST_EXACT` of those took, and perhaps of a few more.
         lengths: How long those took.
         wasted: How long those of them took that the process did again.
     """
 
-    __slots__ = ("_blocks", "_marks", "lengths", "samples", "sums", "wasted")
+    __slots__ = ("_blocks", "_marks", "first_nets", "lengths", "samples", "sums", "wasted")
 
     def __init__(self) -> None:
         self._blocks: list[Block] = []
         self._marks: list[tuple[dict[int, int], int]] = [({}, 0)]
         self.sums: dict[int, int] = {}
         self.samples = 0
+        self.first_nets = array("q")
         self.lengths, self.wasted = Lengths(), Lengths()
 
     def __len__(self) -> int:
@@ -63,6 +66,8 @@ class Archive:
     def _keep(self, block: Block, tally: Tally) -> None:
         self._blocks.append(block)
         add(self.sums, tally.sums)
+        if self.samples < MOST_EXACT:
+            self.first_nets.extend(tally.nets)
         self.samples += block.samples
         self.lengths.add(tally.nets)
         self.wasted.add(tally.wasted)
@@ -78,6 +83,7 @@ class Archive:
         tally = Tally(slices)
         subtract(self.sums, tally.sums)
         self.samples -= block.samples
+        del self.first_nets[self.samples :]
         self.lengths.remove(tally.nets)
         self.wasted.remove(tally.wasted)
         return slices

@@ -1,4 +1,4 @@
-"""Which processes make up which attempt of a session, and what a later attempt says about an earlier one."""
+"""The attempts of a session: the processes of each, and which of its work a later one did again."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _belong(before: Sequence[Process], group: Sequence[Process]) -> bool:
 
 
 def _judged(groups: Sequence[list[Process]]) -> list[Attempt]:
-    """Tell each attempt from which step on later ones did its work again."""
+    """Find for each attempt the step from which on later ones did its work again."""
     attempts: list[Attempt] = []
     wasted_from: int | None = None
     for place, group in reversed(list(enumerate(groups))):

@@ -29,7 +29,7 @@ Columns: TypeAlias = "Sequence[Sequence[int]]"
 _WORD: Final = 8
 _QUICKLY: Final = 1
 _MOST_SLICES: Final = 1 << 24
-"""Far more than a block has, a step with a million things in it included; a block that says more is none."""
+"""Far more than a block has, a step with a million slices included; a block that says more is none."""
 _KIND_AND_QUALITY: Final = -1 << KIND_SHIFT | FAILED | UNSAMPLED
 _OWN_TIME: Final = STEP << KIND_SHIFT
 """What is left of the code of a step's own time by that mask, if the step counts as a sample."""
@@ -196,7 +196,7 @@ class Block:
         data = b"".join(planes for _, planes in packed)
         shape = tuple((least, len(planes) // len(starts)) for least, planes in packed)
         if codes.count(WHOLE_STEP) < len(codes):
-            # Where steps alternate with other things, so do lengths and codes: there is something to gain.
+            # Where steps alternate with other slices, so do lengths and codes: there is something to gain.
             data = min(data, zlib.compress(data, _QUICKLY), key=len)
         block = cls(starts[0], ends[-1], len(starts), tally.sums, len(tally.nets), last_step, base, shape, data)
         return block, tally

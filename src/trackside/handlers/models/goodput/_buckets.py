@@ -48,6 +48,8 @@ Bucket: TypeAlias = "str | tuple[str, str]"
 """A bucket's name; of custom badput with its type."""
 Sums: TypeAlias = "dict[Bucket, int]"
 """Nanoseconds by bucket."""
+Stretch: TypeAlias = "tuple[int, int]"
+"""Start and end of a stretch of time, in ns since the epoch."""
 
 # Kinds: what a process was seen to do. The lower, the higher the priority.
 KINDS: Final = (
@@ -61,6 +63,7 @@ KINDS: Final = (
     DATA_LOADING_SYNC,
     ACCELERATOR_INITIALIZATION,
     TRAINING_PREP,
+    PROGRAM_STARTUP,
     PRODUCTIVE,
 )
 LAST_ELASTIC: Final = KINDS.index(ELASTIC_REINITIALIZATION)
@@ -107,7 +110,13 @@ BY_NAME: Final = {
 EVALUATION: Final = KINDS.index(VALIDATION)
 OWN_THREAD_ONLY: Final = frozenset({SAVE, LOADING})
 """Kinds that hold up the training thread only when they happen on it."""
-_MARKABLE: Final = {name: kind for kind, name in enumerate(KINDS) if kind not in (CUSTOM, STEP)}
+PEER_NAMES: Final = {ACCELERATOR_INITIALIZATION: "TPU_INITIALIZATION"}
+"""Buckets that ml-goodput-measurement, and the dashboards made for it, call by another name."""
+_MARKABLE: Final = {
+    **{name: kind for kind, name in enumerate(KINDS) if kind not in (CUSTOM, STEP)},
+    **{name: KINDS.index(bucket) for bucket, name in PEER_NAMES.items()},
+}
+"""The kind of a span by its attribute ``badput_type``; any other value is a type of custom badput."""
 
 
 def priority(code: int) -> int:

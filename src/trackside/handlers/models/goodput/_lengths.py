@@ -1,18 +1,21 @@
 """
-How long steps take: counts by length, from which percentiles and the ideal step time follow.
+Counts of steps by their length, from which percentiles and the ideal step time follow.
 
-Lengths are counted in buckets, 128 to a doubling, so a percentile is known within 0.4 %; each bucket keeps the sum
-of its lengths, so what many steps have in common, as a mean, comes out exact.
+Many lengths are counted in buckets, 128 to a doubling, so that a percentile is known within 0.4 %; each bucket keeps
+the sum of its lengths, so that a mean is exact. A few thousand are counted one by one: then all figures are exact.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 import attrs
 
+MOST_EXACT: Final = 4096
+"""Steps of a session up to which each length is counted by itself."""
 _BITS: Final = 7
 _MAD_FACTOR: Final = 3
 """A step is slow beyond the median and so many median absolute deviations; the peer's rule, without its 1 s floor."""
@@ -38,6 +41,15 @@ class Lengths:
         self._buckets: dict[int, tuple[int, int]] = {}
         self.count = 0
         self.total = 0
+
+    @classmethod
+    def each(cls, lengths: Iterable[int]) -> Lengths:
+        """Return counts of *lengths* with a bucket for each of them: exact, and not to be merged with others."""
+        exact = cls()
+        exact._buckets = {length: (n, n * length) for length, n in Counter(lengths).items()}
+        exact.count = sum(n for n, _ in exact._buckets.values())
+        exact.total = sum(total for _, total in exact._buckets.values())
+        return exact
 
     def add(self, lengths: Sequence[int], sign: int = 1) -> None:
         """Count *lengths*."""
@@ -146,10 +158,14 @@ def _distances(ordered: Iterable[tuple[float, int]], origin: float) -> list[tupl
 
 
 def _at(ordered: Iterable[tuple[float, int]], share: float, count: int) -> float:
-    """Return the length of rank floor(*share* × (count − 1)), counted from 0."""
-    rank = int(share * (count - 1))
+    """Return the percentile as NumPy does: interpolated between the two lengths beside rank *share* × (count − 1)."""
+    rank = share * (count - 1)
+    lower = int(rank)
+    below, seen = None, 0
     for length, n in ordered:
-        rank -= n
-        if rank < 0:
-            return length
+        seen += n
+        if below is None and seen > lower:
+            below = length
+        if below is not None and (seen > lower + 1 or seen == count):
+            return below + (length - below) * (rank - lower)
     return 0.0

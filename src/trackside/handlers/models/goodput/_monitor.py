@@ -9,10 +9,11 @@ from typing import ClassVar, Final
 from trackside.events import ConfigError, Event, Heartbeat, Publish, SourceEnded
 from trackside.handlers.models.goodput import _problems as problems
 from trackside.handlers.models.goodput._accumulator import GoodputAccumulator
+from trackside.handlers.models.goodput._fast_path import FAST
 from trackside.handlers.models.goodput._process import LATEST_NS
 from trackside.handlers.models.goodput._result import NS_PER_S
 from trackside.handlers.models.goodput._update import update_of
-from trackside.handlers.models.goodput._usual import USUAL
+from trackside.wire import FrameView
 
 _MAIN: Final = "main"
 
@@ -23,7 +24,7 @@ class GoodputMonitor(GoodputAccumulator):
 
     ::
 
-        trackside.start("runs/", handlers=[GoodputMonitor(every_s=60, windows_s=[600, 3600])])
+        trackside.start("runs/", handlers=[GoodputMonitor(update_interval_s=60, windows_s=[600, 3600])])
 
     It is the model and no more: it has no thread, no process and no clock, and time comes from the events, of which
     a job has a heartbeat every second. So over a recorded log it publishes what it published in the job.
@@ -31,7 +32,7 @@ class GoodputMonitor(GoodputAccumulator):
 
     Args:
         publish: Called with every update; `trackside.start` gives it its bus's unless given.
-        every_s: Between two updates, in seconds.
+        update_interval_s: Between two updates, in seconds.
         windows_s: The lengths of rolling windows, in seconds.
         read_earlier: Returns the events of earlier attempts. It is called once, with the first event, on a thread of
             its own; until it is done the updates know of this attempt alone, and say so.
@@ -39,7 +40,7 @@ class GoodputMonitor(GoodputAccumulator):
         ideal_step_time_s: As for `GoodputAccumulator`.
 
     Raises:
-        ConfigError: if *every_s* or one of *windows_s* is not above zero.
+        ConfigError: if *update_interval_s* or one of *windows_s* is not above zero.
     """
 
     stands_for: ClassVar[tuple[str, ...]] = ("GoodputAccumulator",)
@@ -49,23 +50,26 @@ class GoodputMonitor(GoodputAccumulator):
         self,
         publish: Publish | None = None,
         *,
-        every_s: float = 30.0,
+        update_interval_s: float = 30.0,
         windows_s: Sequence[float] = (),
         read_earlier: Callable[[], Iterable[Event]] | None = None,
         validation_is_productive: bool = False,
         ideal_step_time_s: float | None = None,
     ) -> None:
         super().__init__(validation_is_productive=validation_is_productive, ideal_step_time_s=ideal_step_time_s)
-        for field, length in [("every_s", every_s), *(("windows_s", length) for length in windows_s)]:
+        for field, length in [
+            ("update_interval_s", update_interval_s),
+            *(("windows_s", length) for length in windows_s),
+        ]:
             if not length > 0:
                 raise ConfigError(field, length, "give a number of seconds above zero")
         self.read_earlier = read_earlier
         self.publish = publish
-        self._every_ns = round(every_s * NS_PER_S)
+        self._interval_ns = round(update_interval_s * NS_PER_S)
         self._windows_s = tuple(windows_s)
         self._due_ns = 0
         self._asked_ns: int | None = None
-        self._told: dict[str, int] = {}
+        self._updated_ns: dict[str, int] = {}
         """By session, the time of its last update."""
         self._is_reading = False
         self._earlier: GoodputAccumulator | None = None
@@ -73,12 +77,17 @@ class GoodputMonitor(GoodputAccumulator):
 
     def __call__(self, event: Event) -> None:
         """Learn from *event*, and publish an update if it is time."""
-        usual = USUAL.get(type(event))  # as the model does: to call that would be dear, here where every event comes
+        usual = FAST.get(type(event))  # as the model does
         if usual is None or not usual(self._process, self._source, event):
-            self._take(event)
+            self._consume(event)
         at_ns = event.at_ns
         if type(at_ns) is int and self._due_ns <= at_ns < LATEST_NS and self._is_due_to(event):
             self._update(at_ns)
+
+    def consume(self, frame: FrameView) -> None:
+        """Read one frame event by event: an update may be due after any of them."""
+        for event in frame.events:
+            self(event)
 
     def ask(self, now_ns: int) -> None:
         """
@@ -99,7 +108,7 @@ class GoodputMonitor(GoodputAccumulator):
         return True
 
     def _update(self, at_ns: int) -> None:
-        self._due_ns = at_ns + self._every_ns
+        self._due_ns = at_ns + self._interval_ns
         if self._asked_ns is not None:  # in this very moment
             self._due_ns = 0
         if self.read_earlier is not None:
@@ -112,15 +121,15 @@ class GoodputMonitor(GoodputAccumulator):
         if publish is None:
             return
         for session in self.sessions():
-            result, told_ns = self.result(session=session), self._told.get(session, 0)
-            if not result.elapsed_s or result.end_ns <= told_ns:
+            result, since_ns = self.result(session=session), self._updated_ns.get(session, 0)
+            if not result.elapsed_s or result.end_ns <= since_ns:
                 continue
-            update = update_of(self, result, at_ns=at_ns, windows_s=self._windows_s, told_ns=told_ns)
+            update = update_of(self, result, at_ns=at_ns, windows_s=self._windows_s, since_ns=since_ns)
             update.problems.pop(problems.NO_GOOD_END, None)  # it is alive: this is being said
             if self._is_reading:
                 update.problems[problems.EARLIER_UNREAD] = 1
             publish(update)
-            self._told[session] = result.end_ns
+            self._updated_ns[session] = result.end_ns
 
     # --- earlier attempts --------------------------------------------------------------------------------------
 
@@ -147,5 +156,5 @@ class GoodputMonitor(GoodputAccumulator):
     def _take_over(self, earlier: GoodputAccumulator) -> None:
         for session in earlier.sessions():
             end_ns = earlier.result(session=session).end_ns
-            self._told[session] = max(end_ns, self._told.get(session, 0))  # its steps were told of then
+            self._updated_ns[session] = max(end_ns, self._updated_ns.get(session, 0))  # an update of then has its steps
         self.merge(earlier)

@@ -37,8 +37,8 @@ from trackside.handlers.models.goodput._buckets import (
 
 _STEP_KEYS: Final = 3
 """The job's name, the step and its start."""
-_MOST_TOLD: Final = 200
-"""Characters of a record that could not be used."""
+_MOST_RECORD_CHARS: Final = 200
+"""Characters that are kept of a record that could not be used."""
 
 _NO_TIME: Final = "a record whose time is no number of seconds since the epoch"
 _NO_RECORD: Final = "a record that is no object"
@@ -49,8 +49,9 @@ _STARTED_AGAIN: Final = "a start without an end"
 _NO_JOB_START: Final = "an attempt without a job start"
 _NO_PLACE: Final = "a checkpoint record without a start and a duration"
 
+_EARLIEST_S: Final = 946_684_800.0
 _LATEST_S: Final = 4e9
-"""The year 2096."""
+"""The years 2000 and 2096. A clock that was never set says 1970, and such a record would make the job decades long."""
 
 _SPANS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "tpu_init": (span_names.DISTRIBUTED_INIT, {}),
@@ -59,6 +60,8 @@ _SPANS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "elastic_reinit": ("elastic_reinitialization", {span_names.BADPUT_TYPE: ELASTIC_REINITIALIZATION}),
 }
 _TYPED: Final = {"custom_badput_event": "custom_badput_event_type", "elastic_wait": "elastic_wait_event_type"}
+_BESIDE_STEPS: Final = {span_names.THREAD: "loader"}
+"""Of a load that steps do not wait for: it is not on the training thread."""
 _INITIALIZING: Final = ("tpu_init", "training_prep")
 _POINTS: Final = {f"{what}_{end}_time": (what, end) for what in (*_SPANS, *_TYPED) for end in ("start", "end")}
 _CHECKPOINTS: Final = {
@@ -153,8 +156,8 @@ class _Job:
         if not self.attempts:
             self._unplaced.append((problem, record))
         else:
-            told = repr(record)[:_MOST_TOLD]
-            yield self.stamp(RecordFaulted(at_ns=self._now.last_ns, span_id=0, step=-1, problem=problem, record=told))
+            text = repr(record)[:_MOST_RECORD_CHARS]
+            yield self.stamp(RecordFaulted(at_ns=self._now.last_ns, span_id=0, step=-1, problem=problem, record=text))
 
     def opened(self, start_ns: int, name: str, attributes: dict[str, Any]) -> _Open:
         """Return the start of a span."""
@@ -169,10 +172,9 @@ class _Job:
         """Return the end of *span*."""
         event = ended(
             at_ns=at_ns,
-            span_id=0,
+            span_id=span.id,
+            parent_span_id=0,
             step=-1,
-            id=span.id,
-            parent_id=0,
             name=span.name,
             duration_ns=at_ns - span.start_ns,
             attributes=span.attributes,
@@ -229,7 +231,7 @@ class PayloadReader:
             at: Any = payload.get("step_start_time")
             # Nearly all records are steps.
             is_usual = step.__class__ is int and at.__class__ is float and len(payload) == _STEP_KEYS and job.is_running
-            if is_usual and job.last_step < step and 0.0 < at < _LATEST_S:
+            if is_usual and job.last_step < step and _EARLIEST_S < at < _LATEST_S:
                 job.last_step = step
                 started = _new(StepStarted)
                 started.at_ns = round(at * 1e6) * 1000
@@ -280,7 +282,7 @@ def _time_of(payload: Mapping[str, Any], points: Iterable[str]) -> int | None:
 
 def _ns(seconds: Any) -> int:
     # Microseconds are what these times were made of; as floats they are off by a quarter of one at most.
-    if type(seconds) not in (int, float) or not 0 < seconds < _LATEST_S:
+    if type(seconds) not in (int, float) or not _EARLIEST_S < seconds < _LATEST_S:
         raise _BadTimeError
     return int(round(seconds * 1e6) * 1000)
 
@@ -323,12 +325,16 @@ def _point(job: _Job, payload: Mapping[str, Any], what: str, end: str, at_ns: in
         span = job.open[what, kind] = job.opened(at_ns, name, attributes)
         if not is_loading:  # it comes with every step, and is soon over
             yield job.stamp(
-                SpanStarted(at_ns=at_ns, span_id=0, step=-1, id=span.id, parent_id=0, name=name, attributes=attributes)
+                SpanStarted(at_ns=at_ns, span_id=span.id, parent_span_id=0, step=-1, name=name, attributes=attributes)
             )
     elif span is None:
         yield from job.fault(_NO_START, payload)
+    elif is_loading:
+        # The peer's meaning: once steps have begun, a load goes on beside them, and their time stays productive.
+        beside = attrs.evolve(span, attributes=_BESIDE_STEPS) if job.last_step >= 0 else span
+        yield job.ended(ProfileSpanEnded, beside, at_ns)
     else:
-        yield job.ended(ProfileSpanEnded if is_loading else SpanEnded, span, at_ns)
+        yield job.ended(SpanEnded, span, at_ns)
 
 
 def _typed(what: str, kind: str) -> tuple[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What can be wrong with the input, in the words in which results name it."""
+"""The problems of the input, in the words in which results name them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OUT_OF_ORDER: Final = "a step out of order"
 OVERLAPPING_STEPS: Final = "a step that began before the last one ended"
 COUNTED_ANEW: Final = "steps counted anew without a checkpoint loaded"
 NO_END: Final = "a span without an end"
-SHED: Final = "an event that was given up for lack of room"
+DROPPED: Final = "an event that was given up for lack of room"
 SECOND_WRITER: Final = "a second process of the same rank at the same time"
 OVERLAPPING_ATTEMPTS: Final = "an attempt that began before the last one fell silent"
 NO_GOOD_END: Final = "an attempt that fell silent without an end"

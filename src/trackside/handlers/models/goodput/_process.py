@@ -1,4 +1,4 @@
-"""What is known of one process of a session."""
+"""One process of a session: its track, its open spans and steps, its first and last sign of life."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from trackside.handlers.models.goodput import _problems as problems
 from trackside.handlers.models.goodput._archive import NO_STEP
 from trackside.handlers.models.goodput._buckets import CUSTOM, FIRST_CUSTOM, KIND_SHIFT, STEP
 from trackside.handlers.models.goodput._track import Track
+from trackside.handlers.models.liveness import LifeSigns
 
 NEVER: Final = -1
 LATEST_NS: Final = 1 << 62
@@ -45,9 +46,10 @@ class Process:
         source: Who it is.
         start: When it began, in ns since the epoch; `NEVER` as long as nothing is known of it.
         last: Its last proven activity.
-        version: Events it has told so far: changes whenever anything does.
+        version: Events that were read of it; it changes whenever anything else does.
         next_seq: The lowest number that its next event can have.
-        has_ended: Whether it said that it was done.
+        end_reason: Why it ended, as it said; None if it did not end.
+        heartbeat_interval_ns: As its heartbeats say; None if there was none.
         track: What its training thread did.
         beside: What it loaded in the background.
         open_spans: By id.
@@ -70,8 +72,9 @@ class Process:
         "_places",
         "beside",
         "customs",
+        "end_reason",
         "first_step",
-        "has_ended",
+        "heartbeat_interval_ns",
         "is_restored",
         "laps",
         "last",
@@ -96,7 +99,8 @@ class Process:
         self.source = source
         self.start = self.last = NEVER
         self.version = self.next_seq = 0
-        self.has_ended = False
+        self.end_reason: str | None = None
+        self.heartbeat_interval_ns: int | None = None
         self.track, self.beside = Track(), Track()
         self.open_spans: dict[int, OpenSpan] = {}
         self.customs: list[str] = []
@@ -110,6 +114,20 @@ class Process:
         self.trains_in: str | None = None
         self.slices: list[tuple[int, int, int, int]] = []
         self.problems: collections.Counter[str] = collections.Counter()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it said that it was done."""
+        return self.end_reason is not None
+
+    @property
+    def signs(self) -> LifeSigns:
+        """What is known of its life, for `liveness`."""
+        return LifeSigns(
+            last_ns=None if self.last == NEVER else self.last,
+            heartbeat_interval_ns=self.heartbeat_interval_ns,
+            end_reason=self.end_reason,
+        )
 
     @property
     def is_main(self) -> bool:
@@ -193,7 +211,7 @@ class Process:
     def _go_back(self, number: int, start: int) -> None:
         """Train from a lower step on: from a checkpoint, or because the steps are counted anew, as in each epoch."""
         if self.is_restored:
-            self.track.waste_from(number)
+            self.track.mark_redone_from(number)
             if not self.laps:
                 self.first_step = min(self.first_step, number)
         else:
@@ -217,7 +235,8 @@ class Process:
             "events": [self.version, self.next_seq],
             "tracks": [self.track.dump(), self.beside.dump()],
             "open_spans": [[number, *attrs.astuple(span)] for number, span in self.open_spans.items()],
-            "flags": [self.has_ended, self.is_restored, self.started_restored],
+            "life": [self.end_reason, self.heartbeat_interval_ns],
+            "flags": [self.is_restored, self.started_restored],
             "steps": [self.first_step, self.laps, self.restored_step, self.last_iteration_id],
             "started": [self.started_step, self.started_at],
             "seen_open": None if seen is None else [isinstance(seen, OpenStep), *attrs.astuple(seen)],
@@ -238,7 +257,10 @@ class Process:
         process = cls(Source.from_wire(data["source"]))
         process.start, process.last = map(operator.index, data["times"])
         process.version, process.next_seq = map(operator.index, data["events"])
-        process.has_ended, process.is_restored, process.started_restored = map(bool, data["flags"])
+        reason, interval_ns = data["life"]
+        process.end_reason = None if reason is None else str(reason)
+        process.heartbeat_interval_ns = None if interval_ns is None else operator.index(interval_ns)
+        process.is_restored, process.started_restored = map(bool, data["flags"])
         process.track, process.beside = map(Track.load, data["tracks"])
         process.first_step, process.laps, process.restored_step, process.last_iteration_id = map(
             operator.index, data["steps"]

@@ -1,4 +1,4 @@
-"""What a process's events say of it."""
+"""The reading of a process's events: what each one changes in what is known of the process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 
 from trackside.events import (
     Event,
-    EventsShed,
+    EventsDropped,
     Heartbeat,
     IterationEnded,
     RecordFaulted,
@@ -16,7 +16,7 @@ from trackside.events import (
     SourceEnded,
     SourceStarted,
     SpanEnded,
-    SpanMisplaced,
+    SpanOutOfOrder,
     SpanStarted,
     StepStarted,
     span_names,
@@ -51,7 +51,7 @@ _OF_STEP: Final = frozenset(
 """A thread whose innermost open span is one of these is within a step."""
 
 
-def take(process: Process, event: Event, read: Reader | None) -> None:
+def read_event(process: Process, event: Event, read: Reader | None) -> None:
     """
     Learn from *event*.
 
@@ -95,7 +95,7 @@ def _on_source_started(process: Process, event: SourceStarted) -> None:
 
 
 def _on_source_ended(process: Process, event: SourceEnded) -> None:
-    process.has_ended = True
+    process.end_reason = str(event.reason)
     start, process.started_at, process.seen_open = process.started_at, NEVER, None
     if NEVER != start < event.at_ns:
         # Nothing tells when the last step ended; a process that comes to a good end has done it.
@@ -113,7 +113,7 @@ def _on_span_started(process: Process, event: SpanStarted) -> None:
         return
     kind = _kind(process, event)
     if kind is not None and (kind not in OWN_THREAD_ONLY or thread == process.trains_in):
-        process.open_spans[event.id] = OpenSpan(event.at_ns, kind, event.parent_id)
+        process.open_spans[event.span_id] = OpenSpan(event.at_ns, kind, event.parent_span_id)
         if kind == RESTORE:
             process.is_restored = True
 
@@ -122,8 +122,8 @@ def _on_span_ended(process: Process, event: SpanEnded) -> None:
     end = event.at_ns
     start = process.stretch(end, event.duration_ns)
     if process.open_spans:
-        process.open_spans.pop(event.id, None)
-        process.end_children(event.id, end)
+        process.open_spans.pop(event.span_id, None)
+        process.end_children(event.span_id, end)
     if start is None:
         return
     seen = process.seen_open
@@ -168,9 +168,9 @@ def _on_iteration(process: Process, event: IterationEnded) -> None:
         if process.stretch(end, duration) is None:
             return
         process.begin_by(start)
-    process.last_iteration_id = event.id
+    process.last_iteration_id = event.span_id
     if process.open_spans:
-        process.end_children(event.id, end)
+        process.end_children(event.span_id, end)
     if event.kind != "training":
         if duration:
             process.track.add(start, end, EVALUATION << KIND_SHIFT)
@@ -208,6 +208,7 @@ def _on_step_started(process: Process, event: StepStarted | SpanStarted) -> None
 
 
 def _on_heartbeat(process: Process, event: Heartbeat) -> None:
+    process.heartbeat_interval_ns = round(event.interval_s * 1e9)
     seen, process.seen_open = process.seen_open, None
     found = event.open_spans.get(process.trains_in or _MAIN_THREAD)
     if not found:
@@ -223,16 +224,16 @@ def _on_heartbeat(process: Process, event: Heartbeat) -> None:
         process.seen_open = OpenSpan(start, LOADING, 0)
 
 
-def _on_shed(process: Process, event: EventsShed) -> None:
+def _on_dropped(process: Process, event: EventsDropped) -> None:
     if event.where == "queue":
-        process.problems[problems.SHED] += sum(event.by_type.values())
+        process.problems[problems.DROPPED] += sum(event.by_type.values())
 
 
 def _on_faulted(process: Process, event: RecordFaulted) -> None:
     process.problems[event.problem] += 1
 
 
-def _on_misplaced(process: Process, event: SpanMisplaced) -> None:
+def _on_misplaced(process: Process, event: SpanOutOfOrder) -> None:
     process.problems[f"a span {event.problem}"] += 1
 
 
@@ -249,8 +250,8 @@ READERS: Final[dict[type[Event], Reader]] = {
     IterationEnded: _on_iteration,
     StepStarted: _on_step_started,
     Heartbeat: _on_heartbeat,
-    EventsShed: _on_shed,
-    SpanMisplaced: _on_misplaced,
+    EventsDropped: _on_dropped,
+    SpanOutOfOrder: _on_misplaced,
     RecordFaulted: _on_faulted,
     SlicesCounted: _on_slices,
 }

@@ -1,4 +1,4 @@
-"""What the model answers."""
+"""The result of the model: a stretch of a session by bucket, its step times and its ranks."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from trackside.handlers.models.goodput import _problems as problems
 from trackside.handlers.models.goodput._account import Account, Hindsight
 from trackside.handlers.models.goodput._archive import NO_STEP
 from trackside.handlers.models.goodput._attempts import Attempt, attempts_of
+from trackside.handlers.models.goodput._buckets import Stretch
 from trackside.handlers.models.goodput._lengths import Lengths
 from trackside.handlers.models.goodput._process import NEVER, Process
 from trackside.handlers.models.goodput._timeline import Timeline, timeline
@@ -48,13 +49,16 @@ class Session:
         """Return the processes that are ranks and of which anything is known."""
         return [process for process in self.processes if process.is_main and process.start != NEVER]
 
-    def picture(self, end_ns: int | None = None, *, is_alive: bool = False) -> Picture | None:
+    def picture(
+        self, end_ns: int | None = None, *, is_alive: bool = False, exclude: Sequence[Stretch] = ()
+    ) -> Picture | None:
         """
         Return the session as it stands; None if it has no rank.
 
         Args:
             end_ns: Look as far as that; to the last event unless given.
             is_alive: Whether the last attempt is known to be running at *end_ns*, though its events say nothing of it.
+            exclude: Stretches to leave out, disjoint and in order.
         """
         mains = self.mains()
         if not mains:
@@ -64,13 +68,15 @@ class Session:
         has_ended = attempts[-1].has_ended
         last = attempts[-1].last
         end = last if end_ns is None or has_ended else max(last, end_ns)
-        accounts = self._accounts(attempts, end if is_alive else None)
+        accounts = self._accounts(attempts, end if is_alive else None, tuple(exclude))
         job = self._timeline(attempts, accounts, end)
         ranks = self._ranks(attempts, accounts, job)
         self._find_problems(attempts, found, has_ended=has_ended)
         return Picture(tuple(attempts), accounts, job, ranks, has_ended, dict(sorted(found.items())))
 
-    def _accounts(self, attempts: Sequence[Attempt], alive_until: int | None) -> dict[Process, Account]:
+    def _accounts(
+        self, attempts: Sequence[Attempt], alive_until: int | None, excluded: tuple[Stretch, ...]
+    ) -> dict[Process, Account]:
         accounts: dict[Process, Account] = {}
         for attempt in attempts:
             is_over = attempt is not attempts[-1]
@@ -78,7 +84,7 @@ class Session:
                 until = process.last
                 if alive_until is not None and not is_over and not process.has_ended:
                     until = max(until, alive_until)
-                accounts[process] = self._account(process, Hindsight(attempt.wasted_from, is_over, until))
+                accounts[process] = self._account(process, Hindsight(attempt.wasted_from, is_over, until, excluded))
         return accounts
 
     def _account(self, process: Process, hindsight: Hindsight) -> Account:

@@ -1,4 +1,4 @@
-"""What one process did, instant by instant: disjoint slices of time, the recent ones open, the older ones packed."""
+"""The time of one process as disjoint slices: the recent ones in arrays, the older ones packed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Any, Final
 from trackside.handlers.models.goodput._archive import NO_STEP, Archive
 from trackside.handlers.models.goodput._block import WHOLE_STEP, Slice, Tally, steps_of, whole_number
 from trackside.handlers.models.goodput._buckets import FAILED, FIRST, INSIDE, KIND_SHIFT, STEP_CODE, WASTED, add
-from trackside.handlers.models.goodput._late import Late
 from trackside.handlers.models.goodput._lengths import Lengths
-from trackside.handlers.models.goodput._paint import joined, lay_over, paint, paint_step, waste
+from trackside.handlers.models.goodput._overlay import Late, joined, mark_redone, overlay, overlay_load, overlay_step
 
 BLOCK: Final = 512
 """Slices to a block, or a few more: a step is never cut."""
@@ -75,9 +74,9 @@ class Track:
             self._seal()
 
     def append_over(self, number: int, start: int, end: int) -> bool:
-        """Add a step as `add_step` does, in the usual case of `lay_over`; False, and nothing changes, in any other."""
+        """Add a step as `add_step` does, if `overlay_load` can; otherwise nothing changes, and False."""
         count = len(self._starts)
-        if start < self._late_end or not lay_over(self._columns(), number, start, end):
+        if start < self._late_end or not overlay_load(self._columns(), number, start, end):
             return False
         if self._tallied == count:
             self._tallied = 0
@@ -116,12 +115,12 @@ class Track:
                 self._put_off(Late(start, end, code))
             else:
                 slices = self._pop(start)
-                paint(slices, start, end, code)
+                overlay(slices, start, end, code)
                 self._push(slices)
 
     def add_step(self, number: int | None, start: int, end: int, flags: int = 0) -> None:
         """
-        Add a step that begins after the last one ended, perhaps before other things did.
+        Add a step that begins after the last one ended, perhaps before other stretches did.
 
         Args:
             number: The step's; None if the time belongs to the last one.
@@ -141,7 +140,7 @@ class Track:
             self._put_off(Late(start, end, flags, number, is_step=True))
         else:
             slices = self._pop(start)
-            paint_step(slices, start, end, number, flags)
+            overlay_step(slices, start, end, number, flags)
             self._push(slices)
 
     def add_late_step(self, number: int, start: int, end: int, flags: int) -> None:
@@ -154,7 +153,7 @@ class Track:
         else:
             self._settle()
             slices = self._pop(start)
-            late.lay(slices, self._before_step)
+            late.overlay(slices, self._before_step)
             self._push(slices)
 
     def _is_late(self, start: int) -> bool:
@@ -173,12 +172,12 @@ class Track:
         if len(self._late) >= max(BLOCK, len(self._packed)):
             self._settle()
 
-    def waste_from(self, number: int) -> None:
+    def mark_redone_from(self, number: int) -> None:
         """Mark the steps from *number* on as done again."""
         self._settle()
         start = self.time_of(number)
         if start is not None:
-            self._push(waste(self._pop(start), start))
+            self._push(mark_redone(self._pop(start), start))
         self.last_step = number - 1
 
     def mend(self) -> None:
@@ -195,7 +194,7 @@ class Track:
             late, self._late, self._late_end = self._late, [], 0
             slices = self._pop(min(item.start for item in late))
             for item in late:
-                item.lay(slices, self._before_step)
+                item.overlay(slices, self._before_step)
             self._push(slices)
 
     def _before_step(self, slices: list[Slice], start: int) -> int:
@@ -311,6 +310,11 @@ class Track:
         lengths, wasted = self._packed.lengths.copy(), self._packed.wasted.copy()
         tally.count_into(lengths, wasted)
         return lengths, wasted
+
+    def first_nets(self) -> list[int]:
+        """Return the own time of each of the first steps, in ns; of `MOST_EXACT` steps none is left out."""
+        self._settle()
+        return [*self._packed.first_nets, *self._open_tally().nets]
 
     def time_of(self, number: int) -> int | None:
         """Return where the first step begins that counts and is *number* or later, of those in order; None if none."""

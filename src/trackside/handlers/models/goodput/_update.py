@@ -1,4 +1,4 @@
-"""From the model's answer to the event that tells of it."""
+"""The model's answer as an event, `GoodputUpdated`."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from trackside.handlers.models.goodput._accumulator import GoodputAccumulator
 from trackside.handlers.models.goodput._result import NS_PER_S, GoodputResult
 
 MOST_STEPS: Final = 1_000
-"""Steps that one update tells of."""
+"""Steps that one update holds at most."""
 _MARGIN: Final = 2
 
 
 def update_of(
-    model: GoodputAccumulator, result: GoodputResult, *, at_ns: int, windows_s: Sequence[float] = (), told_ns: int = 0
+    model: GoodputAccumulator, result: GoodputResult, *, at_ns: int, windows_s: Sequence[float] = (), since_ns: int = 0
 ) -> GoodputUpdated:
     """
-    Return the event that tells of *result*.
+    Return *result* as an event.
 
     Args:
         model: Whose answer it is.
         result: The answer for a whole session.
-        at_ns: When it is told, in ns since the epoch.
+        at_ns: The time of the event, in ns since the epoch.
         windows_s: The lengths of the rolling windows, in seconds.
-        told_ns: Steps that ended by then were told of before.
+        since_ns: Leave out the steps that ended by then; an earlier update has them.
     """
     last_step, efficiency = result.last_step, result.slice_efficiency
     return GoodputUpdated(
@@ -53,7 +53,7 @@ def update_of(
         slowest=None if result.slowest is None else attrs.asdict(result.slowest),
         slice_efficiency={} if efficiency is None else attrs.asdict(efficiency),
         windows=_rolling(model, result, windows_s),
-        steps=_steps(model, result, told_ns),
+        steps=_steps(model, result, since_ns),
         problems=dict(result.problems),
     )
 
@@ -76,19 +76,19 @@ def _rolling(model: GoodputAccumulator, whole: GoodputResult, windows_s: Sequenc
     return _columns(rows) if rows else {}
 
 
-def _steps(model: GoodputAccumulator, result: GoodputResult, told_ns: int) -> dict[str, list[Any]]:
+def _steps(model: GoodputAccumulator, result: GoodputResult, since_ns: int) -> dict[str, list[Any]]:
     ideal_s = result.step_time.ideal_s
     rows = []
-    for step in _fresh(model, result, told_ns):
+    for step in _fresh(model, result, since_ns):
         duration_s = step.net / NS_PER_S
         deviation_s = None if ideal_s is None else abs(duration_s - ideal_s)
         rows.append({"step": step.number, "duration_s": duration_s, "deviation_s": deviation_s})
     return _columns(rows, "step", "duration_s", "deviation_s")
 
 
-def _fresh(model: GoodputAccumulator, result: GoodputResult, told_ns: int) -> deque[StepTime]:
-    """Return the latest steps that ended after *told_ns*, looking no further back than that takes."""
-    first_ns = max(told_ns, result.start_ns)
+def _fresh(model: GoodputAccumulator, result: GoodputResult, since_ns: int) -> deque[StepTime]:
+    """Return the latest steps that ended after *since_ns*, looking no further back than that takes."""
+    first_ns = max(since_ns, result.start_ns)
     length_ns = round(_MARGIN * MOST_STEPS * (result.step_time.p50_s or 0.0) * NS_PER_S)
     while True:
         start_ns = max(first_ns, result.end_ns - length_ns)

@@ -1,7 +1,6 @@
-"""One Logger's metric updates, from the iterations, loops and checkpoints that a job tells of."""
+"""One Logger's metric updates, derived from the iterations, loops and checkpoints of a job."""
 
-from trackside.handlers.models.metrics._model import TrainingMetrics
-from trackside.handlers.models.metrics._result import MetricsResult, SourceMetrics
+from trackside.handlers.models.metrics._model import MetricsResult, SourceMetrics, TrainingMetrics
 
 __all__ = [
     "MetricsResult",

@@ -1,39 +1,42 @@
-"""The model: which event is read how, whose it is, and what is published of it."""
+"""The model of training metrics, and its result."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import attrs
 import cattrs
 
+from trackside.core.sketch import Sketch
 from trackside.events import (
-    PORTER,
     CheckpointMetricsUpdated,
     CheckpointSaveFailed,
     CheckpointSaveSucceeded,
-    DecodeError,
     Event,
     IterationEnded,
     JobConfigured,
     ProductiveWorkSaved,
     Publish,
-    Sketch,
+    RunsOn,
     Source,
     SpanEnded,
     SpanStarted,
     TestingMetricsUpdated,
     TrainingConfigured,
+    TrainingMetricsUpdated,
+    TrainingWindowUpdated,
     ValidationMetricsUpdated,
 )
-from trackside.handlers.models.metrics._durations import Durations
-from trackside.handlers.models.metrics._parts import OpenParts
-from trackside.handlers.models.metrics._process import ProcessMetrics
-from trackside.handlers.models.metrics._result import MetricsResult, SourceMetrics
-from trackside.handlers.models.metrics._work import Work
+from trackside.handlers.models._model import CalledWithEvents, decoding
+from trackside.handlers.models.metrics._process import Derived, OpenParts, ProcessMetrics
+from trackside.handlers.models.metrics._work import Durations, Work
+from trackside.wire import FrameView
 
-_READERS: Final[dict[type[Event], Callable[[ProcessMetrics, Any], Event | None]]] = {
+VERSION: Final = 1
+
+_READERS: Final[dict[type[Event], Callable[[ProcessMetrics, Any], Derived]]] = {
     IterationEnded: ProcessMetrics.iteration_ended,
     SpanEnded: ProcessMetrics.span_ended,
     SpanStarted: ProcessMetrics.span_started,
@@ -45,9 +48,38 @@ _READERS: Final[dict[type[Event], Callable[[ProcessMetrics, Any], Event | None]]
 """How events of these types, and of those derived from them, are read."""
 
 
+@attrs.frozen(kw_only=True)
+class SourceMetrics:
+    """The metrics of one process; each part is the update that would be published now, or the last one that was."""
+
+    source_id: str
+    rank: int
+    attempt: int
+    training: TrainingMetricsUpdated | None
+    """Up to the latest iteration; None if there was none. Likewise the next."""
+    window: TrainingWindowUpdated | None
+    validation: ValidationMetricsUpdated | None
+    testing: TestingMetricsUpdated | None
+    checkpoints: dict[str, CheckpointMetricsUpdated]
+    """By strategy."""
+    productive: ProductiveWorkSaved | None
+    failed_saves: int
+    open_saves: list[int]
+    """The global steps of the saves whose outcome is not known, the oldest first."""
+
+
+@attrs.frozen(kw_only=True)
+class MetricsResult:
+    """The metrics of all processes, by rank and attempt."""
+
+    sources: list[SourceMetrics]
+    missed: int
+    """Events that the model should have had and did not get."""
+
+
 @attrs.define
 class _Place:
-    """One process, and what it was last told of."""
+    """One process, and the latest events derived from it."""
 
     source: Source
     metrics: ProcessMetrics = attrs.field(factory=ProcessMetrics)
@@ -56,14 +88,14 @@ class _Place:
     productive: ProductiveWorkSaved | None = None
     checkpoints: dict[str, CheckpointMetricsUpdated] = attrs.field(factory=dict)
 
-    def has_told(self) -> bool:
-        """Return whether there is anything to say of the process."""
+    def has_any(self) -> bool:
+        """Return whether anything is known of the process."""
         saves = self.metrics.saves
-        told = (self.validation, self.testing, self.productive, self.checkpoints, saves.opened, saves.failures)
-        return self.metrics.has_trained() or any(told)
+        derived = (self.validation, self.testing, self.productive, self.checkpoints, saves.opened, saves.failures)
+        return self.metrics.has_trained() or any(derived)
 
 
-class TrainingMetrics:
+class TrainingMetrics(CalledWithEvents):
     """
     Keeps the metrics of a training: iteration times, throughput, losses, and what is saved of the work.
 
@@ -78,33 +110,23 @@ class TrainingMetrics:
         publish: Called with every update, in the process that trains; elsewhere there is nothing to publish.
     """
 
-    runs_on = PORTER
+    runs_on = RunsOn.DISPATCHER
+    reads: ClassVar[tuple[type[Event], ...]] = tuple(_READERS)
 
     def __init__(self, publish: Publish | None = None) -> None:
-        self.missed = 0
-        self._publish = publish
-        self._readers: dict[type[Event], Callable[[ProcessMetrics, Any], Event | None] | None] = {}
+        self._missed = 0
+        self.publish = publish
         self._places: dict[str, _Place] = {}
-        self._latest: _Place | None = None
 
-    def __call__(self, event: Event) -> None:
-        """Read *event* if it is one of those that metrics are made of."""
-        try:
-            reader = self._readers[event.__class__]
-        except KeyError:
-            reader = self._readers[event.__class__] = _reader_of(event.__class__)
-        if reader is None:
+    def consume(self, frame: FrameView) -> None:
+        """Read one frame, or a part of one, of one source."""
+        events = frame.of(*self.reads)
+        if not events:
             return
-        try:
-            source = event._source  # noqa: SLF001  as `Event.source`, which is a call, and every span comes by here
-        except AttributeError:
-            source = event.source
-        place = self._latest
-        if place is None or place.source is not source:
-            place = self._latest = self._place_of(source)
-        told = reader(place.metrics, event)
-        if told is not None:
-            self._tell(place, told)
+        place = self._place_of(frame.source)
+        for event in events:
+            for derived in _reader_of(type(event))(place.metrics, event):  # type: ignore[arg-type]  # hashable
+                self._derive(place, derived)
 
     def _place_of(self, source: Source) -> _Place:
         place = self._places.get(source.id)
@@ -114,65 +136,62 @@ class TrainingMetrics:
         place.source = source
         return place
 
-    def _tell(self, place: _Place, told: Event) -> None:
-        if isinstance(told, ValidationMetricsUpdated):
-            place.validation = told
-        elif isinstance(told, TestingMetricsUpdated):
-            place.testing = told
-        elif isinstance(told, ProductiveWorkSaved):
-            place.productive = told
-        elif isinstance(told, CheckpointMetricsUpdated):
-            place.checkpoints[told.checkpoint_strategy] = told
-        if self._publish is not None:
-            self._publish(told)
+    def _derive(self, place: _Place, event: Event) -> None:
+        if isinstance(event, ValidationMetricsUpdated):
+            place.validation = event
+        elif isinstance(event, TestingMetricsUpdated):
+            place.testing = event
+        elif isinstance(event, ProductiveWorkSaved):
+            place.productive = event
+        elif isinstance(event, CheckpointMetricsUpdated):
+            place.checkpoints[event.checkpoint_strategy] = event
+        if self.publish is not None:
+            self.publish(event)
 
-    def miss(self, events: int) -> None:
-        """Note that *events* of the stream did not get here."""
-        self.missed += events
+    def missed(self, source: Source, count: int) -> None:  # noqa: ARG002
+        """Count events that did not get here."""
+        self._missed += count
 
     def result(self) -> MetricsResult:
         """Return the metrics as they stand."""
         places = sorted(
             self._places.values(), key=lambda place: (place.source.rank, place.source.attempt, place.source.id)
         )
-        told = [place for place in places if place.has_told()]
-        return MetricsResult(sources=[_metrics_of(place) for place in told], missed=self.missed)
+        return MetricsResult(sources=[_metrics_of(place) for place in places if place.has_any()], missed=self._missed)
 
     def dump(self) -> dict[str, Any]:
         """Return the state as plain data."""
         places = [self._places[source_id] for source_id in sorted(self._places)]
-        return {"places": [_converter.unstructure(place) for place in places], "missed": self.missed}
+        plain = [_converter.unstructure(place) for place in places]
+        return {"version": VERSION, "missed": self._missed, "places": plain}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """
-        Take the state that `dump` returned.
+        Replace the state by one that `dump` returned.
 
         Raises:
-            DecodeError: if *state* is anything else; it is not taken then.
+            DecodeError: if *state* is anything else; the model is then as it was before.
         """
-        try:
+        with decoding(self, state, VERSION):
             missed = int(state["missed"])
             places = _converter.structure(state["places"], list[_Place])
-        except Exception as error:
-            raise DecodeError(f"no state of training metrics: {error}") from error
-        self.missed = missed
-        self._places = {place.source.id: place for place in places}
-        self._latest = None
+        self._missed, self._places = missed, {place.source.id: place for place in places}
 
 
-def _reader_of(cls: type[Event]) -> Callable[[ProcessMetrics, Any], Event | None] | None:
-    if cls.derived:
-        return None
-    return next((reader for base, reader in _READERS.items() if issubclass(cls, base)), None)
+@functools.lru_cache(maxsize=256)
+def _reader_of(cls: type[Event]) -> Callable[[ProcessMetrics, Any], Derived]:
+    return next(reader for base, reader in _READERS.items() if issubclass(cls, base))
 
 
 def _metrics_of(place: _Place) -> SourceMetrics:
     metrics = place.metrics
+    training, window = metrics.training_now() if metrics.has_trained() else (None, None)
     return SourceMetrics(
         source_id=place.source.id,
         rank=place.source.rank,
         attempt=place.source.attempt,
-        training=metrics.training_now() if metrics.has_trained() else None,
+        training=training,
+        window=window,
         validation=place.validation,
         testing=place.testing,
         checkpoints=dict(sorted(place.checkpoints.items())),

@@ -1,34 +1,49 @@
-"""The model: windows of all ranks in, scores out."""
+"""The model of straggler scores: it reads the windows of all ranks and scores them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+import copy
+import math
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Final
 
 import attrs
 
 from trackside.events import (
-    PORTER,
     ConfigError,
     Event,
     GpuTimingUnavailable,
     KernelWindow,
     Publish,
+    RunsOn,
     SectionWindow,
     Source,
     TrainingConfigured,
 )
-from trackside.handlers.models.scores import _onset as onset
-from trackside.handlers.models.scores._evaluation import Evaluation, evaluate
-from trackside.handlers.models.scores._events import events_of
-from trackside.handlers.models.scores._formulas import Column, is_nccl
-from trackside.handlers.models.scores._intake import is_sound, kernel_timings, section_timings, summary, waited_ns
-from trackside.handlers.models.scores._ranks import Ranks
-from trackside.handlers.models.scores._report import KINDS, ScoreReport, Thresholds
-from trackside.handlers.models.scores._window import Key, Member, Names, Timings, Window
+from trackside.handlers.models._model import CalledWithEvents, decoding
+from trackside.handlers.models.scores._evaluation import (
+    Column,
+    Evaluation,
+    Onset,
+    Slow,
+    Streaks,
+    continued,
+    dump_streaks,
+    evaluate,
+    flagged,
+    is_nccl,
+    load_streaks,
+    stragglers,
+    total_times,
+)
+from trackside.handlers.models.scores._ranks import Lowest, Ranks
+from trackside.handlers.models.scores._report import KINDS, ScoreReport, Thresholds, events_of
+from trackside.handlers.models.scores._window import Key, Layout, Layouts, Member, Names, Summary, Timings, Window
+from trackside.wire import FrameView
 
 _MAIN: Final = "main"
-_FORMAT: Final = 1
+VERSION: Final = 1
 
 
 @attrs.frozen(kw_only=True)
@@ -43,7 +58,7 @@ class ScoreResult:
     """Windows that were refused: columns of unequal length, a name twice, more ranks than can be."""
 
 
-class ScoreAggregator:
+class ScoreAggregator(CalledWithEvents):
     """
     Takes the section and kernel windows of all ranks of one run, and says which rank is slow, where and since when.
 
@@ -68,7 +83,8 @@ class ScoreAggregator:
         ConfigError: if an argument is out of its range.
     """
 
-    runs_on = PORTER
+    runs_on = RunsOn.DISPATCHER
+    reads: ClassVar[tuple[type[Event], ...]] = (SectionWindow, KernelWindow, TrainingConfigured, GpuTimingUnavailable)
 
     def __init__(
         self,
@@ -93,7 +109,7 @@ class ScoreAggregator:
             raise ConfigError("keep", keep, "give a number of windows, at least 1")
         if patience < 1:
             raise ConfigError("patience", patience, "give a number of windows, at least 1")
-        self._publish = publish
+        self.publish = publish
         self._group = group
         self._thresholds = thresholds or Thresholds()
         self._kinds = tuple(kind for kind in KINDS if kind in kinds)
@@ -115,10 +131,10 @@ class ScoreAggregator:
         self._windows: dict[Key, Window] = {}
         self._newest: Key = (-1, -1)
         self._ranks = Ranks(self._relax)
-        self._streaks: onset.Streaks = {}
+        self._streaks: Streaks = {}
         self._published: dict[Key, int] = {}
         self._evaluated: dict[Key, tuple[tuple[int, int, int], Evaluation]] = {}
-        self._flagged: dict[Key, tuple[Evaluation, dict[onset.Slow, int]]] = {}
+        self._flagged: dict[Key, tuple[Evaluation, dict[Slow, int]]] = {}
 
     @property
     def thresholds(self) -> Thresholds:
@@ -132,25 +148,23 @@ class ScoreAggregator:
 
     # --- taking ------------------------------------------------------------------------------------------------
 
-    def __call__(self, event: Event) -> None:
-        """Take *event*, if it is one of those that matter here."""
-        kind = type(event)
-        if kind is SectionWindow or kind is KernelWindow:
-            self._take(event)  # type: ignore[arg-type]
-        elif isinstance(event, TrainingConfigured):
-            if event.source.role == _MAIN:
-                self._ranks.configure(event.source, tuple(event.perf_tag))
-        elif isinstance(event, GpuTimingUnavailable) and event.source.role == _MAIN and not event.instead:
-            self._ranks.lacks_gpu_times(event.source, event.reason)
+    def consume(self, frame: FrameView) -> None:
+        """Read one frame, or a part of one, of one source."""
+        if frame.source.role != _MAIN:
+            return
+        for event in frame.of(*self.reads):
+            if isinstance(event, (SectionWindow, KernelWindow)):
+                self._take(event, frame.source)
+            elif isinstance(event, TrainingConfigured):
+                self._ranks.configure(frame.source, tuple(event.perf_tag))
+            elif isinstance(event, GpuTimingUnavailable) and not event.instead:
+                self._ranks.lacks_gpu_times(frame.source, event.reason)
 
-    def miss(self, count: int) -> None:
-        """Learn that *count* events did not get here."""
+    def missed(self, source: Source, count: int) -> None:  # noqa: ARG002
+        """Count events that did not get here."""
         self._missed += count
 
-    def _take(self, event: SectionWindow | KernelWindow) -> None:
-        source = event.source
-        if source.role != _MAIN:
-            return
+    def _take(self, event: SectionWindow | KernelWindow, source: Source) -> None:
         if not is_sound(event) or not self._ranks.has_room_for(source):
             self._malformed += 1
             return
@@ -263,9 +277,9 @@ class ScoreAggregator:
             return
         self._published[key] = revision
         report = self._report(key)
-        if self._publish is not None:
+        if self.publish is not None:
             for event in events_of(report, report.end_ns):
-                self._publish(event)
+                self.publish(event)
         if self._on_report is not None:
             self._on_report(report)
 
@@ -302,16 +316,16 @@ class ScoreAggregator:
         self._evaluated[key] = version, evaluation
         return evaluation
 
-    def _continued(self, streaks: onset.Streaks, key: Key) -> onset.Streaks:
+    def _continued(self, streaks: Streaks, key: Key) -> Streaks:
         evaluation = self._evaluation(key)
         members = self._windows[key].members.values()
-        here = onset.Onset(key[1], min(member.first_step for member in members))
-        return onset.continued(streaks, self._slow(key, evaluation), evaluation, here)
+        here = Onset(key[1], min(member.first_step for member in members))
+        return continued(streaks, self._slow(key, evaluation), evaluation, here)
 
-    def _slow(self, key: Key, evaluation: Evaluation) -> dict[onset.Slow, int]:
+    def _slow(self, key: Key, evaluation: Evaluation) -> dict[Slow, int]:
         known = self._flagged.get(key)
         if known is None or known[0] is not evaluation:
-            known = self._flagged[key] = evaluation, onset.flagged(evaluation, self._thresholds)
+            known = self._flagged[key] = evaluation, flagged(evaluation, self._thresholds)
         return known[1]
 
     def _report(self, key: Key) -> ScoreReport:
@@ -342,7 +356,7 @@ class ScoreAggregator:
             left_out_s_per_step=[member.left_out_s_per_step if member else None for member in evaluation.members],
             coverage=evaluation.coverage,
             missing=evaluation.missing,
-            stragglers=onset.stragglers(evaluation, self._slow(key, evaluation), streaks),
+            stragglers=stragglers(evaluation, self._slow(key, evaluation), streaks),
             summaries=dict(kept_of.summaries) if kept_of else {},
         )
 
@@ -356,33 +370,30 @@ class ScoreAggregator:
             for key in sorted(self._windows)
         ]
         return {
-            "format": _FORMAT,
+            "version": VERSION,
             "names": names.dump(),
             "windows": windows,
             "ranks": self._ranks.dump(),
-            "streaks": onset.dump(self._streaks),
+            "streaks": dump_streaks(self._streaks),
             "missed": self._missed,
             "malformed": self._malformed,
             "too_late": self.too_late,
         }
 
-    def load(self, data: dict[str, Any]) -> None:
+    def load(self, state: Mapping[str, Any]) -> None:
         """
-        Become what was dumped as *data*; what was published from there is not published again.
+        Replace the state by one that `dump` returned; what was published from there is not published again.
 
         Raises:
-            ValueError: if it is no such data; the state is then as if nothing had been taken.
+            DecodeError: if *state* is anything else; the model is then as it was before.
         """
-        self._forget()
-        try:
-            self._load(data)
-        except Exception as error:
-            self._forget()
-            raise ValueError("not the dumped state of a ScoreAggregator") from error
+        loaded = copy.copy(self)
+        loaded._forget()  # noqa: SLF001
+        with decoding(self, state, VERSION):
+            loaded._load(state)  # noqa: SLF001
+        vars(self).update(vars(loaded))
 
-    def _load(self, data: dict[str, Any]) -> None:
-        if data["format"] != _FORMAT:
-            raise ValueError(f"a format of {data['format']!r}")
+    def _load(self, data: Mapping[str, Any]) -> None:
         self._ranks.load(data["ranks"])
         layouts = Names.load(data["names"], self._ranks.layouts)
         for attempt, number, members in data["windows"][-self._keep :]:
@@ -390,7 +401,84 @@ class ScoreAggregator:
             for rank, member in members:
                 window.add(int(rank), Member.load(member, layouts))
         self._newest = max(self._windows, default=self._newest)
-        self._streaks = onset.load(data["streaks"])
+        self._streaks = load_streaks(data["streaks"])
         self._missed, self._malformed = int(data["missed"]), int(data["malformed"])
         self.too_late = int(data["too_late"])
         self._published = {key: self._windows[key].revision for key in self._windows if self._is_closed(key)}
+
+
+# --- windows as they are read ----------------------------------------------------------------------------------------
+
+
+def is_sound(event: SectionWindow | KernelWindow) -> bool:
+    """Return whether the columns of *event* are parallel, hold each name once, and its window can be one."""
+    size = len(event.names)
+    columns = (event.counts, event.min_ns, event.max_ns, event.median_ns, event.mean_ns, event.std_ns)
+    return (
+        all(len(column) == size for column in columns)
+        and (isinstance(event, KernelWindow) or len(event.entries) == size)
+        and len(set(event.names)) == size
+        and event.window >= 0
+    )
+
+
+def section_timings(event: SectionWindow, history: Lowest, number: int, layouts: Layouts) -> Timings:
+    """Return what *event* says, and let *history* learn of it."""
+    layout = layouts.of(event.names)
+    medians, entries = array("d", event.median_ns), array("d", event.entries)
+    if event.waits or not _are_times(medians):
+        waits = set(event.waits)
+        kept = [place for place, median in enumerate(medians) if _is_time(median) and layout.names[place] not in waits]
+        layout, (medians, entries) = _only(kept, layout, layouts, medians, entries)
+    return Timings(layout, medians, entries, history.take(layout, medians, layouts), number)
+
+
+def waited_ns(event: SectionWindow) -> float:
+    """Return how long the rank waited for others in all, in the sections that say so."""
+    if not event.waits:
+        return 0.0
+    waits = set(event.waits)
+    rows = zip(event.names, event.mean_ns, event.entries, strict=True)
+    return sum(mean * entries for name, mean, entries in rows if name in waits and _is_time(mean))
+
+
+def kernel_timings(
+    event: KernelWindow, history: Lowest, number: int, layouts: Layouts, exclude: Callable[[str], bool]
+) -> Timings:
+    """Return what *event* says without the kernels to *exclude*, and let *history* learn of it."""
+    layout = layouts.of(event.names)
+    medians, weights = array("d", event.median_ns), array("d", total_times(event.counts, event.mean_ns))
+    left_out_ns = 0.0
+    excluded = layout.excluded(exclude)
+    if excluded or not _are_times(medians) or not _are_times(weights):
+        left_out_ns = sum(weights[place] for place in excluded)
+        kept = [
+            place
+            for place, (median, weight) in enumerate(zip(medians, weights, strict=True))
+            if place not in excluded and _is_time(median) and _is_time(weight)
+        ]
+        layout, (medians, weights) = _only(kept, layout, layouts, medians, weights)
+    return Timings(layout, medians, weights, history.take(layout, medians, layouts), number, left_out_ns)
+
+
+def summary(event: SectionWindow | KernelWindow) -> Summary:
+    """Return the statistics of *event* by name."""
+    columns = zip(event.counts, event.min_ns, event.max_ns, event.median_ns, event.mean_ns, event.std_ns, strict=True)
+    fields = ("count", "min", "max", "median", "mean", "std")
+    return {name: dict(zip(fields, values, strict=True)) for name, values in zip(event.names, columns, strict=False)}
+
+
+def _are_times(values: Sequence[float]) -> bool:
+    # A sum that is finite has no infinity and no NaN in it.
+    return not values or (min(values) > 0.0 and math.isfinite(sum(values)))
+
+
+def _is_time(value: float) -> bool:
+    return 0.0 < value < math.inf
+
+
+def _only(
+    kept: list[int], layout: Layout, layouts: Layouts, *columns: array[float]
+) -> tuple[Layout, list[array[float]]]:
+    names = layouts.of(layout.names[place] for place in kept)
+    return names, [array("d", [column[place] for place in kept]) for column in columns]

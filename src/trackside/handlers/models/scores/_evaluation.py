@@ -1,15 +1,18 @@
-"""From what the ranks measured in one window to their scores, and to the reasons for the missing ones."""
+"""
+The scores of one window, and since when a rank is slow.
+
+The formulas are those of NVIDIA's resiliency extension (NVRx, straggler detection).
+"""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import mul, truediv
+from typing import Any, Final, NamedTuple
 
 import attrs
 
-from trackside.handlers.models.scores._formulas import Column, gpu_score, lowest, section_scores
-from trackside.handlers.models.scores._layout import Layout
 from trackside.handlers.models.scores._report import (
     EXCLUDED,
     GPU,
@@ -22,8 +25,51 @@ from trackside.handlers.models.scores._report import (
     KindScores,
     Missing,
     Scores,
+    Straggler,
+    Thresholds,
+    below,
 )
-from trackside.handlers.models.scores._window import Member, Timings, Window
+from trackside.handlers.models.scores._window import Layout, Member, Timings, Window
+
+Column = Sequence[float]
+
+
+def lowest(rows: Sequence[Column]) -> list[float]:
+    """Return the smallest value of each column of *rows*, of which there is at least one: the reference of peers."""
+    return list(map(min, *rows)) if len(rows) > 1 else list(rows[0])
+
+
+def section_scores(references: Column, medians: Column) -> list[float]:
+    """Return of each section the reference divided by the median: 0.5 is twice as slow as the reference."""
+    return list(map(truediv, references, medians))
+
+
+def gpu_score(references: Column, medians: Column, weights: Column) -> float | None:
+    """
+    Return the average of the kernels' scores, each weighted by its time.
+
+    Args:
+        references: Of each kernel the median to compare with.
+        medians: Of each kernel, the rank's own.
+        weights: Of each kernel the total time in the window: launches times mean.
+
+    Returns:
+        None if there is no kernel, or no time was spent in any.
+    """
+    total = sum(weights)
+    weighted: float = sum(map(mul, map(truediv, references, medians), weights))
+    return weighted / total if total else None
+
+
+def total_times(counts: Iterable[float], means: Iterable[float]) -> list[float]:
+    """Return of each kernel the total time: its weight in the GPU score."""
+    return list(map(mul, counts, means))
+
+
+def is_nccl(name: str) -> bool:
+    """Return whether *name* is a kernel of NCCL: its time is spent waiting for others, so it is left out."""
+    return "ncclDev" in name
+
 
 _NS_PER_S: Final = 1e9
 
@@ -104,9 +150,9 @@ def evaluate(
         _look_back(individual, ranks, members, references)
     computed = {kind: scores for kind, scores in ((RELATIVE, relative), (INDIVIDUAL, individual)) if kind in kinds}
     missing = [
-        told
+        lacking
         for place, (rank, member) in enumerate(zip(ranks, members, strict=True))
-        for told in _reasons(rank, member, place, computed, gpu_off)
+        for lacking in _reasons(rank, member, place, computed, gpu_off)
     ]
     return Evaluation(ranks, members, relative, individual, coverage, missing)
 
@@ -120,7 +166,7 @@ def _empty(size: int, names: list[str]) -> KindScores:
 
 
 def _peers(members: list[Member | None]) -> list[list[int]]:
-    """Return the places of those who are compared with each other; whoever is silent is not."""
+    """Return the places of the ranks that are compared with each other; silent ranks are left out."""
     groups: dict[str, list[int]] = {}
     for place, member in enumerate(members):
         if member is not None:
@@ -197,15 +243,15 @@ def _reasons(
         return
     lacking = [kind for kind, scores in computed.items() if scores.gpu[place] is None]
     if lacking:
-        yield from _told(rank, GPU, lacking, computed, _why_no_gpu(rank, member, gpu_off))
+        yield from _missing(rank, GPU, lacking, computed, _why_no_gpu(rank, member, gpu_off))
     known = member.sections.layout.places if member.sections is not None else {}
     for name in next(iter(computed.values()), KindScores()).sections:
         lacking = [kind for kind, scores in computed.items() if scores.sections[name][place] is None]
         if lacking:
-            yield from _told(rank, f"section {name}", lacking, computed, NOT_COMMON if name in known else NO_SAMPLES)
+            yield from _missing(rank, f"section {name}", lacking, computed, NOT_COMMON if name in known else NO_SAMPLES)
 
 
-def _told(rank: int, what: str, lacking: list[str], computed: dict[str, KindScores], why: str) -> Iterator[Missing]:
+def _missing(rank: int, what: str, lacking: list[str], computed: dict[str, KindScores], why: str) -> Iterator[Missing]:
     if len(lacking) == len(computed):
         yield Missing(rank, what, why)
     else:
@@ -220,3 +266,89 @@ def _why_no_gpu(rank: int, member: Member, gpu_off: Callable[[int], str | None])
     if len(member.kernels.layout):
         return NOT_COMMON
     return EXCLUDED if member.kernels.left_out_ns else NO_SAMPLES
+
+
+class Slow(NamedTuple):
+    """One rank, on one node, being slow in one thing; on another node it is another matter."""
+
+    rank: int
+    node: str
+    kind: str
+    what: str
+
+
+class Onset(NamedTuple):
+    """Where it began."""
+
+    window: int
+    step: int
+
+
+Streaks = dict[Slow, Onset]
+"""Who has been slow in every window that scored them, and since when."""
+
+
+def flagged(evaluation: Evaluation, thresholds: Thresholds) -> dict[Slow, int]:
+    """Return who is below a threshold, and the place of each in the report."""
+    found = {}
+    for kind, scores in evaluation.kinds():
+        for what, column in scores.columns():
+            for place in below(column, thresholds.of(kind, what)):
+                member = evaluation.members[place]
+                found[Slow(evaluation.ranks[place], member.node if member else "", kind, what)] = place
+    return found
+
+
+def continued(streaks: Streaks, slow: dict[Slow, int], evaluation: Evaluation, here: Onset) -> Streaks:
+    """Return *streaks* as they are after a window with the stragglers *slow*; a missing score changes nothing."""
+    after = {key: streaks.get(key, here) for key in slow}
+    places = None
+    for key, onset in streaks.items():
+        if key in after:
+            continue
+        if places is None:
+            places = {rank: place for place, rank in enumerate(evaluation.ranks)}
+        place = places.get(key.rank)
+        member = None if place is None else evaluation.members[place]
+        if (
+            place is None
+            or member is None
+            or (member.node == key.node and evaluation.score(place, key.kind, key.what) is None)
+        ):
+            after[key] = onset
+    return after
+
+
+def stragglers(evaluation: Evaluation, slow: dict[Slow, int], streaks: Streaks) -> list[Straggler]:
+    """Return the stragglers of a window, the worst first."""
+    found = []
+    for key, place in slow.items():
+        score = evaluation.score(place, key.kind, key.what)
+        assert score is not None
+        since = streaks[key]
+        found.append(
+            Straggler(
+                rank=key.rank,
+                node=key.node,
+                kind=key.kind,
+                what=key.what,
+                score=score,
+                lost_s_per_step=evaluation.lost_s_per_step(place, key.kind, key.what, score),
+                since_window=since.window,
+                since_step=since.step,
+            )
+        )
+    return sorted(found, key=lambda one: (one.score, one.rank, one.kind, one.what))
+
+
+def dump_streaks(streaks: Streaks) -> list[list[Any]]:
+    """Return *streaks* as plain data."""
+    return [[*key, *onset] for key, onset in streaks.items()]
+
+
+def load_streaks(data: Any) -> Streaks:
+    """Return what was dumped as *data*."""
+    return {
+        Slow(int(rank), str(node), str(kind), str(what)): Onset(window, step)
+        for rank, node, kind, what, window, step in data
+    }

@@ -1,15 +1,110 @@
-"""One window as the aggregator holds it: what each rank measured in it."""
+"""The times that ranks measured in one window, and their compact form."""
 
 from __future__ import annotations
 
+import sys
 from array import array
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, Final
 
 import attrs
 
-from trackside.handlers.models.scores._layout import Layout, Layouts
-from trackside.handlers.models.scores._packing import packed, unpacked
+_IS_LITTLE: Final = sys.byteorder == "little"
+
+
+def packed(values: array[float]) -> bytes:
+    """Return *values* as packed 64-bit floats, little-endian."""
+    if _IS_LITTLE:
+        return values.tobytes()
+    swapped = values[:]
+    swapped.byteswap()
+    return swapped.tobytes()
+
+
+def unpacked(data: bytes) -> array[float]:
+    """Return the 64-bit floats packed in *data*."""
+    values = array("d")
+    values.frombytes(data)
+    if not _IS_LITTLE:
+        values.byteswap()
+    return values
+
+
+def packed_numbers(values: Iterable[int]) -> bytes:
+    """Return *values* as packed unsigned 32-bit integers, little-endian."""
+    numbers = array("I", values)
+    if not _IS_LITTLE:
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def unpacked_numbers(data: bytes) -> list[int]:
+    """Return the unsigned 32-bit integers packed in *data*."""
+    numbers = array("I")
+    numbers.frombytes(data)
+    if not _IS_LITTLE:
+        numbers.byteswap()
+    return numbers.tolist()
+
+
+_MAX_LAYOUTS: Final = 1024
+
+Pick = Callable[[Sequence[float]], Sequence[float]]
+
+
+class Layout:
+    """Some names in an order. Equal ones from one `Layouts` are usually the same object."""
+
+    __slots__ = ("_excluded", "names", "places")
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
+        self.places = {name: place for place, name in enumerate(names)}
+        self._excluded: tuple[Callable[[str], bool], frozenset[int]] | None = None
+
+    def excluded(self, exclude: Callable[[str], bool]) -> frozenset[int]:
+        """Return the places of the names that *exclude* says yes to."""
+        if self._excluded is None or self._excluded[0] is not exclude:
+            self._excluded = exclude, frozenset(place for place, name in enumerate(self.names) if exclude(name))
+        return self._excluded[1]
+
+    def pick(self, names: Sequence[str]) -> Pick | None:
+        """Return a function that takes the columns of *names*, all of them here, out of a row; None if it is as is."""
+        if tuple(names) == self.names:
+            return None
+        return picker([self.places[name] for name in names])
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+class Layouts:
+    """Makes a layout for each combination of names, once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, ...], Layout] = {}
+
+    def of(self, names: Iterable[str]) -> Layout:
+        """Return the layout of *names*."""
+        key = tuple(names)
+        layout = self._known.get(key)
+        if layout is None:
+            if len(self._known) >= _MAX_LAYOUTS:
+                self._known.clear()  # those in use stay alive with what uses them
+            layout = self._known[key] = Layout(key)
+        return layout
+
+
+def picker(places: Sequence[int]) -> Pick:
+    """Return a function that takes the values at *places* out of a row."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    if not places:
+        return lambda _row: ()
+    place = places[0]
+    return lambda row: (row[place],)
+
 
 Key = tuple[int, int]
 """Attempt and number of a window, in which order windows follow each other."""
@@ -173,4 +268,6 @@ class Names:
     @staticmethod
     def load(data: Any, layouts: Layouts) -> list[Layout]:
         """Return the layouts that were dumped as *data*."""
-        return [layouts.of(map(str, names)) for names in data]
+        if not all(type(name) is str for names in data for name in names):
+            raise TypeError("a name that is no text")
+        return [layouts.of(names) for names in data]

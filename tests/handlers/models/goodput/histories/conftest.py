@@ -99,10 +99,10 @@ def live(stream):
         start = event.at_ns - getattr(event, "duration_ns", 0)
         starts.append(start)
         if isinstance(event, SpanStarted):
-            open_spans[event.id] = event
+            open_spans[event.span_id] = event
             is_restored = is_restored or event.name == "checkpoint_load"
         elif isinstance(event, SpanEnded):
-            open_spans.pop(event.id, None)
+            open_spans.pop(event.span_id, None)
             bucket, custom = bucket_of(event)
             if bucket is not None:
                 claim(start, event.at_ns, bucket, custom, order)
@@ -180,11 +180,11 @@ def instants_of(life, wasted_from, is_over):
 
 
 def start_up(life, wasted_from, found):
-    """Turn the beginning of the first step into startup, as far as it took longer than the mean of the others."""
+    """Turn the beginning of the first step into startup, as far as it exceeds the mean of the others that count."""
     own = [
         [instant for instant in range(step[1], step[2]) if instant not in life.claims]
         for step in life.steps
-        if step[4] and not step[3]
+        if step[4] and not step[3] and not life.is_wasted(step, wasted_from)
     ]
     if not life.steps or life.steps[0][3] or not life.steps[0][4] or life.is_wasted(life.steps[0], wasted_from):
         return
@@ -319,7 +319,7 @@ class Historian:
         number = next(stream.ids)
 
         def begin():
-            stream.put(SpanStarted(at_ns=start, id=number, parent_id=0, name=name, span_id=0, step=-1, attributes={}))
+            stream.put(SpanStarted(at_ns=start, span_id=number, parent_span_id=0, name=name, step=-1, attributes={}))
 
         moments.append((start, begin))
         if self.rng.random() < 0.95:
@@ -379,7 +379,7 @@ class Historian:
                     start,
                     lambda: stream.put(
                         SpanStarted(
-                            at_ns=start, id=number, parent_id=0, name=name, span_id=0, step=-1, attributes=attributes
+                            at_ns=start, span_id=number, parent_span_id=0, name=name, step=-1, attributes=attributes
                         )
                     ),
                 )

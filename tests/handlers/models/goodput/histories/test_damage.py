@@ -68,7 +68,9 @@ def misnumber(events, place, event, rng):
 
 def intrude(events, place, event, rng):
     start, length = 1_000 + rng.randrange(200), rng.randrange(1, 30)
-    other = IterationEnded(at_ns=start + length, duration_ns=length, step=rng.randrange(20), span_id=0, id=77)
+    other = IterationEnded(
+        at_ns=start + length, duration_ns=length, step=rng.randrange(20), parent_span_id=0, span_id=77
+    )
     events.insert(rng.randrange(len(events) + 1), other)
 
 

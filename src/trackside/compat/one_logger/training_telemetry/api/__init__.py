@@ -1,4 +1,4 @@
-"""What a training job imports."""
+"""The names that a training job imports."""
 
 from trackside.compat.one_logger.training_telemetry.api.callbacks import (
     on_app_end,

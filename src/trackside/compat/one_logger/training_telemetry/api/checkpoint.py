@@ -1,4 +1,4 @@
-"""How checkpoints are saved."""
+"""The ways to save a checkpoint."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import attrs
 
-from trackside.compat.one_logger._settings import take, told
+from trackside.compat.one_logger._settings import initialize, resolved
 from trackside.compat.one_logger.api.telemetry_config import ApplicationType
 from trackside.compat.one_logger.training_telemetry.api.checkpoint import CheckPointStrategy
 from trackside.job import TrainingConfig
@@ -18,7 +18,7 @@ OrFunction: TypeAlias = T | Callable[[], T]
 
 def _told_by(field: str) -> Any:
     """Return a property that reads *field*, and calls what it finds there if that is a function."""
-    return property(lambda self: told(getattr(self, field)), doc=f"What `{field}` says now.")
+    return property(lambda self: resolved(getattr(self, field)), doc=f"What `{field}` says now.")
 
 
 @attrs.define(kw_only=True, init=False)
@@ -51,7 +51,7 @@ class TrainingTelemetryConfig:
     custom_metadata: dict[str, Any] | None = None
 
     def __init__(self, **given: Any) -> None:
-        take(self, given)
+        initialize(self, given)
         self.to_trackside()
 
     def to_trackside(self) -> TrainingConfig:

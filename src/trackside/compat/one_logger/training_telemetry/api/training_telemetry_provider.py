@@ -1,4 +1,4 @@
-"""How a training job configures One Logger, step by step."""
+"""The configuration of One Logger in a training job, step by step."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from trackside.compat.one_logger.core.event import (
 from trackside.compat.one_logger.core.exceptions import assert_that
 from trackside.compat.one_logger.core.span import Span
 from trackside.compat.one_logger.exporter.exporter import BaseExporter, ExportError
-from trackside.handlers._courier import Courier
+from trackside.handlers.export import BatchExporter
 from trackside.handlers.wandb import leave_dead_service, open_run
 
 _CLOSE_S: Final = 10.0
@@ -92,9 +92,9 @@ class _Run:
     def open(self) -> None:
         config = self._config
         Path(config.save_dir).mkdir(parents=True, exist_ok=True)
-        told = {"base_url": config.host, **({"api_key": config.api_key} if config.api_key else {})}
+        fields = {"base_url": config.host, **({"api_key": config.api_key} if config.api_key else {})}
         init = {"project": config.project, "name": config.run_name, "entity": config.entity, "tags": config.tags}
-        self._run = open_run({**init, "dir": config.save_dir, "settings": told}, id=self._id, resume="allow")
+        self._run = open_run({**init, "dir": config.save_dir, "settings": fields}, id=self._id, resume="allow")
 
     def log(self, metrics: dict[str, Any]) -> None:
         if self._run is None:
@@ -212,7 +212,9 @@ class WandBExporterAsync(WandBExporterBase):
     def __init__(self, config: Config, metric_naming_strategy: MetricNamingStrategy | None = None) -> None:
         super().__init__(config, metric_naming_strategy)
         # One at a time: after a failure nothing is handed over twice.
-        self._courier: Courier[dict[str, Any]] = Courier(self._deliver, name="wandb", batch_items=1, every_s=0.1)
+        self._batches: BatchExporter[dict[str, Any]] = BatchExporter(
+            self._deliver, name="wandb", max_batch_items=1, export_interval_s=0.1
+        )
         self._raised = ""
 
     def close(self) -> None:
@@ -223,9 +225,9 @@ class WandBExporterAsync(WandBExporterBase):
             ExportError: if something could not be handed over.
         """
         super().close()
-        self._courier.put({}, events=0)  # behind all metrics: the end
-        if not self._courier.close(_CLOSE_S):
-            raise ExportError(f"W&B: {self._courier.losses()}: {self._courier.trouble}")
+        self._batches.put({}, events=0)  # behind all metrics: the end
+        if not self._batches.close(_CLOSE_S):
+            raise ExportError(f"W&B: {self._batches.losses()}: {self._batches.last_error}")
 
     def _deliver(self, batch: list[dict[str, Any]]) -> None:
         for metrics in batch:
@@ -235,8 +237,8 @@ class WandBExporterAsync(WandBExporterBase):
                 self._run.finish()
 
     def _log_metrics(self, metrics: dict[str, Any]) -> None:
-        taken = self._courier.put(metrics)
-        trouble = self._courier.trouble if taken else "too much waits"
+        taken = self._batches.put(metrics)
+        trouble = self._batches.last_error if taken else "too much waits"
         if trouble != self._raised:
             self._raised = trouble
             if trouble:

@@ -1,0 +1,138 @@
+"""Admission to the dispatcher's queue: which events of a type are let in, and which are dropped and counted."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from types import CodeType
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from trackside.core import ThreadSafeCount
+from trackside.events import ITERATION, LIFECYCLE, PROFILE, Event, HandlerSuspended, Priority
+
+if TYPE_CHECKING:
+    from trackside.bus._subscribers import Step
+
+QUEUE_LIMIT: Final = 16_384
+"""Events the queue holds at most."""
+
+# The share of the queue that each priority may fill.
+_SHARE: Final = {PROFILE: 1 / 2, ITERATION: 4 / 5, LIFECYCLE: 1.0}
+_WAKE_SHARE: Final = 3 / 4
+"""Of its share; an event that finds so much in the queue wakes the dispatcher."""
+
+
+class Admission:
+    """
+    Admits events of one type, and counts them on both sides of the queue.
+
+    ``offered = taken + dropped + in the queue``, each counted where it happens: offered and dropped by the thread that
+    logs, taken, and the invalid and redacted among them, by the dispatcher.
+    """
+
+    __slots__ = (
+        "_append",
+        "_limit",
+        "_most",
+        "_queue",
+        "_wake",
+        "_wake_at",
+        "ceiling",
+        "cls",
+        "dropped",
+        "failed",
+        "invalid",
+        "offered",
+        "redacted",
+        "suppressed",
+        "taken",
+    )
+
+    def __init__(self, cls: type[Event], queue: deque[Any], limit: int, wake: Callable[[], object]) -> None:
+        self.cls = cls
+        self.offered = ThreadSafeCount()
+        self.dropped = ThreadSafeCount()
+        self.failed = self.dropped
+        """An event that could not even be queued, because memory or the stack is short, is dropped."""
+        self.suppressed = ThreadSafeCount()
+        self.taken = 0
+        self.invalid = 0
+        self.redacted = 0
+        self.ceiling: float = math.inf
+        self._queue = queue
+        self._append = queue.append
+        self._wake = wake
+        self._most = max(1, int(limit * _SHARE[Priority(cls.priority)]))
+        self._wake_at = self._limit = max(1, int(self._most * _WAKE_SHARE))
+
+    def step(self) -> Step:
+        """Return this admission's step on a route."""
+        return self.offered.add, self.admit, None, self
+
+    def admit(self, event: Event) -> None:
+        """Queue *event* if there is room for its priority, else count it as dropped."""
+        # Threads that ask at the same moment may overshoot by one each; a lock would cost more than that.
+        if len(self._queue) < self._limit or self._has_room():
+            self._append(event)  # the last line: see `is_settled`
+
+    def _has_room(self) -> bool:
+        """Return whether the full queue has room for this priority; else count the event as dropped."""
+        is_first = self._limit < self._most
+        if is_first:  # since the dispatcher was here; the events after it pay nothing for this
+            self._limit = self._most
+            self._wake()
+        if len(self._queue) < self._most:
+            return True
+        return self.dropped.add() < 0  # the last line: see `is_settled`
+
+    def reset(self) -> None:
+        """Let the next event that finds the queue filling wake the dispatcher, which was here."""
+        self._limit = self._wake_at
+
+    def offer(self, event: Event) -> None:
+        """Do what `Bus.log` does with the step: count *event*, and queue it if there is room."""
+        self.offered.add()
+        self.admit(event)
+
+    def interrupt(self, error: BaseException) -> None:
+        """Account for an event whose admission was interrupted by *error* of a signal handler."""
+        if not is_settled(error, _ADMIT, _HAS_ROOM):
+            self.dropped.add()
+
+    def fail(self, error: BaseException) -> HandlerSuspended | None:  # noqa: ARG002  the protocol's
+        """Count an event that could not even be queued: memory is short."""
+        self.dropped.add()
+        return None
+
+
+def is_settled(error: BaseException, *codes: CodeType) -> bool:
+    """
+    Return whether *error* interrupted one of *codes* on its last line.
+
+    Python runs signal handlers after a call has returned. So if the last line of a function is the call that counts an
+    event, an exception of a signal handler on that line comes after the event was counted.
+    """
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if code in codes and trace.tb_lineno == max(line for *_, line in code.co_lines() if line is not None):
+            return True
+        trace = trace.tb_next
+    return False
+
+
+_ADMIT: Final = Admission.admit.__code__
+_HAS_ROOM: Final = Admission._has_room.__code__  # noqa: SLF001
+
+Admissions: TypeAlias = Mapping[type[Event], Admission]
+
+
+def dropped_by_name(admissions: Admissions) -> dict[str, int]:
+    """Return what the queue dropped so far, by wire name; a class declared anew has its predecessor's."""
+    counts: dict[str, int] = {}
+    for admission in list(admissions.values()):
+        dropped = admission.dropped.value
+        if dropped:
+            counts[admission.cls.wire_name] = counts.get(admission.cls.wire_name, 0) + dropped
+    return counts

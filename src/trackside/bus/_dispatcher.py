@@ -1,0 +1,647 @@
+"""
+The dispatcher: the thread that empties the queue, numbers the events, encodes each once and delivers it.
+
+It calls no foreign code but rules, redaction and what models do, so no sink can stall it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import attrs
+
+from trackside.bus._admission import Admission, dropped_by_name
+from trackside.bus._frames import ROW_EXTRA_BYTES, FrameBatcher
+from trackside.bus._subscribers import (
+    FrameSubscriber,
+    Join,
+    Leave,
+    ModelSubscriber,
+    QueuedSubscriber,
+    SinkSubscriber,
+)
+from trackside.core import LateThread, RateLimitedLog, complain, described, is_power_of_two, left_s
+from trackside.events import (
+    Event,
+    EventsDropped,
+    Source,
+    SourceEnded,
+    SourceStarted,
+    UnknownEvent,
+    clock,
+    is_declared,
+    process_source,
+    set_process_source,
+)
+from trackside.wire import RowEncoder, Schema
+
+POLL_S: Final = 0.2
+"""Between two drains of the queue if no thread asks for one: to be woken costs a thread more than some events do."""
+BUSY_POLL_S: Final = 0.05
+"""The same while many events come: then that is little, and a viewer does not wait long."""
+_BUSY_PER_S: Final = 10_000
+ROUNDS: Final = 3
+"""How often a drain goes on with what models published; more would let a model that feeds itself keep it."""
+_READ_CLOCK_EVERY: Final = 256
+_REPORT_DROPPED_NS: Final = 10**9
+_INJECTED_BYTES: Final = 512
+"""What an event of another process counts for in a sink's queue: its encoded size is no longer known."""
+_WAKE: Final = "wake"
+_STOP: Final = "stop"
+
+
+class StreamView(NamedTuple):
+    """The state of the dispatcher at one place of the stream; every frame before it was cut."""
+
+    source: Source | None
+    """The source of the stream; None if none has begun."""
+    next_seq: int
+    """The number of the next event."""
+    dropped: int
+    """Events of this source that got no number."""
+    models: Sequence[Any]
+    """As they are after the event before."""
+
+
+class Barrier(NamedTuple):
+    """In the queue: call *act* at this place of the stream."""
+
+    act: Callable[[StreamView], object]
+
+
+class Inject(NamedTuple):
+    """In the queue: events of other processes, which have their numbers."""
+
+    events: Sequence[Event]
+
+
+class Begin(NamedTuple):
+    """In the queue: from here on events are this source's."""
+
+    source: Source
+
+
+class End(NamedTuple):
+    """In the queue: the source's stream ends here."""
+
+    reason: str
+    for_good: bool = False
+    """Whether no other may begin: the bus is closed."""
+
+
+class StreamIdentity:
+    """
+    The source under which a bus numbers its events: the bus's own, else this process's.
+
+    Args:
+        given: The bus's own source, if it has one.
+    """
+
+    def __init__(self, given: Source | None) -> None:
+        self._given = given
+
+    def find(self) -> Source:
+        """Return the source of the next stream."""
+        return self._given or process_source()
+
+    def renew(self, ended: Source) -> Source:
+        """
+        Return *ended* under another id: ``(source, number)`` is one event for ever, so a second stream needs another.
+
+        If the bus or the process had the ended source, it has the new one from now on, also as the parent of others.
+        """
+        fresh = attrs.evolve(ended, id=os.urandom(8).hex())
+        if self._given is ended:
+            self._given = fresh
+        elif self._given is None:
+            set_process_source(fresh, instead_of=ended)
+        return fresh
+
+    def become_child(self) -> None:
+        """In a forked child: be the child of the bus's own source."""
+        if self._given is not None:
+            self._given = self._given.child()
+
+
+class FanOut:
+    """The resolved subscribers of one event type."""
+
+    __slots__ = (
+        "admission",
+        "appends",
+        "batch",
+        "encode",
+        "groups",
+        "is_plain",
+        "models",
+        "needs_number",
+        "ruled",
+        "schema",
+        "sinks",
+    )
+
+    def __init__(self, admission: Admission, subscribers: Sequence[QueuedSubscriber]) -> None:
+        frames = [each for each in subscribers if isinstance(each, FrameSubscriber) and each.group is not None]
+        # One of each group stands for it: the others have the same filter.
+        leaders = {each.filter_key: each for each in frames}
+        self.admission = admission
+        self.schema: Schema | None = None
+        self.encode: Callable[[Event, int], bytes] | None = None
+        self.batch = -1
+        self.groups = tuple(each.group for each in leaders.values() if each.group is not None)
+        self.appends = tuple(each.group.rows.append for each in leaders.values() if each.decide is None and each.group)
+        self.ruled = tuple(each for each in leaders.values() if each.decide is not None)
+        self.models = tuple(each for each in subscribers if isinstance(each, ModelSubscriber))
+        self.sinks = tuple(each for each in subscribers if isinstance(each, SinkSubscriber))
+        self.needs_number = bool(self.models or self.sinks or self.ruled)
+        """Whether a subscriber reads the event itself, and so its number."""
+        self.is_plain = not self.needs_number and len(self.appends) == 1
+        """Whether the event is wanted in one group alone, as a row: so are most where many come."""
+
+
+class Dispatcher:
+    """
+    The queue, and the one thread that empties it.
+
+    Args:
+        limit: Events that may wait.
+        identity: Names the source, when its stream begins with its first event.
+        redact: What is applied to each event first, if anything.
+    """
+
+    def __init__(
+        self,
+        *,
+        limit: int,
+        identity: StreamIdentity,
+        redact: Callable[[Event], Event | None] | None,
+    ) -> None:
+        self.queue: deque[Any] = deque()
+        self.queue_peak = 0
+        self.admissions: dict[type[Event], Admission] = {}
+        self.redact = redact
+        self.source: Source | None = None
+        """The source of the stream at present."""
+        self._limit = limit
+        self._identity = identity
+        self._is_over = False
+        self._thread = LateThread(self._serve, "trackside-dispatcher")
+        self._draining = threading.RLock()
+        self._holder: int | None = None
+        # C code: a signal handler that flushes while its thread is inside a flush cannot deadlock here.
+        self._requests: queue.SimpleQueue[threading.Lock | str] = queue.SimpleQueue()
+        self._has_published = False
+        self._log = RateLimitedLog()
+        self._drained_s = 0.0
+        self._pause_s = POLL_S
+        self._inject_offered = 0
+        self._inject_done = 0
+        self._subscribers: list[QueuedSubscriber] = []
+        self._encoder = RowEncoder()
+        self._batcher = FrameBatcher()
+        self._fan_outs: dict[type[Event], FanOut] = {}
+        self._known_ids: set[str] = set()
+        self._dropped_reported: dict[str, int] = {}
+        self._dropped_since_ns = clock.now_ns()
+        self._dropped_reported_ns = 0
+
+    # --- in the callers' threads -------------------------------------------------------------------------------
+
+    def admission(self, cls: type[Event]) -> Admission:
+        """Return the admission of *cls*, one for ever."""
+        known = self.admissions.get(cls)
+        if known is not None:
+            return known
+        return self.admissions.setdefault(cls, Admission(cls, self.queue, self._limit, self._wake))
+
+    def _wake(self) -> None:
+        """Have the thread drain the queue now."""
+        self._requests.put(_WAKE)
+
+    def start(self) -> bool:
+        """Start the thread if it was not started; False if none can be: flush and close drain in their own thread."""
+        return self._thread.start()
+
+    def inject(self, events: Sequence[Event]) -> bool:
+        """Queue events of other processes; False if as many as half the queue holds wait already."""
+        waiting = self._inject_offered - self._inject_done
+        if waiting and waiting + len(events) > self._limit // 2:
+            return False
+        self._inject_offered += len(events)
+        self.queue.append(Inject(events))
+        self.start()
+        if waiting + len(events) >= self._limit // 4:
+            self._wake()
+        return True
+
+    def put(self, item: object) -> None:
+        """Queue *item*, to be processed between the events before it and those after it, soon."""
+        self.queue.append(item)
+        self._wake()
+
+    def publish(self, event: Event) -> None:
+        """Queue an event of a model, and process it before the drain that the model is in has ended."""
+        self._has_published = True
+        self.admission(type(event)).offer(event)
+
+    def is_here(self) -> bool:
+        """Return whether the caller is inside the dispatcher's work, or holds it still."""
+        return self._holder == threading.get_ident()
+
+    def settle(self, timeout_s: float) -> bool:
+        """Have everything queued so far numbered, read by models and handed to sinks; False if time ran out."""
+        if self.is_here():
+            return False
+        deadline_s = time.monotonic() + timeout_s
+        if not self._thread.is_alive:
+            return self._settle_here(deadline_s)
+        done = threading.Lock()
+        done.acquire()
+        self._requests.put(done)
+        while not done.acquire(timeout=min(POLL_S, left_s(deadline_s))):
+            if not self._thread.is_alive:
+                return self._settle_here(deadline_s)
+            if time.monotonic() >= deadline_s:
+                return False
+        return True
+
+    def _settle_here(self, deadline_s: float) -> bool:
+        try:
+            return self.hold(left_s(deadline_s)) and self._drain(at_once=True, deadline_s=deadline_s)
+        finally:
+            if self.is_here():  # also if Ctrl-C came before `hold` returned
+                self.release()
+
+    def halt(self, timeout_s: float) -> bool:
+        """End the thread; return whether it has ended."""
+        if self._thread.is_started:
+            self._requests.put(_STOP)
+        return self._thread.join(timeout_s)
+
+    def counts(self, waiting: Iterable[Any]) -> dict[str, Any]:
+        """Return the dispatcher's part of `BusStats`, of a queue that holds *waiting*."""
+        by_type: dict[str, int] = {}
+        for admission in list(self.admissions.values()):
+            numbered = admission.taken - admission.invalid - admission.redacted
+            if numbered:
+                name = admission.cls.wire_name
+                by_type[name] = by_type.get(name, 0) + numbered
+        return {
+            "published": sum(by_type.values()),
+            "by_type": by_type,
+            "dropped_by_type": dropped_by_name(self.admissions),
+            "in_queue": sum(isinstance(item, Event) for item in waiting),
+            "queue_peak": self.queue_peak,
+            "strings_cut": self._encoder.cuts,
+        }
+
+    def hold(self, timeout_s: float) -> bool:
+        """Hold the dispatcher still, for a consistent look at its counts; pair with `release` if True."""
+        if self.is_here():
+            return False
+        try:
+            if not self._draining.acquire(timeout=timeout_s):
+                return False
+            self._holder = threading.get_ident()
+        except BaseException:  # Ctrl-C, which may have come before or after
+            with contextlib.suppress(RuntimeError):  # it came before
+                self._draining.release()
+            raise
+        return True
+
+    def release(self) -> None:
+        """Let the dispatcher go on."""
+        self._holder = None
+        self._draining.release()
+
+    @contextlib.contextmanager
+    def held(self, timeout_s: float) -> Iterator[None]:
+        """Hold the dispatcher still, unless it does not come to that within *timeout_s*."""
+        was_held = self.is_here()
+        try:
+            self.hold(timeout_s)
+            yield
+        finally:
+            if not was_held and self.is_here():  # also if Ctrl-C came before `hold` returned
+                self.release()
+
+    # --- the thread --------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        stop = False
+        while not stop and not self._is_over:
+            waiting: list[threading.Lock] = []
+            try:
+                request = self._requests.get(timeout=self._pause_s)
+                while True:
+                    if isinstance(request, str):
+                        stop = stop or request == _STOP
+                    else:
+                        waiting.append(request)
+                    request = self._requests.get_nowait()
+            except queue.Empty:
+                pass
+            if self.hold(threading.TIMEOUT_MAX):
+                try:
+                    self._drain(at_once=bool(waiting) or stop)
+                except BaseException as error:
+                    self._survive(error)
+                finally:
+                    self.release()
+            for done in waiting:
+                done.release()
+
+    def _drain(self, *, at_once: bool, deadline_s: float | None = None) -> bool:
+        """
+        Work through the queue; *at_once* hands also an unfinished batch to the sinks.
+
+        Returns:
+            Whether everything queued at first is done; what came meanwhile may wait, so that busy callers cannot keep
+            the dispatcher from its other duties.
+        """
+        now_s, count = time.monotonic(), len(self.queue)
+        is_busy = count > _BUSY_PER_S * (now_s - self._drained_s)
+        self._drained_s, self._pause_s = now_s, BUSY_POLL_S if is_busy else POLL_S
+        self.queue_peak = max(self.queue_peak, count)
+        done = self._work_through(count, deadline_s)
+        for _ in range(ROUNDS - 1):
+            if not self._has_published:
+                break
+            self._has_published = False
+            self._work_through(len(self.queue), deadline_s)
+        self._finish(at_once=at_once)
+        for admission in list(self.admissions.values()):
+            admission.reset()
+        return done
+
+    def _work_through(self, count: int, deadline_s: float | None) -> bool:
+        """Process the first *count* items of the queue; False if time ran out."""
+        queue, deliver, deliver_alike = self.queue, self._deliver, self._deliver_alike
+        place = 0
+        try:
+            while place < count:
+                if deadline_s is not None and not place % _READ_CLOCK_EVERY and time.monotonic() > deadline_s:
+                    return False
+                item = queue.popleft()
+                place += 1
+                try:
+                    if isinstance(item, Event):
+                        if deliver(item) and place < count:
+                            place += deliver_alike(min(count - place, -place % _READ_CLOCK_EVERY))
+                    else:
+                        self._process(item)
+                except BaseException as error:
+                    self._survive(error)
+        finally:
+            self._send_to_models()
+        return True
+
+    def _survive(self, error: BaseException) -> None:
+        """Go on after a mistake of ours; an interrupt of a thread that drains for lack of a dispatcher is its own."""
+        if isinstance(error, (KeyboardInterrupt, SystemExit)) and not self._thread.is_current:
+            raise error
+        self._log.complain("the dispatcher failed: %s; it goes on", described(error))
+
+    def _finish(self, *, at_once: bool) -> None:
+        """Do what is due after some events; *at_once* hands also an unfinished batch to the sinks."""
+        now_ns = clock.monotonic_ns()
+        if at_once or now_ns - self._dropped_reported_ns >= _REPORT_DROPPED_NS:
+            self._dropped_reported_ns = now_ns
+            if self.source is not None:
+                self._report_dropped()
+            self._report_missed()
+        if at_once or self._batcher.is_due():
+            self._cut()
+        for subscriber in self._subscribers:
+            subscriber.send()
+
+    # --- barriers ----------------------------------------------------------------------------------------------
+
+    def _process(self, item: object) -> None:
+        """Process an *item* that is no event, at its place between the events."""
+        self._send_to_models()
+        if isinstance(item, Inject):
+            self._inject(item.events)
+            return
+        self._cut()
+        self._fan_outs = {}
+        if isinstance(item, Join):
+            self._join(item.subscriber)
+        elif isinstance(item, Leave):
+            self._leave(item.subscriber)
+        elif isinstance(item, Barrier):
+            self._report_missed()
+            dropped = self._batcher.dropped_total(self.admissions) if self.source is not None else 0
+            models = [each.handler for each in self._subscribers if isinstance(each, ModelSubscriber)]
+            item.act(StreamView(self.source, self._batcher.first_seq, dropped, models))
+        elif isinstance(item, Begin):
+            self._begin(item.source)
+        elif isinstance(item, End):
+            self._end(item.reason)
+            self._is_over = self._is_over or item.for_good
+
+    def _join(self, subscriber: QueuedSubscriber) -> None:
+        if self._is_over:
+            return
+        subscriber.join(self.admissions)
+        self._subscribers.append(subscriber)
+        if isinstance(subscriber, FrameSubscriber):
+            self._batcher.join(subscriber)
+            if self.source is not None:
+                subscriber.open(self.source)
+
+    def _leave(self, subscriber: QueuedSubscriber) -> None:
+        if subscriber in self._subscribers:
+            self._subscribers.remove(subscriber)
+            if isinstance(subscriber, ModelSubscriber):
+                subscriber.report_missed(self.admissions, self.source)
+        subscriber.leave(self.admissions)
+        if isinstance(subscriber, FrameSubscriber):
+            self._batcher.leave(subscriber)
+        subscriber.send()
+
+    def _begin(self, source: Source) -> None:
+        """Start the numbered stream of *source*, ending the one before."""
+        if self._is_over:
+            return
+        if self.source is not None:
+            self._end("succeeded by another source")
+        if source.id in self._known_ids:
+            source = self._identity.renew(source)
+        self._known_ids.add(source.id)
+        self.source = source
+        for subscriber in self._subscribers:
+            if isinstance(subscriber, FrameSubscriber):
+                subscriber.open(source)
+        self._deliver_own(SourceStarted(identity=source.to_wire(), span_id=0, step=-1))
+
+    def _end(self, reason: str) -> None:
+        if self.source is None:
+            return
+        self._report_dropped()
+        self._deliver_own(SourceEnded(reason=reason, span_id=0, step=-1))
+        self._send_to_models()
+        self._cut()
+        self._batcher.end(self.admissions)
+        self.source = None
+
+    def _cut(self) -> None:
+        if self.source is not None:
+            self._batcher.cut(self.source.id, self.admissions)
+
+    def _send_to_models(self) -> None:
+        for subscriber in self._subscribers:
+            if isinstance(subscriber, ModelSubscriber):
+                subscriber.send()
+
+    # --- events ------------------------------------------------------------------------------------------------
+
+    def _deliver(self, event: Event) -> bool:
+        """Deliver *event* with a number, encoded once; return whether `_deliver_alike` may do the next ones."""
+        fan_out = self._fan_outs.get(type(event)) or self._resolve(type(event))
+        admission = fan_out.admission
+        if self.source is None:
+            if self._is_over:
+                admission.dropped.add()  # of a log() that had begun before the bus was closed
+                return False
+            self._begin(self._identity.find())
+        admission.taken += 1
+        batcher = self._batcher
+        if batcher.room_bytes <= 0:
+            self._cut()
+        try:
+            if self.redact is not None:
+                redacted = _redacted(event, self.redact)
+                if redacted is None:
+                    admission.redacted += 1
+                    return False
+                event = redacted
+            if fan_out.encode is None:
+                schema, row = self._encoder.encode(event, batcher.offset)
+                batcher.introduce(schema, fan_out.groups)
+            else:
+                row = fan_out.encode(event, batcher.offset)
+                if fan_out.batch != batcher.batch:
+                    fan_out.batch = batcher.batch
+                    batcher.introduce(fan_out.schema, fan_out.groups)  # type: ignore[arg-type]
+            if fan_out.needs_number:
+                event._source = self.source  # type: ignore[assignment]  # noqa: SLF001  these slots are the dispatcher's
+                event._seq = batcher.first_seq + batcher.offset  # noqa: SLF001
+        except BaseException as error:  # one bad value costs one event
+            admission.invalid += 1
+            if not isinstance(error, Exception):
+                raise  # an interrupt may be meant for the thread that drains; the dispatcher decides
+            _report_invalid(admission, error)
+            return False
+        batcher.offset += 1
+        batcher.room_bytes -= len(row) + ROW_EXTRA_BYTES
+        for append in fan_out.appends:
+            append(row)
+        for frames in fan_out.ruled:
+            if frames.keeps(event) and frames.group is not None:
+                frames.group.rows.append(row)
+        for model in fan_out.models:
+            model.append(event)
+        for sink in fan_out.sinks:
+            sink.offer(event, len(row))
+        return fan_out.is_plain
+
+    def _deliver_alike(self, most: int) -> int:
+        """
+        Deliver at most *most* events from the queue that are of its first one's type, as `_deliver` does.
+
+        It stops at the first that cannot be encoded.
+
+        Returns:
+            How many were delivered.
+        """
+        queue, cls, batcher = self.queue, type(self.queue[0]), self._batcher
+        fan_out = self._fan_outs.get(cls)
+        if fan_out is None or not fan_out.is_plain or fan_out.batch != batcher.batch or self.redact is not None:
+            return 0
+        encode, (append,), popleft = fan_out.encode, fan_out.appends, queue.popleft
+        first = offset = batcher.offset
+        try:
+            while offset - first < most and batcher.room_bytes > 0 and type(queue[0]) is cls:
+                row = encode(queue[0], offset)  # type: ignore[misc]  # plain ones have been encoded
+                popleft()
+                append(row)
+                offset += 1
+                batcher.room_bytes -= len(row) + ROW_EXTRA_BYTES
+        except Exception:  # noqa: S110  `_deliver` meets it again
+            pass
+        finally:
+            fan_out.admission.taken += offset - first
+            batcher.offset = offset
+        return offset - first
+
+    def _inject(self, events: Sequence[Event]) -> None:
+        for event in events:
+            fan_out = self._fan_outs.get(type(event)) or self._resolve(type(event))
+            for model in fan_out.models:
+                model.injected += 1
+                model.append(event)
+            for sink in fan_out.sinks:
+                sink.injected += 1
+                sink.offer(event, _INJECTED_BYTES)
+        self._send_to_models()
+        self._inject_done += len(events)
+
+    def _deliver_own(self, event: Event) -> None:
+        """Deliver an event of the dispatcher's own, which no queue had to admit."""
+        self.admission(type(event)).offered.add()
+        self._deliver(event)
+
+    def _resolve(self, cls: type[Event]) -> FanOut:
+        wanting = [subscriber for subscriber in self._subscribers if subscriber.wants(cls)]
+        fan_out = self._fan_outs[cls] = FanOut(self.admission(cls), wanting)
+        if cls is not UnknownEvent and is_declared(cls):
+            fan_out.schema = self._encoder.schema_of(cls)
+            fan_out.encode = self._encoder.encoding(fan_out.schema)
+        return fan_out
+
+    # --- losses ------------------------------------------------------------------------------------------------
+
+    def _report_missed(self) -> None:
+        for subscriber in self._subscribers:
+            if isinstance(subscriber, ModelSubscriber):
+                subscriber.report_missed(self.admissions, self.source)
+
+    def _report_dropped(self) -> None:
+        """Publish what the queue and the sink workers dropped since the last report."""
+        since_ns, self._dropped_since_ns = self._dropped_since_ns, clock.now_ns()
+        dropped, before = dropped_by_name(self.admissions), self._dropped_reported
+        self._dropped_reported = dropped
+        self._publish_dropped({name: count - before.get(name, 0) for name, count in dropped.items()}, "queue", since_ns)
+        for subscriber in self._subscribers:
+            by_type, subscriber.dropped_unreported = subscriber.dropped_unreported, {}
+            by_type.pop(EventsDropped.wire_name, None)  # or one report would lead to the next for ever
+            self._publish_dropped(by_type, subscriber.name, since_ns)
+
+    def _publish_dropped(self, counts: dict[str, int], where: str, since_ns: int) -> None:
+        by_type = {name: count for name, count in counts.items() if count}
+        if by_type:
+            self._deliver_own(EventsDropped(by_type=by_type, where=where, since_ns=since_ns, span_id=0, step=-1))
+
+
+def _redacted(event: Event, redact: Callable[[Event], Event | None]) -> Event | None:
+    """Return what the user's redaction makes of *event*; without one nothing may leave."""
+    kept = redact(event)
+    if kept is not None and type(kept) is not type(event):
+        # Its subscribers and its counts were settled by its type.
+        raise TypeError(f"redact returned a {type(kept).__name__} for a {type(event).__name__}")
+    return kept
+
+
+def _report_invalid(admission: Admission, error: Exception) -> None:
+    """Report that an event of a type could not be recorded, the first time and then rarely."""
+    if is_power_of_two(admission.invalid):
+        name = admission.cls.wire_name or admission.cls.__qualname__
+        complain("%d event(s) of type %s could not be recorded: %s", admission.invalid, name, described(error))

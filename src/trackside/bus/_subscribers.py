@@ -1,0 +1,681 @@
+"""Subscribers: a handler on a bus, and the counts of the events meant for it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection
+from types import CodeType
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias
+
+from trackside.bus._admission import is_settled
+from trackside.bus._sink_worker import SinkWorker
+from trackside.bus._stats import HandlerStats
+from trackside.core import CircuitBreaker, ThreadSafeCount
+from trackside.events import Event, HandlerSuspended, RunsOn, Source
+from trackside.wire import FrameView, views
+
+if TYPE_CHECKING:
+    from trackside.bus._admission import Admission, Admissions
+    from trackside.bus._frames import FilterGroup
+    from trackside.rules import Decide, Rule
+
+    Step: TypeAlias = tuple[Callable[[], float], Callable[[Any], object], Callable[[], float] | None, "Target"]
+    """One step of a route: count the arrival, call, count the end (None if there is none to count), and the target."""
+
+DEEPEST: Final = 16
+"""How deep handlers may log from within handlers."""
+
+SUSPICIOUS: Final = 4
+"""
+Calls of one handler in progress that make `Bus.log` look at the stack.
+
+Less than `DEEPEST`, because handlers may log in turns, and each is then less deep than all of them together.
+"""
+
+VIEW_EVENTS: Final = 4096
+"""Events that wait for a model at most before it reads them."""
+
+uncounted: Final[Callable[[], int]] = int
+"""Stands for a count that is not kept; ``int()`` is the cheapest call that returns a number."""
+
+
+class Target(Protocol):
+    """The target of a step of a route, as `Bus.log` sees it."""
+
+    ceiling: float
+    """
+    Where arrivals mean that handlers may be logging too deep: a few more than calls that have returned.
+
+    A first test that costs one comparison. Threads that log at once can pass it without being deep, so the caller then
+    looks at its own stack.
+    """
+
+    suppressed: ThreadSafeCount
+    failed: ThreadSafeCount
+    """Where an event is counted that there is no room on the stack to deliver."""
+
+    def fail(self, error: BaseException) -> HandlerSuspended | None:
+        """Count a delivery that raised *error*; return what to publish if the handler is suspended from now on."""
+
+    def interrupt(self, error: BaseException) -> None:
+        """Count a delivery that a signal handler of the program ended by raising *error*."""
+
+
+class Nobody:
+    """The target of a step that has no handler: it counts events without a subscriber."""
+
+    ceiling: float = math.inf
+
+    def __init__(self) -> None:
+        self.suppressed = ThreadSafeCount()
+        self.failed = ThreadSafeCount()
+
+    def fail(self, error: BaseException) -> None:
+        """Do nothing."""
+
+    def interrupt(self, error: BaseException) -> None:
+        """Do nothing."""
+
+
+NOBODY: Final = Nobody()
+
+
+def is_too_deep(log: CodeType) -> bool:
+    """Return whether this thread is inside more than 16 calls of *log*; too expensive to ask without cause."""
+    depth = 0
+    frame = sys._getframe(1)  # noqa: SLF001  the only way to see one's own stack
+    while frame is not None:
+        depth += frame.f_code is log
+        frame = frame.f_back  # type: ignore[assignment]
+    return depth > DEEPEST
+
+
+def is_from_signal_handler(error: BaseException) -> bool:
+    """Return whether a signal handler of the program raised *error*: it is for the program, whatever it interrupted."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    codes = set()
+    for number in signal.valid_signals():
+        handler: Any = signal.getsignal(number)
+        while hasattr(handler, "func"):  # functools.partial
+            handler = handler.func
+        for function in (handler, getattr(type(handler), "__call__", None)):  # noqa: B004  its code is wanted
+            code = getattr(getattr(function, "__func__", function), "__code__", None)
+            if code is not None:
+                codes.add(code)
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in codes:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+class Recovered(Exception):  # noqa: N818  a signal to the bus, not an error
+    """A suspended handler succeeded: its route can be the short one again."""
+
+
+class InlineSubscriber:
+    """A plain callable, which runs at once in the thread that logs."""
+
+    __slots__ = (
+        "_decide",
+        "_keep",
+        "arrived",
+        "ceiling",
+        "circuit_breaker",
+        "dropped",
+        "failed",
+        "filtered",
+        "finished",
+        "forwarded",
+        "forwarded_done",
+        "handle",
+        "name",
+        "sampled",
+        "suppressed",
+        "suspended",
+        "wants",
+    )
+
+    def __init__(
+        self,
+        handle: Callable[[Any], object],
+        *,
+        name: str,
+        wants: Callable[[type[Event]], bool],
+        keep: Rule | None,
+    ) -> None:
+        self.handle = handle
+        self.wants = wants
+        self._keep = keep
+        self.name = name
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin with nothing counted, as a forked child does."""
+        self.circuit_breaker = CircuitBreaker(self.name)
+        self.failed = self.circuit_breaker.failed
+        self.arrived = ThreadSafeCount()
+        self.finished = ThreadSafeCount(ahead=SUSPICIOUS)
+        """Arrivals that are over, one way or another."""
+        self.filtered = ThreadSafeCount()
+        self.sampled = ThreadSafeCount()
+        self.suspended = ThreadSafeCount()
+        self.dropped = ThreadSafeCount()
+        self.suppressed = ThreadSafeCount()
+        self.forwarded = ThreadSafeCount()
+        """Events that models published, on their way through the inline forwarder."""
+        self.forwarded_done = ThreadSafeCount()
+        """Of those, the ones that arrived."""
+        self.ceiling: float = SUSPICIOUS - 1
+        self._decide = self._keep.start() if self._keep is not None else None
+
+    def step(self) -> Step:
+        """Return this subscriber's step: the bare handler where nothing has to be decided before."""
+        is_plain = self._decide is None and self.circuit_breaker.open_until_ns is None
+        return self.arrived.add, self.handle if is_plain else self._deliver, self.finished.add, self
+
+    def _deliver(self, event: Event) -> None:
+        """Deliver by the rule and the circuit breaker; what the handler raises comes out."""
+        breaker = self.circuit_breaker
+        is_suspended = breaker.open_until_ns is not None
+        if is_suspended and breaker.is_open():
+            reason = self.suspended
+        else:
+            verdict = self._decide(event) if self._decide is not None else None
+            if verdict is None:
+                self.handle(event)
+                if is_suspended:
+                    breaker.close()
+                    raise Recovered
+                return
+            breaker.cancel_try()
+            reason = self.sampled if verdict == "sampled" else self.filtered
+        reason.add()  # the last line: see `is_settled`
+
+    def refuse(self) -> None:
+        """Count an event that was meant for this subscriber and could not be forwarded to it."""
+        self.arrived.add()
+        self.dropped.add()
+        self.ceiling = self.finished.add()
+
+    def interrupt(self, error: BaseException) -> None:
+        """Count a delivery that a signal handler of the program ended by raising *error*."""
+        if not is_settled(error, _DELIVER):
+            self.failed.add()
+        self.ceiling = self.finished.add()
+
+    def fail(self, error: BaseException) -> HandlerSuspended | None:
+        """Count a delivery that raised *error*; return what to publish if the handler is suspended from now on."""
+        self.ceiling = self.finished.add()
+        if isinstance(error, Recovered):
+            return None
+        return self.circuit_breaker.record_failure(error, self.handled)
+
+    @property
+    def handled(self) -> int:
+        """Calls of the handler that returned."""
+        others = (self.failed, self.filtered, self.sampled, self.suspended, self.dropped, self.suppressed)
+        return self.finished.value - sum(count.value for count in others)
+
+    def stats(self) -> HandlerStats:
+        """Return the counts so far."""
+        waiting = self.forwarded.value - self.forwarded_done.value
+        return HandlerStats(
+            name=self.name,
+            runs_on=RunsOn.INLINE.value,
+            logged=self.arrived.value - self.suppressed.value + waiting,
+            handled=self.handled,
+            failed=self.failed.value,
+            filtered=self.filtered.value,
+            sampled=self.sampled.value,
+            dropped=self.dropped.value,
+            suspended=self.suspended.value,
+            in_queue=waiting,
+            last_error=self.circuit_breaker.last_error,
+        )
+
+
+_DELIVER: Final = InlineSubscriber._deliver.__code__  # noqa: SLF001
+
+
+class Join(NamedTuple):
+    """In the queue: from here on the subscriber gets its events."""
+
+    subscriber: QueuedSubscriber
+
+
+class Leave(NamedTuple):
+    """In the queue: from here on the subscriber gets no more."""
+
+    subscriber: QueuedSubscriber
+
+
+class _AtQueue(NamedTuple):
+    """What happened, before or in the queue, to the events meant for a subscriber."""
+
+    logged: int = 0
+    dropped: int = 0
+    invalid: int = 0
+    redacted: int = 0
+
+
+class _Progress(NamedTuple):
+    """What became of the events that left the queue for a subscriber, read at one moment."""
+
+    handled: int
+    failed: int
+    suspended: int
+    waiting: int
+    abandoned: int = 0
+    is_unfinished: bool = False
+
+
+class QueuedSubscriber:
+    """
+    The common part of the subscribers behind the queue: which events are meant for them, and the counts.
+
+    The counts are plain numbers: each is written by one thread alone. How many events were meant for it is known from
+    the admissions of its types, counted by others.
+    """
+
+    runs_on: ClassVar[str]
+
+    def __init__(
+        self,
+        handler: Any,
+        *,
+        name: str,
+        wants: Callable[[type[Event]], bool],
+        keep: Rule | None,
+        publish: Callable[[Event], None],
+    ) -> None:
+        self.handler = handler
+        self.wants = wants
+        self.name = name
+        self._keep = keep
+        self._publish = publish
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin with nothing counted, as a forked child does."""
+        self.circuit_breaker = CircuitBreaker(self.name)
+        self._rule_breaker = CircuitBreaker(self.name)
+        """Of the rule, whose predicate is foreign code too."""
+        self._decided = 0
+        self.decide: Decide | None = self._keep.start() if self._keep is not None else None
+        self.in_hand = 0
+        """Events of the call in progress, which may last for ever."""
+        self.handled = 0
+        self.failed = 0
+        self.injected = 0
+        """Events of other processes, which no admission has counted."""
+        self.filtered = 0
+        self.sampled = 0
+        self.dropped = 0
+        self.suspended = 0
+        self.dropped_unreported: dict[str, int] = {}
+        """What this subscriber dropped since that was last published, by wire name."""
+        self.joined = False
+        self.closing = False
+        self._dropped_before: dict[Admission, int] = {}
+        self._dropped_until: dict[Admission, int] | None = None
+        self._taken_before: dict[Admission, tuple[int, int, int]] = {}
+        self._at_leave: _AtQueue | None = None
+
+    # --- what differs ------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start what thread of its own the handler has, in the thread that logs the first event for it."""
+
+    def send(self) -> None:
+        """Hand over what was collected; on the dispatcher."""
+
+    def flush(self, timeout_s: float) -> bool:  # noqa: ARG002
+        """Have the handler flush."""
+        return True
+
+    def close(self, timeout_s: float) -> bool:  # noqa: ARG002
+        """Have the handler close."""
+        return True
+
+    def _progress(self) -> _Progress:
+        """Return what became of the events that left the queue."""
+        return _Progress(self.handled, self.failed, self.suspended, self.in_hand)
+
+    # --- joining and leaving -----------------------------------------------------------------------------------
+
+    def subscribe(self, admissions: Admissions) -> None:
+        """Remember what was dropped before; in the thread that subscribes."""
+        self._dropped_before = {admission: admission.dropped.value for admission in list(admissions.values())}
+
+    def unsubscribe(self, admissions: Admissions) -> None:
+        """Count nothing that is dropped from now on; in the thread that unsubscribes."""
+        self._dropped_until = {admission: admission.dropped.value for admission in list(admissions.values())}
+        self.closing = True
+
+    def join(self, admissions: Admissions) -> None:
+        """Begin at this place of the queue; on the dispatcher."""
+        self._taken_before = {each: (each.taken, each.invalid, each.redacted) for each in list(admissions.values())}
+        self.joined = True
+
+    def leave(self, admissions: Admissions) -> None:
+        """End at this place of the queue; on the dispatcher."""
+        self._at_leave = self._at_queue(admissions, in_queue=0)
+
+    # --- deciding ----------------------------------------------------------------------------------------------
+
+    def keeps(self, event: Event) -> bool:
+        """Return whether the rule keeps *event*, counting it if not; on the dispatcher."""
+        # Apart from the handler, which may run and fail on another thread; and a frame sink is never suspended.
+        if self._rule_breaker.is_open():
+            self.suspended += 1
+            return False
+        try:
+            reason = self.decide(event)  # type: ignore[misc]  # asked only where there is a rule
+        except BaseException as error:
+            self.publish_suspension(self._rule_breaker.record_failure(error, self._decided))
+            return False
+        self._decided += 1
+        if self._rule_breaker.open_until_ns is not None:
+            self._rule_breaker.close()
+        if reason == "sampled":
+            self.sampled += 1
+        elif reason is not None:
+            self.filtered += 1
+        return reason is None
+
+    def publish_suspension(self, suspended: HandlerSuspended | None) -> None:
+        """Publish *suspended*, if it is an event."""
+        if suspended is not None:
+            with contextlib.suppress(BaseException):  # a strict bus raises, and this thread has no caller to reach
+                self._publish(suspended)
+
+    # --- counting ----------------------------------------------------------------------------------------------
+
+    def count_waiting(self, items: Collection[Any]) -> int:
+        """Count the queued *items* that are for this subscriber: those after it joined and before it left."""
+        kinds = Counter(map(type, items))
+        if Join not in kinds and Leave not in kinds:
+            wanted = sum(kinds[kind] for kind in kinds if issubclass(kind, Event) and self.wants(kind))
+            return wanted if self.joined else 0
+        count = 0
+        inside = self.joined
+        for item in items:
+            if isinstance(item, Event):
+                count += inside and self.wants(type(item))
+            elif isinstance(item, Join) and item.subscriber is self:
+                inside = True
+            elif isinstance(item, Leave) and item.subscriber is self:
+                break
+        return count
+
+    def stats(self, admissions: Admissions, in_queue: int) -> HandlerStats:
+        """
+        Return the counts so far.
+
+        Args:
+            admissions: The bus's admissions.
+            in_queue: Events for this subscriber that wait in the queue.
+        """
+        if self._at_leave is not None:
+            in_queue = 0
+        at_queue = self._at_leave or self._at_queue(admissions, in_queue)
+        lost = self._lost_by_handler()
+        progress = self._progress()
+        return HandlerStats(
+            name=self.name,
+            runs_on=self.runs_on,
+            logged=at_queue.logged + self.injected,
+            handled=progress.handled - lost,
+            failed=progress.failed + self._rule_breaker.failed.value,
+            filtered=self.filtered + at_queue.redacted,
+            sampled=self.sampled,
+            dropped=at_queue.dropped + self.dropped + lost + progress.abandoned,
+            suspended=progress.suspended,
+            invalid=at_queue.invalid,
+            in_queue=in_queue + progress.waiting,
+            last_error=self.circuit_breaker.last_error or self._rule_breaker.last_error,
+            unfinished=progress.is_unfinished,
+        )
+
+    def _lost_by_handler(self) -> int:
+        """Return how many events the handler accepted, and then its disk or network did not."""
+        try:
+            lost = getattr(self.handler, "lost", 0)
+        except Exception as error:
+            self.circuit_breaker.report(error)
+            return 0
+        return lost if isinstance(lost, int) else 0
+
+    def _at_queue(self, admissions: Admissions, in_queue: int) -> _AtQueue:
+        logged = dropped = invalid = redacted = 0
+        for admission in list(admissions.values()):
+            if not self.wants(admission.cls):
+                continue
+            dropped_before = self._dropped_before.get(admission, 0)
+            until = self._dropped_until
+            dropped_now = admission.dropped.value if until is None else until.get(admission, dropped_before)
+            dropped += dropped_now - dropped_before
+            if not self.joined or self.closing:
+                # The queue also holds events that are not for this subscriber: before its place, or behind it.
+                logged += dropped_now - dropped_before
+            if self.joined:
+                taken, invalid_before, redacted_before = self._taken_before.get(admission, (0, 0, 0))
+                invalid += admission.invalid - invalid_before
+                redacted += admission.redacted - redacted_before
+                if self.closing:
+                    logged += admission.taken - taken
+                else:
+                    logged += admission.offered.value - taken - dropped_before
+        if not self.joined or self.closing:
+            logged += in_queue
+        return _AtQueue(logged, dropped, invalid, redacted)
+
+
+class ModelSubscriber(QueuedSubscriber):
+    """A model, which reads views of frames on the dispatcher; or a callable that runs there, event by event."""
+
+    runs_on = RunsOn.DISPATCHER.value
+
+    def forget(self) -> None:
+        """Begin with nothing counted, as a forked child does."""
+        super().forget()
+        self.pending: list[Event] = []
+        """Events of the view that the model gets next."""
+        self._missed = 0
+        self._is_model = callable(getattr(self.handler, "consume", None))
+
+    def append(self, event: Event) -> None:
+        """Keep *event* for the next view, if the rule keeps it."""
+        if self.decide is None or self.keeps(event):
+            self.pending.append(event)
+            if len(self.pending) >= VIEW_EVENTS:
+                self.send()
+
+    def send(self) -> None:
+        """Let the model read what is pending."""
+        if not self.pending:
+            return
+        events, self.pending = self.pending, []
+        self.in_hand = len(events)
+        if self._is_model:
+            for view in views(events):
+                self._consume(self.handler.consume, view, len(view))
+        else:
+            for event in events:
+                self._consume(self.handler, event, 1)
+
+    def _consume(self, consume: Callable[[Any], object], what: FrameView | Event, count: int) -> None:
+        breaker = self.circuit_breaker
+        if breaker.open_until_ns is not None and breaker.is_open():
+            self.suspended += count
+            self.in_hand -= count
+            return
+        try:
+            consume(what)
+        except BaseException as error:
+            self.failed += count
+            self.publish_suspension(breaker.record_failure(error, self.handled))
+        else:
+            self.handled += count
+            if breaker.open_until_ns is not None:
+                breaker.close()
+        finally:
+            self.in_hand -= count
+
+    def report_missed(self, admissions: Admissions, source: Source | None) -> None:
+        """Report to a model how many events of *source* it should have had and did not get."""
+        missed = getattr(self.handler, "missed", None)
+        if missed is None or source is None:
+            return
+        stats = self.stats(admissions, in_queue=0)
+        total = stats.lost + stats.filtered + stats.sampled
+        if total > self._missed:
+            try:
+                missed(source, total - self._missed)
+            except BaseException as error:
+                self.circuit_breaker.report(error)
+            self._missed = total
+
+    def _progress(self) -> _Progress:
+        return super()._progress()._replace(waiting=self.in_hand + len(self.pending))
+
+    def _lost_by_handler(self) -> int:
+        return 0
+
+
+class SinkSubscriber(QueuedSubscriber):
+    """A callable on a sink worker: a thread of its own behind a bounded queue."""
+
+    runs_on = RunsOn.WORKER.value
+
+    def forget(self) -> None:
+        """Begin with nothing counted, as a forked child does."""
+        super().forget()
+        self.worker = SinkWorker(self.handler, self.circuit_breaker, self._deliver)
+
+    def start(self) -> None:
+        """Start the worker's thread."""
+        self.worker.start()
+
+    def offer(self, event: Event, size_bytes: int) -> None:
+        """Offer *event* to the worker, if the rule keeps it; on the dispatcher."""
+        if (self.decide is None or self.keeps(event)) and not self.worker.offer(event, size_bytes):
+            self.dropped += 1
+            name = type(event).wire_name
+            self.dropped_unreported[name] = self.dropped_unreported.get(name, 0) + 1
+
+    def send(self) -> None:
+        """Hand over what was offered."""
+        self.worker.send()
+
+    def _deliver(self, event: Event) -> None:
+        """Call the handler, on the worker's thread."""
+        try:
+            self.handler(event)
+        except BaseException as error:
+            suspended = self.circuit_breaker.record_failure(error, self.handled)
+            self.failed += 1
+            self.publish_suspension(suspended)
+            return
+        self.handled += 1
+        if self.circuit_breaker.open_until_ns is not None:
+            self.circuit_breaker.close()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Have the worker deliver and the handler flush."""
+        return self.worker.flush(timeout_s)
+
+    def close(self, timeout_s: float) -> bool:
+        """Have the worker deliver, the handler close, and the thread end."""
+        return self.worker.close(timeout_s)
+
+    def _progress(self) -> _Progress:
+        worker = self.worker
+        # Each count is read once: what the worker does meanwhile moves an event from one to another.
+        handled, failed, suspended = self.handled, self.failed, worker.suspended
+        left = worker.accepted - handled - failed - suspended
+        waiting, abandoned = (0, left) if worker.is_over else (left, 0)
+        return _Progress(handled, failed, self.suspended + suspended, waiting, abandoned, worker.is_unfinished)
+
+
+class FrameSubscriber(QueuedSubscriber):
+    """A `FrameSink`, which accepts encoded frames on the dispatcher and has a thread of its own for I/O."""
+
+    runs_on = "frames"
+
+    def __init__(self, handler: Any, *, filter_key: object, **options: Any) -> None:
+        self.filter_key = filter_key
+        """Subscribers with equal keys share their frames."""
+        super().__init__(handler, **options)
+
+    def forget(self) -> None:
+        """Begin with nothing counted, as a forked child does."""
+        super().forget()
+        self.group: FilterGroup | None = None
+        self.is_open = False
+        """Whether the sink knows the source of its frames."""
+
+    def open(self, source: Source) -> None:
+        """Give the sink the *source* of its first frame."""
+        if not self.is_open:
+            self.is_open = True
+            try:
+                self.handler.open(source)
+            except BaseException as error:
+                self.circuit_breaker.report(error)
+
+    def accept(self, frame: bytes) -> None:
+        """Hand over *frame*, whose events are in hand, and count them."""
+        try:
+            is_accepted = bool(self.handler.accept(frame, events=self.in_hand))
+        except BaseException as error:  # whatever is wrong with a sink, the others get theirs
+            self.circuit_breaker.report(error)
+            is_accepted = False
+        self.settle(is_accepted=is_accepted)
+
+    def settle(self, *, is_accepted: bool) -> None:
+        """Count the events in hand."""
+        if is_accepted:
+            self.handled += self.in_hand
+        else:
+            self.dropped += self.in_hand
+        self.in_hand = 0
+
+    def flush(self, timeout_s: float) -> bool:
+        """Have the sink flush."""
+        return not self.is_open or self._call("flush", timeout_s)
+
+    def close(self, timeout_s: float) -> bool:
+        """Have the sink close."""
+        return self._call("close", timeout_s)
+
+    def _call(self, method: str, timeout_s: float) -> bool:
+        try:
+            return bool(getattr(self.handler, method)(timeout_s))
+        except Exception as error:  # whatever is wrong with a sink, the others get theirs
+            self.circuit_breaker.report(error)
+            return False
+
+    def goes_along(self, source: Source) -> bool:
+        """In a forked child: have the sink begin anew; return whether it does, and does not stay with the parent."""
+        self.forget()
+        try:
+            return self.handler.after_fork(source) is not False
+        except Exception as error:
+            self.circuit_breaker.report(error)
+            return False
+
+    def _progress(self) -> _Progress:
+        batched = len(self.group.rows) if self.group is not None and self._at_leave is None else 0
+        return super()._progress()._replace(waiting=self.in_hand + batched)
+
+
+Subscriber: TypeAlias = InlineSubscriber | QueuedSubscriber

@@ -1,0 +1,36 @@
+"""
+The names of ``torch.monitor`` over trackside's bus, and a bridge between the two.
+
+With ``from trackside.compat import torch_monitor as monitor`` in place of ``from torch import monitor``, stats and
+events go to trackside, and torch is not needed. Where the import cannot be changed, the bridge brings them::
+
+    from_torch_monitor()  # what others report through torch.monitor is in our stream
+    trackside.subscribe(ToTorchMonitor())  # handlers registered there get our events
+"""
+
+from trackside.compat.torch_monitor._bridge import STAT_EVENT, TorchMonitorEvent, ToTorchMonitor, from_torch_monitor
+from trackside.compat.torch_monitor._names import (
+    Aggregation,
+    Event,
+    EventHandlerHandle,
+    Stat,
+    TensorboardEventHandler,
+    log_event,
+    register_event_handler,
+    unregister_event_handler,
+)
+
+__all__ = [
+    "STAT_EVENT",
+    "Aggregation",
+    "Event",
+    "EventHandlerHandle",
+    "Stat",
+    "TensorboardEventHandler",
+    "ToTorchMonitor",
+    "TorchMonitorEvent",
+    "from_torch_monitor",
+    "log_event",
+    "register_event_handler",
+    "unregister_event_handler",
+]

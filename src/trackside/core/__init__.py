@@ -1,0 +1,23 @@
+"""Mechanisms that several rooms share. No module here knows of a subscriber or a file."""
+
+from trackside.core._circuit_breaker import CircuitBreaker
+from trackside.core._count import ThreadSafeCount
+from trackside.core._deadline import deadline_in, left_s
+from trackside.core._logging import LOGGER, RateLimitedLog, complain, described, is_power_of_two
+from trackside.core._thread import LateThread
+from trackside.core._worker import Work, Worker
+
+__all__ = [
+    "LOGGER",
+    "CircuitBreaker",
+    "LateThread",
+    "RateLimitedLog",
+    "ThreadSafeCount",
+    "Work",
+    "Worker",
+    "complain",
+    "deadline_in",
+    "described",
+    "is_power_of_two",
+    "left_s",
+]

@@ -1,0 +1,24 @@
+"""
+Counters, stats and gauges: values go in, windows come out.
+
+An instrument only accumulates. Collectors decide when a window ends and which figures it has; one thread serves them
+all.
+"""
+
+from trackside.counters._aggregation import Aggregation
+from trackside.counters._collector import Collector
+from trackside.counters._instruments import Counter, CounterSnapshot, Gauge, Instrument, Stat, Timer
+from trackside.counters._registry import CounterRegistry, Sampler
+
+__all__ = [
+    "Aggregation",
+    "Collector",
+    "Counter",
+    "CounterRegistry",
+    "CounterSnapshot",
+    "Gauge",
+    "Instrument",
+    "Sampler",
+    "Stat",
+    "Timer",
+]

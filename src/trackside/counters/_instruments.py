@@ -1,0 +1,493 @@
+"""The three instruments: `Counter` adds up, `Stat` keeps a distribution, `Gauge` keeps the latest value."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+
+import attrs
+
+from trackside.core import CircuitBreaker, RateLimitedLog, ThreadSafeCount, complain
+from trackside.counters._aggregation import EXTREMES, Aggregation, needs_of
+from trackside.counters._samples import Summary, checked, number
+from trackside.events import ConfigError, Value, clock
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from trackside.counters._collector import Window
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+FOLD_AT: Final = 1024
+FULL_AT: Final = 1 << 16
+LOCK_TIMEOUT_S: Final = 1.0
+_NS_PER: Final = {"": 10**9, "s": 10**9, "ms": 10**6, "us": 10**3, "µs": 10**3, "ns": 1}
+
+
+@attrs.frozen(kw_only=True, eq=False, repr=False)
+class CounterSnapshot(Value):
+    """The values of an instrument since it was made."""
+
+    name: str
+    kind: str
+    """``counter``, ``stat`` or ``gauge``."""
+    unit: str
+    help: str
+    count: int
+    sum: float
+    """An int as long as all values were ints."""
+    last: float | None
+    """The last value; None before the first, as are the next two."""
+    minimum: float | None
+    """Over all values; None also if MIN and MAX were not asked for from the first value on."""
+    maximum: float | None
+    invalid: int
+    """Samples left out because they were not one number, or were negative in a counter."""
+    refused: int
+    """Samples left out because 65,536 waited for a fold that did not end."""
+
+
+class _StrictBuffer(list[Any]):
+    """A buffer that raises for an invalid sample when it is appended."""
+
+    def __init__(self, lowest: float | None) -> None:
+        super().__init__()
+        self._lowest = lowest
+
+    def append(self, sample: Any) -> None:
+        number(sample, self._lowest)
+        super().append(sample)
+
+
+class Instrument:
+    """
+    A buffer of recorded values, and what they have added up to.
+
+    Threads, signal handlers and finalizers may record at any time.
+
+    Attributes:
+        name: Unique in its registry.
+        unit: The unit of the values; empty for a bare number.
+        help: One sentence on the meaning of the values.
+        aggregations: The figures in a window, unless a collector says otherwise; None for *default_aggregations*.
+    """
+
+    __slots__ = (
+        "_buffer",
+        "_invalid",
+        "_is_folding",
+        "_is_stuck",
+        "_lock",
+        "_log",
+        "_needs",
+        "_reason",
+        "_refused",
+        "_reported",
+        "_totals",
+        "_windows",
+        "aggregations",
+        "help",
+        "name",
+        "unit",
+    )
+
+    kind: ClassVar[str]
+    lowest: ClassVar[float | None] = None
+    """The smallest valid sample; None if every number is valid."""
+    default_aggregations: ClassVar[tuple[Aggregation, ...]]
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        unit: str = "",
+        help: str = "",  # noqa: A002  the field's own word
+        aggregations: tuple[Aggregation, ...] | None = None,
+        strict: bool = False,
+    ) -> None:
+        self.name = name
+        self.unit = unit
+        self.help = help
+        self.aggregations = aggregations
+        self._buffer: list[Any] = _StrictBuffer(self.lowest) if strict else []
+        self.forget()
+
+    def forget(self) -> None:
+        """Start at zero with a lock of its own, as a forked child must."""
+        # The list stays: a signal handler that forked may have interrupted an append to it.
+        self._buffer.clear()
+        self._lock = threading.RLock()
+        self._is_folding = False
+        self._is_stuck = False
+        self._invalid = 0
+        self._reported = 0
+        self._reason = ""
+        self._log = RateLimitedLog()
+        self._refused = ThreadSafeCount()
+        self._totals = Summary(0)
+        self._windows: tuple[Window, ...] = ()
+        self._refresh_needs()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
+
+    def _overflow(self, value: float) -> None:
+        """Make room, then append *value*."""
+        if len(self._buffer) < FULL_AT:
+            self.fold()  # not if another thread is folding, or this very thread before a signal came
+        elif not self.fold(timeout_s=0.0 if self._is_stuck else LOCK_TIMEOUT_S):
+            self._is_stuck = True
+            self._refused.add()
+            return
+        self._buffer.append(value)
+
+    def fold(self, then: Callable[[], None] | None = None, *, timeout_s: float = 0.0) -> bool:
+        """
+        Read the values recorded so far.
+
+        Args:
+            then: Called when all are read, before another thread can change the totals.
+            timeout_s: The longest wait for another thread that folds, in seconds.
+
+        Returns:
+            False if another thread kept folding, or this very thread is, further down the stack; *then* was not called.
+        """
+        lock = self._lock
+        if not lock.acquire(timeout=timeout_s):
+            return False
+        try:
+            if self._is_folding:
+                return False
+            self._is_folding = True
+            try:
+                self._read_buffer()
+                if then is not None:
+                    then()
+            except Exception as error:
+                complain("%s %s could not be read: %s", self.kind, self.name, error, error=error)
+            finally:
+                self._is_folding = False
+                self._is_stuck = False
+        finally:
+            lock.release()
+        total = self._invalid
+        if total != self._reported:
+            self._reported = total
+            self._log.complain(
+                "%s %s left out %d invalid sample(s) so far: %s", self.kind, self.name, total, self._reason
+            )
+        return True
+
+    def _read_buffer(self) -> None:
+        buffer = self._buffer
+        waiting = len(buffer)
+        if not waiting:
+            return
+        # Two steps, each atomic: what other threads append meanwhile stands behind.
+        samples = buffer[:waiting]
+        del buffer[:waiting]
+        chunk, invalid, reason = checked(samples, self._needs, self.lowest)
+        if invalid:
+            self._invalid += invalid
+            self._reason = reason
+        if chunk is not None:
+            self._totals.add(chunk)
+            for window in self._windows:
+                window.add(chunk)
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    @property
+    def count(self) -> int:
+        """The number of values recorded since the instrument was made."""
+        self.fold(timeout_s=LOCK_TIMEOUT_S)
+        return self._totals.count
+
+    @property
+    def sum(self) -> float:
+        """The sum of all values since the instrument was made; an int as long as all of them were ints."""
+        self.fold(timeout_s=LOCK_TIMEOUT_S)
+        return self._totals.total.value
+
+    def snapshot(self) -> CounterSnapshot:
+        """Return the totals since the instrument was made."""
+        snapshots: list[CounterSnapshot] = []
+        if not self.fold(lambda: snapshots.append(self._snapshot()), timeout_s=LOCK_TIMEOUT_S):
+            return self._snapshot()
+        return snapshots[0]
+
+    def _snapshot(self) -> CounterSnapshot:
+        totals = self._totals
+        has_extremes = totals.count and totals.needs & EXTREMES
+        return CounterSnapshot(
+            name=self.name,
+            kind=self.kind,
+            unit=self.unit,
+            help=self.help,
+            count=totals.count,
+            sum=totals.total.value,
+            last=totals.last if totals.count else None,
+            minimum=totals.minimum if has_extremes else None,
+            maximum=totals.maximum if has_extremes else None,
+            invalid=self._invalid,
+            refused=self._refused.value,
+        )
+
+    # --- windows -----------------------------------------------------------------------------------------------
+
+    def attach(self, window: Window, start_ns: int) -> bool:
+        """Let *window* have the values recorded from now on; False if the instrument could not be locked."""
+
+        def begin() -> None:
+            window.begin(start_ns, self._totals.count, self._totals.total)
+            self._windows += (window,)
+            self._refresh_needs()
+
+        return self.fold(begin, timeout_s=LOCK_TIMEOUT_S)
+
+    def extend(self, window: Window, needs: int) -> None:
+        """Let *window* know *needs* too, of the values recorded from now on."""
+
+        def extend() -> None:
+            window.extend(needs)
+            self._refresh_needs()
+
+        self.fold(extend, timeout_s=LOCK_TIMEOUT_S)
+
+    def detach(self, window: Window, end_ns: int, *, timeout_s: float) -> bool:
+        """Close *window* for good; False if the instrument could not be locked in time."""
+
+        def end() -> None:
+            window.end(end_ns)
+            self._windows = tuple(other for other in self._windows if other is not window)
+            self._refresh_needs()
+
+        return self.fold(end, timeout_s=timeout_s)
+
+    def declare(self, unit: str, help: str, aggregations: tuple[Aggregation, ...] | None) -> None:  # noqa: A002
+        """Set what was not declared so far."""
+        self.unit = self.unit or unit
+        self.help = self.help or help
+        self.aggregations = self.aggregations or aggregations
+        self.fold(self._refresh_needs, timeout_s=LOCK_TIMEOUT_S)
+
+    def _refresh_needs(self) -> None:
+        needs = needs_of(self.aggregations or ()) & EXTREMES
+        for window in self._windows:
+            needs |= window.needs
+        if self._totals.count == 0:  # later they would not be those of all values
+            self._totals = Summary(needs & EXTREMES)
+        self._needs = needs | self._totals.needs
+
+
+class Counter(Instrument):
+    """A sum that only grows: tokens, bytes, retries. Made by `counter`."""
+
+    __slots__ = ()
+    kind = "counter"
+    lowest = 0
+    default_aggregations = (Aggregation.COUNT, Aggregation.SUM)
+
+    def add(self, amount: float) -> None:
+        """
+        Add *amount*; nothing is raised, whatever it is.
+
+        Any kind of number will do, and an array without dimensions. It is read later, so a tensor that is changed in
+        place counts as what it is then. What is not one number, NaN, a negative number, and a tensor on another device
+        (to read it would wait for the device) count as invalid samples.
+        """
+        # No lock and no call but two into C: the budget is a third of torch.monitor's Stat.add.
+        buffer = self._buffer
+        if len(buffer) < 1024:  # noqa: PLR2004  FOLD_AT, which as a name would cost a look-up
+            buffer.append(amount)
+        else:
+            self._overflow(amount)
+
+
+class Stat(Instrument):
+    """A distribution of values: a loss, a gradient norm, a duration. Made by `stat`."""
+
+    __slots__ = ()
+    kind = "stat"
+    default_aggregations = (Aggregation.COUNT, Aggregation.SUM, Aggregation.MEAN)
+
+    def record(self, value: float) -> None:
+        """Record one *value*; as for `Counter.add`, but it may be negative."""
+        buffer = self._buffer
+        if len(buffer) < 1024:  # noqa: PLR2004  as in `Counter.add`
+            buffer.append(value)
+        else:
+            self._overflow(value)
+
+    def time(self, *, failed: bool = False) -> Timer:
+        """
+        Return a context manager that records the duration of its block, in the stat's unit.
+
+        It is a decorator too, also of coroutine functions.
+
+        Args:
+            failed: Also record a block that raised. By default its duration is left out: it measures something else.
+
+        Raises:
+            ConfigError: if the stat's unit is not ``s`` (or none), ``ms``, ``us`` or ``ns``.
+        """
+        return Timer(self, failed)
+
+
+class Gauge(Instrument):
+    """
+    The latest value of what goes up and down: the length of a queue, memory in use. Made by `gauge`.
+
+    A gauge with a callback is read once in each cycle of a collector. A callback that raises is counted and reported,
+    and suspended after five failures in a row, as any handler is. Leaving the gauge's ``with`` block closes it.
+    """
+
+    __slots__ = ("_callback", "_circuit_breaker", "_readings")
+    kind = "gauge"
+    default_aggregations = (Aggregation.VALUE,)
+
+    def set(self, value: float) -> None:
+        """Record *value* as the latest; as for `Counter.add`, but it may be negative."""
+        buffer = self._buffer
+        if len(buffer) < 1024:  # noqa: PLR2004  as in `Counter.add`
+            buffer.append(value)
+        else:
+            self._overflow(value)
+
+    def forget(self) -> None:
+        """Start at zero and without a callback, as a forked child must."""
+        super().forget()
+        self._callback: Callable[[], float | None] | None = None
+        self._readings = 0
+        self._circuit_breaker = CircuitBreaker(f"gauge({self.name!r})")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def has_callback(self) -> bool:
+        """Whether a callback is called for the value."""
+        return self._callback is not None
+
+    def call(self, callback: Callable[[], float | None]) -> None:
+        """Read the value from *callback* from now on."""
+        self._callback = callback
+
+    def close(self) -> None:
+        """Call the callback no more. Closing twice is harmless, and another callback may be given then."""
+        self._callback = None
+
+    @property
+    def failed(self) -> int:
+        """How often the callback raised."""
+        return self._circuit_breaker.failed.value
+
+    @property
+    def last_error(self) -> str:
+        """The last exception of the callback; empty if there was none."""
+        return self._circuit_breaker.last_error
+
+    def read(self) -> None:
+        """Call the callback once; never raises but KeyboardInterrupt."""
+        callback = self._callback
+        if callback is None:
+            return
+        if self._circuit_breaker.open_until_ns is not None and self._circuit_breaker.is_open():
+            return
+        try:
+            value = callback()
+            if value is not None:
+                self.set(value)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            # Also SystemExit: a callback must not end the thread that serves all the others.
+            self._circuit_breaker.record_failure(error, self._readings)
+            return
+        self._readings += 1
+        self._circuit_breaker.close()
+
+
+class Timer:
+    """
+    Records the duration of a block in a stat; made by `Stat.time`.
+
+    As a decorator it serves any number of threads and calls within calls. As a context manager it can be entered
+    again inside its own block, but belongs to one thread or task: each makes a timer of its own.
+    """
+
+    __slots__ = ("_failed", "_ns_per_unit", "_outer_ns", "_started_ns", "_stat")
+
+    def __init__(self, stat: Stat, failed: bool) -> None:  # noqa: FBT001  called by `Stat.time` alone
+        try:
+            self._ns_per_unit = _NS_PER[stat.unit]
+        except KeyError:
+            remedy = f"stat {stat.name!r} cannot record durations; give it the unit s, ms, us or ns"
+            raise ConfigError("unit", stat.unit, remedy) from None
+        self._stat = stat
+        self._failed = failed
+        self._outer_ns: list[int] | None = None
+        self._started_ns: int | None = None
+
+    def __enter__(self) -> Self:
+        if self._started_ns is not None:
+            if self._outer_ns is None:
+                self._outer_ns = []
+            self._outer_ns.append(self._started_ns)
+        self._started_ns = clock.monotonic_ns()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        started_ns = self._started_ns
+        self._started_ns = self._outer_ns.pop() if self._outer_ns else None
+        if started_ns is not None and (kind is None or self._failed):
+            self._record_since(started_ns)
+
+    def _record_since(self, started_ns: int) -> None:
+        duration_ns = clock.monotonic_ns() - started_ns
+        self._stat.record(duration_ns if self._ns_per_unit == 1 else duration_ns / self._ns_per_unit)
+
+    def __call__(self, function: F) -> F:
+        """
+        Return *function*, timed at each call.
+
+        Raises:
+            ConfigError: for a generator function: the call only makes the generator, its work comes later.
+        """
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise ConfigError("time()", function, "time the loop over a generator in a with block")
+        timed = self._timed_coroutine(function) if inspect.iscoroutinefunction(function) else self._timed(function)
+        return functools.wraps(function)(timed)  # type: ignore[return-value]
+
+    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            started_ns = clock.monotonic_ns()
+            try:
+                result = function(*args, **kwargs)
+            except BaseException:
+                if self._failed:
+                    self._record_since(started_ns)
+                raise
+            self._record_since(started_ns)
+            return result
+
+        return timed
+
+    def _timed_coroutine(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        async def timed(*args: Any, **kwargs: Any) -> Any:
+            with Timer(self._stat, self._failed):
+                return await function(*args, **kwargs)
+
+        return timed

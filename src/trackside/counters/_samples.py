@@ -1,0 +1,250 @@
+"""
+Samples, checked, and the figures of many of them.
+
+Samples are kept as they come and checked a chunk at a time: `sum` over a thousand floats is also the cheapest proof
+that they are numbers and that none is NaN. Only a chunk that fails it is checked one by one.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any, Final
+
+from trackside.core.sketch import Sketch
+from trackside.counters._aggregation import EXTREMES, QUANTILES, SKETCH, SPREAD, Aggregation
+
+_PLAIN: Final = (float, int)
+_HERE: Final = (None, "cpu")
+
+
+class Chunk:
+    """Some samples of one instrument, in the order in which they were recorded; shared by all its windows."""
+
+    __slots__ = ("last", "maximum", "minimum", "needs", "sketch", "squares", "total", "values")
+
+    def __init__(self, values: list[float], total: float, needs: int) -> None:
+        self.values = values
+        self.total = total
+        self.needs = needs
+        self.last = float(values[-1])
+        self.minimum = self.maximum = self.squares = 0.0
+        self.sketch: Sketch | None = None
+        if needs & SKETCH:
+            ordered = sorted(values)
+            self.sketch = Sketch()
+            self.sketch.add(ordered)
+            self.minimum, self.maximum = float(ordered[0]), float(ordered[-1])
+        elif needs & EXTREMES:
+            self.minimum, self.maximum = _extremes(values)
+        if needs & SPREAD:
+            mean = total / len(values)
+            deviations = [value - mean for value in values]
+            self.squares = sum(map(operator.mul, deviations, deviations))
+
+    def part(self, first: int, end: int) -> Chunk:
+        """Return the samples from *first* up to before *end* as a chunk of their own."""
+        if first == 0 and end == len(self.values):
+            return self
+        values = self.values[first:end]
+        return Chunk(values, sum(values), self.needs)
+
+
+def _extremes(values: list[float]) -> tuple[float, float]:
+    minimum = maximum = values[0]
+    # One loop is faster than min() and max(): the interpreter compares floats faster than they do.
+    for value in values:
+        if value > maximum:
+            maximum = value
+        elif value < minimum:
+            minimum = value
+    return float(minimum), float(maximum)
+
+
+def checked(samples: list[Any], needs: int, lowest: float | None) -> tuple[Chunk | None, int, str]:
+    """
+    Make a chunk of those *samples* that are numbers.
+
+    Args:
+        samples: At least one, unchecked, as they were recorded.
+        needs: What to find out about them.
+        lowest: The smallest valid sample; None if every number is valid.
+
+    Returns:
+        The chunk, None if no sample is left; how many samples were invalid; and what was wrong with the last one.
+    """
+    if type(samples[0]) in _PLAIN:
+        try:
+            total = sum(samples)
+            # NaN differs from itself. A chunk with a sample that is too low is left to the loop below.
+            is_number = type(total) in _PLAIN and total == total  # noqa: PLR0124
+            if is_number and (lowest is None or _are_at_least(lowest, samples)):
+                return Chunk(samples, total, needs), 0, ""
+        except Exception:  # noqa: S110  whatever is wrong is found below, sample by sample
+            pass
+    values: list[float] = []
+    invalid, reason = 0, ""
+    for sample in samples:
+        try:
+            values.append(number(sample, lowest))
+        except Exception as error:
+            invalid += 1
+            reason = str(error)
+    return (Chunk(values, sum(values), needs) if values else None), invalid, reason
+
+
+def _are_at_least(lowest: float, samples: list[Any]) -> bool:
+    """Return whether no sample is below *lowest*; most counters add the same amount again and again."""
+    first = samples[0]
+    return first >= lowest and (samples.count(first) == len(samples) or min(samples) >= lowest)
+
+
+def number(sample: Any, lowest: float | None = None) -> float:
+    """
+    Return *sample* as a float, or as the int it is.
+
+    Numbers of any kind will do, and arrays without dimensions, such as a loss. One that lives on another device is
+    refused: to read it would make the job wait for the device.
+
+    Raises:
+        TypeError: if it is not one number.
+        ValueError: for NaN, or a number below *lowest*.
+        OverflowError: for an int beyond the range of floats.
+    """
+    kind = type(sample)
+    if kind is int or kind is bool:
+        float(sample)
+        sample = int(sample)
+    elif kind is not float:
+        sample = _foreign(sample)
+    if sample != sample:  # noqa: PLR0124
+        raise ValueError("NaN is not a sample")
+    if lowest is not None and sample < lowest:
+        raise ValueError(f"{sample} is below {lowest}: a counter only grows; use a gauge or a stat")
+    return sample  # type: ignore[no-any-return]
+
+
+def _foreign(sample: Any) -> float:
+    kind = type(sample).__name__
+    if not hasattr(type(sample), "__float__") or getattr(sample, "ndim", 0) != 0:
+        raise TypeError(f"a {kind} is not one number")
+    device = getattr(sample, "device", None)
+    if (getattr(device, "type", None) or getattr(device, "platform", None) or device) not in _HERE:
+        raise TypeError(f"a {kind} on {device} is not read, as that would wait for the device; record its item()")
+    # A tensor that requires a gradient warns when float() is asked for, and does not for item().
+    item = getattr(sample, "item", None)
+    return float(item() if callable(item) else sample)
+
+
+def as_float(total: float) -> float:
+    """Return *total* as a float, infinite if it is an int beyond the range of floats."""
+    try:
+        return float(total)
+    except OverflowError:
+        return math.inf if total > 0 else -math.inf
+
+
+class Total:
+    """
+    A sum that stays exact.
+
+    Ints are summed as ints. Floats are summed chunk by chunk, and what the addition of a chunk's sum rounds off is
+    kept (Neumaier, 1974), so the error is that of summing one chunk and does not grow with the number of chunks.
+    """
+
+    __slots__ = ("_rounded_off", "_sum")
+
+    def __init__(self) -> None:
+        self._sum: float = 0
+        self._rounded_off = 0.0
+
+    def copy(self) -> Total:
+        """Return a total that goes on from here on its own."""
+        copy = Total()
+        copy._sum, copy._rounded_off = self._sum, self._rounded_off
+        return copy
+
+    def add(self, amount: float) -> None:
+        """Add *amount*."""
+        before = self._sum
+        if type(before) is int and type(amount) is int:
+            self._sum = before + amount
+            return
+        before, amount = as_float(before), as_float(amount)
+        self._sum = after = before + amount
+        larger, smaller = (before, amount) if abs(before) >= abs(amount) else (amount, before)
+        self._rounded_off += (larger - after) + smaller
+
+    @property
+    def value(self) -> float:
+        """The sum: an int as long as all amounts are."""
+        if type(self._sum) is int or not math.isfinite(self._sum):
+            return self._sum
+        return self._sum + self._rounded_off
+
+
+class Summary:
+    """The figures of some values, as far as *needs* asks."""
+
+    __slots__ = ("count", "last", "maximum", "minimum", "needs", "sketch", "squares", "total")
+
+    def __init__(self, needs: int) -> None:
+        self.needs = needs
+        self.count = 0
+        self.total = Total()
+        self.last = 0.0
+        self.minimum = math.inf
+        self.maximum = -math.inf
+        self.squares = 0.0
+        self.sketch = Sketch() if needs & SKETCH else None
+
+    def add(self, chunk: Chunk) -> None:
+        """Add the values of *chunk*, which must know what `needs` asks."""
+        added = len(chunk.values)
+        if self.needs & EXTREMES:
+            self.minimum = min(self.minimum, chunk.minimum)
+            self.maximum = max(self.maximum, chunk.maximum)
+        if self.needs & SPREAD:
+            self.squares += chunk.squares
+            if self.count:
+                # Chan, Golub, LeVeque, 1979: exact where a sum of squares would cancel.
+                apart = chunk.total / added - as_float(self.total.value) / self.count
+                self.squares += apart * apart * (self.count * added / (self.count + added))
+        if self.sketch is not None and chunk.sketch is not None:
+            self.sketch.merge(chunk.sketch)
+        self.count += added
+        self.total.add(chunk.total)
+        self.last = chunk.last
+
+    def values(self, aggregations: tuple[Aggregation, ...]) -> dict[str, float]:
+        """
+        Return the figures asked for, by name.
+
+        Without any values there are a count and a sum of 0 and nothing else: no mean, rather than a mean of nothing.
+        A figure that is not defined, such as the mean of both infinities, is left out, and so is one that was asked for
+        only after the first of these values.
+        """
+        figures: dict[str, float] = {"count": self.count, "sum": as_float(self.total.value)}
+        if self.count:
+            figures["value"] = self.last
+            figures["mean"] = figures["sum"] / self.count
+            if self.needs & EXTREMES:
+                figures["min"], figures["max"] = self.minimum, self.maximum
+            if self.needs & SPREAD:
+                figures["stddev"] = math.sqrt(self.squares / self.count)
+            figures |= self._percentiles()
+        return {
+            aggregation.value: figures[aggregation.value]
+            for aggregation in aggregations
+            if not math.isnan(figures.get(aggregation.value, math.nan))
+        }
+
+    def _percentiles(self) -> dict[str, float]:
+        if self.sketch is None:
+            return {}
+        found = self.sketch.quantiles(QUANTILES.values())
+        return {
+            quantile.value: min(max(value, self.minimum), self.maximum)
+            for quantile, value in zip(QUANTILES, found, strict=True)
+            if value is not None
+        }

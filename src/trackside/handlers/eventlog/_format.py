@@ -1,0 +1,242 @@
+"""
+The record, of which an event log consists byte for byte, and what records hold besides frames.
+
+Every record is a header of 24 bytes and a payload, little-endian::
+
+    magic      4 bytes   C1 54 53 4C
+    version    u8        2
+    kind       u8        what the payload is, see `Kind`
+    stream     u16       a random mark of the writer
+    length     u32       bytes of the stored payload
+    sequence   u64       counts the records of one writer, without holes
+    crc        u32       CRC-32 of the 20 bytes above and the stored payload
+
+The stream tells the records of two writers apart when their files are concatenated: each writer counts from 0. Every
+later version keeps this header, so that a reader can step over a record that it does not understand and report how
+large it was.
+
+A payload is stored with its marks stuffed (`stuff`), so the magic begins a record and is never part of one. Otherwise a
+log whose payload holds a piece of another log would, once its own header is damaged, yield records that nobody wrote
+to it.
+"""
+
+from __future__ import annotations
+
+import enum
+from struct import Struct
+from typing import TYPE_CHECKING, Any, NamedTuple
+from zlib import crc32
+
+import attrs
+import msgpack
+
+from trackside.events import ConfigError, DecodeError, Source, clock
+
+SUFFIX = ".tslog"
+MAGIC = b"\xc1TSL"  # C1 is the one byte that msgpack never uses as a type
+VERSION = 2
+HEADER = Struct("<4sBBHIQI")
+HEADER_BYTES = HEADER.size
+SUMMED_HEADER = Struct("<4sBBHIQ")
+SUMMED_BYTES = SUMMED_HEADER.size
+MAX_PAYLOAD_BYTES = 1 << 20
+
+_MARK = MAGIC[:3]
+_STUFFED = _MARK + b"\0"
+MAX_STORED_BYTES = MAX_PAYLOAD_BYTES + MAX_PAYLOAD_BYTES // len(_MARK)
+
+
+class Kind(enum.IntEnum):
+    """What a record's payload is."""
+
+    HEADER = 1
+    """Who writes this file: the first record of each, repeated every 8 MiB."""
+    FRAME = 2
+    """A frame of events, as `trackside.events` made it."""
+    GAP = 3
+    """What was lost before this place, and why."""
+    END = 4
+    """The writer finished this file; nothing follows."""
+
+
+class Record(NamedTuple):
+    """A record as it was read; its checksum was right."""
+
+    kind: int
+    sequence: int
+    payload: bytes
+    offset: int
+    end: int
+    stream: int
+
+
+def stuff(payload: bytes) -> bytes:
+    """Return *payload* in a form in which the magic does not occur."""
+    return payload.replace(_MARK, _STUFFED)
+
+
+def unstuff(stored: bytes) -> bytes:
+    """Return the payload that `stuff` was given."""
+    return stored.replace(_STUFFED, _MARK)
+
+
+def encode_record(kind: int, payload: bytes, *, sequence: int, stream: int = 0, version: int = VERSION) -> bytes:
+    """
+    Return *payload* as one record.
+
+    Args:
+        kind: One of `Kind`; a reader passes on what it does not know.
+        payload: At most 1 MiB.
+        sequence: The number of this record among its writer's, from 0.
+        stream: The writer's mark, 0 to 65,535.
+        version: Of the format; another one is for tests.
+
+    Raises:
+        ValueError: *payload* is larger than 1 MiB.
+    """
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise ValueError(f"a payload is at most {MAX_PAYLOAD_BYTES} bytes, not {len(payload)}")
+    stored = stuff(payload)
+    summed = SUMMED_HEADER.pack(MAGIC, version, kind, stream, len(stored), sequence)
+    return b"%b%b%b" % (summed, crc32(stored, crc32(summed)).to_bytes(4, "little"), stored)
+
+
+if TYPE_CHECKING:
+    from typing import TypeGuard
+
+FORMAT = "trackside event log"
+_MAX_ENTRY_BYTES = 1 << 16
+_MAX_COUNT = 1 << 62
+"""The highest count of events or bytes that is believed, as in frames."""
+_MAX_NS = 1 << 63
+
+
+@attrs.define
+class Loss:
+    """Events that were given up, and why."""
+
+    events: int
+    size_bytes: int
+    reason: str
+    since_ns: int
+    """When the first of them was given up, in ns since the epoch."""
+
+
+@attrs.frozen
+class Header:
+    """Who wrote a file, and how its clocks stood when this was written."""
+
+    source: Source
+    part: int
+    anchor: clock.Anchor
+
+
+@attrs.frozen
+class Ending:
+    """That a file was finished."""
+
+    is_continued: bool
+    """Whether another part follows."""
+
+
+def encode_header(source: Source, part: int) -> bytes:
+    """
+    Return the payload of a HEADER record.
+
+    Raises:
+        ConfigError: The source's identity is no plain data, or larger than 64 KiB.
+    """
+    entry = {
+        "format": FORMAT,
+        "source": source.to_wire(),
+        "part": part,
+        "anchor": attrs.asdict(clock.read_anchor(clock.monotonic_ns)),
+    }
+    try:
+        payload: bytes = msgpack.packb(entry)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError("source", source, f"give it texts and numbers only ({error})") from error
+    if len(payload) > _MAX_ENTRY_BYTES:
+        raise ConfigError("source", f"{len(payload)} bytes", f"keep its metadata below {_MAX_ENTRY_BYTES} bytes")
+    return payload
+
+
+def decode_header(payload: bytes) -> Header:
+    """
+    Read the payload of a HEADER record.
+
+    Raises:
+        DecodeError: It is none.
+    """
+    entry = _entry(payload)
+    part, source = entry.get("part"), entry.get("source")
+    if entry.get("format") != FORMAT or not _is_below(part, _MAX_COUNT) or type(source) is not dict:
+        raise DecodeError("the header record is not one of an event log")
+    return Header(Source.from_wire(source), part, _anchor(entry.get("anchor")))
+
+
+def encode_loss(loss: Loss) -> bytes:
+    """Return the payload of a GAP record."""
+    payload: bytes = msgpack.packb(
+        {"events": loss.events, "bytes": loss.size_bytes, "reason": loss.reason[:1024], "since_ns": loss.since_ns}
+    )
+    return payload
+
+
+def decode_loss(payload: bytes) -> Loss:
+    """
+    Read the payload of a GAP record.
+
+    Raises:
+        DecodeError: It is none.
+    """
+    entry = _entry(payload)
+    events, size_bytes, since_ns = entry.get("events"), entry.get("bytes"), entry.get("since_ns")
+    if not (_is_below(events, _MAX_COUNT) and _is_below(size_bytes, _MAX_COUNT) and _is_below(since_ns, _MAX_NS)):
+        raise DecodeError("the gap record does not say what was lost")
+    return Loss(events, size_bytes, str(entry.get("reason", "")), since_ns)
+
+
+def encode_ending(ending: Ending) -> bytes:
+    """Return the payload of an END record."""
+    payload: bytes = msgpack.packb({"continued": ending.is_continued})
+    return payload
+
+
+def decode_ending(payload: bytes) -> Ending:
+    """
+    Read the payload of an END record.
+
+    Raises:
+        DecodeError: It is none.
+    """
+    return Ending(is_continued=_entry(payload).get("continued") is True)
+
+
+def _entry(payload: bytes) -> dict[str, Any]:
+    if len(payload) > _MAX_ENTRY_BYTES:
+        raise DecodeError(f"an entry of {len(payload)} bytes; at most {_MAX_ENTRY_BYTES}")
+    try:
+        entry = msgpack.unpackb(payload, ext_hook=_refuse_extension)
+    except Exception as error:  # msgpack raises ValueError, its own kinds and, for text, UnicodeDecodeError
+        raise DecodeError(f"an entry that is not msgpack ({error})") from error
+    if type(entry) is not dict:
+        raise DecodeError("an entry is a table")
+    return entry
+
+
+def _is_below(value: object, bound: int) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value < bound
+
+
+def _anchor(data: object) -> clock.Anchor:
+    if isinstance(data, dict):
+        readings = [data.get(field.name) for field in attrs.fields(clock.Anchor)]
+        whole = [reading for reading in readings if _is_below(reading, _MAX_NS)]
+        if len(whole) == len(readings):
+            return clock.Anchor(*whole)
+    return clock.Anchor(0, 0, 0)
+
+
+def _refuse_extension(code: int, _: bytes) -> object:
+    raise ValueError(f"extension type {code}")

@@ -1,0 +1,110 @@
+"""The position in a stream of numbered messages, each of them a frame: to the event, and as plain data."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from trackside.events import DecodeError, Event, Source
+from trackside.wire import FrameDecoder, SequenceTracker
+
+MAX_SOURCE_BYTES: Final = 8 << 10
+
+
+class StreamCursor:
+    """
+    A position in a stream, and the state of its sources there.
+
+    Args:
+        cursor: The `cursor` of another reader, to continue from; None to begin with the first message.
+
+    Raises:
+        DecodeError: *cursor* is not one.
+    """
+
+    def __init__(self, cursor: Mapping[str, Any] | None = None) -> None:
+        self.sequence = 1
+        """The number of the next message."""
+        self.unreadable = 0
+        """Messages that were not frames."""
+        self._events = 0
+        self._settled: dict[str, int] = {}
+        self._trackers: dict[str, SequenceTracker] = defaultdict(SequenceTracker)
+        self._decoder = FrameDecoder()
+        self._introduced: dict[str, str] = {}
+        if cursor is not None:
+            self._restore(cursor)
+
+    @property
+    def cursor(self) -> dict[str, Any]:
+        """The position after the event that was yielded last, as plain data."""
+        return {"sequence": self.sequence, "events": self._events, "sources": dict(self._settled)}
+
+    @property
+    def missing(self) -> int:
+        """How many events are missing from the stream."""
+        return sum(tracker.missing for tracker in self._trackers.values())
+
+    @property
+    def repeated(self) -> int:
+        """How many events were skipped because they had been read before."""
+        return sum(tracker.repeated for tracker in self._trackers.values())
+
+    def _restore(self, cursor: Mapping[str, Any]) -> None:
+        try:
+            self.sequence, self._events = int(cursor["sequence"]), int(cursor["events"])
+            self._settled = {str(source): int(due) for source, due in cursor["sources"].items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DecodeError(f"not a cursor of a stream: {type(error).__name__}: {error}") from error
+        for source_id, due in self._settled.items():
+            self._trackers[source_id].next_seq = due
+
+    def read(self, sequence: int, frame: bytes, source_json: str) -> Iterator[Event]:
+        """
+        Yield the events of a message that were not read yet, and advance with each.
+
+        Args:
+            sequence: The message's number.
+            frame: Its content.
+            source_json: The frame's source: the first frame, which describes it, may have been removed.
+        """
+        if sequence < self.sequence:
+            return
+        skip = self._events if sequence == self.sequence else 0
+        self.sequence, self._events = sequence, skip
+        source_id = ""
+        events: list[Event] = []
+        try:
+            self._introduce(source_json)
+            decoded = self._decoder.decode(frame)
+            source_id = decoded.source.id
+            events = self._trackers[source_id].admit(decoded)
+        except DecodeError:
+            self.unreadable += 1
+        for count, event in enumerate(events[skip:], start=skip + 1):
+            self._events = count
+            yield event
+        if source_id:
+            self._settled[source_id] = self._trackers[source_id].next_seq
+        self.sequence, self._events = sequence + 1, 0
+
+    def _introduce(self, source_json: str) -> None:
+        if not source_json or len(source_json) > 2 * MAX_SOURCE_BYTES:
+            return
+        with contextlib.suppress(ValueError):
+            source = Source.from_wire(json.loads(source_json))
+            if self._introduced.get(source.id) != source_json:
+                self._introduced[source.id] = source_json
+                self._decoder.introduce(source)
+
+
+def encoded_source(source: Source) -> str:
+    """Return *source* as JSON in ASCII, of bounded length."""
+    plain = source.to_wire()
+    text = json.dumps(plain)
+    if len(text) <= MAX_SOURCE_BYTES:
+        return text
+    return json.dumps({**plain, "metadata": {}, "versions": {}, "perf_tags": []})

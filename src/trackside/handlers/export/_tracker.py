@@ -1,0 +1,186 @@
+"""The common part of sinks into experiment trackers: curves, the configuration and the outcome of a run, in order."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+import attrs
+
+from trackside.events import Event, JobConfigured, RunsOn, Source, SourceEnded, TrainingConfigured
+from trackside.handlers.export._batch_exporter import BatchExporter, RefusedError
+from trackside.handlers.export._curves import CurvePoint, CurveReader
+from trackside.wire import fields_of
+
+_REASONS_OF_SUCCESS: Final = frozenset(("closed", "exit", ""))
+_POINT_BYTES: Final = 200
+_MAX_RUNS: Final = 64
+
+
+@attrs.frozen
+class RunUpdate:
+    """What one event changes in a tracker's run."""
+
+    kind: Literal["points", "config", "end"]
+    source: Source
+    at_ns: int
+    points: Sequence[CurvePoint] = ()
+    config: dict[str, Any] = attrs.field(factory=dict)
+    failed: bool = False
+
+
+class TrackerSink(ABC):
+    """
+    Export to an experiment tracker through its own client, on a thread of its own; each process is a run.
+
+    What the tracker does not accept waits and is retried, in order; see `BatchExporter`. Events that were given up are
+    counted in `lost`.
+
+    Args:
+        name: For the thread and for warnings.
+        max_batch_items: Events that are sent together.
+    """
+
+    runs_on = RunsOn.WORKER
+
+    def __init__(self, name: str, *, max_batch_items: int = 512) -> None:
+        self._curves = CurveReader()
+        self._runs: dict[str, Any] = {}
+        self._latest: dict[str, RunUpdate] = {}
+        """By source id, of the processes that have not ended."""
+        self._sent = 0
+        """How many items of a batch that failed were delivered and need no retry."""
+        self._exporter: BatchExporter[RunUpdate] = BatchExporter(
+            self._deliver, name=name, max_batch_items=max_batch_items
+        )
+
+    @property
+    def lost(self) -> int:
+        """Events that were accepted and will not be delivered."""
+        return self._exporter.lost
+
+    def losses(self) -> dict[str, int]:
+        """Return the number of lost events by reason."""
+        return self._exporter.losses()
+
+    def __call__(self, event: Event) -> None:
+        """Accept *event*; on the sink worker's thread."""
+        points = self._curves.read(event)
+        source = event.source
+        if points:
+            update = RunUpdate("points", source, event.at_ns, points)
+        elif isinstance(event, (JobConfigured, TrainingConfigured)):
+            update = RunUpdate("config", source, event.at_ns, config=fields_of(event))
+        elif isinstance(event, SourceEnded):
+            update = RunUpdate("end", source, event.at_ns, failed=event.reason not in _REASONS_OF_SUCCESS)
+        elif source.id not in self._latest:
+            update = RunUpdate("config", source, event.at_ns)  # opens the run, which may take a while, with the process
+        else:
+            return
+        if update.kind == "end":
+            self._latest.pop(source.id, None)
+        else:
+            self._latest[source.id] = update
+        self._exporter.put_or_drop(update, size_bytes=_POINT_BYTES * len(points))
+
+    def flush(self, timeout_s: float) -> bool:
+        """Send what waits; False if the tracker did not accept it in time."""
+        return self._exporter.flush(timeout_s)
+
+    def close(self, timeout_s: float) -> bool:
+        """Send what waits and end the runs; False if any event was lost."""
+        for update in self._latest.values():
+            self._exporter.put(attrs.evolve(update, kind="end", points=(), config={}), events=0)
+        self._latest.clear()
+        return self._exporter.close(timeout_s)
+
+    # --- on the exporter's thread ------------------------------------------------------------------------------
+
+    def _deliver(self, batch: list[RunUpdate]) -> None:
+        while self._sent < len(batch):
+            group = self._next_group(batch)
+            try:
+                self._apply(group)
+            except RefusedError as error:
+                self._exporter.drop(len(group), error.reason)
+            self._sent += len(group)
+        self._confirm()
+        self._sent = 0
+
+    def _next_group(self, batch: Sequence[RunUpdate]) -> list[RunUpdate]:
+        """Return the updates to send next: a single one, or the points of several events of one process."""
+        first, *rest = batch[self._sent :]
+        group = [first]
+        for update in rest if first.kind == "points" else ():
+            if update.kind != "points" or update.source.id != first.source.id or not self._fits(update, group):
+                break
+            group.append(update)
+        return group
+
+    def _apply(self, group: Sequence[RunUpdate]) -> None:
+        first = group[0]
+        source = first.source
+        if first.kind == "end":
+            if source.id in self._runs:
+                self._end_run(self._runs[source.id], failed=first.failed)
+                del self._runs[source.id]
+            return
+        if source.id not in self._runs:
+            if len(self._runs) >= _MAX_RUNS:
+                raise RefusedError(f"more than {_MAX_RUNS} processes at a time")
+            self._runs[source.id] = self._open_run(source)
+        run = self._runs[source.id]
+        if first.kind == "config" and first.config:
+            self._set_config(run, first.config)
+        elif first.points:
+            self._log_points(run, group)
+
+    @abstractmethod
+    def _fits(self, update: RunUpdate, group: Sequence[RunUpdate]) -> bool:
+        """Return whether the points of *update* are sent together with those of *group*."""
+
+    @abstractmethod
+    def _open_run(self, source: Source) -> Any:
+        """Return a run for *source*."""
+
+    @abstractmethod
+    def _set_config(self, run: Any, config: dict[str, Any]) -> None:
+        """Add *config* to the configuration of *run*."""
+
+    @abstractmethod
+    def _log_points(self, run: Any, group: Sequence[RunUpdate]) -> None:
+        """Send the points of *group*."""
+
+    def _confirm(self) -> None:  # noqa: B027  most clients return when the server has it
+        """Check that the server has what the client accepted; raise if not."""
+
+    @abstractmethod
+    def _end_run(self, run: Any, *, failed: bool) -> None:
+        """End *run*."""
+
+
+def run_name(source: Source) -> str:
+    """Return the name of a process's run."""
+    name = f"{source.run_id} rank {source.rank} attempt {source.attempt}".strip()
+    return name if source.role == "main" else f"{name} {source.role} {source.pid}"
+
+
+def run_identity(source: Source) -> dict[str, Any]:
+    """Return the searchable facts about *source*, by name."""
+    facts = {
+        "source": source.id,
+        "run_id": source.run_id,
+        "session_tag": source.session_tag,
+        "perf_tags": ", ".join(source.perf_tags),
+        "baseline": source.baseline,
+        "attempt": source.attempt,
+        "rank": source.rank,
+        "local_rank": source.local_rank,
+        "world_size": source.world_size,
+        "role": source.role,
+        "host": source.host,
+        "application": source.application,
+        **{f"metadata.{key}": value for key, value in source.metadata.items()},
+    }
+    return {f"trackside.{name}": value for name, value in facts.items()}

@@ -1,0 +1,87 @@
+"""The `Model` protocol, and the checks that every model's `load` shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol, runtime_checkable
+
+from trackside.events import DecodeError, Event, Publish, Source
+from trackside.wire import FrameView
+
+
+@runtime_checkable
+class Model(Protocol):
+    """
+    A handler that derives knowledge from events of any number of sources.
+
+    It gives the same answer in the job, attached to it, and over its log: its state depends only on the events that it
+    read, and neither on a clock nor on where frames were cut nor on how sources interleave.
+    """
+
+    @property
+    def reads(self) -> tuple[type[Event], ...]:
+        """The types of events it needs, subclasses included; it is subscribed to these unless others are given."""
+
+    def consume(self, frame: FrameView) -> None:
+        """
+        Read one frame, or a part of one, of one source.
+
+        The frames of a source come in the order of their numbers. They may hold events of types that the model does
+        not read, and derived ones; it passes over both.
+        """
+
+    def missed(self, source: Source, count: int) -> None:
+        """Count events of *source* that the model should have had and did not get."""
+
+    def result(self) -> object:
+        """Return what is known now, as a plain attrs value that JSON can hold."""
+
+    def dump(self) -> Mapping[str, object]:
+        """Return the state as plain data with its ``version``, for `load`."""
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """
+        Replace the state by one that `dump` returned, here or elsewhere.
+
+        Raises:
+            DecodeError: if *state* is anything else; it may come from a peer. The model is then as it was before.
+        """
+
+
+@runtime_checkable
+class DerivingModel(Model, Protocol):
+    """A model that publishes events. The bus sets `publish` when the model is subscribed, unless it is set already."""
+
+    publish: Publish | None
+    """Publishes a derived event; None where there is nothing to publish to."""
+
+
+@contextmanager
+def decoding(model: object, state: Mapping[str, Any], version: int) -> Iterator[Mapping[str, Any]]:
+    """
+    Check the form and the *version* of a model's *state*, and let every error inside the block be a `DecodeError`.
+
+    The block must build the new state completely before it changes the model.
+
+    Raises:
+        DecodeError: if *state* is no mapping or of another version, or whatever the block raises.
+    """
+    name = type(model).__qualname__
+    given = state.get("version") if isinstance(state, Mapping) else None
+    if given != version:
+        raise DecodeError(f"a state of {name} has version {version}, and not {given!r:.40}")
+    try:
+        yield state
+    except DecodeError:
+        raise
+    except Exception as error:
+        raise DecodeError(f"not a state of {name}: {type(error).__name__}: {error}") from error
+
+
+class CalledWithEvents:
+    """The call of a `Model` with a single event, as programs and tests that have no frames make it."""
+
+    def __call__(self, event: Event) -> None:
+        """Read one event as a frame of its own."""
+        self.consume(FrameView(event.source, (event,)))  # type: ignore[attr-defined]

@@ -1,0 +1,104 @@
+"""
+The step time that every view speaks of.
+
+A step lasts from the end of the step before to its own end, data loading and all else between them included. The time
+in validation, testing and checkpoints is left out of it, and counted as interruption.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import attrs
+
+from trackside.events import IterationEnded, SpanEnded, SpanStarted, span_names
+
+_MOST_OPEN: Final = 64
+_TRAINING: Final = "training"
+INTERRUPTING: Final = frozenset(
+    (
+        span_names.VALIDATION_LOOP,
+        span_names.TESTING_LOOP,
+        span_names.CHECKPOINT_LOAD,
+        span_names.CHECKPOINT_SAVE_SYNC,
+        span_names.CHECKPOINT_SAVE_ASYNC,
+    )
+)
+"""The spans whose time is no step's."""
+
+
+class StepInterval(NamedTuple):
+    """One training step."""
+
+    start_ns: int
+    end_ns: int
+    interrupted_ns: int
+    """What of that went into validation, testing and checkpoints."""
+
+    @property
+    def step_ns(self) -> int:
+        """The step time: from step to step, without interruptions."""
+        return self.end_ns - self.start_ns - self.interrupted_ns
+
+
+@attrs.define
+class StepTimer:
+    """
+    Tells the step times of one process from its events, given in order.
+
+    A step begins where the one before ended. The first of a loop begins with its own iteration, or with the data
+    loading before it; so does a step before which others are missing, whose time is not known.
+    """
+
+    last_end_ns: int | None = None
+    """The end of the step before; None at the beginning of a loop."""
+    last_step: int = -1
+    loading_ns: int | None = None
+    """The start of the last data loading since then."""
+    interruptions: list[tuple[int, int]] = attrs.field(factory=list)
+    """Starts and ends since then, disjoint and in order."""
+
+    def span_started(self, event: SpanStarted) -> None:
+        """Read the start of a long span."""
+        if event.name == span_names.TRAINING_LOOP:
+            self.last_end_ns = self.loading_ns = None
+            self.interruptions.clear()
+
+    def span_ended(self, event: SpanEnded) -> None:
+        """Read the end of any span."""
+        if event.name in INTERRUPTING and span_names.THREAD not in event.attributes:
+            self._interrupt(event.at_ns - event.duration_ns, event.at_ns)
+        elif event.name == span_names.DATA_LOADING and span_names.THREAD not in event.attributes:
+            self.loading_ns = event.at_ns - event.duration_ns
+
+    def iteration_ended(self, event: IterationEnded) -> StepInterval | None:
+        """Read the end of an iteration; return the step that it ends, if it is one of training that did not fail."""
+        end_ns = event.at_ns
+        own_start_ns = end_ns - event.duration_ns
+        if event.kind != _TRAINING:
+            self._interrupt(own_start_ns, end_ns)
+            return None
+        start_ns = self.last_end_ns
+        follows = event.step < 0 or event.step == self.last_step + 1
+        if start_ns is None or not follows or start_ns > own_start_ns:
+            start_ns = own_start_ns
+            if self.last_end_ns is None and self.loading_ns is not None:
+                start_ns = min(start_ns, self.loading_ns)
+        interrupted_ns = sum(
+            min(end, end_ns) - max(start, start_ns) for start, end in self.interruptions if end > start_ns
+        )
+        self.last_end_ns, self.last_step, self.loading_ns = end_ns, event.step, None
+        self.interruptions.clear()
+        return None if event.failed else StepInterval(start_ns, end_ns, interrupted_ns)
+
+    def _interrupt(self, start_ns: int, end_ns: int) -> None:
+        known = self.interruptions
+        while known and known[-1][0] >= start_ns:
+            known.pop()  # it lies within this one
+        if known:
+            start_ns = max(start_ns, known[-1][1])
+        if start_ns < end_ns:
+            known.append((start_ns, end_ns))
+            if len(known) > _MOST_OPEN:
+                first, second, *rest = known
+                self.interruptions = [(first[0] + second[0] - first[1], second[1]), *rest]

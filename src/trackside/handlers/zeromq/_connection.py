@@ -1,0 +1,472 @@
+"""One ZeroMQ socket: its endpoint and what protects it, its options and keys, waking, and reconnecting."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import random
+import re
+import socket as network
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from trackside.core import complain, described
+from trackside.events import ConfigError
+from trackside.handlers.zeromq._keys import (
+    DOMAIN,
+    AllowList,
+    Authenticator,
+    ClientKeys,
+    KeyPair,
+    check_private,
+    load_client_keys,
+    load_server_key,
+    user_of,
+)
+from trackside.handlers.zeromq._limits import RECEIVE_MESSAGES, RENEW_AFTER_S, RENEW_AT_MOST_S, SEND_MESSAGES
+from trackside.handlers.zeromq._session import Sent
+from trackside.handlers.zeromq._zmq import zmq
+
+OLDEST_LIBZMQ: Final = (4, 3, 5)
+"""Older ones can be brought down by anybody who reaches a port, keys or not."""
+MOST_MESSAGE_BYTES: Final = 1 << 20
+"""Of one part of a message; a peer that sends more is disconnected. Frames are smaller (640 KiB)."""
+HANDSHAKE_MS: Final = 3000
+"""How long a peer may take to say who it is; until then it holds a descriptor."""
+KEEPALIVE_S: Final = 5
+"""After so long in silence the kernel asks whether the other machine is still there, three times, 2 s apart."""
+LIFE_MS: Final = 15_000
+"""After so long with nothing acknowledged a connection counts as broken, also where the network never says so."""
+RECONNECT_MS: Final = 100
+MOST_RECONNECT_MS: Final = 2000
+_ZERO_COPY_RECEIVE: Final = 10
+"""``ZMQ_ZERO_COPY_RECV``, which pyzmq has no name for."""
+BACKLOG: Final = 4096
+"""Connections that may wait to be accepted: all ranks may come back at once."""
+
+
+def new_context(*, io_threads: int = 1) -> zmq.Context[zmq.Socket[bytes]]:
+    """
+    Return a context of one's own.
+
+    Raises:
+        ConfigError: The libzmq that is installed is too old to meet strangers, or was built without encryption.
+    """
+    found = zmq.zmq_version_info()
+    if found < OLDEST_LIBZMQ or not zmq.has("curve"):
+        raise ConfigError(
+            "libzmq",
+            zmq.zmq_version(),
+            "it must be 4.3.5 or newer, with CURVE: `pip install --force-reinstall --only-binary :all: pyzmq`",
+        )
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads)
+    # Else each message that waits to be read, however small, holds the 8 KiB in which it arrived: of thousands of
+    # senders that adds up. Where a libzmq does not have the option, it does just that.
+    with contextlib.suppress(zmq.ZMQError):
+        context.set(_ZERO_COPY_RECEIVE, 0)
+    return context
+
+
+def open_socket(
+    context: zmq.Context[zmq.Socket[bytes]], kind: int, *, send_high_water: int, receive_high_water: int
+) -> zmq.Socket[bytes]:
+    """
+    Return a socket with all limits set, still to be bound or connected.
+
+    Args:
+        context: From `new_context`.
+        kind: ``zmq.ROUTER``, ``zmq.DEALER``, …
+        send_high_water: Messages that may wait for one peer; a send beyond it is refused. Bytes are the caller's to
+            count: messages of the largest size make of 8 already 8 MiB.
+        receive_high_water: Messages of one peer that may wait to be read here.
+    """
+    socket = context.socket(kind)
+    options: dict[int, int] = {
+        zmq.LINGER: 0,
+        zmq.MAXMSGSIZE: MOST_MESSAGE_BYTES,
+        zmq.HANDSHAKE_IVL: HANDSHAKE_MS,
+        # No heartbeats of ZMTP's: libzmq aborts the process if one is due on a connection that its peer has closed
+        # while the queue behind it was full (4.3.5, stream_engine_base.cpp: !_io_error). Ends have beats of their own.
+        zmq.TCP_KEEPALIVE: 1,
+        zmq.TCP_KEEPALIVE_IDLE: KEEPALIVE_S,
+        zmq.TCP_KEEPALIVE_INTVL: 2,
+        zmq.TCP_KEEPALIVE_CNT: 3,
+        zmq.TCP_MAXRT: LIFE_MS,
+        zmq.RECONNECT_IVL: RECONNECT_MS,
+        zmq.RECONNECT_IVL_MAX: MOST_RECONNECT_MS,
+        zmq.SNDHWM: send_high_water,
+        zmq.RCVHWM: receive_high_water,
+        zmq.BACKLOG: BACKLOG,
+        zmq.IPV6: 1,
+    }
+    for option, value in options.items():
+        socket.setsockopt(option, value)
+    if kind == zmq.ROUTER:
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a send to nobody, or to a peer that is full, says so
+    return socket
+
+
+def secure_server(socket: zmq.Socket[Any], key: KeyPair) -> None:
+    """
+    Let only peers in that know the public half of *key*, and whose own key the context's `Authenticator` accepts.
+
+    Without a authenticator nobody gets in.
+    """
+    socket.setsockopt(zmq.CURVE_SERVER, 1)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, key.secret)
+    socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
+    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+
+
+def secure_client(socket: zmq.Socket[Any], keys: ClientKeys) -> None:
+    """Prove with *keys* who this end is, and talk to nobody but the server they name."""
+    socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.own.public)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret)
+
+
+_TCP: Final = re.compile(r"tcp://(\[[0-9A-Fa-f:.%]+\]|\*|[A-Za-z0-9_.\-]+):([0-9]{1,5}|\*)")
+_MOST_PORT: Final = 65_535
+_MOST_PATH_BYTES: Final = 107
+"""What the address of a Unix socket holds."""
+
+
+class Safety(enum.Enum):
+    """What protects an endpoint."""
+
+    PRIVATE = "private"
+    """The file system: a socket in a directory that is this user's alone."""
+    KEYED = "keyed"
+    """CURVE: both ends prove who they are, and everything is encrypted."""
+    INSECURE = "insecure"
+    """Nothing; somebody said that this is what they want. No control verb is accepted here."""
+
+    @property
+    def takes_control(self) -> bool:
+        """Whether control verbs may be accepted on such an endpoint."""
+        return self is not Safety.INSECURE
+
+
+def check_endpoint(
+    endpoint: str, *, has_keys: bool = False, insecure: bool = False, binds: bool = False, field: str = "endpoint"
+) -> Safety:
+    """
+    Return what protects *endpoint*.
+
+    Args:
+        endpoint: ``ipc:///path`` or ``tcp://host:port``; port ``*`` lets the system choose when binding.
+        has_keys: Whether keys will be used on it.
+        insecure: Whether to use it without any protection all the same.
+        binds: Whether it will be bound. The directory of an ``ipc`` endpoint is then made if it does not exist.
+        field: What to call it in errors.
+
+    Raises:
+        ConfigError: It is malformed, of another transport, or neither protected nor declared insecure.
+    """
+    if endpoint.startswith("ipc://"):
+        return _check_ipc(endpoint, has_keys=has_keys, insecure=insecure, binds=binds, field=field)
+    match = _TCP.fullmatch(endpoint)
+    is_port = match is not None and (match[2] == "*" if binds and match[2] == "*" else _is_port(match[2]))
+    if match is None or not is_port or (match[1] == "*" and not binds):
+        raise ConfigError(field, endpoint, "give ipc:///directory/name or tcp://host:port")
+    return _protected(endpoint, has_keys=has_keys, insecure=insecure, field=field)
+
+
+def _is_port(text: str) -> bool:
+    return text.isdecimal() and 0 < int(text) <= _MOST_PORT
+
+
+def _protected(endpoint: str, *, has_keys: bool, insecure: bool, field: str) -> Safety:
+    if has_keys:
+        return Safety.KEYED
+    if insecure:
+        return Safety.INSECURE
+    raise ConfigError(
+        field,
+        endpoint,
+        "anybody who reaches it could read and send: give keys (`trackside keys new DIR`), or insecure=True if that "
+        "is what you want",
+    )
+
+
+def _check_ipc(endpoint: str, *, has_keys: bool, insecure: bool, binds: bool, field: str) -> Safety:
+    name = endpoint.removeprefix("ipc://")
+    if name.startswith("@"):  # an abstract name, which has no permissions
+        return _protected(endpoint, has_keys=has_keys, insecure=insecure, field=field)
+    path = Path(name)
+    if not path.is_absolute() or name.endswith("/") or path.name in {"", "*"}:
+        raise ConfigError(field, endpoint, "give ipc:// and an absolute path, as in ipc:///run/user/1000/ts/job")
+    length = len(os.fsencode(path))
+    if length > _MOST_PATH_BYTES:
+        raise ConfigError(field, endpoint, f"a path of {length} bytes; sockets have room for {_MOST_PATH_BYTES}")
+    if has_keys:
+        return Safety.KEYED
+    directory = path.parent
+    try:
+        if binds:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.lstat()
+    except FileNotFoundError:
+        raise ConfigError(field, endpoint, f"there is no {directory}; is the job running, on this machine?") from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(field, endpoint, f"{directory}: {reason}; name a directory of your own") from error
+    try:
+        check_private(directory, field)
+    except ConfigError:
+        if not insecure:
+            raise
+        return Safety.INSECURE
+    return Safety.PRIVATE
+
+
+_LISTENING_S: Final = 0.5
+_GOODBYE_MS: Final = 100
+_PROBE_S: Final = 1.0
+_MAPPED: Final = re.compile(r"\[::ffff:([0-9.]+)\]")
+"""An IPv4 address as sockets of both families write it."""
+
+
+class SilenceTimer:
+    """
+    The time for which nothing was heard over a connection, and when that is to be made anew.
+
+    Between two attempts the time doubles, from 8 s to 30 s.
+    """
+
+    def __init__(self, now_s: float) -> None:
+        self.attempts = 0
+        """How often the connection was made anew since something was heard."""
+        self._listened_s = now_s
+        self._silence_s = 0.0
+        self._wait_s = RENEW_AFTER_S
+        self._chance = random.Random()  # noqa: S311  not the program's, whose order is its own
+
+    def end(self) -> None:
+        """Note that something was heard."""
+        self.attempts = 0
+        self._silence_s = 0.0
+        self._wait_s = RENEW_AFTER_S
+
+    def is_due(self, now_s: float) -> bool:
+        """Return whether the connection is to be made anew now; to be asked at least twice a second."""
+        # Silence counts while somebody listens: a viewer may leave its attachment alone for an hour.
+        self._silence_s += min(now_s - self._listened_s, _LISTENING_S)
+        self._listened_s = now_s
+        if self._silence_s < self._wait_s:
+            return False
+        self.attempts += 1
+        self._silence_s = 0.0
+        # Apart by chance: thousands of ranks miss the same collector.
+        self._wait_s = min(2 * self._wait_s, RENEW_AT_MOST_S) * self._chance.uniform(0.8, 1.0)
+        return True
+
+
+class Connection:
+    """
+    A ROUTER that binds, or a DEALER that connects. For one thread, but for `wake`.
+
+    Args:
+        endpoint: ``ipc:///path`` or ``tcp://host:port``.
+        binds: Whether it is bound there.
+        role: Whose key to use when connecting; ``viewer`` unless another is given.
+        keys: A directory of keys; None for none.
+        insecure: Do without where they are needed.
+        receive_messages: Of one peer, that may wait to be received.
+
+    Raises:
+        ConfigError: The endpoint is not safe, not free or malformed.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        binds: bool,
+        role: str = "viewer",
+        keys: str | os.PathLike[str] | None = None,
+        insecure: bool = False,
+        receive_messages: int = RECEIVE_MESSAGES,
+    ) -> None:
+        self.safety: Safety = check_endpoint(endpoint, has_keys=keys is not None, insecure=insecure, binds=binds)
+        self._binds = binds
+        self._context = new_context()
+        self._authenticator: Authenticator | None = None
+        self._woken, self._waker = network.socketpair()
+        self._woken.settimeout(0)
+        self._waker.settimeout(0)
+        self._is_closed = False
+        self._no_wait = int(zmq.DONTWAIT)
+        self._more_to_come = int(zmq.DONTWAIT | zmq.SNDMORE)
+        self._path: Path | None = None
+        self._role = role
+        self._keys = keys
+        self._receive_messages = receive_messages
+        self._silence = SilenceTimer(time.monotonic())
+        self._socket = self._new_socket()
+        try:
+            if keys is not None and binds:
+                self._authenticator = Authenticator(self._context, AllowList(keys))
+                secure_server(self._socket, load_server_key(keys))
+            elif keys is not None:
+                secure_client(self._socket, load_client_keys(keys, role))
+            self.endpoint = self._join(endpoint)
+        except BaseException:
+            self.close()
+            raise
+        self._poller = zmq.Poller()
+        for readable in (self._socket, self._woken, *([self._authenticator.socket] if self._authenticator else [])):
+            self._poller.register(readable, zmq.POLLIN)
+
+    def _new_socket(self) -> zmq.Socket[bytes]:
+        return open_socket(
+            self._context,
+            zmq.ROUTER if self._binds else zmq.DEALER,
+            send_high_water=SEND_MESSAGES,
+            receive_high_water=self._receive_messages,
+        )
+
+    def renew(self, now_s: float) -> bool:
+        """
+        Make the connection anew if nothing has been heard over it for too long; return whether that was done.
+
+        libzmq reconnects after the network failed, and does not after the other end said something that is no ZMTP,
+        or refused a key.
+        """
+        if self._binds or not self._silence.is_due(now_s):
+            return False
+        if self._silence.attempts == 1:
+            complain(
+                "nothing has been heard from %s for %.0f s; connecting anew until it answers",
+                self.endpoint,
+                RENEW_AFTER_S,
+            )
+        try:
+            fresh = self._new_socket()
+            if self._keys is not None:
+                secure_client(fresh, load_client_keys(self._keys, self._role))
+            fresh.connect(self.endpoint)
+        except (ConfigError, zmq.ZMQError) as error:  # the keys are being replaced, or there is no descriptor left
+            complain("%s cannot be connected to anew: %s", self.endpoint, described(error))
+            return False
+        self._poller.unregister(self._socket)
+        self._socket.close(0)
+        self._socket = fresh
+        self._poller.register(fresh, zmq.POLLIN)
+        return True
+
+    def _join(self, endpoint: str) -> str:
+        """Bind or connect; return where that led to."""
+        if not self._binds:
+            self._socket.connect(endpoint)
+            return endpoint
+        if endpoint.startswith("ipc://") and is_served(endpoint):
+            raise ConfigError("endpoint", endpoint, "somebody is there already; close that, or name another")
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            raise ConfigError("endpoint", endpoint, f"it cannot be bound: {error}") from error
+        if endpoint.startswith("ipc:///"):
+            self._path = Path(endpoint.removeprefix("ipc://"))
+        bound = str(self._socket.get_string(zmq.LAST_ENDPOINT)).rstrip("\0")
+        return _MAPPED.sub(r"\1", bound)
+
+    def wake(self) -> None:
+        """End a `wait`; on any thread, and from the dispatcher: never waits."""
+        with contextlib.suppress(OSError):  # full, which is as good; or closed
+            self._waker.send(b"!")
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until there is something to receive, somebody wakes us, or time is up."""
+        for readable, _ in self._poller.poll(int(timeout_s * 1000)):
+            self._notice(readable)
+
+    def _notice(self, readable: Any) -> None:
+        if readable == self._woken.fileno():
+            with contextlib.suppress(OSError):
+                self._woken.recv(65536)
+        elif self._authenticator is not None and readable is self._authenticator.socket:
+            self._authenticator.answer()
+
+    def receive(self, most: int) -> Iterator[tuple[bytes, list[bytes], str]]:
+        """Yield at most *most* messages: who sent it, its parts, and role and fingerprint of the sender's key."""
+        # Part by part, with flags that are plain numbers: the library's own loop takes as long again.
+        receive, again, no_wait = self._socket.recv, zmq.Again, self._no_wait
+        for _ in range(most):
+            try:
+                address = receive(no_wait) if self._binds else b""
+                frames = [receive(no_wait, copy=False)]
+                while frames[-1].more:
+                    frames.append(receive(no_wait, copy=False))
+            except again:
+                return
+            if not self._binds:
+                if self._silence.attempts:
+                    complain("%s answers again", self.endpoint)
+                self._silence.end()
+            user = ":".join(user_of(frames[-1])).strip(":") if self._authenticator is not None else ""
+            yield address, [frame.bytes for frame in frames], user
+
+    def send(self, address: bytes, parts: Sequence[bytes]) -> Sent:
+        """Send *parts* to *address*, without waiting."""
+        send = self._socket.send
+        try:
+            if self._binds:
+                send(address, self._more_to_come)
+            for part in parts[:-1]:
+                send(part, self._more_to_come)
+            send(parts[-1], self._no_wait)
+        except zmq.Again:
+            return Sent.FULL
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                return Sent.GONE
+            raise
+        return Sent.QUEUED
+
+    def close(self) -> None:
+        """Close everything; what was just sent has a tenth of a second to leave."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._authenticator is not None:
+            self._authenticator.close()
+        if self._path is not None:
+            # Before anybody else can have bound it: libzmq leaves it behind.
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+        self._socket.close(_GOODBYE_MS)
+        self._context.term()
+        self._woken.close()
+        self._waker.close()
+
+
+def wait_for(connections: Sequence[Connection], timeout_s: float) -> None:
+    """Wait as `Connection.wait` does, for several of one thread."""
+    if len(connections) == 1:
+        connections[0].wait(timeout_s)
+        return
+    poller = zmq.Poller()
+    for connection in connections:
+        for readable, _ in connection._poller.sockets:  # noqa: SLF001  of this module
+            poller.register(readable, zmq.POLLIN)
+    for readable, _ in poller.poll(int(timeout_s * 1000)):
+        for connection in connections:
+            connection._notice(readable)  # noqa: SLF001
+
+
+def is_served(endpoint: str) -> bool:
+    """Return whether somebody listens there; what a killed process has left, libzmq replaces."""
+    path: Any = endpoint.removeprefix("ipc://")
+    if path.startswith("@"):
+        path = b"\0" + os.fsencode(path[1:])
+    with network.socket(network.AF_UNIX) as probe:
+        probe.settimeout(_PROBE_S)
+        try:
+            probe.connect(path)
+        except OSError:
+            return False
+    return True

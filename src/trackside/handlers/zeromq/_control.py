@@ -1,0 +1,261 @@
+"""Verbs: asked of a job or a collector, passed on to its ranks, and their results on the way back."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+
+from trackside.events import ConfigError, ControlUsed, DecodeError, Event, UnreadableError, clock
+from trackside.handlers.zeromq._connection import Connection, Safety
+from trackside.handlers.zeromq._keys import CONTROL
+from trackside.handlers.zeromq._protocol import (
+    VERBS,
+    Bye,
+    Message,
+    Refused,
+    Result,
+    Verb,
+    encode,
+)
+from trackside.handlers.zeromq._receiver import Producer, Receiver
+from trackside.handlers.zeromq._session import Action, Role, Sessions
+from trackside.handlers.zeromq._sources import SourceRegistry, SourceState
+
+_ANSWER_WITHIN_S: Final = 60.0
+_MOST_WAITING: Final = 1024
+_RANK: Final = "rank:"
+_COLLECTOR: Final = "collector"
+
+
+def may_command(safety: Safety, user: str) -> bool:
+    """
+    Return whether *user* may use verbs on an endpoint of that *safety*.
+
+    Args:
+        safety: What protects the endpoint. If it is the file system, only this user gets there.
+        user: Role and fingerprint of a key, as ``control:0123abcd``; empty for none.
+    """
+    return safety is Safety.PRIVATE or (safety is Safety.KEYED and user.partition(":")[0] == CONTROL)
+
+
+def is_target(source_id: str, rank: int, targets: list[str]) -> bool:
+    """Return whether a source is among *targets*; all are if there are none."""
+    return not targets or source_id in targets or f"{_RANK}{rank}" in targets
+
+
+@attrs.define
+class _Waiting:
+    """A verb that was passed on."""
+
+    address: bytes
+    request: int
+    until_s: float
+    asked: frozenset[bytes]
+    """Addresses of those that it was passed on to: nobody else may answer."""
+
+
+class VerbForwarder:
+    """
+    Passes verbs on and answers back.
+
+    Args:
+        receiver: The connections to pass them on by.
+        registry: Who is there.
+        answer: Sends a result to an address.
+        publish: Says in this process's own stream that a verb was used.
+        source_id: Of this process, whose own result comes first and says how many follow.
+    """
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        registry: SourceRegistry,
+        *,
+        answer: Callable[[bytes, Result], object],
+        publish: Callable[[Event], object],
+        source_id: str,
+    ) -> None:
+        self._receiver = receiver
+        self._registry = registry
+        self._answer = answer
+        self._publish = publish
+        self._source_id = source_id
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, _Waiting] = {}
+
+    def pass_on(self, address: bytes, verb: Verb, by: str, now_s: float, totals: dict[str, Any]) -> None:
+        """
+        Pass *verb* on, and say to *address* how many results to expect.
+
+        Args:
+            address: Who asked.
+            verb: What was asked.
+            by: Who that is, for people.
+            now_s: The time now.
+            totals: What this process itself has to say, for ``status``.
+        """
+        if verb.verb not in VERBS:
+            self._refuse(address, verb, by, f"there is no verb {verb.verb[:40]!r}; there are {', '.join(VERBS)}")
+            return
+        self._forget_old(now_s)
+        if len(self._waiting) >= _MOST_WAITING:
+            self._refuse(address, verb, by, "too many verbs are waiting for their results")
+            return
+        meant = [state for state in self._registry.states.values() if self._is_meant(state, verb.targets)]
+        number = next(self._numbers)
+        asked = self._producers_of(meant)
+        addresses = frozenset(producer.address for producer in asked)
+        self._waiting[number] = _Waiting(address, verb.request, now_s + _ANSWER_WITHIN_S, addresses)
+        self._receiver.command(attrs.evolve(verb, request=number), asked)
+        self._say(verb, by, done=True, outcome=f"passed on to {len(meant)} source(s)")
+        values = {"expected": len(meant), **(totals if verb.verb == "status" else {})}
+        self._answer(address, Result(verb.request, self._source_id, done=True, values=values))
+
+    def on_result(self, producer: Producer, result: Result) -> None:
+        """Pass the *result* of *producer* on to the viewer that asked for it."""
+        waiting = self._waiting.get(result.request)
+        if waiting is not None and producer.address in waiting.asked:
+            self._answer(waiting.address, attrs.evolve(result, request=waiting.request))
+
+    def refuse(self, address: bytes, verb: Verb, by: str) -> None:
+        """Refuse *verb* for lack of the right to use it."""
+        self._refuse(address, verb, by, "it takes the control key; this is not it")
+
+    def _is_meant(self, state: SourceState, targets: list[str]) -> bool:
+        source = state.source
+        is_there = state.ended is None and state.silent_s is None and state.address in self._receiver.producers
+        return is_there and source.role != _COLLECTOR and is_target(source.id, source.rank, targets)
+
+    def _producers_of(self, states: Iterable[SourceState]) -> list[Producer]:
+        addresses = {state.address for state in states}
+        return [self._receiver.producers[address] for address in addresses]
+
+    def _refuse(self, address: bytes, verb: Verb, by: str, outcome: str) -> None:
+        self._say(verb, by, done=False, outcome=outcome)
+        self._answer(address, Result(verb.request, self._source_id, done=False, values={"error": outcome}))
+
+    def _say(self, verb: Verb, by: str, *, done: bool, outcome: str) -> None:
+        self._publish(
+            ControlUsed(
+                verb=verb.verb[:40],
+                arguments=verb.arguments,
+                targets=verb.targets,
+                by=by,
+                done=done,
+                outcome=outcome,
+                span_id=0,
+                step=-1,
+            )
+        )
+
+    def _forget_old(self, now_s: float) -> None:
+        for number in [number for number, one in self._waiting.items() if one.until_s < now_s]:
+            del self._waiting[number]
+
+
+TIMEOUT_S: Final = 5.0
+_LOOK_S: Final = 0.05
+_EXPECTED: Final = "expected"
+"""In what a collector or forwarder itself says: how many sources it passed the verb on to."""
+
+
+@attrs.frozen
+class Outcome:
+    """What one source, or a collector on the way, said to a verb."""
+
+    source_id: str
+    done: bool
+    values: dict[str, Any]
+
+
+def command(
+    endpoint: str,
+    verb: str,
+    arguments: Mapping[str, Any] | None = None,
+    *,
+    targets: Sequence[str] = (),
+    keys: str | os.PathLike[str] | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> list[Outcome]:
+    """
+    Have *verb* done, and return what each source that it reached said.
+
+    Args:
+        endpoint: Where a job publishes, or a collector does.
+        verb: ``status``, ``priority``, ``sample``, ``pause``, ``resume`` or ``flush``.
+        arguments: ``{"level": "ITERATION"}`` for ``priority``, ``{"every": 10}`` for ``sample``; ``{"seconds": 60}``
+            for how long either, or ``pause``, holds at most.
+        targets: Ids of sources, or ``rank:N``; all unless given.
+        keys: A directory of keys with the control key; the viewing key does not do.
+        timeout_s: How long to wait for results, in seconds. Ranks that do not answer are missing in what is returned.
+
+    Raises:
+        ConfigError: The verb does not exist, or the endpoint is not safe.
+        UnreadableError: Nobody answers there, or it is refused.
+    """
+    if verb not in VERBS:
+        raise ConfigError("verb", verb, f"give one of {', '.join(VERBS)}")
+    connection = Connection(endpoint, binds=False, role=CONTROL, keys=keys)
+    try:
+        if connection.safety is Safety.INSECURE:
+            raise ConfigError("endpoint", endpoint, "verbs need keys, or a socket of this user's own")
+        return _VerbSession(connection, endpoint, verb, dict(arguments or {}), list(targets)).ask(timeout_s)
+    finally:
+        connection.send(b"", encode(Bye("done")))
+        connection.close()
+
+
+class _VerbSession:
+    """One verb, from the greeting to the last result."""
+
+    def __init__(
+        self, connection: Connection, endpoint: str, verb: str, arguments: dict[str, Any], targets: list[str]
+    ) -> None:
+        self._connection = connection
+        self._endpoint = endpoint
+        self._sessions: Sessions[Any] = Sessions(Role.VIEWER, connection.send)
+        self._verb = Verb(1, verb, targets, arguments)
+        self._is_asked = False
+        self._expected: int | None = None
+        self._outcomes: list[Outcome] = []
+
+    def ask(self, timeout_s: float) -> list[Outcome]:
+        """Ask, and return the outcomes."""
+        deadline_s = time.monotonic() + timeout_s
+        while (now_s := time.monotonic()) < deadline_s and not self._is_complete():
+            self._sessions.tick(now_s)
+            self._connection.wait(_LOOK_S)
+            for _, parts, _ in self._connection.receive(64):
+                with contextlib.suppress(DecodeError):
+                    self._on(*self._sessions.receive(b"", parts, "", clock.now_ns()))
+        if not self._is_asked:
+            raise UnreadableError(self._endpoint, "nobody answers", "see that it runs, and that the keys belong to it")
+        if not self._outcomes:
+            raise UnreadableError(self._endpoint, f"no answer within {timeout_s:g} s", "ask again later")
+        return self._outcomes
+
+    def _is_complete(self) -> bool:
+        answers = sum(_EXPECTED not in outcome.values for outcome in self._outcomes)
+        return self._expected is not None and answers >= self._expected
+
+    def _on(self, action: Action, message: Message) -> None:
+        if action is Action.MEET and not self._is_asked:  # once: what is asked twice would be done twice
+            self._is_asked = True
+            self._sessions.post(b"", self._verb)
+        elif isinstance(message, Refused) and action is Action.NOTE_REFUSAL:
+            raise UnreadableError(self._endpoint, f"it refuses: {message.text}", "see docs/security.md")
+        elif isinstance(message, Result) and action is Action.DELIVER and message.request == self._verb.request:
+            self._take(message)
+
+    def _take(self, result: Result) -> None:
+        self._outcomes.append(Outcome(result.source_id, result.done, result.values))
+        if len(self._outcomes) == 1:
+            # A collector says first to how many it passed the verb on; a job itself has nobody behind it.
+            expected = result.values.get(_EXPECTED, 1)
+            self._expected = expected if type(expected) is int else 1

@@ -1,0 +1,643 @@
+"""The viewer end of a socket: each entry of each stream once and in order, whatever the connection does."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Protocol, TypeAlias
+
+import attrs
+
+from trackside.events import DecodeError, clock
+from trackside.handlers.zeromq._limits import (
+    ALL_RECEIVE_WINDOWS_BYTES,
+    BEAT_S,
+    CHUNK_BYTES,
+    DISTRUSTED_SNAPSHOT_BYTES,
+    FORGET_AFTER_S,
+    LEAST_WINDOW_BYTES,
+    MAX_OUT_OF_ORDER,
+    MAX_PRODUCERS,
+    MAX_SNAPSHOT_BYTES,
+    MAX_SOURCES_BYTES,
+    SNAPSHOT_WITHIN_S,
+    STRANGERS,
+    WINDOW_BYTES,
+    PeerBuckets,
+    PeerLimits,
+)
+from trackside.handlers.zeromq._protocol import (
+    OLDEST,
+    Ack,
+    Beat,
+    Bye,
+    Chunk,
+    Fetch,
+    Filter,
+    FrameEntry,
+    Hello,
+    LossEntry,
+    Message,
+    Ping,
+    Pong,
+    Replay,
+    Result,
+    Skipped,
+    Subscribe,
+    Subscribed,
+    Verb,
+)
+from trackside.handlers.zeromq._session import Action, Role, Send, Sent, Sessions
+from trackside.handlers.zeromq._snapshot import chunk_count
+
+_EXCHANGES: Final = 16
+_BETTER: Final = 0.8
+_MOST_APART_NS: Final = 1 << 62
+"""A century and a half; more is no clock."""
+
+
+@attrs.frozen
+class Offset:
+    """How far the other clock is ahead, as one exchange shows it."""
+
+    offset_ns: int
+    uncertainty_ns: int
+    """The truth is within this of *offset_ns*, whatever the way there and back each took."""
+
+
+class ClockOffset:
+    """
+    The offset of one peer's clock, from the quickest of the last sixteen exchanges.
+
+    A reply that was quick leaves little room for error: the true offset differs from the estimate by at most half of
+    the round trip (D. L. Mills, RFC 5905, section 8). Older exchanges leave, because clocks drift.
+    """
+
+    def __init__(self) -> None:
+        self.exchanges = 0
+        self._recent: deque[Offset] = deque(maxlen=_EXCHANGES)
+        self._published: Offset | None = None
+        self._is_fresh = False
+
+    def add(self, sent_ns: int, received_ns: int, replied_ns: int, now_ns: int) -> None:
+        """
+        Take one exchange into account.
+
+        Args:
+            sent_ns: When the question left, by this clock.
+            received_ns: When it arrived, by the other.
+            replied_ns: When the answer left, by the other.
+            now_ns: When it arrived, by this clock.
+        """
+        round_trip_ns = (now_ns - sent_ns) - (replied_ns - received_ns)
+        if round_trip_ns < 0 or replied_ns < received_ns or abs(received_ns - sent_ns) > _MOST_APART_NS:
+            return  # no clock can say so
+        self.exchanges += 1
+        self._is_fresh = True
+        offset_ns = ((received_ns - sent_ns) + (replied_ns - now_ns)) // 2
+        self._recent.append(Offset(offset_ns, (round_trip_ns + 1) // 2))
+
+    @property
+    def best(self) -> Offset | None:
+        """What the quickest of the recent exchanges says; None before the first."""
+        return min(self._recent, key=lambda one: one.uncertainty_ns, default=None)
+
+    def news(self) -> Offset | None:
+        """Return the best estimate if it says something else than the last one returned: better, or moved."""
+        if not self._is_fresh:
+            return None
+        self._is_fresh = False
+        best, published = self.best, self._published
+        if best is None:
+            return None
+        if published is not None:
+            is_better = best.uncertainty_ns < published.uncertainty_ns * _BETTER
+            has_moved = abs(best.offset_ns - published.offset_ns) > best.uncertainty_ns + published.uncertainty_ns
+            if not is_better and not has_moved:
+                return None
+        self._published = best
+        return best
+
+
+_ACK_BYTES: Final = 32 << 10
+_ACK_ENTRIES: Final = 128
+_HOLE_S: Final = 0.05
+"""How long a hole is given to fill by itself: what was overtaken is still to come."""
+_ASK_AGAIN_S: Final = 0.5
+_FETCH: Final = 4
+
+Entry: TypeAlias = "FrameEntry | LossEntry"
+
+
+@attrs.define
+class SnapshotBudget:
+    """What the snapshots that are being fetched from all source ends of one viewer end may come to."""
+
+    one_bytes: int = MAX_SNAPSHOT_BYTES
+    all_bytes: int = MAX_SNAPSHOT_BYTES
+    reserved_bytes: int = 0
+
+    def reserve(self, size_bytes: int, *, is_trusted: bool) -> bool:
+        """Set *size_bytes* apart; False if there is no room for them now, or not for this one."""
+        most = self.one_bytes if is_trusted else min(self.one_bytes, DISTRUSTED_SNAPSHOT_BYTES)
+        if size_bytes > most or self.reserved_bytes + size_bytes > self.all_bytes:
+            return False
+        self.reserved_bytes += size_bytes
+        return True
+
+    def release(self, size_bytes: int) -> None:
+        """Give *size_bytes* back."""
+        self.reserved_bytes -= size_bytes
+
+
+@attrs.define(eq=False)
+class StreamConsumer:
+    """
+    What one source end sends, each entry once and in order, whatever the connection does.
+
+    Does no input or output of its own: messages go in by `on`, out by *send*. For one thread.
+
+    Args:
+        send: Sends a message to the source end; may fail to, everything is asked again.
+        take: Given each entry in its turn, and the bytes of a snapshot of the sources before the first.
+        introduce: Given that snapshot.
+        window_bytes: What may be on its way and not acknowledged.
+        wanted: What to ask for.
+        models: Whose states to ask for.
+        budget: Of the snapshots.
+    """
+
+    send: Callable[[Message], object]
+    take: Callable[[Entry], object]
+    introduce: Callable[[bytes], object]
+    window_bytes: int = WINDOW_BYTES
+    stream: str = OLDEST
+    wanted: Filter = attrs.field(factory=Filter)
+    models: Sequence[str] = ()
+    budget: SnapshotBudget = attrs.field(factory=SnapshotBudget)
+    due: int = 0
+    """The index that comes next."""
+    before: int = 0
+    """Events in the entries before it."""
+    skipped_events: int = 0
+    """Given up by the source end, as it said."""
+    repeated: int = 0
+    """Entries that came twice."""
+    replays: int = 0
+    """How often entries had to be asked for again."""
+    unfinished_snapshots: int = 0
+    """Announced, and not sent in time."""
+    is_subscribed: bool = False
+    _request: int = 1
+    _asked_s: float = -1e9
+    _hole_s: float | None = None
+    _seen: int = 0
+    """The index after the highest one known of."""
+    _held: dict[int, tuple[Message, int]] = attrs.field(factory=dict)
+    _held_bytes: int = 0
+    _unacked_bytes: int = 0
+    _acked: int = 0
+    _chunks: list[bytes | None] | None = None
+    _reserved_bytes: int = 0
+    _fetch_by_s: float = 0.0
+    _from_stream: str = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._from_stream = self.stream
+
+    @property
+    def is_introduced(self) -> bool:
+        """Whether it knows where the stream begins."""
+        return self.is_subscribed and self._chunks is None
+
+    @property
+    def is_restless(self) -> bool:
+        """Whether something was asked for and did not come yet."""
+        return not self.is_subscribed or self._chunks is not None or self._seen > self.due
+
+    def restart(self) -> None:
+        """Begin the conversation again: the connection was made anew."""
+        if self._chunks is not None:
+            self._forget_stream(self._from_stream)  # it has no beginning without its snapshot
+        self.close()
+        self.is_subscribed = False
+        self._asked_s = -1e9
+        self._request += 1
+
+    def _forget_stream(self, stream: str) -> None:
+        self.stream = stream
+        self._held.clear()
+        self._held_bytes = 0
+
+    def close(self) -> None:
+        """Let go of what has come of a snapshot."""
+        self._chunks = None
+        self.budget.release(self._reserved_bytes)
+        self._reserved_bytes = 0
+
+    def refresh(self) -> None:
+        """Give up what is due, and begin anew with a snapshot of this moment."""
+        self._forget_stream("")
+        self.restart()
+
+    def tick(self, now_s: float) -> None:
+        """Ask for what has not come, if it is time to."""
+        if not self.is_subscribed:
+            self._subscribe(now_s)
+        elif self._chunks is not None:
+            if now_s > self._fetch_by_s:
+                self.unfinished_snapshots += 1
+                self.restart()
+            elif now_s - self._asked_s >= _ASK_AGAIN_S:
+                self._fetch(now_s)
+        elif self._seen > self.due:
+            if self._hole_s is None:
+                self._hole_s = now_s
+            if now_s - self._hole_s >= _HOLE_S and now_s - self._asked_s >= _ASK_AGAIN_S:
+                self._asked_s = now_s
+                self.replays += 1
+                self.send(Replay(self.stream, self.due))
+
+    def on(self, message: Message, size_bytes: int, now_s: float) -> None:
+        """Take a *message* of *size_bytes* into account; those of other kinds are passed over."""
+        if isinstance(message, Subscribed):
+            self._begin(message, now_s)
+        elif isinstance(message, Chunk):
+            self._add_chunk(message, now_s)
+        elif not self.is_subscribed or getattr(message, "stream", None) != self.stream:
+            return
+        elif isinstance(message, (FrameEntry, LossEntry)):
+            self._add(message.index, message, size_bytes)
+        elif isinstance(message, Skipped):
+            if message.next_index > message.index:
+                self._add(message.index, message, size_bytes)
+        elif isinstance(message, Beat):
+            self._seen = max(self._seen, message.next_index)
+            if self._chunks is None:  # an acknowledgement says that the snapshot is there, too
+                self._acknowledge()
+
+    # --- asking -------------------------------------------------------------------------------------------------------
+
+    def _subscribe(self, now_s: float) -> None:
+        if now_s - self._asked_s < BEAT_S:
+            return
+        self._asked_s = now_s
+        self.send(
+            Subscribe(
+                request=self._request,
+                names=list(self.wanted.names),
+                min_priority=self.wanted.min_priority,
+                rule=self.wanted.rule,
+                models=list(self.models),
+                resume_stream=self.stream,
+                resume_index=self.due,
+                window_bytes=self.window_bytes,
+            )
+        )
+
+    def _begin(self, answer: Subscribed, now_s: float) -> None:
+        if self.is_subscribed or answer.request != self._request:
+            return  # an answer that came twice
+        if answer.snapshot_chunks != chunk_count(answer.snapshot_bytes):
+            raise DecodeError("a snapshot of so many bytes has another number of chunks")
+        if not self.budget.reserve(answer.snapshot_bytes, is_trusted=not self.unfinished_snapshots):
+            return  # it is asked for again
+        self._reserved_bytes = answer.snapshot_bytes
+        self.is_subscribed = True
+        self._hole_s = None
+        self._unacked_bytes = 0
+        if not answer.resumed or answer.stream != self.stream:
+            self._held.clear()
+            self._held_bytes = 0
+            self.stream, self.due, self.before = answer.stream, answer.next_index, answer.before
+        self._seen = self._acked = self.due
+        if answer.snapshot_chunks:
+            self._chunks = [None] * answer.snapshot_chunks
+            self._fetch_by_s = now_s + SNAPSHOT_WITHIN_S
+            self._fetch(now_s)
+        else:
+            self._drain()
+
+    def _fetch(self, now_s: float) -> None:
+        self._asked_s = now_s
+        chunks = self._chunks or []
+        first = next((number for number, data in enumerate(chunks) if data is None), len(chunks))
+        self.send(Fetch(self._request, first, min(_FETCH, len(chunks) - first)))
+
+    def _add_chunk(self, chunk: Chunk, now_s: float) -> None:
+        chunks = self._chunks
+        if chunks is None or chunk.request != self._request or chunk.number >= len(chunks):
+            return
+        due = min(CHUNK_BYTES, self._reserved_bytes - chunk.number * CHUNK_BYTES)
+        if len(chunk.data) != due:
+            raise DecodeError(f"a chunk of {len(chunk.data)} bytes; it is one of {due}")
+        chunks[chunk.number] = chunk.data
+        if None not in chunks:
+            self.close()
+            self.introduce(b"".join(data for data in chunks if data is not None))
+            self._drain()
+        elif chunk.number % _FETCH == _FETCH - 1:
+            self._fetch(now_s)
+
+    # --- taking -------------------------------------------------------------------------------------------------------
+
+    def _add(self, index: int, message: Message, size_bytes: int) -> None:
+        self._seen = max(self._seen, index + 1)
+        end = message.next_index if isinstance(message, Skipped) else index + 1
+        place = max(index, self.due)
+        if end <= self.due or place in self._held:
+            self.repeated += 1
+            return
+        if index > self.due and (self._held_bytes + size_bytes > WINDOW_BYTES or len(self._held) >= MAX_OUT_OF_ORDER):
+            return  # it will be asked for again
+        self._held[place] = (message, size_bytes)
+        self._held_bytes += size_bytes
+        if self._chunks is None:
+            self._drain()
+
+    def _drain(self) -> None:
+        while self.due in self._held:
+            message, size_bytes = self._held.pop(self.due)
+            self._held_bytes -= size_bytes
+            self._unacked_bytes += size_bytes
+            self._hole_s = None
+            if isinstance(message, Skipped):
+                self.skipped_events += max(0, message.before - self.before)
+                self.due, self.before = message.next_index, message.before
+                self._forget_passed()
+            elif isinstance(message, (FrameEntry, LossEntry)):
+                self.due += 1
+                self.before = message.before + (message.events if isinstance(message, FrameEntry) else 0)
+                self.take(message)
+        if self._unacked_bytes >= _ACK_BYTES or self.due - self._acked >= _ACK_ENTRIES:
+            self._acknowledge()
+
+    def _forget_passed(self) -> None:
+        for index in [index for index in self._held if index < self.due]:
+            self._held_bytes -= self._held.pop(index)[1]
+
+    def _acknowledge(self) -> None:
+        self._unacked_bytes, self._acked = 0, self.due
+        self.send(Ack(self.stream, self.due))
+
+
+_ROUNDS: Final = 5
+_MANY: Final = 256
+_ROUNDS_OF_MANY: Final = 20
+_FIRST_PINGS: Final = 16
+_FIRST_PING_S: Final = 0.1
+_MOST_FIRST_PINGS_PER_S: Final = 1000.0
+"""To all senders together: thousands that come at once are to be heard, rather than asked the time."""
+_PING_S: Final = 5.0
+
+
+@attrs.define(eq=False)
+class Producer:
+    """A source end that sends here: a rank's, or a forwarder's with all of its node."""
+
+    address: bytes
+    id: str
+    text: str
+    user: str
+    """Role and fingerprint of its key; empty without keys."""
+    consumer: StreamConsumer
+    buckets: PeerBuckets
+    heard_s: float
+    clock: ClockOffset = attrs.field(factory=ClockOffset)
+    sources: set[str] = attrs.field(factory=set)
+    """Ids of those who were heard over it."""
+    status: dict[str, Any] = attrs.field(factory=dict)
+    """What it last said of itself."""
+    is_known: bool = False
+    """Whether it has said anything of itself: only then is it clear whether others are behind it."""
+    has_left: bool = False
+    pinged_s: float = -1e9
+    pings: int = 0
+    cut_reported: int = 0
+    cut_reported_s: float = -1e9
+    cut_since_ns: int = 0
+
+    @property
+    def name(self) -> str:
+        """Who it is, for people."""
+        return f"{self.user} {self.text}".strip()
+
+
+class Listener(Protocol):
+    """What a receiver reports to."""
+
+    def on_entry(self, producer: Producer, entry: Entry) -> object:
+        """Take the next entry of *producer*; entries come in order, each once."""
+
+    def on_introduction(self, producer: Producer, snapshot: bytes) -> object:
+        """Learn from a *snapshot* who the sources are."""
+
+    def on_heard(self, producer: Producer, message: Message | None) -> object:
+        """Learn that *producer* said something, so it is alive; None for what was not read."""
+
+    def on_result(self, producer: Producer, result: Result) -> object:
+        """Take what came of a verb."""
+
+
+class Receiver:
+    """
+    Takes streams from any number of source ends; does no input or output of its own. For one thread.
+
+    Args:
+        listener: What is called with everything that was heard.
+        send: Sends to an address.
+        limits: What each of them may use.
+        most: How many there may be.
+        monotonic_s: The clock.
+    """
+
+    def __init__(
+        self,
+        listener: Listener,
+        send: Send,
+        *,
+        limits: PeerLimits | None = None,
+        most: int = MAX_PRODUCERS,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._sessions: Sessions[Producer] = Sessions(Role.RECEIVER, send)
+        self.producers = self._sessions.peers
+        """By address, those that send."""
+        self.counts = self._sessions.counts
+        """Those of the sessions, ``malformed``, ``cut``, ``cut_bytes``, and what producers that left had repeated."""
+        self._by_id: dict[str, Producer] = {}
+        self._due: list[Producer] = []
+        self._share = 0
+        self._restless: set[Producer] = set()
+        self._listener = listener
+        self._limits = limits or PeerLimits()
+        self._most = most
+        self._now = monotonic_s
+        self._snapshots = SnapshotBudget(one_bytes=MAX_SOURCES_BYTES)
+        self._strangers = PeerBuckets(STRANGERS, monotonic_s())
+
+    def receive(self, address: bytes, parts: Sequence[bytes], user: str = "") -> None:
+        """
+        Take in one message.
+
+        Args:
+            address: Whom an answer goes to.
+            parts: The message.
+            user: Role and fingerprint of the key that its connection was made with: ``rank:0123abcd``.
+        """
+        try:
+            self._receive(address, parts, user)
+        except DecodeError:
+            self.counts["malformed"] += 1
+        except Exception as error:
+            # Nothing that one sender says may end the thread that serves all of them.
+            self._sessions.note_failure(error)
+            producer = self.producers.get(address)
+            if producer is not None:
+                self._forget(producer)
+
+    def _receive(self, address: bytes, parts: Sequence[bytes], user: str) -> None:
+        now_s, now_ns = self._now(), clock.now_ns()
+        producer = self.producers.get(address)
+        if producer is not None and producer.user != user:  # another connection under the same address
+            self._forget(producer)
+            producer = None
+        size = sum(map(len, parts))
+        if not (producer.buckets if producer is not None else self._strangers).admit(size, now_s):
+            self._cut(producer, size, now_s)
+            return
+        cpu_s, events = time.thread_time(), producer.buckets.charged_events if producer is not None else 0.0
+        try:
+            action, message = self._sessions.receive(address, parts, user, now_ns)
+            if isinstance(message, Hello) and action is Action.MEET:
+                self._meet(address, message, user, now_s)
+            elif producer is not None:
+                producer.heard_s = now_s
+                self._listener.on_heard(producer, message)
+                if action is Action.PART:
+                    producer.has_left = True  # what it sent before may still come
+                elif action is Action.DELIVER:
+                    self._on(producer, message, size, now_s, now_ns)
+        finally:
+            if producer is not None:
+                producer.buckets.charge_cpu(time.thread_time() - cpu_s, size, producer.buckets.charged_events - events)
+
+    def _cut(self, producer: Producer | None, size: int, now_s: float) -> None:
+        self.counts["cut"] += 1
+        self.counts["cut_bytes"] += size
+        if producer is not None:  # it says too much, so it is alive
+            producer.heard_s = now_s
+            self._listener.on_heard(producer, None)
+
+    def tick(self) -> None:
+        """Do what is due by the clock, every 50 ms or so; each producer has its turn within a second."""
+        now_s = self._now()
+        if not self._due:
+            self._due = list(self.producers.values())
+            self._share = -(-len(self._due) // (_ROUNDS if len(self._due) <= _MANY else _ROUNDS_OF_MANY))
+        turn, self._due = self._due[: self._share], self._due[self._share :]
+        restless, self._restless = self._restless, set()
+        for producer in {*turn, *restless}:
+            if now_s - producer.heard_s > FORGET_AFTER_S:
+                self._forget(producer)
+            elif not producer.has_left and not producer.buckets.is_empty(now_s):
+                producer.consumer.tick(now_s)
+                self._ping(producer, now_s)
+                if producer.consumer.is_restless:
+                    self._restless.add(producer)
+
+    def command(self, verb: Verb, producers: Iterable[Producer]) -> int:
+        """Pass *verb* on to *producers*; return to how many."""
+        return sum(self._post(producer.address, verb) for producer in list(producers) if not producer.has_left)
+
+    def part(self, reason: str) -> None:
+        """Say goodbye to everybody."""
+        for producer in list(self.producers.values()):
+            self._post(producer.address, Bye(reason))
+        self.producers.clear()
+        self._by_id.clear()
+
+    def _meet(self, address: bytes, other: Hello, user: str, now_s: float) -> None:
+        here = self.producers.get(address)
+        if here is not None and here.id != other.id:
+            self._forget(here)  # a connection has one producer at a time, and its limits stay with it
+        producer = self._by_id.get(other.id)
+        if producer is not None and producer.user != user:
+            self._sessions.refuse(address, 0, "forbidden", "somebody with another key has this name")
+            return
+        if producer is None:
+            if len(self.producers) >= self._most:
+                self._sessions.refuse(address, 0, "busy", f"{self._most} senders are here already")
+                return
+            buckets = here.buckets if here is not None else PeerBuckets(self._limits, now_s)
+            producer = self._new(address, other, user, buckets, now_s)
+        else:
+            self.producers.pop(producer.address, None)
+            if producer.address != address:  # it has come back over a new connection
+                producer.address = address
+                producer.clock = ClockOffset()
+                producer.pings = 0
+            producer.consumer.restart()  # an end that greets has forgotten what was asked of it
+        producer.heard_s = now_s
+        producer.has_left = False
+        self._by_id[other.id] = producer
+        self._sessions.welcome(producer)
+        producer.consumer.tick(now_s)
+        self._restless.add(producer)
+
+    def _new(self, address: bytes, other: Hello, user: str, buckets: PeerBuckets, now_s: float) -> Producer:
+        def send(message: Message) -> None:
+            self._post(producer.address, message)
+
+        def take(entry: Entry) -> None:
+            self._listener.on_entry(producer, entry)
+
+        def introduce(snapshot: bytes) -> None:
+            self._listener.on_introduction(producer, snapshot)
+
+        # What the first are sent unacknowledged may be much, what the thousandth is must be little.
+        window_bytes = max(
+            LEAST_WINDOW_BYTES, min(WINDOW_BYTES, ALL_RECEIVE_WINDOWS_BYTES // (len(self.producers) + 1))
+        )
+        producer = Producer(
+            address,
+            other.id,
+            other.text,
+            user,
+            StreamConsumer(send, take, introduce, window_bytes, budget=self._snapshots),
+            buckets,
+            now_s,
+        )
+        return producer
+
+    def _on(self, producer: Producer, message: Message, size: int, now_s: float, now_ns: int) -> None:
+        if isinstance(message, Pong):
+            producer.clock.add(message.sent_ns, message.received_ns, message.replied_ns, now_ns)
+        elif isinstance(message, Result):
+            self._listener.on_result(producer, message)
+        else:
+            if isinstance(message, Beat):
+                producer.status, producer.is_known = message.status, True
+            producer.consumer.on(message, size, now_s)
+            if producer.consumer.is_restless:
+                self._restless.add(producer)
+
+    def _ping(self, producer: Producer, now_s: float) -> None:
+        first_s = max(_FIRST_PING_S, len(self.producers) / _MOST_FIRST_PINGS_PER_S)
+        every_s = first_s if producer.pings < _FIRST_PINGS else _PING_S
+        if producer.consumer.is_subscribed and now_s - producer.pinged_s >= every_s:
+            producer.pinged_s = now_s
+            producer.pings += 1
+            self._post(producer.address, Ping(clock.now_ns()))
+
+    def _forget(self, producer: Producer) -> None:
+        if self.producers.get(producer.address) is producer:
+            del self.producers[producer.address]
+        producer.consumer.close()
+        self._by_id.pop(producer.id, None)
+        self.counts["repeated"] += producer.consumer.repeated
+        self.counts["replays"] += producer.consumer.replays
+
+    def _post(self, address: bytes, message: Message) -> bool:
+        return self._sessions.post(address, message) is Sent.QUEUED

@@ -1,0 +1,652 @@
+"""The source end of a socket: the viewers that are there, what each asked for, and what each is sent."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+
+import attrs
+import msgpack
+
+from trackside.core import RateLimitedLog, described
+from trackside.events import DecodeError, TracksideError
+from trackside.handlers.zeromq._limits import (
+    ALL_WINDOWS_BYTES,
+    BEAT_S,
+    CHUNK_BYTES,
+    FORGET_AFTER_S,
+    LEAST_WINDOW_BYTES,
+    MAX_CHUNKS,
+    MAX_IN_FLIGHT,
+    MAX_SNAPSHOT_BYTES,
+    MAX_VIEWERS,
+    MIN_WINDOW_BYTES,
+    NEW_STREAMS_PER_S,
+    SILENT_AFTER_BEATS,
+    SNAPSHOT_WITHIN_S,
+    VERBS_AT_ONCE,
+    VERBS_PER_S,
+    VIEWER_MESSAGES_PER_S,
+    WINDOW_BYTES,
+    TokenBucket,
+)
+from trackside.handlers.zeromq._protocol import (
+    OLDEST,
+    Ack,
+    Beat,
+    Bye,
+    Chunk,
+    Fetch,
+    Filter,
+    FrameEntry,
+    Hello,
+    LossEntry,
+    Message,
+    Replay,
+    Result,
+    Skipped,
+    Subscribe,
+    Subscribed,
+    Verb,
+    Welcome,
+)
+from trackside.handlers.zeromq._ring import Entry, LostRange, Ring, RingBudget
+from trackside.handlers.zeromq._session import Action, Role, Send, Sent, Sessions
+from trackside.handlers.zeromq._snapshot import chunk_count
+
+_ENTRIES_AT_ONCE: Final = 64
+_REPLAY_EVERY_S: Final = 0.05
+
+Post: TypeAlias = Callable[[Message], bool]
+"""Sends a message to one viewer; False if it could not be sent now."""
+
+
+@attrs.define(eq=False)
+class Stream:
+    """What one filter lets through, for every viewer that asked for just that."""
+
+    wanted: Filter
+    ring: Ring
+    close: Callable[[], object]
+    """End it at its origin."""
+    is_held: bool = False
+    """Whether it stays also without a viewer: a collector wants all there is."""
+    left_s: float | None = None
+    """Since when nobody has been there; None while somebody is."""
+    delivered: int = 0
+    """Events that were acknowledged."""
+    _settled: int = 0
+    """Events up to the last one that was acknowledged."""
+    _given_up: deque[tuple[int, int]] = attrs.field(factory=deque)
+    """Beyond that, the ranges of events, by how many are before each end, that were passed over."""
+
+    def acknowledge(self, before: int) -> None:
+        """Note that a viewer has all of the first *before* events that it was not to pass over."""
+        if before <= self._settled:
+            return
+        self.delivered += before - self._settled
+        while self._given_up and self._given_up[0][0] < before:
+            start, end = self._given_up.popleft()
+            self.delivered -= min(end, before) - max(start, self._settled)
+        self._settled = before
+
+    def give_up(self, first: int, before: int) -> None:
+        """Note that a viewer was told to pass over the events from number *first* to the one before *before*."""
+        start = max(first, self._settled, self._given_up[-1][1] if self._given_up else 0)
+        if before > start:
+            self._given_up.append((start, before))
+
+    @property
+    def lost(self) -> int:
+        """Events that nobody has acknowledged and nobody can have any more."""
+        return max(self._settled, self.ring.position(0)[1]) - self.delivered
+
+    @property
+    def undelivered(self) -> int:
+        """Events that nobody has acknowledged."""
+        return self.ring.before - self.delivered
+
+
+class ReadySnapshot(NamedTuple):
+    """A snapshot that was taken, and where the stream goes on from it."""
+
+    data: bytes
+    next_index: int
+    before: int
+
+
+@attrs.define(eq=False)
+class ViewerState:
+    """One viewer. For the thread of the source end."""
+
+    address: bytes
+    id: str
+    text: str
+    user: str
+    """Role and fingerprint of its key, as ``viewer:0123abcd``; empty where no keys are used."""
+    heard_s: float
+    post: Post
+    request: int = 0
+    """The number of its last `Subscribe`."""
+    stream: Stream | None = None
+    cursor: int = 0
+    """The next entry for it."""
+    answer: Subscribed | None = None
+    snapshot: bytes | None = None
+    window_bytes: int = WINDOW_BYTES
+    began_s: float = 0.0
+    """When its snapshot was ready."""
+    asked_s: float = -1e9
+    """When it last asked for models' states."""
+    _before: int = 0
+    """Events in the entries before the cursor."""
+    _in_flight: deque[tuple[int, int, int]] = attrs.field(factory=deque)
+    """Of what was sent and not acknowledged, the index, the offset, and the number of events up to its end."""
+    _sent_to_bytes: int = 0
+    _replayed_s: float = 0.0
+    _messages: TokenBucket = attrs.field(factory=lambda: TokenBucket(VIEWER_MESSAGES_PER_S, VIEWER_MESSAGES_PER_S))
+    _openings: TokenBucket = attrs.field(factory=lambda: TokenBucket(NEW_STREAMS_PER_S, NEW_STREAMS_PER_S))
+
+    @property
+    def is_live(self) -> bool:
+        """Whether entries can be sent to it."""
+        return self.stream is not None and self.answer is not None
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether it has acknowledged everything there is."""
+        return self.stream is None or (not self._in_flight and self.cursor >= self.stream.ring.next_index)
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """The next entry's index, and the events before it."""
+        return self.cursor, self._before
+
+    def may_speak(self, now_s: float) -> bool:
+        """Take one message out of a viewer's allowance of a thousand a second."""
+        if not self._messages.take(now_s):
+            return False
+        self.heard_s = now_s
+        return True
+
+    def may_open(self, now_s: float) -> bool:
+        """Take one stream that nobody has yet out of an allowance of sixteen, and of sixteen a second."""
+        return self._openings.take(now_s)
+
+    def expect(self, asked: Subscribe, stream: Stream) -> None:
+        """Begin with a subscription that is yet to be answered."""
+        self.leave()
+        self.request = asked.request
+        self.stream = stream
+        stream.left_s = None
+        self.window_bytes = asked.window_bytes
+
+    def leave(self) -> None:
+        """Have no stream."""
+        self.stream = self.answer = self.snapshot = None
+        self._in_flight.clear()
+
+    def begin(self, index: int, before: int, *, resumed: bool, snapshot: bytes) -> None:
+        """Go on from *index*, and tell the viewer."""
+        if self.stream is None:
+            return
+        self.cursor, self._before = index, before
+        self._in_flight.clear()
+        if resumed:
+            self.stream.acknowledge(before)
+        elif self.stream.is_held:
+            self.stream.give_up(0, before)
+        self.snapshot = snapshot or None
+        self.answer = Subscribed(
+            request=self.request,
+            stream=self.stream.ring.id,
+            next_index=index,
+            before=before,
+            resumed=resumed,
+            window_bytes=self.window_bytes,
+            snapshot_bytes=len(snapshot),
+            snapshot_chunks=chunk_count(len(snapshot)),
+        )
+        self.post(self.answer)
+
+    def send_chunks(self, first: int, count: int) -> None:
+        """Send some of the snapshot."""
+        if self.snapshot is None:
+            return
+        for number in range(first, min(first + min(count, MAX_CHUNKS), chunk_count(len(self.snapshot)))):
+            data = self.snapshot[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
+            if not self.post(Chunk(self.request, number, data)):
+                return
+
+    def acknowledge(self, next_index: int) -> None:
+        """Note that everything before *next_index* was taken."""
+        self.snapshot = None
+        while self._in_flight and self._in_flight[0][0] < next_index:
+            _, _, before = self._in_flight.popleft()
+            if self.stream is not None:
+                self.stream.acknowledge(before)
+
+    def go_back(self, index: int, now_s: float) -> None:
+        """Send from *index* again, which is all the viewer lacks."""
+        if now_s - self._replayed_s < _REPLAY_EVERY_S or index > self.cursor:
+            return
+        self._replayed_s = now_s
+        self._in_flight.clear()
+        self.cursor = index
+        if self.stream is not None:
+            here, before = self.stream.ring.position(index)
+            self._before = before if here == index else self._before
+
+    def pump(self, window_bytes: int) -> int:
+        """Send what is due, as far as it may be sent; return how many entries."""
+        if not self.is_live or self.stream is None:
+            return 0
+        ring, count = self.stream.ring, 0
+        window_bytes = min(window_bytes, self.window_bytes)
+        while self.cursor < ring.next_index and self._has_room(window_bytes):
+            entries = ring.read(self.cursor, _ENTRIES_AT_ONCE)
+            if not entries and not self._skip(ring):
+                return count
+            for entry in entries:
+                if not self._has_room(window_bytes) or not self.post(_message(ring.id, entry)):
+                    return count
+                self._in_flight.append((entry.place, entry.offset_bytes, entry.before + entry.events))
+                self._sent_to_bytes = entry.offset_bytes + len(entry.content)
+                self.cursor, self._before = entry.place + 1, entry.before + entry.events
+                count += 1
+        return count
+
+    def _has_room(self, window_bytes: int) -> bool:
+        if not self._in_flight:
+            return True
+        return self._sent_to_bytes - self._in_flight[0][1] < window_bytes and len(self._in_flight) < MAX_IN_FLIGHT
+
+    def _skip(self, ring: Ring) -> bool:
+        """
+        Tell the viewer that what is due is no longer here, and go on with what is.
+
+        Unless all is wanted that is the latest: while a viewer takes in the rest of the ring, as much comes after it,
+        and it would stay behind.
+        """
+        index, before = ring.position(self.cursor)
+        if index > self.cursor:
+            if self.stream is not None and not self.stream.is_held:
+                index, before = ring.latest()
+            if not self.post(Skipped(ring.id, self.cursor, index, before)):
+                return False
+            if self.stream is not None:
+                self.stream.give_up(self._before, before)
+            self.cursor, self._before = index, before
+        return True
+
+
+def _message(stream: str, entry: Entry) -> FrameEntry | LossEntry:
+    content = entry.content
+    if isinstance(content, LostRange):
+        return LossEntry(stream, entry.place, entry.before, *content)
+    return FrameEntry(stream, entry.place, entry.before, entry.events, content)
+
+
+_PUMP_ROUNDS: Final = 16
+_MOST_STATUS_BYTES: Final = 48 << 10
+
+
+class StreamProvider(Protocol):
+    """Where a source end has its streams from."""
+
+    def open_stream(self, wanted: Filter, ring: Ring) -> Callable[[], object]:
+        """
+        Begin to fill *ring* with what is wanted; return what ends it.
+
+        Raises:
+            TracksideError: if this cannot be had.
+        """
+
+    def take_snapshot(self, models: Sequence[str], ring: Ring, done: Callable[[ReadySnapshot | None], None]) -> None:
+        """Have *done* called, on any thread, with a snapshot and *ring*'s place then; or with None."""
+
+    def status(self) -> dict[str, Any]:
+        """Return what to say in a beat."""
+
+
+class StreamServer:
+    """
+    Serves any number of viewers; does no input or output of its own. For one thread, but for what says otherwise.
+
+    Args:
+        provider: Where streams and snapshots come from.
+        send: Sends to an address; the one of a connection that this end made is empty.
+        own_id: Of this end; random, the same as long as its streams are.
+        connects: Whether this end made the connection, and so says hello.
+        wake: Has the thread look soon; called on any thread.
+        budget: What the rings may hold together.
+        most_viewers: More are refused.
+        window_bytes: What may be on its way to one viewer.
+        on_verb: Performs a `Verb` for an address and its user, and gives each `Result` to `answer`; None refuses.
+    """
+
+    def __init__(
+        self,
+        provider: StreamProvider,
+        send: Send,
+        *,
+        own_id: str | None = None,
+        connects: bool = False,
+        wake: Callable[[], object] = lambda: None,
+        budget: RingBudget | None = None,
+        most_viewers: int = MAX_VIEWERS,
+        window_bytes: int = WINDOW_BYTES,
+        on_verb: Callable[[bytes, Verb, str], object] | None = None,
+    ) -> None:
+        self._sessions: Sessions[ViewerState] = Sessions(
+            Role.PRODUCER if connects else Role.SERVER, send, own_id=own_id
+        )
+        self.viewers = self._sessions.peers
+        """By address, the viewers that are here."""
+        self.counts = self._sessions.counts
+        """Those of the sessions, and ``malformed`` and ``ignored`` messages and entries ``sent``."""
+        self._provider = provider
+        self._connects = connects
+        self._wake = wake
+        self._budget = budget or RingBudget()
+        self._most_viewers = most_viewers
+        self._window_bytes = window_bytes
+        self._on_verb = on_verb
+        self._streams: dict[Filter, Stream] = {}
+        self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._verbs: dict[str, TokenBucket] = {}
+        """By key: each use of a verb is recorded, allowed or not."""
+        self._beat_s = 0.0
+        self._now_s = 0.0
+        self._trouble = RateLimitedLog()
+
+    # --- what others ask of it ----------------------------------------------------------------------------------------
+
+    def hold(self, wanted: Filter) -> Stream:
+        """Begin a stream before anybody asks for it, and keep it: its first viewer finds its beginning."""
+        stream = self._stream(wanted)
+        stream.is_held = True
+        return stream
+
+    def answer(self, address: bytes, result: Result) -> None:
+        """Send a verb's result; on any thread."""
+        self._inbox.put(lambda: self._post(address, result))
+        self._wake()
+
+    def receive(self, address: bytes, parts: Sequence[bytes], now_s: float, received_ns: int, user: str = "") -> None:
+        """Take in one message from *address*, whose key says that it is *user*."""
+        self._now_s = now_s
+        try:
+            self._receive(address, parts, now_s, received_ns, user)
+        except Exception as error:
+            # Nothing that one viewer says may end the thread that serves all of them.
+            self._let_go(address, now_s, error)
+
+    def _let_go(self, address: bytes, now_s: float, error: Exception) -> None:
+        self._sessions.note_failure(error)
+        with contextlib.suppress(Exception):
+            self._forget(address, at_once=True, now_s=now_s)
+
+    def _receive(self, address: bytes, parts: Sequence[bytes], now_s: float, received_ns: int, user: str) -> None:
+        viewer = self.viewers.get(address)
+        if viewer is not None and viewer.user != user:  # another connection under the same address
+            self._forget(address, at_once=False, now_s=now_s)
+            viewer = None
+        if viewer is not None and not viewer.may_speak(now_s):
+            self.counts["ignored"] += 1
+            return
+        try:
+            action, message = self._sessions.receive(address, parts, user, received_ns)
+        except DecodeError:
+            self.counts["malformed"] += 1
+            return
+        if isinstance(message, (Hello, Welcome)) and action is Action.MEET:
+            self._meet(address, message, user, now_s)
+        elif action in {Action.PART, Action.GREET_AGAIN}:
+            self._forget(address, at_once=action is Action.PART, now_s=now_s)
+        elif action is Action.DELIVER and viewer is not None:
+            self._on(viewer, message, now_s)
+
+    def tick(self, now_s: float) -> None:
+        """Do what is due by the clock: beats, greetings, and forgetting viewers that are silent."""
+        self._now_s = now_s
+        self._empty_inbox()
+        if self._connects:
+            self._forget_mute(now_s)
+        self._sessions.tick(now_s)
+        if now_s - self._beat_s < BEAT_S:
+            return
+        self._beat_s = now_s
+        for viewer in list(self.viewers.values()):
+            if not self._connects and now_s - viewer.heard_s > FORGET_AFTER_S:
+                self._forget(viewer.address, at_once=True, now_s=now_s)
+            elif viewer.snapshot is not None and now_s - viewer.began_s > SNAPSHOT_WITHIN_S:
+                viewer.leave()
+                self._refuse(viewer.address, viewer.request, "busy", "the snapshot was not fetched in time")
+        for stream in list(self._streams.values()):
+            if stream.left_s is not None and now_s - stream.left_s > FORGET_AFTER_S:
+                self._drop(stream)
+        self.beat()
+
+    def pump(self) -> bool:
+        """Send what is due to everybody; return whether there may be more to send at once."""
+        self._empty_inbox()
+        share = max(LEAST_WINDOW_BYTES, ALL_WINDOWS_BYTES // max(1, len(self.viewers)))
+        for _ in range(_PUMP_ROUNDS):
+            sent = sum(self._pump(viewer, min(share, self._window_bytes)) for viewer in list(self.viewers.values()))
+            self.counts["sent"] += sent
+            if not sent:
+                return False
+        return True
+
+    def _pump(self, viewer: ViewerState, window_bytes: int) -> int:
+        try:
+            return viewer.pump(window_bytes)
+        except Exception as error:
+            self._let_go(viewer.address, self._now_s, error)
+            return 0
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether every viewer has acknowledged everything; whom this end connected to must have asked for it first."""
+        if self._connects and all(viewer.stream is None for viewer in self.viewers.values()):
+            return False
+        return all(viewer.is_drained for viewer in self.viewers.values())
+
+    def begin_again(self) -> None:
+        """Greet anew: the connection that this end made is another one now."""
+        self._forget(b"", at_once=False, now_s=self._now_s)
+        self._sessions.greet_again()
+
+    def part(self, reason: str) -> None:
+        """Say goodbye to everybody and end every stream."""
+        for viewer in list(self.viewers.values()):
+            self._post(viewer.address, Bye(reason))
+        self.viewers.clear()
+        for stream in list(self._streams.values()):
+            self._drop(stream)
+
+    # --- peers --------------------------------------------------------------------------------------------------------
+
+    def _meet(self, address: bytes, other: Hello | Welcome, user: str, now_s: float) -> None:
+        viewer = self.viewers.get(address)
+        if viewer is None or viewer.id != other.id:
+            for known in [known for known in self.viewers.values() if known.id == other.id or known is viewer]:
+                self._forget(known.address, at_once=False, now_s=now_s)  # it has come back over a new connection
+            if len(self.viewers) >= self._most_viewers:
+                self._refuse(address, 0, "busy", f"{self._most_viewers} viewers are here already")
+                return
+            viewer = ViewerState(
+                address, other.id, other.text, user, now_s, lambda message: self._post(address, message)
+            )
+        self._sessions.welcome(viewer)
+
+    def _forget(self, address: bytes, *, at_once: bool, now_s: float) -> None:
+        """Let a viewer go; its stream stays a while, for it to come back to, unless *at_once*."""
+        viewer = self.viewers.pop(address, None)
+        if viewer is None or viewer.stream is None:
+            return
+        stream = viewer.stream
+        viewer.leave()
+        self._leave(stream, now_s, at_once=at_once)
+
+    def _forget_mute(self, now_s: float) -> None:
+        """
+        Let those go that welcomed us and then asked for nothing: the connection broke in between.
+
+        A viewer that asked gets each beat, and answers with `Reset` if it does not know this end any more.
+        """
+        for viewer in list(self.viewers.values()):
+            if viewer.stream is None and now_s - viewer.heard_s >= SILENT_AFTER_BEATS * BEAT_S:
+                self._forget(viewer.address, at_once=False, now_s=now_s)
+                self._sessions.greet_again()
+
+    def _leave(self, stream: Stream, now_s: float, *, at_once: bool) -> None:
+        """Drop a stream that has no viewer any more: soon, or *at_once*."""
+        if stream.is_held or any(viewer.stream is stream for viewer in self.viewers.values()):
+            return
+        stream.left_s = now_s
+        if at_once:
+            self._drop(stream)
+
+    def _on(self, viewer: ViewerState, message: Message, now_s: float) -> None:
+        if isinstance(message, Ack):
+            if viewer.stream is not None and message.stream == viewer.stream.ring.id:
+                viewer.acknowledge(message.next_index)
+        elif isinstance(message, Replay):
+            if viewer.stream is not None and message.stream == viewer.stream.ring.id:
+                viewer.go_back(message.next_index, now_s)
+        elif isinstance(message, Subscribe):
+            self._subscribe(viewer, message, now_s)
+        elif isinstance(message, Fetch):
+            if message.request == viewer.request:
+                viewer.send_chunks(message.first, message.count)
+        elif isinstance(message, Verb):
+            self._command(viewer, message)
+
+    def _command(self, viewer: ViewerState, verb: Verb) -> None:
+        bucket = self._verbs.setdefault(viewer.user, TokenBucket(VERBS_PER_S, VERBS_AT_ONCE))
+        if self._on_verb is None:
+            self._refuse(viewer.address, verb.request, "forbidden", "no verb is accepted on this endpoint")
+        elif not bucket.take(self._now_s):
+            self._refuse(viewer.address, verb.request, "busy", f"more than {VERBS_PER_S:g} verbs a second")
+        else:
+            self._on_verb(viewer.address, verb, viewer.user)
+
+    # --- streams ------------------------------------------------------------------------------------------------------
+
+    def _subscribe(self, viewer: ViewerState, asked: Subscribe, now_s: float) -> None:
+        if asked.request == viewer.request and viewer.stream is not None:
+            if viewer.answer is not None:
+                viewer.post(viewer.answer)  # the first did not arrive
+            return
+        before = viewer.stream
+        try:
+            wanted = Filter.from_wire(asked.names, asked.min_priority, asked.rule)
+            if wanted not in self._streams and not viewer.may_open(now_s):
+                self._refuse(viewer.address, asked.request, "busy", "it asks for something else too often")
+                return
+            stream = self._stream(wanted)
+        except TracksideError as error:
+            self._refuse(viewer.address, asked.request, "malformed", str(error))
+            return
+        viewer.expect(asked, stream)
+        viewer.window_bytes = max(asked.window_bytes, MIN_WINDOW_BYTES // 8)
+        if before is not None and before is not stream:
+            self._leave(before, now_s, at_once=True)
+        if asked.resume_stream == stream.ring.id and asked.resume_index <= stream.ring.next_index:
+            index, events = stream.ring.position(asked.resume_index)
+            viewer.begin(asked.resume_index, events if index == asked.resume_index else 0, resumed=True, snapshot=b"")
+            return
+        if asked.models:
+            if now_s - viewer.asked_s < BEAT_S:
+                viewer.leave()
+                self._refuse(viewer.address, asked.request, "busy", "ask for models' states once a second")
+                return
+            viewer.asked_s = now_s
+        ring, request, oldest = stream.ring, asked.request, asked.resume_stream == OLDEST
+
+        def done(ready: ReadySnapshot | None) -> None:  # on the thread that took it
+            self._inbox.put(lambda: self._begin(viewer, request, ready, oldest=oldest))
+            self._wake()
+
+        self._provider.take_snapshot(asked.models, ring, done)
+
+    def _begin(self, viewer: ViewerState, request: int, ready: ReadySnapshot | None, *, oldest: bool) -> None:
+        """Answer a subscription whose snapshot is there."""
+        if self.viewers.get(viewer.address) is not viewer or viewer.request != request or viewer.stream is None:
+            return
+        waiting = sum(len(other.snapshot or b"") for other in self.viewers.values())
+        if ready is None or waiting + len(ready.data) > MAX_SNAPSHOT_BYTES:
+            viewer.leave()
+            self._refuse(viewer.address, request, "busy", "the snapshot cannot be taken now")
+            return
+        index, before = viewer.stream.ring.position(0) if oldest else (ready.next_index, ready.before)
+        viewer.began_s = self._now_s
+        viewer.begin(index, before, resumed=False, snapshot=ready.data)
+
+    def _stream(self, wanted: Filter) -> Stream:
+        stream = self._streams.get(wanted)
+        if stream is None:
+            ring = Ring(self._budget)
+            try:
+                close = self._provider.open_stream(wanted, ring)
+            except BaseException:
+                ring.close()
+                raise
+            stream = self._streams[wanted] = Stream(wanted, ring, close)
+        return stream
+
+    def _drop(self, stream: Stream) -> None:
+        self._streams.pop(stream.wanted, None)
+        stream.close()
+        stream.ring.close()
+
+    # --- sending ------------------------------------------------------------------------------------------------------
+
+    def beat(self) -> None:
+        """Tell every viewer where its stream stands, which it acknowledges at once."""
+        if not any(viewer.is_live for viewer in self.viewers.values()):
+            return
+        status = _fitting(self._provider.status())
+        for viewer in list(self.viewers.values()):
+            if viewer.is_live and viewer.stream is not None:
+                index, before = viewer.position
+                self._post(viewer.address, Beat(viewer.stream.ring.id, index, before, status))
+
+    def _refuse(self, address: bytes, request: int, code: str, text: str) -> None:
+        self._sessions.refuse(address, request, code, text)
+
+    def _post(self, address: bytes, message: Message) -> bool:
+        outcome = self._sessions.post(address, message)
+        if outcome is Sent.GONE:
+            self._inbox.put(lambda: self._forget(address, at_once=False, now_s=self._now_s))
+        return outcome is Sent.QUEUED
+
+    def _empty_inbox(self) -> None:
+        while True:
+            try:
+                act = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                act()
+            except Exception as error:
+                self.counts["failed"] += 1
+                self._trouble.complain("what a message asked for could not be done: %s", described(error))
+
+
+def _fitting(status: dict[str, Any]) -> dict[str, Any]:
+    """Return *status* without what makes it too large for a beat."""
+    while status:
+        try:
+            if len(msgpack.packb(status)) <= _MOST_STATUS_BYTES:
+                break
+        except (TypeError, ValueError, OverflowError):
+            return {}
+        largest = max(status, key=lambda name: len(msgpack.packb(status[name])))
+        status = {name: value for name, value in status.items() if name != largest}
+    return status

@@ -1,0 +1,94 @@
+"""Auto-start: telemetry that a framework's callback turns on once the framework knows its rank."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from trackside.instruments import callbacks
+from trackside.job import Job, JobConfig, running_job, start
+
+if TYPE_CHECKING:
+    from trackside.events import Handler
+
+RUN_VARIABLE: Final = "TRACKSIDE_RUN_ID"
+"""The run's id, from the process that starts the others to those; where a launcher tells one, it is not used."""
+OPT_IN_VARIABLE: Final = "TRACKSIDE"
+"""Where telemetry goes, or 1 for ``runs``: frameworks that look for callbacks find ours then."""
+
+_LAUNCHERS: Final = ("RANK", "SLURM_JOB_ID")
+
+
+class AutoStart:
+    """
+    Turns telemetry on once, and off at the end of the process or by `end`.
+
+    Where telemetry is on already, it stays as it is.
+
+    Args:
+        directory: Where the event log goes; None turns nothing on.
+        job: The identity of the run; the program's name unless given.
+        handlers: As `start` takes them.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str] | None, job: JobConfig | None, handlers: Sequence[Handler]
+    ) -> None:
+        self._directory = None if directory is None else Path(directory)
+        self._config = job
+        self._handlers = handlers
+        self._job: Job | None = None
+        if directory is not None:
+            _agree_on_run()
+
+    def begin(self, **ranks: int) -> Job | None:
+        """
+        Turn telemetry on, if it is not; return the job by which it is on, or None if it is off.
+
+        Args:
+            ranks: ``rank``, ``local_rank`` and ``world_size``, as the framework knows them.
+        """
+        running = running_job()
+        if running is not None or self._directory is None:
+            return running
+        self._job = start(self._directory, job=self._described(ranks), handlers=self._handlers)
+        callbacks.on_app_start()
+        # After the job's own, so before it: the application ends, and then the stream.
+        atexit.register(self.end)
+        return self._job
+
+    def _described(self, ranks: dict[str, int]) -> JobConfig:
+        job = self._config or JobConfig(application_name=Path(sys.argv[0]).stem or "training")
+        told: dict[str, Any] = {name: value for name, value in ranks.items() if getattr(job, name) is None}
+        if job.run_id is None:
+            told["run_id"] = _agree_on_run()
+        return attrs.evolve(job, **told)
+
+    def end(self) -> None:
+        """Turn off what was turned on here; safe to call twice."""
+        atexit.unregister(self.end)
+        job, self._job = self._job, None
+        if job is not None and job.is_open:
+            callbacks.on_app_end()
+            job.close()
+
+
+def _agree_on_run() -> str | None:
+    """Return the id of the run that this process and those it starts belong to; None where a launcher tells it."""
+    if any(os.environ.get(variable) for variable in _LAUNCHERS):
+        return None
+    return os.environ.setdefault(RUN_VARIABLE, f"run-{os.urandom(6).hex()}")
+
+
+def opted_in() -> str | None:
+    """Return the directory that the environment says telemetry is to go to; None if it says nothing."""
+    told = os.environ.get(OPT_IN_VARIABLE, "")
+    if told.lower() in {"", "0", "false", "no"}:
+        return None
+    return "runs" if told.lower() in {"1", "true", "yes"} else told

@@ -1,0 +1,74 @@
+"""One line for a loop of one's own under Lightning Fabric: telemetry turned on, and its iterations told."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from trackside.instruments import training_iteration
+from trackside.integrations._auto_start import AutoStart, opted_in
+
+if TYPE_CHECKING:
+    from trackside.events import Handler
+    from trackside.instruments._iteration import Iteration
+    from trackside.job import JobConfig
+
+
+class TracksideCallback:
+    """
+    Turns telemetry on when a model is set up, and tells each training iteration.
+
+    ::
+
+        fabric = Fabric(callbacks=[TracksideCallback("runs/")], ...)
+        model, optimizer = fabric.setup(model, optimizer)
+
+    An iteration lasts from the first forward pass of a model in training to the end of an optimizer's step. Fabric has
+    no hook for the parts of a step: `trackside.instrument` tells those, in place of this.
+
+    Args:
+        directory: Where the event log goes, the same on all ranks; None leaves it to the script to turn telemetry on.
+        job: Who the run is, as `trackside.start` takes it; what it leaves open Fabric tells.
+        handlers: Models, sinks and callables to subscribe.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        job: JobConfig | None = None,
+        handlers: Sequence[Handler] = (),
+    ) -> None:
+        self._telemetry = AutoStart(directory, job, handlers)
+        self._iteration: Iteration | None = None
+
+    def on_after_setup(self, fabric: Any, module: Any) -> None:
+        """Turn telemetry on, and look at each forward pass of *module*."""
+        self._telemetry.begin(rank=fabric.global_rank, local_rank=fabric.local_rank, world_size=fabric.world_size)
+        module.register_forward_pre_hook(self._on_forward)
+
+    def _on_forward(self, module: Any, _inputs: Any) -> None:
+        if self._iteration is None and module.training:
+            self._iteration = training_iteration()
+            self._iteration.open()
+
+    def on_after_optimizer_step(self, strategy: Any, optimizer: Any) -> None:  # noqa: ARG002  Fabric names them
+        """End the iteration."""
+        iteration, self._iteration = self._iteration, None
+        if iteration is not None:
+            iteration.close()
+
+    def close(self) -> None:
+        """Turn off what was turned on here; else that happens at the end of the process."""
+        self._telemetry.end()
+
+
+def callbacks() -> list[Any]:
+    """
+    Return what every ``Fabric`` gets: nothing, unless the variable ``TRACKSIDE`` says where telemetry is to go.
+
+    The entry point that Fabric asks for callbacks.
+    """
+    directory = opted_in()
+    return [] if directory is None else [TracksideCallback(directory)]

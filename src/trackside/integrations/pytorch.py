@@ -1,0 +1,339 @@
+"""A plain PyTorch loop, watched through its model, its optimizer and its data loader, with no further code in it."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from trackside.events import ConfigError, SpanEnded, clock, process_source, span_names
+from trackside.instruments import data_loading, is_evaluating, section, training_iteration, validation_iteration
+from trackside.instruments import torch as pytorch
+from trackside.instruments._iteration import Iteration
+from trackside.instruments._span import Span
+from trackside.integrations._parts import Parts, samples_in
+from trackside.integrations._patches import Patches
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_WATCHED: Final = "_trackside_watched"
+"""Marks the class that replaces a data loader's own."""
+_UNSCALED: Final = "_trackside_unscaled"
+"""On a loss that a gradient scaler has multiplied: the loss as it was."""
+_METHODS: Final = {
+    "model": ("register_forward_pre_hook", "register_forward_hook"),
+    "optimizer": ("register_step_pre_hook", "register_step_post_hook"),
+    "dataloader": ("__iter__",),
+}
+
+_instrumented: Final[list[Instrumented]] = []
+"""The loops that are watched now."""
+_patches: Final = Patches()
+"""Of torch, while any loop is watched."""
+
+
+def instrument(model: Any, optimizer: Any, dataloader: Any = None, *, gpu: bool | None = None) -> Instrumented:
+    """
+    Make spans and sections of a plain training loop, which stays as it is.
+
+    ::
+
+        instrument(model, optimizer, dataloader)
+        for inputs, targets in dataloader:
+            loss_function(model(inputs), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    A training iteration lasts from when its first batch is asked for to the end of the optimizer's step, however many
+    batches are accumulated in it; without a data loader it begins with the model's forward pass. Its samples are
+    those of this rank's batches times the world size. Its loss is the tensor that ``backward()`` was called on, as it
+    was before a gradient scaler; of several, their mean.
+
+    What the model does in evaluation mode is a validation loop with an iteration for each forward pass, unless the
+    script has spans of its own for it. It ends when the next batch is trained on.
+
+    Args:
+        model: A ``torch.nn.Module``, wrapped for distributed training or not. A compiled one is watched from outside:
+            pass what ``torch.compile`` returned.
+        optimizer: A ``torch.optim.Optimizer``.
+        dataloader: What the loop iterates over, if it has a class of its own: a ``DataLoader``, say.
+        gpu: Whether sections take the GPU's time too; by default, where there is a CUDA device.
+
+    Returns:
+        What undoes it: `Instrumented.close`, or leaving its ``with`` block.
+
+    Raises:
+        ConfigError: if one of them is not what it should be, or is instrumented already.
+    """
+    for name, given in (("model", model), ("optimizer", optimizer), ("dataloader", dataloader)):
+        if given is None and name == "dataloader":
+            continue
+        missing = [method for method in _METHODS[name] if not hasattr(type(given), method)]
+        if missing:
+            raise ConfigError(name, given, f"give one that has {' and '.join(missing)}")
+    if getattr(type(dataloader), _WATCHED, False):
+        raise ConfigError("dataloader", dataloader, "it is instrumented already; close that first")
+    return Instrumented(model, optimizer, dataloader, gpu=pytorch.has_cuda() if gpu is None else gpu)
+
+
+class Instrumented:
+    """A training loop that is watched; made by `instrument`. For one thread, as the loop itself."""
+
+    def __init__(self, model: Any, optimizer: Any, dataloader: Any, *, gpu: bool) -> None:
+        self._model = model
+        self._dataloader = dataloader
+        self._dataloader_class = type(dataloader)
+        self._parts = Parts()
+        self._parts.gpu = gpu
+        self._iteration: Iteration | None = None
+        self._thread = 0
+        """The thread that the open iteration runs in."""
+        self._samples: int | None = None
+        self._losses: list[Any] = []
+        self._evaluation = _Evaluation()
+        not_compiled = pytorch.not_compiled()
+        if dataloader is not None:
+            _watch(dataloader, self.batches)
+        self._hooks = [
+            model.register_forward_pre_hook(not_compiled(self._before_forward)),
+            model.register_forward_hook(not_compiled(self._after_forward), always_call=True),
+            optimizer.register_step_pre_hook(self._before_update),
+            optimizer.register_step_post_hook(self._after_update),
+        ]
+        if not _instrumented:
+            _patch_torch()
+        _instrumented.append(self)
+
+    # --- data --------------------------------------------------------------------------------------------------
+
+    def batches(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        """Yield what *iterator* does, and record how long each took to come."""
+        while True:
+            begun_ns = clock.now_ns()
+            try:
+                with section(span_names.DATA_LOADING):
+                    batch = next(iterator)
+            except StopIteration:
+                return
+            self._take_batch(batch, begun_ns)
+            yield batch
+
+    def _take_batch(self, batch: Any, begun_ns: int) -> None:
+        if not self._model.training:
+            return
+        # Only now it is known that there is an iteration: the last time, a loader is asked for what it has not.
+        self._begin(begun_ns)
+        data_loading().open(at_ns=begun_ns).close()
+        samples = samples_in(batch)
+        if samples is not None:
+            self._samples = (self._samples or 0) + samples * max(1, process_source().world_size)
+
+    def _begin(self, at_ns: int | None = None) -> None:
+        if self._evaluation.is_open:
+            self._evaluation.end(clock.now_ns() if at_ns is None else at_ns)
+        if self._iteration is None:
+            self._thread = threading.get_ident()
+            self._parts.is_shared = pytorch.is_distributed()
+            self._iteration = training_iteration()
+            self._iteration.open(at_ns=at_ns)
+
+    # --- forward and backward ----------------------------------------------------------------------------------
+
+    def _before_forward(self, _module: Any, inputs: Any) -> None:
+        if self._model.training:
+            self._begin()
+            self._parts.begin(span_names.MODEL_FORWARD)
+        else:
+            self._evaluation.begin_batch(samples_in(inputs))
+
+    def _after_forward(self, _module: Any, _inputs: Any, outputs: Any) -> None:
+        self._parts.end(span_names.MODEL_FORWARD)
+        if self._evaluation.is_open:
+            self._evaluation.end_forward()
+        elif self._iteration is not None and self._model.training and len(_instrumented) > 1:
+            for tensor in _differentiable(outputs):
+                tensor.register_hook(self._on_gradient)
+
+    def _on_gradient(self, _gradient: Any) -> None:
+        """Begin the backward pass with the first gradient of the model's outputs: it is this one of several models."""
+        if self._iteration is not None:
+            self._parts.begin(span_names.MODEL_BACKWARD)
+
+    def begin_backward(self, loss: Any) -> None:
+        """Read that a backward pass begins, from *loss*."""
+        if self._iteration is None or threading.get_ident() != self._thread:
+            return
+        if len(_instrumented) == 1:
+            self._parts.begin(span_names.MODEL_BACKWARD)
+            if getattr(loss, "ndim", None) == 0:
+                self._losses.append(getattr(loss, _UNSCALED, loss).detach())
+
+    def end_backward(self) -> None:
+        """Read that it ended, with all that distributed training waits for in it."""
+        if threading.get_ident() == self._thread:
+            self._parts.end(span_names.MODEL_BACKWARD)
+
+    # --- update ------------------------------------------------------------------------------------------------
+
+    def _before_update(self, _optimizer: Any, _arguments: Any, _keywords: Any) -> None:
+        if self._iteration is not None:
+            self._parts.begin(span_names.OPTIMIZER_UPDATE)
+
+    def _after_update(self, _optimizer: Any, _arguments: Any, _keywords: Any) -> None:
+        self._parts.end(span_names.OPTIMIZER_UPDATE)
+        self._end()
+
+    def _end(self, error: BaseException | None = None) -> None:
+        iteration, self._iteration = self._iteration, None
+        samples, self._samples = self._samples, None
+        losses, self._losses = self._losses, []
+        if iteration is not None:
+            loss = losses[0] if len(losses) == 1 else sum(losses) / len(losses) if losses else None
+            iteration.set(samples=samples, loss=loss)
+            iteration.__exit__(None if error is None else type(error), error, None)
+
+    def close(self, *, error: BaseException | None = None) -> None:
+        """
+        Undo it: the model, the optimizer and the data loader are as they were.
+
+        Args:
+            error: The exception that ended the loop; an iteration that is open then has failed.
+        """
+        if self in _instrumented:
+            _instrumented.remove(self)
+            if not _instrumented:
+                _patches.remove()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        if getattr(type(self._dataloader), _WATCHED, False):
+            object.__setattr__(self._dataloader, "__class__", self._dataloader_class)
+        if error is not None:
+            self._parts.fail(error)
+        self._parts.end_all()
+        self._end(error)
+        self._evaluation.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(error=error)
+
+
+@attrs.define
+class _Evaluation:
+    """
+    The validation loop that a model in evaluation mode runs through.
+
+    Nothing says when it ends but what comes after it, so its spans are recorded when they are over.
+    """
+
+    is_open: bool = False
+    _began_ns: int = 0
+    _batch_ns: int = 0
+    _samples: int | None = None
+    _latest_ns: int = 0
+    """When the latest forward pass ended."""
+
+    def begin_batch(self, samples: int | None) -> None:
+        """Read that a forward pass begins; the batch before it is over."""
+        if not self.is_open and is_evaluating():
+            return  # the script has spans of its own for it
+        now_ns = clock.now_ns()
+        if self.is_open:
+            self._record_batch(now_ns)
+        else:
+            self.is_open, self._began_ns = True, now_ns
+        self._batch_ns, self._latest_ns = now_ns, now_ns
+        self._samples = None if samples is None else samples * max(1, process_source().world_size)
+
+    def end_forward(self) -> None:
+        """Read that the forward pass is over."""
+        self._latest_ns = clock.now_ns()
+
+    def end(self, at_ns: int | None = None) -> None:
+        """Record the end of the loop: at *at_ns*, in ns since the epoch, or with its last forward pass."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        at_ns = self._latest_ns if at_ns is None else max(at_ns, self._latest_ns)
+        self._record_batch(at_ns)
+        Span(span_names.VALIDATION_LOOP, SpanEnded, {}).open(at_ns=self._began_ns).close(at_ns=at_ns)
+
+    def _record_batch(self, at_ns: int) -> None:
+        iteration = validation_iteration(samples=self._samples)
+        iteration.open(at_ns=self._batch_ns)
+        iteration.close(at_ns=at_ns)
+
+
+def _patch_torch() -> None:
+    """Have every backward pass pass by the loops that are watched; all ways to one lead through this function."""
+    torch = pytorch.torch_module("instrument()")
+    _patches.replace(torch.autograd, "backward", _watching_backward)
+    scaler = getattr(torch.amp, "GradScaler", None)
+    if scaler is not None:
+        _patches.replace(scaler, "scale", _remembering_unscaled)
+
+
+def _watching_backward(backward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(backward)
+    def watching(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if pytorch.is_compiling():
+            return backward(tensors, *args, **kwargs)
+        watched = list(_instrumented)
+        for one in watched:
+            one.begin_backward(tensors)
+        try:
+            return backward(tensors, *args, **kwargs)
+        finally:
+            for one in watched:
+                one.end_backward()
+
+    return watching
+
+
+def _remembering_unscaled(scale: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(scale)
+    def remembering(scaler: Any, outputs: Any) -> Any:
+        scaled = scale(scaler, outputs)
+        if scaled is not outputs and getattr(outputs, "ndim", None) == 0:
+            setattr(scaled, _UNSCALED, outputs)
+        return scaled
+
+    return remembering
+
+
+def _watch(dataloader: Any, batches: Callable[[Iterator[Any]], Iterator[Any]]) -> None:
+    """Have every iteration over *dataloader* go through *batches*; ``iter()`` looks at the class, so it gets one."""
+    before = type(dataloader)
+
+    def iterate(self: Any) -> Iterator[Any]:
+        return batches(before.__iter__(self))
+
+    try:
+        watched = type(
+            before.__name__, (before,), {"__iter__": iterate, "__module__": before.__module__, _WATCHED: True}
+        )
+        object.__setattr__(dataloader, "__class__", watched)
+    except TypeError as error:
+        raise ConfigError("dataloader", dataloader, f"give one of a class that can be derived from: {error}") from None
+
+
+def _differentiable(outputs: Any, depth: int = 4) -> Iterator[Any]:
+    """Yield the tensors in *outputs* that gradients will flow back to."""
+    if getattr(outputs, "requires_grad", False):
+        yield outputs
+    elif depth and isinstance(outputs, dict):
+        for part in outputs.values():
+            yield from _differentiable(part, depth - 1)
+    elif depth and isinstance(outputs, (list, tuple)):
+        for part in outputs:
+            yield from _differentiable(part, depth - 1)

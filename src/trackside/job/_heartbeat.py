@@ -1,0 +1,121 @@
+"""The heartbeat thread: heartbeats, readings of the clock, and the question whether training stalls."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from trackside.bus import Bus
+from trackside.events import ClockAnchored, Heartbeat, clock
+
+CLOCK_EVERY_S: Final = 60.0
+_SUSPENDED_FROM_NS: Final = 10**8
+
+
+def _suspended_clock_ns() -> int:
+    """Return a clock that, unlike the monotonic one, goes on while the machine sleeps."""
+    boottime = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.clock_gettime_ns(boottime) if boottime is not None else clock.monotonic_ns()
+
+
+class HeartbeatThread:
+    """
+    Publishes a `Heartbeat` every *interval_s* seconds and a `ClockAnchored` every minute.
+
+    It runs no foreign code but plain callables that subscribed to these events. One that blocks stops the heartbeats,
+    as it would block any caller.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        *,
+        interval_s: float = 1.0,
+        read_open_spans: Callable[[], dict[str, list[Any]]] = dict,
+        on_beat: Callable[[], object] = lambda: None,
+        read_anchor: Callable[[], clock.Anchor] = clock.read_anchor,
+        read_suspended_ns: Callable[[], int] = _suspended_clock_ns,
+    ) -> None:
+        self._bus = bus
+        self._interval_s = interval_s
+        self._read_open_spans = read_open_spans
+        self._on_beat = on_beat
+        self._read_anchor = read_anchor
+        self._read_suspended_ns = read_suspended_ns
+        self._stop = threading.Event()
+        self._sequence = 0
+        self._clock_due_s = 0.0
+        self._suspended_before_ns: int | None = None
+        self._thread = threading.Thread(target=self._run, name="trackside-heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """Publish a last heartbeat and end the thread."""
+        deadline_s = time.monotonic() + timeout_s
+        self._stop.set()
+        if threading.current_thread() is not self._thread:  # a plain callable that a heartbeat called ends the job
+            self._thread.join(timeout_s)
+        self.beat(max(0.0, deadline_s - time.monotonic()))
+
+    def cancel(self) -> None:
+        """End the thread soon, if it was started, and publish nothing more."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        while True:
+            now_s = time.monotonic()
+            if now_s >= self._clock_due_s:
+                self._clock_due_s = now_s + CLOCK_EVERY_S
+                self.anchor()
+            self.beat()
+            self._on_beat()
+            if self._stop.wait(self._interval_s):
+                return
+
+    def beat(self, timeout_s: float = 1.0) -> None:
+        """Publish one heartbeat, after *timeout_s* also if the counts do not stand still."""
+        if not self._bus.wants(Heartbeat):
+            return
+        stats = self._bus.stats(timeout_s)
+        counts: dict[str, Any] = {
+            "published": stats.published,
+            "in_queue": stats.in_queue,
+            "dropped": sum(stats.dropped_by_type.values()),
+            "failed": stats.failed,
+            "invalid": stats.invalid,
+            "suppressed": stats.suppressed,
+        }
+        self._bus.log(
+            Heartbeat(
+                sequence=self._sequence,
+                interval_s=self._interval_s,
+                counts=counts,
+                open_spans=self._read_open_spans(),
+                span_id=0,
+                step=-1,
+            )
+        )
+        self._sequence += 1
+
+    def anchor(self) -> None:
+        """Read the clocks together and publish what they say."""
+        reading = self._read_anchor()
+        asleep_ns = self._read_suspended_ns() - reading.mono_ns
+        before_ns, self._suspended_before_ns = self._suspended_before_ns, asleep_ns
+        slept_ns = asleep_ns - before_ns if before_ns is not None else 0
+        self._bus.log(
+            ClockAnchored(
+                mono_ns=reading.mono_ns,
+                wall_ns=reading.wall_ns,
+                offset_ns=reading.wall_ns - reading.mono_ns - clock.offset_ns,
+                uncertainty_ns=reading.uncertainty_ns,
+                suspended_ns=slept_ns if slept_ns >= _SUSPENDED_FROM_NS else 0,
+                span_id=0,
+                step=-1,
+            )
+        )

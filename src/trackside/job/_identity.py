@@ -1,0 +1,100 @@
+"""The identity of this process, as the job's configuration, torch.distributed and the launcher say it."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from trackside.core import complain
+from trackside.events import Source, UnreadableError, __version__
+from trackside.handlers.eventlog._format import SUFFIX
+from trackside.handlers.eventlog._reader import identify
+from trackside.instruments import parent_from
+from trackside.instruments import torch as pytorch
+from trackside.wire import FrameDecoder
+
+if TYPE_CHECKING:
+    from trackside.job._config import JobConfig
+
+_MAIN: Final = "main"
+_MADE_UP: Final = "run-"
+"""How the id of a run begins that no launcher knows."""
+_RUN_KEY: Final = "trackside/run"
+_ALIVE_S: Final = 5.0
+"""A log that was written to since is of a living process: there is a heartbeat every second, as a rule."""
+
+
+def describe(job: JobConfig | None) -> Source:
+    """
+    Return the identity of this process.
+
+    What *job* says comes first, then torch.distributed where it is initialised, then the launcher's variables.
+    """
+    given = dict(job.source_fields()) if job is not None else {}
+    fields: dict[str, Any] = {"parent": parent_from(), **pytorch.place_in_group(), **given}
+    source = Source.detect(**fields)
+    source = attrs.evolve(source, versions={**source.versions, "trackside": __version__})
+    return attrs.evolve(source, **_agreed(source, given))
+
+
+def identity_in_group(source: Source, job: JobConfig | None) -> Source | None:
+    """
+    Return the identity of the process *source* in the process group that torch has made since; None if it is the same.
+
+    It is a stream of its own: ranks and runs do not change within one.
+    """
+    given: dict[str, Any] = dict(job.source_fields()) if job is not None else {}
+    found: dict[str, Any] = {name: value for name, value in pytorch.place_in_group().items() if name not in given}
+    found |= _agreed(source, given)
+    if all(getattr(source, name) == value for name, value in found.items()):
+        return None
+    return attrs.evolve(source, id=os.urandom(8).hex(), **found)
+
+
+def _agreed(source: Source, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the run's id that all processes of the group agree on, where none of them was told one."""
+    if "run_id" in given or not source.run_id.startswith(_MADE_UP) or not pytorch.is_distributed():
+        return {}
+    return {"run_id": pytorch.agree_in_group(_RUN_KEY, source.run_id)}
+
+
+def report_rivals(directory: Path, source: Source) -> None:
+    """Report other processes that write as the rank of *source*, into the same run and attempt below *directory*."""
+    pattern = f"rank-{source.rank:05d}.attempt-{source.attempt}.*{SUFFIX}"
+    rivals: dict[tuple[str, int], Source] = {}
+    for path in (directory / source.run_id).glob(pattern):
+        try:
+            other = identify(path, FrameDecoder()).source
+            age_s = time.time() - path.stat().st_mtime
+        except (OSError, UnreadableError):
+            continue
+        if other is None or other.role != _MAIN:
+            continue
+        is_other = other.id != source.id and (other.host, other.pid) != (source.host, source.pid)
+        if is_other and _is_alive(other, source, age_s):
+            rivals[other.host, other.pid] = other
+    for other in rivals.values():
+        complain(
+            "process %d on %s writes as rank %d of run %s, too; give each process its own: JobConfig(rank=…)",
+            other.pid,
+            other.host,
+            source.rank,
+            source.run_id,
+        )
+
+
+def _is_alive(other: Source, source: Source, age_s: float) -> bool:
+    """Return whether *other*, whose log was last written to *age_s* ago, is a process that lives."""
+    if other.host != source.host:
+        return age_s < _ALIVE_S
+    try:
+        os.kill(other.pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's
+        return True
+    return True

@@ -1,0 +1,43 @@
+"""
+Views of a job for people: the report and its verdict, runs, the live view, traces and comparisons.
+
+Imports only `trackside.handlers` and `trackside.events`.
+"""
+
+from trackside.report._build import read_report
+from trackside.report._compare import BETTER, SAME, WORSE, Comparison, Row, Selected, compare
+from trackside.report._html import report_page
+from trackside.report._report import Finding, Report, Ruling, Verdict
+from trackside.report._runs import Attempt, Process, Run, RunsReport, Session, read_runs
+from trackside.report._text import report_lines
+from trackside.report._top import Top, TopView
+from trackside.report._top import line as top_line
+from trackside.report._trace import Traced, write_trace
+
+__all__ = [
+    "BETTER",
+    "SAME",
+    "WORSE",
+    "Attempt",
+    "Comparison",
+    "Finding",
+    "Process",
+    "Report",
+    "Row",
+    "Ruling",
+    "Run",
+    "RunsReport",
+    "Selected",
+    "Session",
+    "Top",
+    "TopView",
+    "Traced",
+    "Verdict",
+    "compare",
+    "read_report",
+    "read_runs",
+    "report_lines",
+    "report_page",
+    "top_line",
+    "write_trace",
+]

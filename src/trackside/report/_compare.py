@@ -1,0 +1,243 @@
+"""The comparison of two sets of runs: changes, and whether each can be chance."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import attrs
+
+from trackside.events import Source, UnreadableError
+from trackside.handlers import replay
+from trackside.handlers.models.goodput import GoodputResult
+from trackside.report._build import Progress, gather
+from trackside.report._gather import Gatherer
+from trackside.report._rows import part_series
+from trackside.report._statistics import TRIM, Difference, difference
+from trackside.report._trends import joined
+from trackside.report._watched import StepTimes
+
+BETTER, WORSE, SAME = "better", "worse", "no difference shown"
+LEAST: Final = 0.01
+"""A smaller change of step time is none that matters, however sure it is."""
+LEAST_GOODPUT: Final = 0.02
+"""Likewise of goodput, in points."""
+_WINDOWS: Final = 40
+_FEWEST_STEPS: Final = 20
+_S: Final = 1e9
+
+Wanted = Callable[[Source], bool]
+
+
+@attrs.frozen(kw_only=True)
+class Side:
+    """One of the two sets of runs."""
+
+    name: str
+    runs: tuple[str, ...]
+    ranks: int
+    steps: int
+    unread: tuple[str, ...]
+    """Why whole files were not read."""
+
+
+@attrs.frozen(kw_only=True)
+class Row:
+    """One figure of both."""
+
+    name: str
+    is_share: bool
+    """Whether it is a share of the time, so that its change is in points; else it is in seconds."""
+    difference: Difference
+    is_worse_when_larger: bool
+    least: float
+    """The change that matters."""
+
+    @property
+    def verdict(self) -> str:
+        """``better``, ``worse`` or ``no difference shown``."""
+        told = self.difference
+        if told.change is None or not told.is_shown or abs(told.change) < self.least:
+            return SAME
+        return WORSE if (told.change > 0) is self.is_worse_when_larger else BETTER
+
+
+@attrs.frozen(kw_only=True)
+class Comparison:
+    """What changed."""
+
+    before: Side
+    after: Side
+    judged: tuple[Row, ...]
+    """What the verdict is made of: typical and mean step time, and goodput."""
+    buckets: tuple[Row, ...]
+    parts: tuple[Row, ...]
+    """Of a step, the spans or sections that both have."""
+    notes: tuple[str, ...]
+
+    @property
+    def verdict(self) -> str:
+        """``worse`` if anything judged is, else ``better`` if anything is, else ``no difference shown``."""
+        told = {row.verdict for row in self.judged}
+        return next((one for one in (WORSE, BETTER) if one in told), SAME)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it as plain data."""
+
+        def plain(row: Row) -> dict[str, Any]:
+            figures = {key: _finite(value) for key, value in attrs.asdict(row.difference).items()}
+            return {"name": row.name, "unit": "share" if row.is_share else "s", **figures, "verdict": row.verdict}
+
+        return {
+            "verdict": self.verdict,
+            "before": attrs.asdict(self.before),
+            "after": attrs.asdict(self.after),
+            "judged": [plain(row) for row in self.judged],
+            "buckets": [plain(row) for row in self.buckets],
+            "parts": [plain(row) for row in self.parts],
+            "notes": list(self.notes),
+        }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+@attrs.frozen
+class Selected:
+    """Which runs to read, and where from."""
+
+    name: str
+    paths: Sequence[str | os.PathLike[str]]
+    wanted: Wanted | None = None
+    """All unless given."""
+
+
+def compare(before: Selected, after: Selected, *, least: float = LEAST, progress: Progress | None = None) -> Comparison:
+    """
+    Say what changed from one set of runs to another one.
+
+    The typical step time is the mean of all steps but the shortest and the longest tenth, of each attempt's first
+    rank; the first two steps of each attempt are left out. What it may be off by allows for steps that depend on those
+    before them, and for runs that differ among themselves where there are several.
+
+    Args:
+        before: The reference.
+        after: What is judged.
+        least: The share by which step time must change to matter.
+        progress: Told how far the reading is.
+
+    Raises:
+        UnreadableError: There is nothing to read.
+    """
+    here, there = _read(before, progress), _read(after, progress)
+    lengths = here.lengths(), there.lengths()
+    judged = [
+        _row("step time, typical", difference(*lengths, TRIM), least),
+        _row("step time, mean", difference(*lengths, 0.0), least),
+        _share("goodput", here.shares(_goodput), there.shares(_goodput), is_worse_when_larger=False),
+    ]
+    notes = [
+        f"{one.side.name} has {one.side.steps:,} steps: too few to tell what is chance"
+        for one in (here, there)
+        if one.side.steps < _FEWEST_STEPS
+    ]
+    return Comparison(
+        before=here.side,
+        after=there.side,
+        judged=tuple(judged),
+        buckets=tuple(_buckets(here, there)),
+        parts=tuple(_parts(here, there, least)),
+        notes=tuple(notes),
+    )
+
+
+def _row(name: str, told: Difference, least: float) -> Row:
+    return Row(name=name, is_share=False, difference=told, is_worse_when_larger=True, least=least)
+
+
+def _share(
+    name: str, here: Sequence[Sequence[float]], there: Sequence[Sequence[float]], *, is_worse_when_larger: bool = True
+) -> Row:
+    told = difference(here, there, 0.0, is_share=True)
+    return Row(
+        name=name, is_share=True, difference=told, is_worse_when_larger=is_worse_when_larger, least=LEAST_GOODPUT
+    )
+
+
+class _Read:
+    """One set of runs, read."""
+
+    def __init__(self, side: Side, gathered: Gatherer) -> None:
+        self.side = side
+        self.gathered = gathered
+        self.windows = {
+            session: gathered.goodput.windows(
+                max(gathered.goodput.result(session=session).elapsed_s / _WINDOWS, 1e-6), session=session
+            )[:_WINDOWS]
+            for session in gathered.goodput.sessions()
+        }
+
+    def lengths(self) -> list[list[float]]:
+        """Return each run's steps, in seconds."""
+        runs: dict[str, list[StepTimes]] = {}
+        for process in self.gathered.processes:
+            if process.lengths is not None:
+                runs.setdefault(process.source.run_id, []).append(process.lengths)
+        return [[length / _S for length in joined(own)[0]] for own in runs.values()]
+
+    def shares(self, of: Callable[[GoodputResult], float]) -> list[list[float]]:
+        """Return a share of each session's time, window by window."""
+        return [[of(window) for window in windows] for windows in self.windows.values()]
+
+
+def _read(selected: Selected, progress: Progress | None) -> _Read:
+    recorded = replay(*selected.paths)
+    wanted = selected.wanted
+    sources = [
+        (source, (view.events for view in frames))
+        for source, frames in recorded.by_source()
+        if wanted is None or wanted(source)
+    ]
+    if not sources:
+        raise UnreadableError(selected.name, "holds no run", "see trackside runs for what there is")
+    sources.sort(key=lambda item: (item[0].run_id, item[0].attempt, item[0].role != "main", item[0].rank))
+    gathered = gather(sources, progress)
+    mains = [process for process in gathered.processes if process.is_rank]
+    side = Side(
+        name=selected.name,
+        runs=tuple(dict.fromkeys(source.run_id for source, _ in sources)),
+        ranks=len({process.source.rank for process in mains}),
+        steps=sum(len(process.lengths.lengths_ns) * process.lengths.block for process in mains if process.lengths),
+        unread=tuple(str(problem) for problem in recorded.problems),
+    )
+    return _Read(side, gathered)
+
+
+def _goodput(result: GoodputResult) -> float:
+    return result.goodput or 0.0
+
+
+def _bucket_of(name: str) -> Callable[[GoodputResult], float]:
+    def of(result: GoodputResult) -> float:
+        length = result.badput_s.get(name, 0.0)
+        total = sum(length.values()) if isinstance(length, dict) else length
+        return float(total) / result.elapsed_s if result.elapsed_s else 0.0
+
+    return of
+
+
+def _buckets(here: _Read, there: _Read) -> Iterable[Row]:
+    """Return every bucket, the largest first; one that is empty on both sides is news too."""
+    windows = [window for side in (here, there) for own in side.windows.values() for window in own]
+    names = dict.fromkeys(name for window in windows for name in window.badput_s)
+    rows = [_share(name, here.shares(_bucket_of(name)), there.shares(_bucket_of(name))) for name in names]
+    return sorted(rows, key=lambda row: -max(row.difference.before, row.difference.after))
+
+
+def _parts(here: _Read, there: _Read, least: float) -> Iterable[Row]:
+    ours, theirs = (part_series(side.gathered) for side in (here, there))
+    for name in sorted(ours.keys() & theirs.keys()):
+        yield _row(name, difference([ours[name]], [theirs[name]], TRIM), least)

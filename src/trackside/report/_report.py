@@ -1,0 +1,413 @@
+"""The contents of a report: plain data, which text, page and JSON only show."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import attrs
+
+from trackside.handlers.models.goodput import GoodputResult
+from trackside.report._bins import Bin, plain
+from trackside.report._gather import Mark
+from trackside.report._statistics import Difference
+from trackside.report._whatif import WhatIf
+
+SCHEMA: Final = "trackside.report/1"
+"""The version of `Report.to_json`: it grows by names, and a name keeps its meaning."""
+NOTHING: Final = "Nothing stands out."
+
+Points = list[tuple[int, Bin]]
+"""By time, in ns since the epoch."""
+
+
+@attrs.frozen(kw_only=True)
+class Finding:
+    """One conclusion about the job."""
+
+    kind: str
+    """
+    ``exception``, ``out-of-memory``, ``died``, ``exit``, ``missing-rank``, ``not-finite``, ``stopped``, ``restarts``,
+    ``checkpoints``, ``input-bound``, ``compute-bound``, ``waiting``, ``straggler``, ``pauses``, ``memory-growth``,
+    ``regression``, ``slowdown``, ``startup``, ``evaluation``, ``custom`` or ``unaccounted``.
+    """
+    title: str
+    """A sentence."""
+    evidence: tuple[str, ...]
+    look: str
+    """The next step, with a command to paste where there is one."""
+    cost_s: float = 0.0
+    """What it cost the session, in seconds; 0 where that is not known."""
+    rank: int | None = None
+    section: str = ""
+    since_ns: int | None = None
+    since_step: int | None = None
+    until_step: int | None = None
+    """The last step of which it is true, where it was over before the end."""
+    ranks: tuple[int, ...] = ()
+    """All ranks that it is about, where these are known."""
+
+
+@attrs.frozen(kw_only=True)
+class Ruling:
+    """Why a rule of the verdict spoke, or did not."""
+
+    rule: str
+    findings: tuple[Finding, ...] = ()
+    because: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class Verdict:
+    """The conclusions of a report."""
+
+    headline: str = NOTHING
+    summary: str = ""
+    """The share of the time that was productive, and what steps are bound by."""
+    state: str = "good"
+    """``good`` only where there is no finding and every rank has a good end; else ``bad`` or ``running``."""
+    bound: str = ""
+    """``input``, ``compute`` or ``waiting``: what most of a step is; empty if that is not known."""
+    findings: tuple[Finding, ...] = ()
+    """Failures first, then what cost most."""
+    rulings: tuple[Ruling, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class RankRow:
+    """One rank, as it was last heard of."""
+
+    rank: int
+    attempt: int
+    host: str
+    pid: int
+    state: str
+    """``running``, ``silent``, ``died`` or ``ended``, as of the newest event of all; see `liveness`."""
+    reason: str
+    first_ns: int
+    last_ns: int
+    steps: int
+    last_step: int
+    stepped_ns: int
+    """When its last step ended; 0 if none did."""
+    mean_step_ns: float | None
+    has_good_end: bool = True
+    """Whether it said that it was done, and no exception ended it."""
+    error: str = ""
+    """The exception that ended it, by name; empty if none did."""
+    interval_s: float = 1.0
+    """Between two of its heartbeats."""
+
+
+@attrs.frozen(kw_only=True)
+class AttemptBar:
+    """One attempt's time by bucket."""
+
+    number: int
+    start_ns: int
+    end_ns: int
+    goodput: float | None
+    buckets_s: dict[str, float]
+    """Those that are not zero, ``PRODUCTIVE`` first, then the largest first. They add up to its time."""
+    ranks: int
+    first_out: RankRow | None
+    """Of an attempt that did not end well, the rank that fell silent first."""
+
+
+@attrs.frozen(kw_only=True)
+class Part:
+    """What a step is made of: a span or a section directly within it."""
+
+    name: str
+    kind: str
+    """``input``, ``compute``, ``waiting`` or ``other``, by its name."""
+    mean_ns: float
+    """Of a step and rank."""
+    share: float
+    """Of the mean step."""
+
+
+@attrs.frozen(kw_only=True)
+class LateRank:
+    """A rank that the others waited for; see `Late`."""
+
+    rank: int
+    node: str
+    what: str
+    """The part, or ``outside measured parts``."""
+    where: str
+    """Where in the step: the part, or what the stretch lies between."""
+    own_ns: float
+    peers_ns: float
+    lateness_ns: float
+    since_step: int
+    since_ns: int
+    until_step: int
+    is_over: bool
+    lost_s: float
+    also_in: tuple[str, ...]
+    """Other parts in which it was slower."""
+    waited_in: str
+    """Where the others waited for it; empty if that is not known."""
+    certainty: float
+
+
+@attrs.frozen(kw_only=True)
+class Pauses:
+    """Steps that are longer at regular intervals."""
+
+    rank: int | None
+    """None if all ranks pause."""
+    every_steps: int
+    count: int
+    length_ns: float
+    """By how much such a step is longer."""
+    where: str
+    cost_s: float
+    first_step: int
+
+
+@attrs.frozen(kw_only=True)
+class Heatmap:
+    """Scores by rank and section; the lowest is the worst."""
+
+    basis: str
+    """What the scores were made from."""
+    ranks: list[int]
+    nodes: list[str]
+    names: list[str]
+    scores: list[list[float | None]]
+    """For each name one for each rank; None where one is missing."""
+
+
+@attrs.frozen(kw_only=True)
+class Slowdown:
+    """Steps took longer from some step on."""
+
+    step: int
+    at_ns: int
+    before_ns: float
+    after_ns: float
+    cost_s: float
+    part: str
+    """The part of the step that grew most; empty if none is known."""
+    part_before_ns: float
+    part_after_ns: float
+    kind: str
+    """That part's, as in `Part`."""
+
+
+@attrs.frozen(kw_only=True)
+class Growth:
+    """A counter of bytes that rose steadily."""
+
+    name: str
+    rank: int
+    first: float
+    last: float
+    since_ns: int
+    until_ns: int
+    ranks: int
+    """How many ranks it rose on."""
+
+    @property
+    def per_hour(self) -> float:
+        """By how many bytes it rose in an hour."""
+        return (self.last - self.first) / max(1, self.until_ns - self.since_ns) * 3.6e12
+
+
+@attrs.frozen(kw_only=True)
+class SpanRow:
+    """All spans of one name, over all ranks."""
+
+    name: str
+    count: int
+    failed: int
+    total_ns: int
+    min_ns: int
+    max_ns: int
+
+
+@attrs.frozen(kw_only=True)
+class OpenRow:
+    """A span that did not end."""
+
+    rank: int
+    name: str
+    start_ns: int
+    seen_ns: int
+
+
+@attrs.frozen(kw_only=True)
+class ErrorRow:
+    """An exception, counted once for however many spans it left."""
+
+    rank: int
+    attempt: int
+    name: str
+    """The innermost span that it left; empty if it left none."""
+    step: int
+    at_ns: int
+    type: str
+    message: str
+    is_out_of_memory: bool
+    is_fatal: bool
+    """Whether its process did nothing more."""
+
+    @property
+    def error(self) -> str:
+        """The exception as Python writes it."""
+        return f"{self.type}: {self.message}" if self.message else self.type
+
+
+@attrs.frozen(kw_only=True)
+class NotFinite:
+    """The loss became NaN or infinite."""
+
+    value: str
+    step: int
+    at_ns: int
+    ranks: tuple[int, ...]
+    first_rank: int
+
+
+@attrs.frozen(kw_only=True)
+class CounterRow:
+    """One counter, over all ranks."""
+
+    name: str
+    unit: str
+    count: int
+    sum: float
+    mean: float | None
+    minimum: float | None
+    maximum: float | None
+    p50: float | None
+    p99: float | None
+    level: Points = attrs.field(factory=list)
+
+
+@attrs.frozen(kw_only=True)
+class Losses:
+    """What the logs do not hold."""
+
+    dropped: dict[str, int]
+    """Events given up for lack of room, by wire name."""
+    missing: int
+    """Numbers that no frame accounted for."""
+    damaged_bytes: int
+    suspended: dict[str, int]
+    """How often handlers were set aside."""
+    invalid: int
+    failed: int
+    suppressed: int
+    """By the bus's counts: events that could not be recorded, calls of handlers that raised, calls too deep."""
+    unread: tuple[str, ...]
+    """Why whole files were not read."""
+    too_late: int
+    """Windows that came too late to be scored."""
+    unwritten: tuple[tuple[int, int], ...] = ()
+    """Of each rank that did not end well, at most how many of its last steps are in no log."""
+
+    @property
+    def total(self) -> int:
+        """Events that are in no file."""
+        return sum(self.dropped.values()) + self.missing + self.invalid
+
+
+@attrs.frozen
+class StepQuantiles:
+    """The step times of the first rank, from step to step, data loading included; in seconds, None without steps."""
+
+    p50_s: float | None
+    p90_s: float | None
+    p99_s: float | None
+
+
+@attrs.frozen(kw_only=True)
+class Report:
+    """What a session's logs say."""
+
+    session: str
+    paths: tuple[str, ...]
+    """The logs that were read, as they were given."""
+    others: tuple[str, ...]
+    """Sessions of the same logs, which are not in this report."""
+    application: str
+    runs: tuple[str, ...]
+    perf_tags: tuple[str, ...]
+    ranks_total: int
+    hosts: int
+    state: str
+    """``running``, ``silent``, ``died`` or ``ended``: the last attempt's worst."""
+    events: int
+    goodput: GoodputResult
+    attempts: tuple[AttemptBar, ...]
+    ranks: tuple[RankRow, ...]
+    """Of the last attempt those that are worth a look, at most 64: who died, who is behind, who is slow."""
+    missing_ranks: tuple[int, ...]
+    """Ranks of the last attempt that its launcher started and that left no log."""
+    exit_status: int | None
+    """Of the program that `trackside run` started; negative for a signal, None if it is not known."""
+    age_s: float
+    """The time since the newest event when the report was made."""
+    step_time: StepQuantiles
+    steps: Points
+    step_width_ns: int
+    """The stretch of time that each of `steps` stands for."""
+    loss: Points
+    marks: tuple[Mark, ...]
+    marks_left_out: int
+    parts: tuple[Part, ...]
+    waited_share: float | None
+    """Of a step, what ranks waited for others; None if nothing says so."""
+    heatmap: Heatmap | None
+    what_if: WhatIf
+    """What comparing the ranks came to, of the last attempt; its late ranks are those of all attempts."""
+    late: tuple[LateRank, ...]
+    """The ranks that others waited for, what cost most first."""
+    not_finite: NotFinite | None
+    pauses: Pauses | None
+    startup_s: float
+    """From the first event of an attempt to the start of its first step, spans of known buckets left out."""
+    slowdown: Slowdown | None
+    growth: tuple[Growth, ...]
+    baseline: Difference | None
+    """How step times differ from the baseline's; None without one."""
+    spans: tuple[SpanRow, ...]
+    open: tuple[OpenRow, ...]
+    errors: tuple[ErrorRow, ...]
+    counters: tuple[CounterRow, ...]
+    losses: Losses
+    samples_per_s: float | None
+    tokens_per_s: float | None
+    verdict: Verdict = attrs.field(factory=Verdict)
+
+    def to_json(self) -> dict[str, Any]:
+        """
+        Return all of it as plain data; times in ns since the epoch, durations as their names say.
+
+        ``schema`` is the version. A number that is not finite is None, and its place is in ``not_finite_values``.
+        """
+        left_out = {"steps", "loss", "level", "goodput", "rulings"}
+        plain_data: dict[str, Any] = attrs.asdict(self, filter=lambda field, _: field.name not in left_out)
+        plain_data["goodput"] = self.goodput.to_json()
+        plain_data["steps"] = plain(self.steps)
+        not_finite: list[str] = []
+        result: dict[str, Any] = finite({"schema": SCHEMA, **plain_data}, not_finite)
+        return {**result, "not_finite_values": not_finite[:_MOST_NOT_FINITE]}
+
+
+_MOST_NOT_FINITE: Final = 100
+
+
+def finite(value: Any, not_finite: list[str], place: str = "") -> Any:
+    """Return *value* as JSON can hold it, which has no NaN and no infinity; add their places to *not_finite*."""
+    if isinstance(value, dict):
+        return {key: finite(own, not_finite, f"{place}.{key}" if place else str(key)) for key, own in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(own, not_finite, f"{place}[{at}]") for at, own in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        not_finite.append(place)
+        return None
+    return value

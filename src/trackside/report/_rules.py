@@ -1,0 +1,947 @@
+"""
+The rules of the verdict: each looks at one kind of trouble, and says why it spoke or did not.
+
+docs/verdicts.md describes each rule with its inputs and thresholds.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from trackside.report import _words as words
+from trackside.report._buckets import shown
+from trackside.report._parts import kind_of
+from trackside.report._report import (
+    NOTHING,
+    AttemptBar,
+    ErrorRow,
+    Finding,
+    LateRank,
+    RankRow,
+    Report,
+    Ruling,
+    Verdict,
+)
+from trackside.report._tiles import tile_words
+
+# Shares of the session's time from which on something is worth a sentence.
+RESTARTS_FROM: Final = 0.02
+CHECKPOINTS_FROM: Final = 0.05
+INPUT_FROM: Final = 0.10
+STRAGGLER_FROM: Final = 0.02
+PAUSES_FROM: Final = 0.03
+SLOWDOWN_FROM: Final = 0.01
+EVALUATION_FROM: Final = 0.20
+CUSTOM_FROM: Final = 0.10
+STARTUP_FROM: Final = 0.25
+UNACCOUNTED_FROM: Final = 0.30
+REGRESSION_FROM: Final = 0.01
+"""A share of a step, as the next two."""
+WAITING_FROM: Final = 0.40
+WAITING_OUTSIDE_FROM: Final = 0.60
+BOUND_FROM: Final = 0.50
+LEAST_COST_S: Final = 0.2
+LEAST_STARTUP_S: Final = 3.0
+STOPPED_AFTER_S: Final = 60.0
+STOPPED_AFTER_STEPS: Final = 10
+DIED_AFTER_S: Final = 60.0
+"""A log without an end whose newest event is so old belongs to a job that is gone."""
+_NEAR_STEPS: Final = 100
+_MOST_HOSTS: Final = 3
+_MOST_LISTED: Final = 4
+
+RESTORE: Final = "UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME"
+SAVE: Final = "UNPRODUCTIVE_CHECKPOINT_SAVE_TIME"
+WASTED: Final = "WASTED_PROGRESS_FROM_DISRUPTION"
+RECOVERY: Final = "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION"
+LOADING: Final = "DATA_LOADING_SYNC"
+STARTING: Final = ("ACCELERATOR_INITIALIZATION", "TRAINING_PREP", "PROGRAM_STARTUP")
+
+_PEER_LOST: Final = re.compile(
+    r"connection (closed|reset|refused|aborted)|broken pipe|peer|remote process|timed? ?out|heartbeat|NCCL|unavailable",
+    re.IGNORECASE,
+)
+"""An exception that follows from the end of another rank: it is not the cause where that is known."""
+FAILURES: Final = ("out-of-memory", "exception", "died", "exit", "missing-rank", "stopped", "not-finite")
+"""Kinds of findings that come before all others, the first one first: what they cost is the job."""
+
+
+def judge(report: Report) -> Verdict:
+    """Return the conclusions of *report*: failures first, then what cost most."""
+    rulings = tuple(rule(report) for rule in RULES)
+    found = [finding for ruling in rulings for finding in ruling.findings]
+    elapsed = report.goodput.elapsed_s
+    # A finding without a known cost comes after what takes a twentieth of the time, and before the rest.
+    found.sort(key=lambda one: (*_failure_order(one, report), -(one.cost_s or elapsed / 20)))
+    bound = _bound(report, found)
+    state = "bad" if found else "good"
+    headline = found[0].title if found else NOTHING
+    if not found and not all(row.has_good_end for row in report.ranks):
+        state, headline = "running", "Still running, as far as the logs say; nothing stands out so far."
+    return Verdict(
+        headline=headline,
+        summary=_summary(report, bound),
+        state=state,
+        bound=bound,
+        findings=tuple(found),
+        rulings=rulings,
+    )
+
+
+def _failure_order(finding: Finding, report: Report) -> tuple[int, int]:
+    """Return where a finding belongs: failures in the order of time, those that follow from others after these."""
+    if finding.kind not in FAILURES:
+        return len(FAILURES), 0
+    if finding.kind == "not-finite":  # of a job that ran to its end nothing else is worse
+        return (0 if all(row.has_good_end for row in report.ranks) else 3), 0
+    if finding.kind == "exception" and _PEER_LOST.search(finding.title):
+        return 2, finding.since_ns or 0
+    return 1, finding.since_ns or 0
+
+
+def _summary(report: Report, bound: str) -> str:
+    result = report.goodput
+    lines = [
+        (
+            f"Goodput {words.percent(result.goodput)}: {words.seconds(result.productive_s)} of "
+            f"{words.seconds(result.elapsed_s)} went into steps that count."
+        )
+    ]
+    if report.step_time.p50_s is not None:
+        lines.append(f"Half of the steps took less than {words.seconds(report.step_time.p50_s)}.")
+    if bound:
+        share = sum(part.share for part in report.parts if part.kind == bound)
+        lines.append(f"Steps are {_BOUND_WORDS[bound]}: {words.percent(share, 0)} of one is {listed(report, bound)}.")
+    losses = lost_words(report)
+    if losses:
+        lines.append(f"{losses}: there may be more than this report shows.")
+    return " ".join(lines)
+
+
+_BOUND_WORDS: Final = {"input": "input-bound", "compute": "compute-bound", "waiting": "bound by waiting for others"}
+
+
+def _bound(report: Report, found: Sequence[Finding]) -> str:
+    """Return what most of a step is, unless a finding says otherwise."""
+    shares: dict[str, float] = {}
+    for part in report.parts:
+        shares[part.kind] = shares.get(part.kind, 0.0) + part.share
+    shares.pop("other", None)
+    if not shares:
+        return ""
+    kind, share = max(shares.items(), key=lambda item: item[1])
+    others = {"input-bound": "input", "waiting": "waiting"}
+    is_disputed = any(others.get(finding.kind, kind) != kind for finding in found)
+    return kind if share >= BOUND_FROM and not is_disputed else ""
+
+
+# --- words that several rules and views use ------------------------------------------------------------------------
+
+
+def lost_words(report: Report) -> str:
+    """Return what is known to be lost, with a bound for what is not known exactly; empty if nothing is."""
+    lines = []
+    if report.losses.total:
+        lines.append(f"{words.plural(report.losses.total, 'event')} missing")
+    if report.losses.unwritten:
+        ranks = [rank for rank, _ in report.losses.unwritten]
+        most = max(steps for _, steps in report.losses.unwritten)
+        lines.append(
+            f"rank {words.ranks_text(sorted(ranks))} without an end record: up to {words.plural(most, 'step')} or its "
+            "last second may be in no log"
+        )
+    if report.missing_ranks:
+        lines.append(f"all events of rank {words.ranks_text(list(report.missing_ranks))} missing")
+    return "; ".join(lines)
+
+
+def listed(report: Report, kind: str) -> str:
+    """Return the largest parts of a step of one *kind*, with their shares."""
+    parts = [part for part in report.parts if part.kind == kind]
+    return ", ".join(f"{part.name} {words.percent(part.share, 0)}" for part in parts[:3])
+
+
+def of_all(report: Report, cost_s: float) -> str:
+    """Return a cost, and its share of the session's time."""
+    share = cost_s / report.goodput.elapsed_s if report.goodput.elapsed_s else None
+    return f"{words.seconds(cost_s)}, {words.percent(share)} of the time"
+
+
+def bucket(report: Report, name: str) -> float:
+    """Return the seconds in a bucket."""
+    length = report.goodput.badput_s.get(name, 0.0)
+    return float(sum(length.values())) if isinstance(length, dict) else float(length)
+
+
+def _is_worth(report: Report, cost_s: float, threshold: float) -> bool:
+    elapsed = report.goodput.elapsed_s
+    return cost_s >= LEAST_COST_S and elapsed > 0 and cost_s / elapsed >= threshold
+
+
+def _too_little(report: Report, what: str, cost_s: float, threshold: float) -> str:
+    """Return why a cost was not worth a finding."""
+    share = cost_s / report.goodput.elapsed_s if report.goodput.elapsed_s else 0.0
+    return (
+        f"{what} {words.seconds(cost_s)}, {words.percent(share)} of the time; from {words.percent(threshold, 0)} and "
+        f"{LEAST_COST_S:g} s on it would be said"
+    )
+
+
+def _paste(report: Report, command: str, *options: str) -> str:
+    """Return a command line on the logs of *report*, to be pasted."""
+    return " ".join(["trackside", command, *map(shlex.quote, report.paths), *options])
+
+
+def _steps_around(step: int) -> str:
+    return f"{max(0, step - 2)}-{step + 8}"
+
+
+def _where(row: RankRow) -> str:
+    return f"process {row.pid} on {row.host}" if row.host else f"process {row.pid}"
+
+
+# --- failures ------------------------------------------------------------------------------------------------------
+
+
+def _raised(report: Report) -> Ruling:
+    fatal = [error for error in report.errors if error.is_fatal and error.at_ns >= report.attempts[-1].start_ns]
+    if not fatal:
+        other = len(report.errors)
+        because = (
+            f"{words.plural(other, 'exception')} left spans, and the job went on" if other else "none was recorded"
+        )
+        return Ruling(rule="raised", because=because)
+    first = min(fatal, key=lambda error: (bool(_PEER_LOST.search(error.message)), not error.message, error.at_ns))
+    where = f" in {first.name}" if first.name else ""
+    at = f" in step {first.step}" if first.step >= 0 else " outside of any step"
+    title = f"{_one_line(first.error)} on rank {first.rank}{at}{where}."
+    if first.is_out_of_memory:
+        title = f"Rank {first.rank} ran out of memory{at}{where}: {_one_line(first.error)}."
+    same = sorted({error.rank for error in fatal if error.error == first.error and error.rank != first.rank})
+    evidence = [f"it ended rank {first.rank}, at {words.clock(first.at_ns)}"]
+    if same:
+        evidence.append(f"the same on rank {words.ranks_text(same)}")
+    others = [error for error in fatal if error.rank != first.rank and error.error != first.error]
+    evidence += [f"rank {one.rank} after that: {_one_line(one.error)}" for one in others[:_MOST_LISTED]]
+    if report.exit_status:
+        evidence.append(f"the launcher exited with status {report.exit_status}")
+    look = "Read its traceback: " + _paste(report, "tail", "-t", "'*exception*'", "-t", "'*span.ended*'", "-n", "50")
+    if first.is_out_of_memory:
+        look = "Use a smaller batch, accumulate gradients, or checkpoint activations. Memory over time: " + _paste(
+            report, "report", "--html", "report.html"
+        )
+    return Ruling(
+        rule="raised",
+        findings=(
+            Finding(
+                kind="out-of-memory" if first.is_out_of_memory else "exception",
+                title=title,
+                evidence=tuple(evidence),
+                look=look,
+                rank=first.rank,
+                section=first.name,
+                since_ns=first.at_ns,
+                since_step=first.step if first.step >= 0 else None,
+                ranks=tuple(sorted({error.rank for error in fatal})),
+            ),
+        ),
+        because="an exception was the last that its process recorded",
+    )
+
+
+def _one_line(text: str, most: int = 160) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+def _died(report: Report) -> Ruling:
+    bad = [row for row in report.ranks if not row.has_good_end and not row.error]
+    bad = [row for row in bad if not any(one.is_fatal and one.rank == row.rank for one in report.errors)]
+    if not bad:
+        return Ruling(rule="died", because="every rank has an end record")
+    dead = [row for row in bad if _is_dead(report, row)]
+    if not dead:
+        return Ruling(
+            rule="died",
+            because=f"{words.plural(len(bad), 'rank')} without an end record, heard of until the newest event, which "
+            f"is {words.seconds(report.age_s)} old",
+        )
+    if _is_hung(report, dead):
+        return Ruling(rule="died", because="the ranks lived on after their last step: see the rule stopped")
+    first = min(dead, key=lambda row: (row.last_ns, row.rank))
+    ranks = sorted(row.rank for row in dead)
+    span = next((row.name for row in report.open if row.rank == first.rank), "")
+    after = f"after step {first.last_step}" if first.last_step >= 0 else "before its first step"
+    within = f", in {span}" if span else ""
+    if len(dead) == 1:
+        title = f"Rank {first.rank} died {after}{within}: its log has no end."
+    elif len(dead) == report.ranks_total:
+        title = f"All {len(dead)} ranks died, rank {first.rank} first, {after}{within}: their logs have no end."
+    else:
+        title = (
+            f"Ranks {words.ranks_text(ranks)} died, rank {first.rank} first, {after}{within}: their logs have no end."
+        )
+    unwritten = dict(report.losses.unwritten)
+    evidence = [
+        f"rank {row.rank}: last heard of at {words.clock(row.last_ns)}, last step {row.last_step}; "
+        f"up to {words.plural(unwritten.get(row.rank, 0), 'step')} of it may be in no log"
+        for row in sorted(dead, key=lambda row: row.last_ns)[:_MOST_LISTED]
+    ]
+    if report.exit_status is not None:
+        evidence.append(f"the launcher exited with {_status_words(report.exit_status)}")
+    alive = [row for row in report.ranks if row.has_good_end]
+    if alive:
+        evidence.append(f"{words.plural(len(alive), 'rank')} ended in good order")
+    return Ruling(
+        rule="died",
+        findings=(
+            Finding(
+                kind="died",
+                title=title,
+                evidence=tuple(evidence),
+                look=f"It was {_where(first)}: see the launcher's output and the kernel's log (dmesg) for a signal or "
+                f"the OOM killer. Its last events: {_paste(report, 'tail', '-n', '40')}",
+                rank=first.rank,
+                section=span,
+                since_ns=first.last_ns,
+                since_step=first.last_step if first.last_step >= 0 else None,
+                ranks=tuple(ranks),
+            ),
+        ),
+        because="logs without an end whose processes were not heard of any more",
+    )
+
+
+def _exit(report: Report) -> Ruling:
+    """Find a program that failed although its ranks ended well: what they did last may not be all that it did."""
+    if not report.exit_status:
+        because = "the launcher exited with status 0" if report.exit_status == 0 else "no launcher was recorded"
+        return Ruling(rule="exit", because=because)
+    if _raised(report).findings or _died(report).findings:
+        return Ruling(rule="exit", because="the ranks say why: see the rules raised and died")
+    how = _status_words(report.exit_status)
+    finding = Finding(
+        kind="exit",
+        title=f"The program exited with {how}, though every rank that left a log ended in good order.",
+        evidence=(f"{words.plural(len(report.missing_ranks), 'rank')} left no log",) if report.missing_ranks else (),
+        look=f"Read the program's own output. What the ranks did last: {_paste(report, 'tail', '-n', '40')}",
+        since_ns=report.goodput.end_ns,
+    )
+    return Ruling(rule="exit", findings=(finding,), because=f"its launcher saw it exit with {how}")
+
+
+def _status_words(status: int) -> str:
+    return f"signal {-status}" if status < 0 else f"status {status}"
+
+
+def _is_dead(report: Report, row: RankRow) -> bool:
+    """Return whether a rank without an end record is gone: others went on, its launcher ended, or all is long ago."""
+    if row.state == "died" or report.exit_status is not None or report.age_s > DIED_AFTER_S or _is_gone(row):
+        return True
+    if report.ranks_total > 1 and all(other.state == "ended" for other in report.ranks if other.rank != row.rank):
+        return True
+    newest_ns = max(other.last_ns for other in report.ranks)
+    return (newest_ns - row.last_ns) / 1e9 > max(3.0, 3 * row.interval_s)
+
+
+def _is_gone(row: RankRow) -> bool:
+    """Return whether a rank ran on this machine and its process is no more."""
+    if row.pid <= 0 or row.host != platform.node():
+        return False
+    try:
+        os.kill(row.pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _is_hung(report: Report, dead: Sequence[RankRow]) -> bool:
+    """Return whether all of these ranks lived on together, long after their last step."""
+    if any(row.has_good_end for row in report.ranks):
+        return False
+    silent_s = _silent_s(report)
+    newest_ns = max(row.last_ns for row in report.ranks)
+    together = all((newest_ns - row.last_ns) / 1e9 <= max(10.0, 3 * row.interval_s) for row in dead)
+    return together and silent_s >= _stopped_after_s(report)
+
+
+def _missing(report: Report) -> Ruling:
+    if not report.missing_ranks:
+        return Ruling(rule="missing-rank", because="every rank of the last attempt left a log")
+    ranks = list(report.missing_ranks)
+    many = "s" if len(ranks) > 1 else ""
+    return Ruling(
+        rule="missing-rank",
+        findings=(
+            Finding(
+                kind="missing-rank",
+                title=f"Rank{many} {words.ranks_text(ranks)} of {report.ranks_total} left no log: nothing is known of "
+                f"{'them' if many else 'it'}.",
+                evidence=(
+                    (
+                        f"the launcher started {words.plural(report.ranks_total, 'rank')}, "
+                        f"and {words.plural(report.ranks_total - len(ranks), 'log')} are here"
+                    ),
+                ),
+                look="It died before it wrote anything, or wrote elsewhere: see that all ranks call "
+                "trackside.start() with a directory that all of them share. What is here: " + _paste(report, "info"),
+                rank=ranks[0],
+                ranks=tuple(ranks),
+            ),
+        ),
+        because="ranks that the launcher counted have no log",
+    )
+
+
+def _not_finite(report: Report) -> Ruling:
+    found = report.not_finite
+    if found is None:
+        return Ruling(rule="not-finite", because="no loss was NaN or infinite, or none was recorded")
+    ranks = list(found.ranks)
+    many = "s" if len(ranks) > 1 else ""
+    return Ruling(
+        rule="not-finite",
+        findings=(
+            Finding(
+                kind="not-finite",
+                title=f"The loss is {found.value} since step {found.step}, on rank{many} {words.ranks_text(ranks)}.",
+                evidence=(f"first on rank {found.first_rank}, at {words.clock(found.at_ns)}",),
+                look="Start again from a checkpoint before that step, and look at its batch, the learning rate and "
+                "the gradients' norm. That step: "
+                + _paste(report, "trace", "-o", "trace.json", "--steps", _steps_around(found.step)),
+                rank=found.first_rank,
+                section="loss",
+                since_ns=found.at_ns,
+                since_step=found.step,
+                ranks=tuple(ranks),
+            ),
+        ),
+        because="a loss was not finite",
+    )
+
+
+def _silent_s(report: Report) -> float:
+    """Return for how long the ranks lived on without ending a step, in seconds."""
+    stepped_ns = max((row.stepped_ns for row in report.ranks), default=0)
+    return (report.goodput.end_ns - stepped_ns) / 1e9 if stepped_ns else 0.0
+
+
+def _stopped_after_s(report: Report) -> float:
+    return max(STOPPED_AFTER_S, STOPPED_AFTER_STEPS * (report.goodput.step_time.p50_s or 0.0))
+
+
+def _stopped(report: Report) -> Ruling:
+    rows = [row for row in report.ranks if row.stepped_ns]
+    if all(row.has_good_end for row in report.ranks) or not rows:
+        return Ruling(rule="stopped", because="every rank has a good end" if rows else "no step ended")
+    silent_s, after_s = _silent_s(report), _stopped_after_s(report)
+    if silent_s < after_s:
+        return Ruling(
+            rule="stopped",
+            because=f"the last step ended {words.seconds(silent_s)} before the last event; it takes "
+            f"{words.seconds(after_s)}",
+        )
+    usual = report.goodput.step_time.p50_s or 0.0
+    odd = _odd_one(report)
+    behind = min(rows, key=lambda row: (row.last_step, row.rank != odd, row.stepped_ns))
+    evidence = [f"rank {behind.rank} stopped after step {behind.last_step}"]
+    if odd == behind.rank:
+        evidence[0] += ", and is not where all the others are"
+    evidence += [
+        f"rank {row.rank} is in {row.name}, for {words.duration(row.seen_ns - row.start_ns)}"
+        for row in report.open[:_MOST_LISTED]
+    ]
+    in_span = next((row.name for row in report.open if row.rank == behind.rank), "")
+    finding = Finding(
+        kind="stopped",
+        title=f"No step has ended for {words.seconds(silent_s)}, since step {max(row.last_step for row in rows)}; "
+        f"half of them took less than {words.seconds(usual)}.",
+        evidence=tuple(evidence),
+        look=f"See what rank {behind.rank} does{f' in {in_span}' if in_span else ''}, {_where(behind)}: "
+        f"py-spy dump --pid {behind.pid}",
+        cost_s=silent_s,
+        rank=behind.rank,
+        section=in_span if odd == behind.rank else "",
+        since_step=behind.last_step,
+        since_ns=max(row.stepped_ns for row in rows),
+    )
+    return Ruling(rule="stopped", findings=(finding,), because=f"no step ended for {words.seconds(silent_s)}")
+
+
+def _odd_one(report: Report) -> int | None:
+    """Return the rank that is in another span than all the others; None if there is no such one."""
+    counts = Counter(row.name for row in report.open)
+    alone = [row.rank for row in report.open if counts[row.name] == 1]
+    return alone[0] if len(counts) == 2 and len(alone) == 1 else None  # noqa: PLR2004
+
+
+# --- where the time went -------------------------------------------------------------------------------------------
+
+
+def _restarts(report: Report) -> Ruling:
+    later = report.attempts[1:]
+    if not later:
+        return Ruling(rule="restarts", because="there was one attempt")
+    wasted, recovery, restore = (bucket(report, name) for name in (WASTED, RECOVERY, RESTORE))
+    again = sum(bar.buckets_s.get(name, 0.0) for bar in later for name in STARTING)
+    cost = wasted + recovery + restore + again
+    if not _is_worth(report, cost, RESTARTS_FROM):
+        return Ruling(rule="restarts", because=_too_little(report, "restarts cost", cost, RESTARTS_FROM))
+    first = report.attempts[0]
+    evidence = [
+        (
+            f"{words.seconds(wasted)} of steps done again, {words.seconds(recovery)} until the job was back, "
+            f"{words.seconds(restore)} loading checkpoints, {words.seconds(again)} starting up again"
+        ),
+        *(line for bar in report.attempts[:-1] for line in _out(bar, report.errors)),
+    ]
+    if wasted >= max(recovery, restore, again):
+        look = "Save checkpoints more often: most of it is work done again since the last one."
+    elif recovery >= restore + again:
+        look = "See what the launcher waits for before it starts the job again."
+    else:
+        look = "See what takes so long from the start to the first step, and to load a checkpoint."
+    out = first.first_out
+    finding = Finding(
+        kind="restarts",
+        title=f"{words.plural(len(later), 'restart')} cost {of_all(report, cost)}.",
+        evidence=tuple(evidence[:8]),
+        look=f"{look} Each attempt and its end: {_paste(report, 'runs')}",
+        cost_s=cost,
+        rank=out.rank if out else None,
+        since_ns=out.last_ns if out else later[0].start_ns,
+        since_step=out.last_step if out else None,
+    )
+    return Ruling(rule="restarts", findings=(finding,), because=f"restarts cost {of_all(report, cost)}")
+
+
+def _out(bar: AttemptBar, errors: Sequence[ErrorRow]) -> list[str]:
+    one = bar.first_out
+    if one is None:
+        return []
+    line = (
+        f"attempt {bar.number}: rank {one.rank} on {one.host or 'an unknown host'} was the first to fall silent, "
+        f"at {words.clock(one.last_ns)} after step {one.last_step}"
+    )
+    raised = [error for error in errors if error.is_fatal and error.attempt == one.attempt]
+    return [line, *(f"attempt {bar.number}: rank {error.rank}: {_one_line(error.error)}" for error in raised[:1])]
+
+
+def _checkpoints(report: Report) -> Ruling:
+    cost = bucket(report, SAVE)
+    if not _is_worth(report, cost, CHECKPOINTS_FROM):
+        return Ruling(rule="checkpoints", because=_too_little(report, "saves took", cost, CHECKPOINTS_FROM))
+    saves = [mark for mark in report.marks if mark.kind == "checkpoint"]
+    evidence: tuple[str, ...] = ()
+    if saves:
+        mean = sum(mark.duration_ns for mark in saves) / len(saves)
+        longest = max(saves, key=lambda mark: mark.duration_ns)
+        evidence = (
+            (
+                f"{words.plural(len(saves), 'save')} of {words.duration(mean)} on average, "
+                f"the longest {words.duration(longest.duration_ns)} at step {longest.step}"
+            ),
+        )
+    finding = Finding(
+        kind="checkpoints",
+        title=f"Training stood still for checkpoints: {of_all(report, cost)}.",
+        evidence=evidence,
+        look="Save asynchronously, to a faster place, or less often than every few minutes. Saves on a time line: "
+        + _paste(report, "trace", "-o", "trace.json"),
+        cost_s=cost,
+        since_ns=saves[0].at_ns if saves else None,
+    )
+    return Ruling(rule="checkpoints", findings=(finding,), because=f"saves took {of_all(report, cost)}")
+
+
+def _input(report: Report) -> Ruling:
+    """Find a loader that is slow on all ranks; one that is slow on some ranks is found by the rule stragglers."""
+    cost = bucket(report, LOADING)
+    parts = [part for part in report.parts if part.kind == "input"]
+    if not cost and report.parts:
+        # Sections alone leave loading within the steps, and in no bucket of its own.
+        cost = sum(part.share for part in parts) * report.goodput.productive_s
+    names = {part.name for part in parts}
+    late_s = sum(one.lost_s for one in worthy(report) if one.what in names)
+    if late_s >= cost / 2 and late_s:
+        return Ruling(rule="input-bound", because="waiting for data is that of single ranks: see the rule stragglers")
+    if not _is_worth(report, cost, INPUT_FROM):
+        return Ruling(rule="input-bound", because=_too_little(report, "waiting for data took", cost, INPUT_FROM))
+    name = parts[0].name if parts else "data_loading"
+    evidence = [f"{part.name} takes {words.duration(part.mean_ns)} of a step, on all ranks" for part in parts[:3]]
+    late = report.slowdown if report.slowdown is not None and report.slowdown.kind == "input" else None
+    if late is not None:
+        evidence.append(
+            f"since step {late.step}: {words.duration(late.part_before_ns)} before, "
+            f"{words.duration(late.part_after_ns)} from then on"
+        )
+    finding = Finding(
+        kind="input-bound",
+        title=f"Training waits for its input: {of_all(report, cost)}, went into {name}.",
+        evidence=tuple(evidence),
+        look="Give the loader more workers, prefetch, or see how fast the storage is; compute waits for neither. Its "
+        "part of the step over time: " + _paste(report, "report", "--html", "report.html"),
+        cost_s=cost,
+        section=name,
+        since_ns=late.at_ns if late else None,
+        since_step=late.step if late else None,
+    )
+    return Ruling(rule="input-bound", findings=(finding,), because=f"waiting for data took {of_all(report, cost)}")
+
+
+def worthy(report: Report) -> list[LateRank]:
+    """Return the late ranks whose cost is worth a finding."""
+    return [one for one in report.late if _is_worth(report, one.lost_s, STRAGGLER_FROM)]
+
+
+def _stragglers(report: Report) -> Ruling:
+    """Name the slowest hosts, each once: ranks of one host are slow for one reason, as a rule."""
+    late = worthy(report)
+    if not late:
+        if report.late:
+            return Ruling(
+                rule="stragglers", because=_too_little(report, "late ranks cost", report.late[0].lost_s, STRAGGLER_FROM)
+            )
+        what_if = report.what_if
+        because = what_if.why_not or (
+            f"{words.plural(what_if.ranks, 'rank')} were compared over {words.plural(what_if.steps, 'step')} of "
+            f"{words.duration(what_if.step_ns)}: none came late by more than noise"
+        )
+        return Ruling(rule="stragglers", because=because)
+    found: list[Finding] = []
+    named: set[tuple[str, int, str]] = set()
+    for one in late:
+        place = (one.node, -1, one.what) if one.node and report.hosts > 1 else ("", one.rank, "")
+        if place not in named and len(named) < _MOST_HOSTS:
+            named.add(place)
+            found.append(_straggler(report, one, late))
+    return Ruling(
+        rule="stragglers",
+        findings=tuple(found),
+        because=f"{words.plural(len(late), 'rank')} came late, the worst by {late[0].certainty:.0f} times the noise",
+    )
+
+
+def _straggler(report: Report, one: LateRank, late: Sequence[LateRank]) -> Finding:
+    same = [one.rank]
+    if one.node and report.hosts > 1:  # that all ranks share the only host says nothing
+        same = sorted({other.rank for other in late if (other.node, other.what) == (one.node, one.what)})
+    is_input = kind_of(one.what, set()) == "input"
+    many = len(same) > 1
+    who = f"Ranks {words.ranks_text(same)} on {one.node}" if many else f"Rank {one.rank}"
+    if not many and one.node and report.hosts > 1:
+        who += f" on {one.node}"
+    since = f"in steps {one.since_step} to {one.until_step}" if one.is_over else f"since step {one.since_step}"
+    times = (
+        f"{words.duration(one.own_ns)} a step, the others {words.duration(one.peers_ns)}"
+        if one.own_ns
+        else f"{words.duration(one.lateness_ns)} a step"
+    )
+    if is_input:
+        does = f"wait{'' if many else 's'} for {'their' if many else 'its'} data"
+    elif one.what == one.where:
+        does = f"{'are' if many else 'is'} slow in {one.what}"
+    else:
+        does = f"{'are' if many else 'is'} slow outside measured parts, {one.where}"
+    evidence = [
+        (
+            f"rank {one.rank} arrived {words.duration(one.lateness_ns)} later than its peers, in steps "
+            f"{one.since_step} to {one.until_step}; {one.certainty:.0f} times what noise explains"
+        )
+    ]
+    if one.waited_in:
+        evidence.append(f"the others waited for it {one.waited_in}")
+    if one.also_in:
+        evidence.append(f"it was slower in {', '.join(one.also_in[:_MOST_LISTED])} too")
+    others = [other for other in late if other.rank not in same]
+    if others:
+        evidence.append(f"late as well: rank {words.ranks_text(sorted({other.rank for other in others}))}")
+    if many:
+        look = f"Look at host {one.node}: several of its ranks are slow."
+    elif is_input:
+        look = f"Look at rank {one.rank}'s shard of the data, its workers and its storage."
+    elif one.also_in or one.what == "gpu":
+        look = f"Look at rank {one.rank}'s device and host {one.node}: clocks, temperature, other processes."
+    else:
+        look = f"Look at what rank {one.rank} does there that others do not."
+    peers = next((row.rank for row in sorted(report.ranks, key=lambda row: row.rank) if row.rank not in same), one.rank)
+    ranks = ",".join(map(str, sorted({one.rank, peers})))
+    steps = _steps_around(one.since_step + 2)
+    return Finding(
+        kind="input-bound" if is_input else "straggler",
+        title=f"{who} {does} {since}: {times}. The job lost {of_all(report, one.lost_s)}.",
+        evidence=tuple(evidence),
+        look=f"{look} {_paste(report, 'trace', '-o', 'trace.json', '--ranks', ranks, '--steps', steps)}",
+        cost_s=one.lost_s,
+        rank=same[0] if many else one.rank,
+        section=one.what,
+        since_ns=one.since_ns,
+        since_step=one.since_step,
+        until_step=one.until_step if one.is_over else None,
+        ranks=tuple(same),
+    )
+
+
+def _pauses(report: Report) -> Ruling:
+    one = report.pauses
+    if one is None:
+        return Ruling(rule="pauses", because="no step is longer at regular intervals")
+    if any(late.rank == one.rank or one.rank is None for late in worthy(report)):
+        return Ruling(rule="pauses", because="the rank that pauses is late: see the rule stragglers")
+    if not _is_worth(report, one.cost_s, PAUSES_FROM):
+        return Ruling(rule="pauses", because=_too_little(report, "regular pauses cost", one.cost_s, PAUSES_FROM))
+    who = "Every rank pauses" if one.rank is None else f"Rank {one.rank} pauses"
+    finding = Finding(
+        kind="pauses",
+        title=f"{who} every {one.every_steps} steps for {words.duration(one.length_ns)}, {one.where}: "
+        f"{of_all(report, one.cost_s)}.",
+        evidence=(f"{words.plural(one.count, 'pause')}, the first in step {one.first_step}",),
+        look="See what comes so often: Python's garbage collector (gc.freeze(), or gc.collect() at the same step on "
+        "all ranks), logging, a metric that is fetched from the device. One of them: "
+        + _paste(report, "trace", "-o", "trace.json", "--steps", _steps_around(one.first_step)),
+        cost_s=one.cost_s,
+        rank=one.rank,
+        since_step=one.first_step,
+    )
+    return Ruling(rule="pauses", findings=(finding,), because=f"pauses cost {of_all(report, one.cost_s)}")
+
+
+def _waiting(report: Report) -> Ruling:
+    share = report.waited_share
+    if share is None:
+        return Ruling(rule="waiting", because="nothing says where ranks wait for each other")
+    # Of a stretch that no span measures only a part is known to be waiting.
+    threshold = WAITING_FROM if any(part.kind == "waiting" for part in report.parts) else WAITING_OUTSIDE_FROM
+    if share < threshold:
+        because = f"{words.percent(share)} of a step; from {words.percent(threshold, 0)} on it would be said"
+        return Ruling(rule="waiting", because=because)
+    if worthy(report):
+        return Ruling(rule="waiting", because="a late rank explains it: see the rule stragglers")
+    if report.slowdown is not None and report.slowdown.kind == "waiting" and _slowdown(report).findings:
+        return Ruling(rule="waiting", because="it began in the middle of the job: see the rule slowdown")
+    cost = share * report.goodput.productive_s
+    if not _is_worth(report, cost, STRAGGLER_FROM):
+        return Ruling(rule="waiting", because=_too_little(report, "waiting took", cost, STRAGGLER_FROM))
+    finding = Finding(
+        kind="waiting",
+        title=f"Ranks wait for each other: {words.percent(share)} of a step, {of_all(report, cost)}, "
+        "and none of them is late.",
+        evidence=(f"waited in {listed(report, 'waiting') or _waits_in(report) or 'collectives'}",),
+        look="See what the network does, how much is exchanged in each step, and whether it overlaps with compute. "
+        + _paste(report, "trace", "-o", "trace.json", "--steps", "10-20"),
+        cost_s=cost,
+        section=next((part.name for part in report.parts if part.kind == "waiting"), ""),
+    )
+    return Ruling(rule="waiting", findings=(finding,), because=f"{words.percent(share)} of a step")
+
+
+def _waits_in(report: Report) -> str:
+    return ", ".join(map(tile_words, report.what_if.waits_in))
+
+
+_GREW: Final = {
+    "compute": ("compute-bound", "All ranks compute slower: look at clocks and temperature, and what else runs there."),
+    "input": ("input-bound", "Loading became slower: see the storage, and what the loader read then."),
+    "waiting": ("waiting", "Ranks wait longer for each other: see the network."),
+}
+
+
+def _slowdown(report: Report) -> Ruling:
+    one = report.slowdown
+    if one is None:
+        return Ruling(rule="slowdown", because="steps did not become longer for good")
+    if not _is_worth(report, one.cost_s, SLOWDOWN_FROM):
+        return Ruling(rule="slowdown", because=_too_little(report, "longer steps cost", one.cost_s, SLOWDOWN_FROM))
+    if one.kind == "input" and any(finding.kind == "input-bound" for finding in _input(report).findings):
+        return Ruling(rule="slowdown", because="it is the input: see the rule input-bound")
+    near = max(_NEAR_STEPS, one.step // 5)
+    explained = sum(
+        late.lost_s
+        for late in worthy(report)
+        if abs(late.since_step - one.step) <= near or late.lost_s >= one.cost_s / 2
+    )
+    if explained >= one.cost_s / 3:
+        return Ruling(rule="slowdown", because="a rank became late then: see the rule stragglers")
+    grew = one.after_ns / one.before_ns - 1
+    evidence = [f"{words.duration(one.before_ns)} a step before, {words.duration(one.after_ns)} since"]
+    kind, look = "slowdown", "See what else changed then: the data, the length of the sequences, other jobs."
+    if one.part:
+        evidence.append(
+            f"{one.part} grew most, from {words.duration(one.part_before_ns)} to {words.duration(one.part_after_ns)}"
+        )
+        kind, look = _GREW.get(one.kind, (kind, look))
+    finding = Finding(
+        kind=kind,
+        title=f"Steps take {words.percent(grew)} longer since step {one.step}"
+        f"{f', most of it in {one.part}' if one.part else ''}: {of_all(report, one.cost_s)}.",
+        evidence=tuple(evidence),
+        look=f"{look} {_paste(report, 'trace', '-o', 'trace.json', '--steps', _steps_around(one.step))}",
+        cost_s=one.cost_s,
+        section=one.part,
+        since_ns=one.at_ns,
+        since_step=one.step,
+    )
+    return Ruling(rule="slowdown", findings=(finding,), because=f"steps took {words.percent(grew)} longer")
+
+
+def _memory(report: Report) -> Ruling:
+    if not report.growth:
+        return Ruling(rule="memory-growth", because="no counter of bytes rose until the end")
+    one = report.growth[0]
+    finding = Finding(
+        kind="memory-growth",
+        title=f"Memory grows without end: {one.name} of rank {one.rank} rose from {words.amount(one.first, 'bytes')} "
+        f"to {words.amount(one.last, 'bytes')}.",
+        evidence=(
+            (
+                f"by {words.amount(one.per_hour, 'bytes')} an hour, since {words.clock(one.since_ns)}, "
+                f"and still at the end; on {words.plural(one.ranks, 'rank')}"
+            ),
+        ),
+        look="Look for what is kept from step to step: losses with their graph, lists, caches without a bound. Its "
+        "curve: " + _paste(report, "report", "--html", "report.html"),
+        rank=one.rank,
+        section=one.name,
+        since_ns=one.since_ns,
+    )
+    return Ruling(rule="memory-growth", findings=(finding,), because=f"{one.name} rose until the end")
+
+
+def _regression(report: Report) -> Ruling:
+    found = report.baseline
+    if found is None or found.change is None:
+        return Ruling(rule="regression", because="no baseline was given" if found is None else "too few steps")
+    if not found.is_shown or found.change < REGRESSION_FROM or found.low is None or found.high is None:
+        bounds = f"{words.change(found.low)} to {words.change(found.high)}"
+        return Ruling(rule="regression", because=f"steps differ by {words.change(found.change)}, {bounds}")
+    cost = report.goodput.productive_s * found.change / (1 + found.change)
+    finding = Finding(
+        kind="regression",
+        title=f"Steps take {words.percent(found.change)} longer than the baseline's: {of_all(report, cost)}.",
+        evidence=(
+            (
+                f"{words.duration(found.before)} in the baseline, {words.duration(found.after)} here; "
+                f"the difference is between {words.change(found.low)} and {words.change(found.high)}"
+            ),
+        ),
+        look="Which buckets and which parts of the step changed: trackside compare BASELINE "
+        + " ".join(map(shlex.quote, report.paths)),
+        cost_s=cost,
+    )
+    return Ruling(rule="regression", findings=(finding,), because=f"steps take {words.change(found.change)}")
+
+
+def _evaluation(report: Report) -> Ruling:
+    cost = bucket(report, "VALIDATION")
+    if not _is_worth(report, cost, EVALUATION_FROM):
+        return Ruling(rule="evaluation", because=_too_little(report, "evaluation took", cost, EVALUATION_FROM))
+    finding = Finding(
+        kind="evaluation",
+        title=f"Evaluation took {of_all(report, cost)}.",
+        evidence=(words.plural(sum(mark.kind == "validation" for mark in report.marks), "evaluation"),),
+        look="Evaluate less often, or on less.",
+        cost_s=cost,
+    )
+    return Ruling(rule="evaluation", findings=(finding,), because=f"evaluation took {of_all(report, cost)}")
+
+
+def _custom(report: Report) -> Ruling:
+    customs = report.goodput.badput_s.get("CUSTOM_BADPUT_EVENTS", {})
+    found = [
+        Finding(
+            kind="custom",
+            title=f"{name} took {of_all(report, cost)}.",
+            evidence=("spans that are marked so by badput_type",),
+            look="See whether it can run beside training.",
+            cost_s=cost,
+            section=name,
+        )
+        for name, cost in sorted(customs.items(), key=lambda item: -item[1])[:2]
+        if _is_worth(report, cost, CUSTOM_FROM)
+    ]
+    because = "spans with a badput_type took that long" if found else "no bucket of your own took a tenth of the time"
+    return Ruling(rule="custom", findings=tuple(found), because=because)
+
+
+def _startup(report: Report) -> Ruling:
+    cost = _startup_s(report)
+    if cost < LEAST_STARTUP_S or not _is_worth(report, cost, STARTUP_FROM):
+        because = _too_little(report, "starting up took", cost, STARTUP_FROM)
+        return Ruling(rule="startup", because=f"{because}, of at least {LEAST_STARTUP_S:g} s")
+    longest = sorted(((bucket(report, name), name) for name in STARTING), reverse=True)
+    finding = Finding(
+        kind="startup",
+        title=f"Starting up took {of_all(report, cost)}, before the first step had ended.",
+        evidence=(
+            *(f"{shown(name).name}: {words.seconds(length)}" for length, name in longest if length >= LEAST_COST_S),
+            f"in no span: {words.seconds(report.startup_s)} from the start of telemetry to the first step",
+        ),
+        look="Put spans around what happens there (model_initialization, data_loader_initialization, …); cache what is "
+        "compiled or downloaded. On a time line: " + _paste(report, "trace", "-o", "trace.json"),
+        cost_s=cost,
+        section="startup",
+    )
+    return Ruling(rule="startup", findings=(finding,), because=f"starting up took {of_all(report, cost)}")
+
+
+def _startup_s(report: Report) -> float:
+    """Return the time to the first step of the first attempt; those of later ones are the restarts'."""
+    first = report.attempts[0].buckets_s if report.attempts else {}
+    return sum(first.get(name, 0.0) for name in STARTING) + report.startup_s
+
+
+def _unaccounted(report: Report) -> Ruling:
+    elsewhere = sum(one.cost_s for rule in (_pauses,) for one in rule(report).findings)
+    if not all(row.has_good_end for row in report.ranks):  # what follows a failure is the failure's
+        elsewhere += _silent_s(report)
+    elsewhere += report.startup_s if _startup(report).findings else 0.0
+    cost = bucket(report, "OTHER") - elsewhere
+    if not _is_worth(report, cost, UNACCOUNTED_FROM):
+        return Ruling(rule="unaccounted", because=_too_little(report, "in no bucket are", cost, UNACCOUNTED_FROM))
+    finding = Finding(
+        kind="unaccounted",
+        title=f"Nothing says what {of_all(report, cost)}, was spent on.",
+        evidence=("time outside of steps and of spans with a known name",),
+        look="Put spans around what happens between the steps, with badput_type if it should be a bucket.",
+        cost_s=cost,
+    )
+    return Ruling(rule="unaccounted", findings=(finding,), because=f"in no bucket are {of_all(report, cost)}")
+
+
+RULES: Final[tuple[Callable[[Report], Ruling], ...]] = (
+    _raised,
+    _died,
+    _exit,
+    _missing,
+    _not_finite,
+    _stopped,
+    _restarts,
+    _checkpoints,
+    _input,
+    _stragglers,
+    _pauses,
+    _waiting,
+    _slowdown,
+    _memory,
+    _regression,
+    _evaluation,
+    _custom,
+    _startup,
+    _unaccounted,
+)
+
+
+def explained(rulings: Iterable[Ruling]) -> list[str]:
+    """Return a line for each rule: whether it spoke, and why."""
+    width = max((len(ruling.rule) for ruling in rulings), default=0)
+    return [
+        f"{ruling.rule:<{width}}  {'spoke ' if ruling.findings else 'silent'}  {ruling.because}" for ruling in rulings
+    ]

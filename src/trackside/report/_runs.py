@@ -1,0 +1,239 @@
+"""The runs in a directory: which sessions they belong to, what became of their attempts."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import zip_longest
+from typing import Any, Final, TypeVar
+
+import attrs
+
+from trackside.events import UnreadableError
+from trackside.handlers.eventlog import SourceOutline, outline
+from trackside.handlers.models.liveness import LifeSigns, liveness, worst
+from trackside.report._sessions import unified
+
+_MAIN: Final = "main"
+COLLECTOR: Final = "collector"
+
+T = TypeVar("T")
+K = TypeVar("K")
+
+
+@attrs.frozen(kw_only=True)
+class Process:
+    """One rank of an attempt."""
+
+    rank: int
+    host: str
+    pid: int
+    state: str
+    """``running``, ``silent``, ``died`` or ``ended``, as of the newest event of all; see `liveness`."""
+    reason: str
+    """How it ended, in its own words, or what the state is concluded from."""
+    first_ns: int | None
+    """In ns since the epoch, as all times here; None if nothing of the process is in the log but its name."""
+    last_ns: int | None
+    last_heartbeat_ns: int | None
+    last_step: int | None
+
+
+@attrs.frozen(kw_only=True)
+class Attempt:
+    """The ranks that were started together."""
+
+    number: int
+    """How often the launcher had restarted the run before."""
+    launch: int
+    """Which launch under this run id and number it is, from 0: without a launcher each has the number 0."""
+    world_size: int
+    processes: tuple[Process, ...]
+    """By rank."""
+    workers: int
+    """Processes, as of data loaders, that are no ranks."""
+
+    @property
+    def first_ns(self) -> int | None:
+        """When the first rank began."""
+        return min((one.first_ns for one in self.processes if one.first_ns is not None), default=None)
+
+    @property
+    def last_ns(self) -> int | None:
+        """When any rank was last heard of."""
+        return max((one.last_ns for one in self.processes if one.last_ns is not None), default=None)
+
+    @property
+    def last_step(self) -> int | None:
+        """The step that any rank came to."""
+        return max((one.last_step for one in self.processes if one.last_step is not None), default=None)
+
+    @property
+    def state(self) -> str:
+        """The worst of its ranks' states; ``silent`` if it has none."""
+        return worst(one.state for one in self.processes)
+
+    @property
+    def states(self) -> dict[tuple[str, str], list[int]]:
+        """The ranks by their state and its reason."""
+        found: dict[tuple[str, str], list[int]] = {}
+        for one in self.processes:
+            found.setdefault((one.state, one.reason), []).append(one.rank)
+        return found
+
+
+@attrs.frozen(kw_only=True)
+class Run:
+    """What its launcher calls one run, as far as it is expected to perform alike."""
+
+    run_id: str
+    perf_tags: tuple[str, ...]
+    baseline: bool
+    application: str
+    attempts: tuple[Attempt, ...]
+    """By start."""
+
+
+@attrs.frozen(kw_only=True)
+class Session:
+    """The runs of one logical task."""
+
+    name: str
+    """The session's tag; of a run without one its id."""
+    is_tagged: bool
+    runs: tuple[Run, ...]
+    """By start."""
+
+
+@attrs.frozen(kw_only=True)
+class RunsReport:
+    """What `read_runs` found."""
+
+    sessions: tuple[Session, ...]
+    """By start."""
+    newest_ns: int | None
+    """The time of the newest event of all."""
+    problems: tuple[UnreadableError, ...]
+    """Why whole files or directories were not read."""
+
+
+def read_runs(*paths: str | os.PathLike[str]) -> RunsReport:
+    """
+    Say which runs there are in logs, and what became of them, from the beginning and the end of each log.
+
+    The state of a process is its `liveness` at the time of the newest event of all.
+
+    Args:
+        paths: Log files, or directories with such at any depth.
+
+    Raises:
+        UnreadableError: None of *paths* leads to a file that can be read.
+    """
+    found = outline(*paths)
+    newest_ns = max((seen.last_ns for seen in found.sources if seen.last_ns is not None), default=None)
+    known = unified(seen.source for seen in found.sources)
+    ranked = [attrs.evolve(seen, source=known[seen.source.id]) for seen in found.sources if seen.source.id in known]
+    ranked = [seen for seen in ranked if seen.source.role != COLLECTOR] or ranked
+    sessions = [_session(name, group, newest_ns) for name, group in _grouped(ranked, _session_of).items()]
+    return RunsReport(
+        sessions=tuple(sorted(sessions, key=lambda session: (_start(session.runs[0].attempts), session.name))),
+        newest_ns=newest_ns,
+        problems=tuple(found.problems),
+    )
+
+
+def _grouped(things: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    groups: dict[K, list[T]] = {}
+    for thing in things:
+        groups.setdefault(key(thing), []).append(thing)
+    return groups
+
+
+def _session_of(seen: SourceOutline) -> tuple[str, bool]:
+    tag = seen.source.session_tag
+    return (tag, True) if tag else (seen.source.run_id, False)
+
+
+def _start(attempts: Sequence[Attempt]) -> int:
+    return min(attempt.first_ns or 0 for attempt in attempts)
+
+
+def _session(name: tuple[str, bool], group: Sequence[SourceOutline], newest_ns: int | None) -> Session:
+    runs: list[Run] = []
+    for run_id, members in _grouped(group, lambda seen: seen.source.run_id).items():
+        for tags, launched in _grouped(_launched(members), lambda one: one.perf_tags).items():
+            attempts = [
+                _attempt(place, processes, newest_ns)
+                for place, processes in _grouped(launched, lambda one: one.place).items()
+            ]
+            runs.append(
+                Run(
+                    run_id=run_id,
+                    perf_tags=tags,
+                    baseline=any(one.seen.source.baseline for one in launched),
+                    application=launched[0].seen.source.application,
+                    attempts=tuple(sorted(attempts, key=lambda attempt: (_start([attempt]), attempt.number))),
+                )
+            )
+    runs.sort(key=lambda run: (_start(run.attempts), run.run_id, run.perf_tags))
+    return Session(name=name[0], is_tagged=name[1], runs=tuple(runs))
+
+
+@attrs.frozen
+class _Launched:
+    """A process, and the launch that it belongs to."""
+
+    seen: SourceOutline
+    perf_tags: tuple[str, ...]
+    place: tuple[int, int]
+    """The attempt's number, and the launch under it."""
+    next_ns: int | None = None
+    """When its rank was launched again; None if it was not."""
+
+
+def _launched(members: Sequence[SourceOutline]) -> list[_Launched]:
+    """Put the processes of a run into launches: each rank's in order of time, and workers where their rank is."""
+    found: dict[str, _Launched] = {}
+    for own in _grouped((seen for seen in members if _is_rank(seen)), lambda seen: seen.source.rank).values():
+        own.sort(key=lambda seen: (seen.source.attempt, seen.first_ns or 0, seen.source.id))
+        counts: Counter[int] = Counter()
+        for seen, following in zip_longest(own, own[1:]):
+            number = seen.source.attempt
+            next_ns = following.first_ns if following is not None else None
+            found[seen.source.id] = _Launched(seen, seen.perf_tags, (number, counts[number]), next_ns)
+            counts[number] += 1
+    # A worker is recorded after the process that started it.
+    for seen in sorted(members, key=lambda seen: (seen.first_ns or 0, seen.source.id)):
+        if not _is_rank(seen):
+            parent = found.get(seen.source.parent.source_id) if seen.source.parent is not None else None
+            tags, place = (parent.perf_tags, parent.place) if parent else (seen.perf_tags, (seen.source.attempt, 0))
+            found[seen.source.id] = _Launched(seen, tags, place)
+    return list(found.values())
+
+
+def _is_rank(seen: SourceOutline) -> bool:
+    return seen.source.role == _MAIN
+
+
+def _attempt(place: tuple[int, int], launched: Sequence[_Launched], newest_ns: int | None) -> Attempt:
+    ranks = [_process(one, newest_ns) for one in launched if _is_rank(one.seen)]
+    return Attempt(
+        number=place[0],
+        launch=place[1],
+        world_size=max(one.seen.source.world_size for one in launched),
+        processes=tuple(sorted(ranks, key=lambda one: one.rank)),
+        workers=len(launched) - len(ranks),
+    )
+
+
+def _process(main: _Launched, newest_ns: int | None) -> Process:
+    seen = main.seen
+    signs = LifeSigns(last_ns=seen.last_ns, heartbeat_interval_ns=seen.heartbeat_interval_ns, end_reason=seen.ended)
+    is_replaced = main.next_ns is not None and main.next_ns > (seen.last_ns or 0)
+    life = liveness(signs, newest_ns or 0, is_replaced=is_replaced)
+    told: dict[str, Any] = {
+        name: getattr(seen, name) for name in ("first_ns", "last_ns", "last_heartbeat_ns", "last_step")
+    }
+    source = seen.source
+    return Process(rank=source.rank, host=source.host, pid=source.pid, state=life.state, reason=life.reason, **told)

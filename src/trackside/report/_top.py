@@ -1,0 +1,361 @@
+"""The live view of a running job."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import attrs
+
+from trackside.events import (
+    Event,
+    EventsDropped,
+    HandlerSuspended,
+    Heartbeat,
+    IterationEnded,
+    Source,
+    SpanEnded,
+    SpanStarted,
+)
+from trackside.events.span_names import TRAINING_ITERATION
+from trackside.handlers.models import CounterBoard, OpenSpans
+from trackside.handlers.models.goodput import GoodputAccumulator
+from trackside.handlers.models.liveness import DIED, ENDED, RUNNING, SILENT, LifeSigns, liveness
+from trackside.handlers.models.scores import RELATIVE, ScoreAggregator, ScoreReport
+from trackside.handlers.models.steps import StepTimer
+from trackside.report import _words as words
+from trackside.wire import FrameView
+
+_RECENT_STEPS: Final = 50
+_MOST: Final = 50
+_COSTS: Final = 10
+"""A slow answer is asked for so much less often that it takes a tenth of the time."""
+_S: Final = 1e9
+
+
+@attrs.define(eq=False)
+class _Process:
+    """What was last heard of one process."""
+
+    source: Source
+    signs: LifeSigns = attrs.field(factory=LifeSigns)
+    step: int = -1
+    ends_ns: deque[int] = attrs.field(factory=lambda: deque(maxlen=_RECENT_STEPS))
+    lengths_ns: deque[int] = attrs.field(factory=lambda: deque(maxlen=_RECENT_STEPS))
+    """The step times of these steps."""
+    timer: StepTimer = attrs.field(factory=StepTimer)
+    dropped: int = 0
+    """Events that it gave up, since it began as far as it told."""
+
+    @property
+    def last_ns(self) -> int:
+        """The time of its last event, in ns since the epoch; 0 if it has none."""
+        return self.signs.last_ns or 0
+
+    def recall(self, signs: LifeSigns, steps: Sequence[tuple[int, int, int]]) -> None:
+        """Take over what a model knows, of which at first only the last part got here."""
+        if (signs.last_ns or 0) >= self.last_ns:
+            self.signs = signs
+        if steps and (len(steps) > len(self.ends_ns) or steps[-1][2] > self.ends_ns[-1]):
+            self.step = steps[-1][0]
+            self.ends_ns = deque((end_ns for _, _, end_ns in steps), maxlen=_RECENT_STEPS)
+            self.lengths_ns = deque((end_ns - start_ns for _, start_ns, end_ns in steps), maxlen=_RECENT_STEPS)
+
+
+@attrs.frozen(kw_only=True)
+class Worst:
+    """A rank that is worth a look."""
+
+    rank: int
+    host: str
+    why: str
+
+
+@attrs.frozen(kw_only=True)
+class OpenNow:
+    """A span that is open."""
+
+    rank: int
+    name: str
+    since_ns: int
+
+
+@attrs.frozen(kw_only=True)
+class CounterNow:
+    """Where a counter stands."""
+
+    name: str
+    unit: str
+    level: float | None
+    """Over all ranks the mean of what they told last."""
+    total: float
+
+
+@attrs.frozen(kw_only=True)
+class TopView:
+    """A job at one moment."""
+
+    at_ns: int
+    session: str
+    application: str
+    ranks: int
+    alive: int
+    """Ranks that run, by `liveness`."""
+    has_ended: bool
+    step: int
+    steps_per_s: float | None
+    step_ns: float | None
+    """How long one takes: the median of the last fifty of the slowest rank."""
+    lengths_ns: tuple[int, ...]
+    """Of the lowest rank's last fifty steps."""
+    goodput: float | None
+    elapsed_s: float
+    badput: tuple[tuple[str, float], ...]
+    """The buckets that took most, with their share of the time."""
+    worst: tuple[Worst, ...]
+    open: tuple[OpenNow, ...]
+    counters: tuple[CounterNow, ...]
+    lost: int
+    """Events that were given up, here or at the job."""
+    suspended: tuple[str, ...]
+    behind_s: float | None
+    """How old the newest event is; None if there is none."""
+    partial: tuple[str, ...]
+    """The models that know only what came since they were attached: the job does not keep them itself."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it as plain data."""
+        return attrs.asdict(self)
+
+
+class Top:
+    """
+    Keeps up with a job, event by event.
+
+    Args:
+        monotonic_s: The clock by which slow answers are spared; for tests.
+    """
+
+    def __init__(self, *, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        self.goodput = GoodputAccumulator()
+        self.spans = OpenSpans(max_long=32, max_short=4)
+        self.counters = CounterBoard()
+        self.scores = ScoreAggregator()
+        self._monotonic_s = monotonic_s
+        self._processes: dict[str, _Process] = {}
+        self._given_up: Counter[str] = Counter()
+        self._suspended: Counter[str] = Counter()
+        self._lost_here = 0
+        self._told: tuple[float | None, float, tuple[tuple[str, float], ...]] = (None, 0.0, ())
+        self._due_s = 0.0
+        self.partial: tuple[str, ...] = ()
+        """The names of the models that began late; to be set by whoever drives them."""
+        self.is_ready = False
+        """Whether there is more to show than what came by chance first; to be set by whoever drives the models."""
+
+    @property
+    def models(self) -> tuple[Any, ...]:
+        """The models to drive, for whoever does so."""
+        return self.goodput, self.spans, self.counters, self.scores
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the models."""
+        return tuple(type(model).__qualname__ for model in self.models)
+
+    def drive(self, event: Event) -> None:
+        """Give *event* to the models too."""
+        view = FrameView(event.source, (event,))
+        for model in self.models:
+            model.consume(view)
+        self.take(event)
+
+    def take(self, event: Event) -> None:
+        """Take in *event*, which the models have had."""
+        source = event.source
+        process = self._processes.get(source.id)
+        if process is None:
+            process = self._processes[source.id] = _Process(source)
+        if source is not process.source and source.run_id:
+            process.source = source
+        process.signs.read(event)
+        if isinstance(event, IterationEnded):
+            step = process.timer.iteration_ended(event)
+            if event.kind == "training":
+                process.step = event.step
+            if step is not None:
+                process.ends_ns.append(event.at_ns)
+                process.lengths_ns.append(step.step_ns)
+        elif isinstance(event, SpanStarted):
+            process.timer.span_started(event)
+        elif isinstance(event, SpanEnded):
+            process.timer.span_ended(event)
+        elif isinstance(event, Heartbeat):
+            told = event.counts.get("dropped")
+            if isinstance(told, int):
+                process.dropped = max(process.dropped, told)
+        elif isinstance(event, EventsDropped):
+            # A heartbeat tells of these too, a second later, with all that were given up before we listened.
+            self._given_up[source.id] += sum(event.by_type.values())
+            process.dropped = max(process.dropped, self._given_up[source.id])
+        elif isinstance(event, HandlerSuspended):
+            self._suspended[event.handler] += 1
+
+    def catch_up(self) -> None:
+        """Learn what the models know of the time before the first event that got here."""
+        known = self.goodput.lately(1)
+        if len(known) <= _MOST:
+            known = self.goodput.lately(_RECENT_STEPS)
+        for one in known:
+            process = self._processes.get(one.source.id)
+            if process is None:
+                process = self._processes[one.source.id] = _Process(one.source)
+            process.recall(one.signs, one.steps)
+
+    def lose(self, events: int) -> None:
+        """Learn how many events in all did not get here."""
+        self._lost_here = events
+
+    def view(self, now_ns: int) -> TopView:
+        """Return what is known at *now_ns*, in ns since the epoch."""
+        ranks = self._current()
+        sources = [one.source for one in ranks]
+        states = [liveness(one.signs, now_ns).state for one in ranks]
+        newest_ns = max((one.last_ns for one in self._processes.values()), default=None)
+        lead = min(ranks, key=lambda one: one.source.rank, default=None)
+        goodput, elapsed_s, badput = self._goodput()
+        slowest = max((statistics.median(one.lengths_ns) for one in ranks if one.lengths_ns), default=None)
+        return TopView(
+            at_ns=now_ns,
+            session=next((one.session_tag or one.run_id for one in sources), ""),
+            application=next((one.application for one in sources), ""),
+            ranks=max([len(ranks), *(one.world_size for one in sources)], default=0),
+            alive=states.count(RUNNING),
+            has_ended=set(states) == {ENDED},
+            step=max((one.step for one in ranks), default=-1),
+            steps_per_s=_rate(lead),
+            step_ns=slowest,
+            lengths_ns=tuple(lead.lengths_ns) if lead is not None else (),
+            goodput=goodput,
+            elapsed_s=elapsed_s,
+            badput=badput,
+            worst=tuple(self._worst(ranks, now_ns)),
+            open=tuple(self._open({one.source.id: one for one in ranks})),
+            counters=tuple(self._levels()),
+            lost=sum(one.dropped for one in self._processes.values()) + self._lost_here,
+            suspended=tuple(sorted(self._suspended)),
+            behind_s=None if newest_ns is None else (now_ns - newest_ns) / _S,
+            partial=self.partial,
+        )
+
+    def _current(self) -> list[_Process]:
+        """Return the ranks of the attempt that was heard of last."""
+        mains = [one for one in self._processes.values() if one.source.role == "main"]
+        if not mains:
+            return []
+        newest = max(mains, key=lambda one: one.last_ns).source
+        latest: dict[int, _Process] = {}
+        for one in mains:
+            if (one.source.run_id, one.source.attempt) == (newest.run_id, newest.attempt):
+                known = latest.get(one.source.rank)
+                if known is None or one.last_ns > known.last_ns:
+                    latest[one.source.rank] = one
+        return list(latest.values())
+
+    def _goodput(self) -> tuple[float | None, float, tuple[tuple[str, float], ...]]:
+        began_s = self._monotonic_s()
+        if began_s >= self._due_s and self.goodput.sessions():
+            result = self.goodput.result()
+            shares: dict[str, float] = {}
+            for name, length in result.badput_s.items():
+                shares.update(length if isinstance(length, dict) else {name: length})
+            most = sorted(shares.items(), key=lambda item: -item[1])[:4]
+            whole = result.elapsed_s or 1.0
+            self._told = (
+                result.goodput,
+                result.elapsed_s,
+                tuple((name, length / whole) for name, length in most if length > 0),
+            )
+            now_s = self._monotonic_s()
+            self._due_s = now_s + _COSTS * (now_s - began_s)
+        return self._told
+
+    def _worst(self, ranks: list[_Process], now_ns: int) -> list[Worst]:
+        found = []
+        first = max((one.step for one in ranks), default=-1)
+        for one in sorted(ranks, key=lambda one: (one.step, one.source.rank)):
+            life = liveness(one.signs, now_ns)
+            if life.state in {SILENT, DIED}:
+                said = "silent" if life.state == SILENT else "dead: silent"
+                why = f"{said} for {words.duration(life.silent_ns or 0)}, at step {one.step}"
+            elif life.error:
+                why = f"ended by {life.error}, at step {one.step}"
+            elif first - one.step > 1:
+                why = f"{first - one.step:,} steps behind"
+            else:
+                continue
+            found.append(Worst(rank=one.source.rank, host=one.source.host, why=why))
+        return (found + _slow(self.scores.latest()))[:_MOST]
+
+    def _open(self, current: dict[str, _Process]) -> list[OpenNow]:
+        found = []
+        for source in self.spans.result().sources:
+            process = current.get(source.source_id)
+            if process is None or source.ended_ns is not None:
+                continue
+            # The step that a heartbeat was within may have ended before anybody listened.
+            stepped_ns = process.ends_ns[-1] if process.ends_ns else 0
+            inside = [one for one in source.open if one.name != TRAINING_ITERATION or one.start_ns >= stepped_ns]
+            if inside:
+                found.append(OpenNow(rank=source.rank, name=inside[-1].name, since_ns=inside[-1].start_ns))
+        return sorted(found, key=lambda one: (one.since_ns, one.rank))[:_MOST]
+
+    def _levels(self) -> list[CounterNow]:
+        found = []
+        for name, totals in self.counters.result().counters.items():
+            levels = [level for window in totals.windows if (level := _level(window)) is not None]
+            mean = statistics.fmean(levels) if levels else None
+            found.append(CounterNow(name=name, unit=totals.unit, level=mean, total=totals.sum))
+        return found[:_MOST]
+
+
+def _level(window: dict[str, float]) -> float | None:
+    return next((window[name] for name in ("value", "mean", "p50", "max") if name in window), None)
+
+
+def _rate(lead: _Process | None) -> float | None:
+    """Return how many steps a second end, by the times of the last ones: what is between them counts."""
+    if lead is None or len(lead.ends_ns) < 2 or lead.ends_ns[-1] <= lead.ends_ns[0]:  # noqa: PLR2004
+        return None
+    return (len(lead.ends_ns) - 1) / (lead.ends_ns[-1] - lead.ends_ns[0]) * _S
+
+
+def _slow(report: ScoreReport | None) -> list[Worst]:
+    if report is None:
+        return []
+    return [
+        Worst(
+            rank=one.rank,
+            host=one.node,
+            why=f"slow in {one.what}: score {one.score:.2f} since step {one.since_step}",
+        )
+        for one in report.stragglers
+        if one.kind == RELATIVE
+    ]
+
+
+def line(view: TopView) -> str:
+    """Return *view* as one line, for where there is no terminal."""
+    told = [f"step {view.step}"]
+    if view.steps_per_s is not None:
+        told.append(f"{view.steps_per_s:.2f} steps/s")
+    if view.goodput is not None:
+        told.append(f"goodput {100 * view.goodput:.1f} %")
+    told.append("ended" if view.has_ended else f"{view.alive} of {view.ranks} ranks alive")
+    told += [f"rank {one.rank} {one.why}" for one in view.worst[:2]]
+    told += [f"rank {one.rank} in {one.name}" for one in view.open[:1]]
+    told.append(f"{view.lost} lost")
+    return f"{view.session or 'waiting'}: {', '.join(told)}"

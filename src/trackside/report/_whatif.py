@@ -1,0 +1,562 @@
+"""
+The what-if of a synchronous step: which rank came last, in which part it lost time, and what the job lost by it.
+
+Ranks that train together leave the synchronization together. The rank that arrives last determines the step, and what
+the others spend in the synchronizing part beyond that is waiting. So a rank's own time is its step without the
+synchronizing parts, its lateness is its own time less its peers' median, and the lost time is the last one's lateness
+(after "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI '25).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from trackside.report._parts import kind_of
+from trackside.report._tiles import STANDSTILLS, StepTiles, is_gap
+
+LEAST_LATE_NS: Final = 1e6
+"""Lateness below a millisecond a step is no evidence on any machine."""
+LEAST_LATE_SHARE: Final = 0.10
+"""Of the usual step; below it ranks differ without anything being wrong."""
+STRONG_LATE_SHARE: Final = 0.05
+"""The same, of at least eight ranks and with twice the certainty."""
+CERTAINTY: Final = 5.0
+"""Standard errors by which the lateness must lie above zero, more with few windows."""
+_STRONG_RANKS: Final = 8
+_FEW_RANKS: Final = 16
+_FEWEST_BLOCKS: Final = 3
+_FEWEST_STEPS: Final = 20
+_WINDOWS: Final = 8
+_MOST_SINGLE: Final = 0.5
+"""The share of all lateness that one block may make up: one long step is an event and not a slow rank."""
+_LOOKED_AT: Final = 96
+_SYNC_FROM_SHARE: Final = 0.02
+_MOST_LATE: Final = 64
+_PARTS_FROM: Final = 0.2
+"""The share of its lateness from which on a part is named beside the largest."""
+
+
+@attrs.frozen(kw_only=True)
+class Late:
+    """One rank that others waited for."""
+
+    rank: int
+    what: str
+    """The tile in which it lost most: a part, or a gap between parts."""
+    own_ns: float
+    """Of a step, what it spent there."""
+    peers_ns: float
+    """The same, the median of the ranks that were not late."""
+    lateness_ns: float
+    """By how much later than its peers it arrived, of a step on average."""
+    step_ns: float
+    """The usual step, had it not been late."""
+    since_step: int
+    until_step: int
+    steps: int
+    """In how many steps it was late: from `since_step` to `until_step`."""
+    lost_s: float
+    """What would be saved had its parts taken what its peers' took."""
+    certainty: float
+    """Standard errors by which its lateness is above zero."""
+    parts: tuple[tuple[str, float], ...]
+    """The tiles that make up its lateness and by how much, in ns of a step; the largest first."""
+    waited_in: str
+    """The tile in which the others waited; empty where ranks do not wait for each other."""
+    is_over: bool
+    """Whether it was as fast as its peers again at the end."""
+
+
+@attrs.frozen(kw_only=True)
+class WhatIf:
+    """What comparing the ranks' steps came to."""
+
+    late: tuple[Late, ...] = ()
+    """What cost most first."""
+    waits_in: tuple[str, ...] = ()
+    """The tiles in which ranks wait for each other."""
+    waited_ns: float = 0.0
+    """What a rank spent in them of a step, on average: for late ranks and for the exchange itself."""
+    exchanged_ns: float = 0.0
+    """What even the last to arrive spent in them, in the median step: the exchange itself."""
+    step_ns: float = 0.0
+    """The usual step."""
+    ranks: int = 0
+    steps: int = 0
+    why_not: str = ""
+    """Why nothing could be compared; empty if it was."""
+
+
+@attrs.frozen(kw_only=True)
+class Pause:
+    """Steps of one rank, or of all, that are longer at regular intervals."""
+
+    rank: int | None
+    every_steps: int
+    count: int
+    length_ns: float
+    what: str
+    cost_s: float
+    first_step: int
+
+
+@attrs.define(eq=False)
+class _Grid:
+    """The tiles of all ranks, over the blocks of steps that all of them have."""
+
+    ranks: list[int]
+    places: list[int]
+    first_steps: list[int]
+    """Of each block, and one more: where the last one ends."""
+    counts: list[float]
+    """Steps in each block."""
+    took: dict[str, list[list[float]]]
+    """By tile and rank, the mean of a step in each block, in ns."""
+    ends: dict[str, list[list[float]]]
+    """Likewise the mean time when it ended; of a common zero."""
+    has_ends: bool
+
+    def total(self, names: Collection[str]) -> list[list[float]]:
+        """Return the sum of the tiles *names* of each rank and block."""
+        chosen = [self.took[name] for name in names]
+        return [
+            [math.fsum(values) for values in zip(*(own[place] for own in chosen), strict=True)]
+            if chosen
+            else [0.0] * len(self.places)
+            for place in range(len(self.ranks))
+        ]
+
+
+def compare_ranks(
+    tiles: Mapping[int, StepTiles], waits: Collection[str] = (), *, have_one_clock: bool = False
+) -> WhatIf:
+    """
+    Return which ranks were late, since when, and why.
+
+    Args:
+        tiles: By rank, its steps: of one attempt.
+        waits: Names of parts in which ranks are known to wait for each other.
+        have_one_clock: Whether the times of all ranks are of one machine's clock.
+    """
+    grid = _grid(tiles)
+    if isinstance(grid, str):
+        return WhatIf(why_not=grid)
+    names = [name for name in grid.took if name not in STANDSTILLS]
+    whole = grid.total(names)
+    usual_ns = statistics.median(statistics.fmean(own) for own in whole)
+    sync = _synchronizing(grid, names, whole, waits, usual_ns)
+    own = grid.total([name for name in names if name not in sync])
+    late = _find_late(grid, own, whole, parts=[name for name in names if name not in sync])
+    if not sync and have_one_clock and grid.has_ends and not late:
+        late = _find_behind(grid, names, whole)
+    waited = grid.total(sync)
+    # A part such as the backward pass contains work beside the exchange.
+    pure = [name for name in sync if is_gap(name) or kind_of(name, set(waits)) == "waiting"]
+    exchanged = [min(column) for column in zip(*grid.total(pure), strict=True)]
+    largest = max(sync, key=lambda name: sum(map(math.fsum, grid.took[name])), default="")
+    return WhatIf(
+        late=tuple(attrs.evolve(one, waited_in=largest) for one in late),
+        waits_in=tuple(sync),
+        waited_ns=statistics.fmean(map(statistics.fmean, waited)),
+        exchanged_ns=statistics.median(exchanged),
+        step_ns=usual_ns,
+        ranks=len(grid.ranks),
+        steps=round(sum(grid.counts)),
+    )
+
+
+def _grid(tiles: Mapping[int, StepTiles]) -> _Grid | str:
+    known = {rank: own for rank, own in tiles.items() if len(own.places) >= _FEWEST_BLOCKS}
+    if len(known) < 2:  # noqa: PLR2004
+        return "fewer than two ranks recorded steps" if len(tiles) < 2 else "too few steps were recorded"  # noqa: PLR2004
+    block = max(own.block for own in known.values())
+    for own in known.values():
+        own.coarsen(block)
+    most = max(len(own.places) for own in known.values())
+    # A rank that died early would leave nothing to compare the others by.
+    known = {rank: own for rank, own in known.items() if 2 * len(own.places) >= most}
+    if len(known) < 2:  # noqa: PLR2004
+        return "the ranks recorded different steps"
+    common = set.intersection(*(set(own.places) for own in known.values()))
+    places = sorted(common)[1:] if block == 1 and len(common) > _FEWEST_STEPS else sorted(common)
+    ranks = sorted(known)
+    rows = {rank: {place: at for at, place in enumerate(known[rank].places)} for rank in ranks}
+    counts = [min(known[rank].steps[rows[rank][place]] for rank in ranks) for place in places]
+    places = [place for place, count in zip(places, counts, strict=True) if count]
+    counts = [count for count in counts if count]
+    if len(places) < _FEWEST_BLOCKS or sum(counts) < _FEWEST_STEPS:
+        return "the ranks have too few steps in common"
+    names = list(dict.fromkeys(name for rank in ranks for name in known[rank].took))
+    base_ns = min(known[rank].base_ns for rank in ranks)
+    zeros = [0.0] * len(places)
+    took: dict[str, list[list[float]]] = {}
+    ends: dict[str, list[list[float]]] = {}
+    for name in names:
+        took[name], ends[name] = [], []
+        for rank in ranks:
+            own = known[rank]
+            column, last = own.took.get(name), own.ends.get(name)
+            if column is None or last is None:
+                took[name].append(zeros)
+                ends[name].append(zeros)
+                continue
+            shift_ns = own.base_ns - base_ns
+            own_rows, steps = rows[rank], own.steps
+            took[name].append([column[own_rows[place]] / steps[own_rows[place]] for place in places])
+            ends[name].append([last[own_rows[place]] / steps[own_rows[place]] + shift_ns for place in places])
+    has_ends = any(any(own) for columns in ends.values() for own in columns)
+    return _Grid(
+        ranks,
+        places,
+        _first_steps(known[ranks[0]], common, places, counts, block),
+        list(map(float, counts)),
+        took,
+        ends,
+        has_ends,
+    )
+
+
+def _first_steps(
+    own: StepTiles, common: Collection[int], places: Sequence[int], counts: Sequence[int], block: int
+) -> list[int]:
+    first = [own.first_steps.get(place, place * block) for place in places]
+    end = first[-1] + (counts[-1] if own.first_steps else block)
+    if not own.first_steps:
+        first[0] = min(common) * block  # a first step that was left out belongs to the first stretch
+    return [*first, end]
+
+
+# --- where ranks wait ---------------------------------------------------------------------------------------------
+
+
+def _synchronizing(
+    grid: _Grid, names: Sequence[str], whole: Sequence[Sequence[float]], waits: Collection[str], usual_ns: float
+) -> list[str]:
+    """
+    Return the tiles in which ranks wait for each other.
+
+    A part is one by its name, or by its signature: ranks enter it apart from each other and leave it together. Where
+    clocks say nothing of that, it is long where the others arrived late: one rank is shorter in it than its peers by
+    what it is longer elsewhere.
+    """
+    sync = [name for name in names if name in waits or kind_of(name, set(waits)) == "waiting"]
+    least_ns = max(LEAST_LATE_NS / 3, _SYNC_FROM_SHARE * usual_ns)
+    if grid.has_ends:
+        sync += [name for name in names if name not in sync and _leaves_together(grid, name, least_ns)]
+    if not sync:
+        sync = _shorter_for_the_late(grid, names, whole, least_ns)
+    return sync
+
+
+def _looked_at(grid: _Grid) -> range:
+    return range(0, len(grid.places), max(1, len(grid.places) // _LOOKED_AT))
+
+
+def _leaves_together(grid: _Grid, name: str, least_ns: float) -> bool:
+    took, ends = grid.took[name], grid.ends[name]
+    entered, left = [], []
+    for at in _looked_at(grid):
+        here = [(end[at] - own[at], end[at]) for own, end in zip(took, ends, strict=True) if own[at]]
+        if len(here) < len(grid.ranks):
+            continue
+        starts, stops = [start for start, _ in here], [stop for _, stop in here]
+        entered.append(max(starts) - min(starts))
+        left.append(max(stops) - min(stops))
+    if len(entered) < _FEWEST_BLOCKS:
+        return False
+    apart_ns, together_ns = statistics.fmean(entered), statistics.fmean(left)
+    middle_apart_ns, middle_together_ns = statistics.median(entered), statistics.median(left)
+    return (apart_ns - together_ns >= least_ns and together_ns <= apart_ns / 2) or (
+        middle_apart_ns - middle_together_ns >= least_ns and middle_together_ns <= middle_apart_ns / 2
+    )
+
+
+def _shorter_for_the_late(
+    grid: _Grid, names: Sequence[str], whole: Sequence[Sequence[float]], least_ns: float
+) -> list[str]:
+    """Return the tile in which one rank is shorter than its peers, of those that can contain waiting."""
+    found = []
+    even = []
+    steps = [statistics.fmean(own) for own in whole]
+    apart_ns = max(steps) - min(steps)
+    for name in names:
+        kind = kind_of(name, set())
+        if (kind == "input" and not is_gap(name)) or name == "model_forward":
+            continue
+        means = [statistics.fmean(own) for own in grid.took[name]]
+        if max(means) - min(means) < 2 * apart_ns:
+            continue  # ranks whose steps differ as well do not wait for each other there
+        middle = statistics.median(means)
+        below, above = middle - min(means), max(means) - middle
+        if len(grid.ranks) > 2 and below > 2 * above and below >= least_ns:  # noqa: PLR2004
+            found.append((_order(name), -below, name))
+        elif below + above >= least_ns:
+            even.append((_order(name), -below, name))
+    # Of two ranks, or where half of them are late, numbers alone do not say who waits.
+    candidates = found or even
+    return [min(candidates)[2]] if candidates else []
+
+
+def _order(name: str) -> int:
+    """Return how likely a tile contains waiting, 0 for the likeliest: gradients are exchanged after backward."""
+    if is_gap(name):
+        return 0 if name.startswith("model_backward") else 3
+    return {"model_backward": 1, "optimizer_update": 2}.get(name, 4)
+
+
+# --- who is late --------------------------------------------------------------------------------------------------
+
+
+def _find_late(
+    grid: _Grid, own: Sequence[Sequence[float]], whole: Sequence[Sequence[float]], *, parts: Sequence[str]
+) -> list[Late]:
+    """Return the late ranks: the worst is found, left out of its peers' median, and the search begins again."""
+    others = list(range(len(grid.ranks)))
+    flagged: list[int] = []
+    while len(others) > 1 and len(flagged) < min(_MOST_LATE, max(1, len(grid.ranks) // 2)):
+        latenesses = _latenesses(own, others, others)
+        means = {at: statistics.fmean(latenesses[at]) for at in others}
+        # A rank that is late for a part of the time may have a small mean: the few largest are tried.
+        tried = sorted(others, key=lambda at: -max(means[at], _late_part(latenesses[at])))[:3]
+        found = next((at for at in tried if _episode(grid, latenesses[at], whole) is not None), None)
+        if found is None:
+            break
+        flagged.append(found)
+        others.remove(found)
+    if not flagged:
+        return []
+    latenesses = _latenesses(own, flagged, others)
+    found_late = [
+        late
+        for at in flagged
+        if (episode := _episode(grid, latenesses[at], whole)) is not None
+        and (late := _late(grid, at, others, latenesses[at], episode, whole=whole, parts=parts)) is not None
+    ]
+    return sorted(found_late, key=lambda late: (-late.lost_s, late.rank))
+
+
+def _find_behind(grid: _Grid, names: Sequence[str], whole: Sequence[Sequence[float]]) -> list[Late]:
+    """
+    Return the ranks that are behind at every bound of their tiles, by the same time.
+
+    Such a rank loses time in the tile in which ranks wait for each other, after they have: so all tiles are as long as
+    its peers', and only their times differ. It takes a common clock to see.
+    """
+    candidates = [name for name in names if all(any(own) for own in grid.took[name]) and _order(name) < 3]  # noqa: PLR2004
+    if not candidates:
+        return []
+    name = min(candidates, key=lambda name: (_order(name), -math.fsum(map(statistics.fmean, grid.took[name]))))
+    entered = [
+        [end - took for end, took in zip(ends, own, strict=True)]
+        for ends, own in zip(grid.ends[name], grid.took[name], strict=True)
+    ]
+    return _find_late(grid, entered, whole, parts=[name])
+
+
+def _late_part(lateness: Sequence[float]) -> float:
+    """Return the larger of the means of the two halves."""
+    half = max(1, len(lateness) // 2)
+    return max(statistics.fmean(lateness[:half]), statistics.fmean(lateness[-half:]))
+
+
+def _latenesses(own: Sequence[Sequence[float]], of: Sequence[int], peers: Sequence[int]) -> dict[int, list[float]]:
+    """Return by how much the own time of each rank in *of* was above the median of its *peers*, in each block."""
+    result: dict[int, list[float]] = {at: [] for at in of}
+    for block in range(len(own[0])):
+        column = {at: own[at][block] for at in peers}
+        middle = statistics.median(column.values())
+        for at, lateness in result.items():
+            if at in column and len(column) <= _FEW_RANKS:  # among many, one value moves the median by next to nothing
+                lateness.append(own[at][block] - statistics.median([v for peer, v in column.items() if peer != at]))
+            else:
+                lateness.append(own[at][block] - middle)
+    return result
+
+
+@attrs.frozen
+class _Episode:
+    """The stretch of blocks in which a rank was late."""
+
+    first: int
+    last: int
+    level_ns: float
+    certainty: float
+
+
+def _episode(grid: _Grid, lateness: Sequence[float], whole: Sequence[Sequence[float]]) -> _Episode | None:
+    step_ns = statistics.median(map(statistics.median, whole))
+    least_ns = max(LEAST_LATE_NS, STRONG_LATE_SHARE * step_ns)
+    bound_ns = least_ns / 2
+    first, last = 0, len(lateness) - 1
+    for _ in range(3):
+        first, last = _best_stretch(lateness, bound_ns)
+        level_ns = statistics.fmean(lateness[first : last + 1])
+        bound_ns = max(least_ns / 2, level_ns / 2)
+    steps = grid.first_steps
+    if steps[first] - steps[0] <= max(2, (steps[-1] - steps[0]) // 50):
+        first = 0  # the first steps are unlike all others
+    inside = lateness[first : last + 1]
+    if len(inside) < _FEWEST_BLOCKS or sum(grid.counts[first : last + 1]) < _FEWEST_STEPS / 2:
+        return None
+    certainty = _certainty(inside, lateness)
+    usual_ns = max(1.0, statistics.fmean(min(own[at] for own in whole) for at in range(first, last + 1)) - level_ns)
+    is_strong = len(grid.ranks) >= _STRONG_RANKS and certainty >= 2 * CERTAINTY
+    least_share = STRONG_LATE_SHARE if is_strong else LEAST_LATE_SHARE
+    if level_ns < max(LEAST_LATE_NS, least_share * usual_ns) or certainty < CERTAINTY:
+        return None
+    if max(inside) > _MOST_SINGLE * math.fsum(value for value in inside if value > 0):
+        return None
+    return _Episode(first, last, level_ns, certainty)
+
+
+def _best_stretch(values: Sequence[float], bound: float) -> tuple[int, int]:
+    """Return the stretch whose sum above *bound* is largest (Kadane); values far out count as the 95th percentile."""
+    ordered = sorted(values)
+    cap = max(4 * bound, ordered[min(len(ordered) - 1, int(len(ordered) * 0.95))])
+    best, best_at, total, start = -math.inf, (0, len(values) - 1), 0.0, 0
+    for at, value in enumerate(values):
+        if total <= 0:
+            total, start = 0.0, at
+        total += min(value, cap) - bound
+        if total > best:
+            best, best_at = total, (start, at)
+    return best_at
+
+
+def _certainty(inside: Sequence[float], everywhere: Sequence[float]) -> float:
+    """
+    Return the standard errors by which the mean of *inside* lies above zero.
+
+    The error is that of the means of consecutive windows, so that what lasts for many steps, such as another process
+    on the machine, counts as the one event that it is. Of few windows more is asked for.
+    """
+    count = min(_WINDOWS, len(inside))
+    bounds = [round(at * len(inside) / count) for at in range(count + 1)]
+    means = [statistics.fmean(inside[low:high]) for low, high in itertools.pairwise(bounds)]
+    spread = statistics.stdev(means) / math.sqrt(count)
+    # Windows that happen to agree must not make certainty of noise.
+    steps = [abs(after - before) for before, after in itertools.pairwise(everywhere)]
+    single = 1.05 * statistics.median(steps) / math.sqrt(len(inside)) if steps else 0.0
+    error = max(spread, single, 1e-9)
+    return statistics.fmean(means) / error / (1 + 3 / max(1, count - 1))
+
+
+def _late(
+    grid: _Grid,
+    at: int,
+    others: Sequence[int],
+    lateness: Sequence[float],
+    episode: _Episode,
+    *,
+    whole: Sequence[Sequence[float]],
+    parts: Sequence[str],
+) -> Late | None:
+    first, last = episode.first, episode.last
+    counts = grid.counts[first : last + 1]
+    steps = math.fsum(counts)
+
+    def mean(values: Sequence[float]) -> float:
+        return math.fsum(value * count for value, count in zip(values[first : last + 1], counts, strict=True)) / steps
+
+    excess = {}
+    for name in parts:
+        columns = grid.took[name]
+        excess[name] = mean(columns[at]), statistics.median([mean(columns[other]) for other in others])
+    what = max(excess, key=lambda name: excess[name][0] - excess[name][1], default="")
+    if not what:
+        return None
+    lateness_ns = mean(lateness)
+    by_part = sorted(((name, own - peers) for name, (own, peers) in excess.items()), key=lambda item: -item[1])
+    since, until = grid.first_steps[first], grid.first_steps[last + 1] - 1
+    return Late(
+        rank=grid.ranks[at],
+        what=what,
+        own_ns=excess[what][0],
+        peers_ns=excess[what][1],
+        lateness_ns=lateness_ns,
+        step_ns=max(0.0, mean(whole[at]) - lateness_ns),
+        since_step=since,
+        until_step=until,
+        steps=round(steps),
+        lost_s=lateness_ns * steps / 1e9,
+        certainty=episode.certainty,
+        parts=tuple((name, by) for name, by in by_part if by >= _PARTS_FROM * lateness_ns),
+        waited_in="",
+        is_over=last < len(grid.places) - max(2, len(grid.places) // 20),
+    )
+
+
+# --- pauses at regular intervals ----------------------------------------------------------------------------------
+
+LEAST_PAUSE_NS: Final = 5e6
+LEAST_PAUSE_SHARE: Final = 0.5
+"""Of the usual step: by so much a pause makes a step longer."""
+_FEWEST_PAUSES: Final = 4
+_MOST_PAUSES: Final = 0.25
+"""The share of steps that may be pauses; more of them are the usual step."""
+_REGULAR: Final = 0.75
+_MOST_SEARCHED: Final = 64
+
+
+def find_pause(tiles: Mapping[int, StepTiles], sync: Collection[str]) -> Pause | None:
+    """
+    Return what makes steps longer at regular intervals, such as a garbage collection; None if nothing does.
+
+    Args:
+        tiles: By rank, its steps: of one attempt.
+        sync: The tiles in which ranks wait for each other: a pause of another rank shows there.
+    """
+    found = []
+    for rank, own in sorted(tiles.items())[:_MOST_SEARCHED]:
+        if own.block == 1 and not own.first_steps and len(own.places) >= _FEWEST_STEPS:
+            pause = _pause_of(rank, own, sync)
+            if pause is not None:
+                found.append(pause)
+    if not found:
+        return None
+    longest = max(found, key=lambda pause: pause.cost_s)
+    many = [pause for pause in found if pause.cost_s >= longest.cost_s / 3]
+    if len(many) == 1:
+        return longest
+    # Ranks that pause in turn are all waited for; those that pause together are waited for once.
+    together = len({pause.first_step for pause in many}) == 1
+    cost_s = longest.cost_s if together else math.fsum(pause.cost_s for pause in many)
+    return attrs.evolve(longest, rank=None, cost_s=cost_s)
+
+
+def _pause_of(rank: int, own: StepTiles, sync: Collection[str]) -> Pause | None:
+    names = [name for name in own.took if name not in sync and name not in STANDSTILLS]
+    if not names:
+        return None
+    lengths = [math.fsum(values) for values in zip(*(own.took[name] for name in names), strict=True)][1:]
+    steps = list(own.places)[1:]
+    middle = statistics.median(lengths)
+    bound = middle + max(LEAST_PAUSE_NS, LEAST_PAUSE_SHARE * middle)
+    at = [place for place, length in enumerate(lengths) if length > bound]
+    if not _FEWEST_PAUSES <= len(at) <= _MOST_PAUSES * len(lengths):
+        return None
+    gaps = [after - before for before, after in itertools.pairwise(at)]
+    usual = statistics.median(gaps)
+    regular = sum(abs(between - usual) <= max(1.0, 0.1 * usual) for between in gaps)
+    if usual < 3 or regular < _REGULAR * len(gaps):  # noqa: PLR2004
+        return None
+    grew = {
+        name: math.fsum(own.took[name][place + 1] for place in at) / len(at) - statistics.median(own.took[name])
+        for name in names
+    }
+    cost_ns = math.fsum(lengths[place] - middle for place in at)
+    return Pause(
+        rank=rank,
+        every_steps=round(usual),
+        count=len(at),
+        length_ns=cost_ns / len(at),
+        what=max(grew, key=lambda name: grew[name]),
+        cost_s=cost_ns / 1e9,
+        first_step=steps[at[0]],
+    )

@@ -1,0 +1,455 @@
+"""
+Rules: they decide which of its events a subscription keeps.
+
+A rule is a value. `start` returns a function with fresh state, so that one rule can serve any number of subscriptions.
+The function is called for each event, by any thread, and never takes a lock. It returns None to keep the event, else
+the reason to drop it: ``"sampled"`` if the rule would have kept another one like it, ``"filtered"`` if a predicate
+returned something false.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import numbers
+import operator
+import reprlib
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias
+
+import attrs
+
+from trackside.events import (
+    ConfigError,
+    DecodeError,
+    Event,
+    IterationEnded,
+    SpanEnded,
+    SpanEventAdded,
+    SpanStarted,
+    Value,
+    span_names,
+)
+
+Reason: TypeAlias = Literal["sampled", "filtered"]
+Decide: TypeAlias = Callable[[Event], "Reason | None"]
+
+SAMPLED: Final = "sampled"
+FILTERED: Final = "filtered"
+
+MAX_NAMES: Final = 1_024
+_REMEMBERED_SPANS: Final = 1_024
+
+MAX_DEPTH: Final = 8
+MAX_PARTS: Final = 64
+MAX_COUNT: Final = 2**53
+MAX_PERIOD_S: Final = 1e9
+REMEMBERED_PERIODS: Final = 64
+
+
+class Rule(Protocol):
+    """The type of the argument *keep* of `subscribe`."""
+
+    @property
+    def portable(self) -> bool:
+        """Whether the rule can be sent to another process."""
+
+    def start(self) -> Decide:
+        """Return a function that decides about one event after another, with state of its own."""
+
+    def to_wire(self) -> list[Any]:
+        """Return the rule as plain data for `rule_from_wire`."""
+
+
+@attrs.frozen(eq=False, repr=False)
+class Every(Value):
+    """Keep the first of every *n* events."""
+
+    n: int
+    portable: ClassVar[bool] = True
+
+    def start(self) -> Decide:
+        """Return a decision with a count of its own."""
+        n = self.n
+        # One call into C per event, so no two threads get the same number.
+        number = itertools.count().__next__
+        return lambda _event: SAMPLED if number() % n else None
+
+    def to_wire(self) -> list[Any]:
+        """Return ``["every", n]``."""
+        return ["every", self.n]
+
+
+@attrs.frozen(eq=False, repr=False)
+class Fraction(Value):
+    """Keep the events of a share *p* of all steps."""
+
+    p: float
+    portable: ClassVar[bool] = True
+
+    def start(self) -> Decide:
+        """Return a decision; it has no state."""
+        limit = int(self.p * 2**64)
+
+        def decide(event: Event) -> Reason | None:
+            step = event.step
+            return None if step < 0 or scattered(step) < limit else SAMPLED
+
+        return decide
+
+    def to_wire(self) -> list[Any]:
+        """Return ``["fraction", p]``."""
+        return ["fraction", self.p]
+
+
+@functools.lru_cache(maxsize=256)  # the events of one step come together; a hit costs a sixth
+def scattered(step: int) -> int:
+    """
+    Return a number from 0 to 2**64 − 1 that depends on *step* alone and looks random.
+
+    The finalizer of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014).
+    Python's own ``hash`` would keep whole runs of steps, and not the same ones in every process.
+    """
+    z = (step + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return z ^ (z >> 31)
+
+
+@attrs.frozen(eq=False, repr=False)
+class AtMost(Value):
+    """Keep the first *n* events of every period of *per* seconds."""
+
+    n: int
+    per: float
+    portable: ClassVar[bool] = True
+
+    def start(self) -> Decide:
+        """Return a decision with counts of its own for the latest periods."""
+        n = self.n
+        per_ns = round(self.per * 1e9)
+        periods: dict[int, Callable[[], int]] = {}
+
+        def opened(period: int) -> Callable[[], int]:
+            # Of the threads that open a period at once, setdefault lets one win, and all count with that one's.
+            number = periods.setdefault(period, itertools.count().__next__)
+            if len(periods) > REMEMBERED_PERIODS:
+                for old in list(periods)[:-REMEMBERED_PERIODS]:
+                    periods.pop(old, None)
+            return number
+
+        def decide(event: Event) -> Reason | None:
+            period = event.at_ns // per_ns
+            number = periods.get(period) or opened(period)
+            return None if number() < n else SAMPLED
+
+        return decide
+
+    def to_wire(self) -> list[Any]:
+        """Return ``["at_most", n, per]``."""
+        return ["at_most", self.n, self.per]
+
+
+@attrs.frozen(eq=False, repr=False)
+class Where(Value):
+    """Keep the events for which *predicate* is true."""
+
+    predicate: Callable[[Any], object]
+    portable: ClassVar[bool] = False
+
+    def start(self) -> Decide:
+        """Return a decision; what state there is, is the predicate's."""
+        predicate = self.predicate
+        return lambda event: None if predicate(event) else FILTERED
+
+    def to_wire(self) -> list[Any]:
+        """
+        Refuse: code is not sent to other processes.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            "where(predicate)", self.predicate, "a predicate stays where it was written; send another rule"
+        )
+
+
+@attrs.frozen(eq=False, repr=False)
+class AllOf(Value):
+    """Keep the events that all of *rules* keep."""
+
+    rules: tuple[Rule, ...]
+
+    @property
+    def portable(self) -> bool:
+        """Whether all parts are."""
+        return all(rule.portable for rule in self.rules)
+
+    def start(self) -> Decide:
+        """Return a function that calls the parts in order and stops at the first that drops."""
+        decisions = tuple(rule.start() for rule in self.rules)
+
+        def decide(event: Event) -> Reason | None:
+            for ask in decisions:
+                reason = ask(event)
+                if reason is not None:
+                    return reason
+            return None
+
+        return decide
+
+    def to_wire(self) -> list[Any]:
+        """Return ``["all_of", [part, …]]``."""
+        return ["all_of", [rule.to_wire() for rule in self.rules]]
+
+
+@attrs.frozen(eq=False, repr=False)
+class AnyOf(Value):
+    """Keep the events that any of *rules* keeps."""
+
+    rules: tuple[Rule, ...]
+
+    @property
+    def portable(self) -> bool:
+        """Whether all parts are."""
+        return all(rule.portable for rule in self.rules)
+
+    def start(self) -> Decide:
+        """Return a function that calls the parts in order and stops at the first that keeps."""
+        decisions = tuple(rule.start() for rule in self.rules)
+
+        def decide(event: Event) -> Reason | None:
+            verdict: Reason = FILTERED
+            for ask in decisions:
+                reason = ask(event)
+                if reason is None:
+                    return None
+                if reason == SAMPLED:
+                    verdict = SAMPLED  # with another draw the event would have been kept
+            return verdict
+
+        return decide
+
+    def to_wire(self) -> list[Any]:
+        """Return ``["any_of", [part, …]]``."""
+        return ["any_of", [rule.to_wire() for rule in self.rules]]
+
+
+def every(n: int) -> Every:
+    """
+    Keep the first of every *n* events.
+
+    Raises:
+        ConfigError: unless *n* is a whole number from 1 to 2**53.
+    """
+    return Every(_whole("every(n)", n))
+
+
+def fraction(p: float) -> Fraction:
+    """
+    Keep the events of a share *p* of all steps: the same steps on all ranks and in all runs.
+
+    An event without a step is kept. A smaller share keeps a part of what a larger one keeps.
+
+    Raises:
+        ConfigError: unless *p* is from 0 to 1.
+    """
+    return Fraction(_real("fraction(p)", p, 0.0, 1.0))
+
+
+def at_most(n: int, *, per: float) -> AtMost:
+    """
+    Keep the first *n* events to arrive of every period of *per* seconds.
+
+    Periods are those of the events' own ``at_ns``, counted from the epoch, so all ranks have the same ones. What
+    is kept depends on the events' times and order alone; one that comes late is counted in its own period, as
+    long as that is among the last 64 that were opened. Around the end of a period, twice *n* may be kept
+    within *per* seconds.
+
+    Raises:
+        ConfigError: unless *n* is a whole number from 1 to 2**53 and *per* is from a nanosecond to 1e9 s.
+    """
+    return AtMost(_whole("at_most(n)", n), _real("at_most(per)", per, 1e-9, MAX_PERIOD_S))
+
+
+def where(predicate: Callable[[Any], object]) -> Where:
+    """
+    Keep the events for which *predicate* returns something true.
+
+    It runs in its own process and is never sent to another one. The bus counts what it raises as a failure of the
+    subscription.
+
+    Raises:
+        ConfigError: if *predicate* cannot be called.
+    """
+    if not callable(predicate):
+        raise ConfigError("where(predicate)", predicate, "give a function of one event that returns true to keep it")
+    return Where(predicate)
+
+
+def all_of(*rules: Rule) -> AllOf:
+    """
+    Keep the events that all of *rules* keep.
+
+    The rules are called in order, and none after the first that drops:
+    ``all_of(where(is_slow), every(10))`` keeps every tenth slow event.
+
+    Raises:
+        ConfigError: for no rules, for what is not a rule, or more than 64 of them or 8 levels.
+    """
+    return AllOf(_parts("all_of(rules)", rules))
+
+
+def any_of(*rules: Rule) -> AnyOf:
+    """
+    Keep the events that any of *rules* keeps.
+
+    The rules are called in order, and none after the first that keeps. An event that none
+    keeps counts as sampled if any of them samples.
+
+    Raises:
+        ConfigError: for no rules, for what is not a rule, or more than 64 of them or 8 levels.
+    """
+    return AnyOf(_parts("any_of(rules)", rules))
+
+
+def rule_from_wire(data: Any) -> Rule:
+    """
+    Return the rule that *data* stands for, as `Rule.to_wire` gave it.
+
+    Raises:
+        DecodeError: if *data* is anything else; it may come from anybody.
+    """
+    try:
+        return _read(data, MAX_DEPTH)
+    except ConfigError as error:
+        raise DecodeError(f"not a rule: {error.field} is {reprlib.repr(error.given)}; {error.remedy}") from None
+
+
+def _read(data: Any, depth: int) -> Rule:
+    if depth == 0:
+        raise DecodeError(f"not a rule: nested deeper than {MAX_DEPTH}")
+    match data:
+        case ["every", n]:
+            return every(n)
+        case ["fraction", p]:
+            return fraction(p)
+        case ["at_most", n, per]:
+            return at_most(n, per=per)
+        case ["all_of" | "any_of" as name, [*parts]]:
+            rules = [_read(part, depth - 1) for part in parts[: MAX_PARTS + 1]]
+            return all_of(*rules) if name == "all_of" else any_of(*rules)
+        case ["only_spans", [*names]]:
+            return only_spans(*names[: MAX_NAMES + 1])
+        case ["without_spans", [*names]]:
+            return without_spans(*names[: MAX_NAMES + 1])
+    raise DecodeError(f"not a rule: {reprlib.repr(data)}")
+
+
+def _whole(field: str, value: Any) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = 0
+    if isinstance(value, bool) or not 1 <= number <= MAX_COUNT:
+        raise ConfigError(field, value, "give a whole number from 1 to 2**53")
+    return number
+
+
+def _real(field: str, value: Any, lowest: float, highest: float) -> float:
+    right = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not right or not lowest <= value <= highest:  # NaN is in no range
+        raise ConfigError(field, value, f"give a number from {lowest:g} to {highest:g}")
+    return float(value)
+
+
+def _parts(field: str, rules: tuple[Any, ...]) -> tuple[Rule, ...]:
+    if not rules:
+        raise ConfigError(field, rules, "give at least one rule")
+    for rule in rules:
+        if isinstance(rule, type) or not callable(getattr(rule, "start", None)):
+            raise ConfigError(field, rule, "give rules such as every(10) or where(predicate)")
+    if 1 + max(map(_depth, rules)) > MAX_DEPTH:
+        raise ConfigError(field, rules, f"nest rules at most {MAX_DEPTH} deep")
+    if 1 + sum(map(_size, rules)) > MAX_PARTS:
+        raise ConfigError(field, rules, f"combine at most {MAX_PARTS} rules")
+    return rules
+
+
+def _depth(rule: Rule) -> int:
+    return 1 + max(map(_depth, rule.rules)) if isinstance(rule, (AllOf, AnyOf)) else 1
+
+
+def _size(rule: Rule) -> int:
+    return 1 + sum(map(_size, rule.rules)) if isinstance(rule, (AllOf, AnyOf)) else 1
+
+
+@attrs.frozen(eq=False, repr=False)
+class SpansNamed(Value):
+    """Keep or drop the spans of some *names*, with the events on them; keep everything else."""
+
+    names: frozenset[str]
+    dropped: bool
+    """Whether the names are dropped, rather than the only ones kept."""
+    portable: ClassVar[bool] = True
+
+    def start(self) -> Callable[[Event], Any]:
+        """
+        Return a decision that knows which spans it has dropped, so as to drop the events on them.
+
+        That is so for spans that are published at their start; others are not known while they are open.
+        """
+        names, dropped = self.names, self.dropped
+        silenced: dict[tuple[str, int], None] = {}
+
+        def decide(event: Event) -> Any:
+            if isinstance(event, IterationEnded):
+                name = span_names.OF_ITERATION.get(event.kind, "")
+            elif isinstance(event, (SpanStarted, SpanEnded)):
+                name = event.name
+            elif isinstance(event, SpanEventAdded):
+                return FILTERED if silenced and (event.source.id, event.span_id) in silenced else None
+            else:
+                return None
+            if (name in names) is not dropped:
+                return None
+            if isinstance(event, SpanStarted):
+                silenced[event.source.id, event.span_id] = None
+                while len(silenced) > _REMEMBERED_SPANS:
+                    silenced.pop(next(iter(silenced)), None)
+            elif silenced:
+                silenced.pop((event.source.id, event.span_id), None)
+            return FILTERED
+
+        return decide
+
+    def to_wire(self) -> list[Any]:
+        """Return ``["only_spans", [name, …]]`` or ``["without_spans", [name, …]]``."""
+        return ["without_spans" if self.dropped else "only_spans", sorted(self.names)]
+
+
+def only_spans(*names: str) -> SpansNamed:
+    """
+    Keep, of all spans, those of *names*, with the events on them; keep everything that is no span.
+
+    Raises:
+        ConfigError: for no names, or for what is no name.
+    """
+    return SpansNamed(_checked_names("only_spans(names)", names), dropped=False)
+
+
+def without_spans(*names: str) -> SpansNamed:
+    """
+    Drop the spans of *names*, with the events on them; keep everything else.
+
+    Raises:
+        ConfigError: for no names, or for what is no name.
+    """
+    return SpansNamed(_checked_names("without_spans(names)", names), dropped=True)
+
+
+def _checked_names(field: str, names: Sequence[Any]) -> frozenset[str]:
+    if not names or len(names) > MAX_NAMES or not all(isinstance(name, str) and name for name in names):
+        raise ConfigError(field, names, f"give from 1 to {MAX_NAMES} names of spans")
+    alias = span_names.TESTING_ITERATION_ALIAS
+    return frozenset(span_names.TESTING_ITERATION if name == alias else name for name in names)

@@ -1,0 +1,73 @@
+"""
+Tools for tests of code that uses trackside: a clock that stands still, a bus of its own, and events with a source.
+
+With pytest, the fixture ``trackside_bus`` gives a test a bus of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Final, TypeVar
+
+from trackside.bus import Bus
+from trackside.events import Event, Source, clock
+from trackside.handlers import Capture
+
+__all__ = ["Capture", "FakeClock", "isolated_bus", "recorded"]
+
+E = TypeVar("E", bound=Event)
+
+SOURCE: Final = Source(id="0123456789abcdef", run_id="test", host="localhost", pid=1)
+"""The source of events to which `recorded` is given none."""
+
+
+class FakeClock:
+    """
+    A clock that advances only when a test says so, in ns.
+
+    ::
+
+        with FakeClock().installed() as clock:
+            first = BatchSkipped(reason="loss is nan")
+            clock.advance(2.5)
+            assert BatchSkipped(reason="again").at_ns - first.at_ns == 2_500_000_000
+
+    Args:
+        now_ns: The first reading.
+    """
+
+    def __init__(self, now_ns: int = 10**12) -> None:
+        self.now_ns = now_ns
+
+    def __call__(self) -> int:
+        """Return the time."""
+        return self.now_ns
+
+    def advance(self, seconds: float) -> None:
+        """Let *seconds* pass."""
+        self.now_ns += round(seconds * 1e9)
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[FakeClock]:
+        """Let events, spans and windows read this clock meanwhile."""
+        with clock.installed(self):
+            yield self
+
+
+@contextlib.contextmanager
+def isolated_bus(**options: Any) -> Iterator[Bus]:
+    """
+    Give a bus of its own, and close it afterwards.
+
+    Args:
+        options: As for `Bus`. It is strict unless they say otherwise, so that a handler that raises fails the test.
+    """
+    with Bus(**{"strict": True, **options}) as bus:
+        yield bus
+
+
+def recorded(event: E, *, source: Source = SOURCE, seq: int = 0) -> E:
+    """Return *event* as it is once it is numbered: the *seq*-th of *source*, for tests of models and readers."""
+    event._source, event._seq = source, seq  # noqa: SLF001  these slots are set once, when an event is numbered
+    return event

@@ -1,0 +1,343 @@
+"""
+Rows to events.
+
+Each combination of value types is checked against the class once; then rows of that combination are decoded by a
+plan, column by column.
+"""
+
+from __future__ import annotations
+
+import functools
+import typing
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
+from operator import add, itemgetter, setitem
+from typing import Any, Final
+
+import attrs
+
+from trackside.events._compared import Value
+from trackside.events._errors import DecodeError
+from trackside.events._event import Event, EventOfSpan
+from trackside.events._fields import ENVELOPE, fields_in, hints_of, is_flat, own_fields
+from trackside.events._registry import lookup
+from trackside.events._source import Source
+from trackside.events._structure import SCALARS, is_union, structured
+from trackside.events.vocabulary import SourceStarted, UnknownEvent
+from trackside.wire import _values as values
+
+_HEAD: Final = 2 + len(ENVELOPE)
+_ENVELOPES: Final = (Event.__attrs_post_init__, EventOfSpan.__attrs_post_init__)
+"""Initializers that fill in what a row always has."""
+_ANYTHING: Final = (Any, object)
+_AS_READ: Final = (dict, list, dict[str, Any], dict[str, object], list[Any], list[object])
+_PLAIN: Final = frozenset(SCALARS)
+_TEXT: Final = frozenset((str,))
+_NESTED: Final = (dict, list)
+_STAMPS: Final = ("_source", "_seq")
+"""What an event has besides its fields; the decoder writes it."""
+_MAX_LEARNED: Final = 64
+_MAX_LEARNED_CELLS: Final = 4096
+"""Of the combinations of types that one decoder remembers: a stream needs a few, a hostile one would have many."""
+
+_FEW: Final = 16
+"""Fewer rows are decoded one by one: looking at columns has a price of its own."""
+
+_new = object.__new__
+
+
+class _UnsoundError(Exception):
+    """A list or map is nested too deep, or has keys that are no text."""
+
+
+@attrs.frozen(eq=False, repr=False)
+class _Plan(Value):
+    """How rows of one combination of value types become events."""
+
+    nested: tuple[int, ...]
+    """The columns that hold a list or a map which nothing else looks into."""
+    converted: tuple[tuple[int, Callable[[Any], Any]], ...] = ()
+    """The columns whose values are not yet known to be of the declared type, and what makes them so."""
+    pick: Callable[[Sequence[Any]], tuple[Any, ...]] | None = None
+    """Takes the values out of a row in the order of the class's fields; None where the row becomes an unknown event."""
+
+
+class RowDecoder:
+    """Decodes the rows of one schema, as some other process of some other version wrote it."""
+
+    __slots__ = (
+        "_cls",
+        "_constants",
+        "_fill",
+        "_fill_numbered",
+        "_hints",
+        "_is_judged_by_type",
+        "_learned",
+        "_names",
+        "_pick",
+        "_room",
+        "_version",
+        "_wire_name",
+        "width",
+    )
+
+    def __init__(self, wire_name: str, version: int, names: Sequence[str]) -> None:
+        self.width = _HEAD + len(names)
+        self._wire_name = wire_name
+        self._version = version
+        self._names = tuple(names)
+        self._learned: dict[tuple[type, ...], _Plan] = {}
+        self._room = min(_MAX_LEARNED, _MAX_LEARNED_CELLS // self.width)
+        self._cls = self._reader()
+        self._hints: tuple[Any, ...] = ()
+        self._constants: tuple[Any, ...] = ()
+        self._pick: Callable[[Sequence[Any]], tuple[Any, ...]] | None = None
+        self._fill = self._fill_numbered = _fill_unknown
+        self._is_judged_by_type = False
+        if self._cls is None:
+            return
+        hints = hints_of(self._cls)
+        known = {field.name for field in fields_in(self._cls)}
+        self._hints = tuple(hints[name] if name in known else Any for name in self._names)
+        if _is_transparent(self._cls):
+            self._is_judged_by_type = is_flat(hint for hint in self._hints if hint not in _ANYTHING)
+            self._prepare(self._cls)
+
+    @property
+    def describes_source(self) -> bool:
+        """Whether its events describe their source."""
+        return self._cls is SourceStarted
+
+    def _reader(self) -> type[Event] | None:
+        """Return the class that rows of this schema can become: each field that they lack has a default."""
+        cls = lookup(self._wire_name)
+        # A later version means something else by the same names.
+        if cls is None or cls is UnknownEvent or self._version > cls.version:
+            return None
+        missing = set(own_fields(cls)) - set(self._names)
+        fits = all(field.default is not attrs.NOTHING for field in fields_in(cls) if field.name in missing)
+        return cls if fits else None
+
+    def _prepare(self, cls: Any) -> None:
+        """Find out where in a row, followed by the defaults of the fields it lacks, each field of *cls* stands."""
+        places = {name: column for column, name in enumerate((*ENVELOPE, *self._names), start=2)}
+        constants: list[Any] = []
+        for field in fields_in(cls):
+            if field.name not in places:
+                if not isinstance(field.default, SCALARS):
+                    return
+                places[field.name] = self.width + len(constants)
+                constants.append(field.default)
+        self._fill = _filler(cls)
+        self._fill_numbered = _filler(cls, _STAMPS)
+        self._constants = tuple(constants)
+        self._pick = itemgetter(*(places[field.name] for field in fields_in(cls)))
+
+    def decode(self, row: list[Any]) -> Event:
+        """
+        Rebuild the event of *row*, whose width was checked.
+
+        Raises:
+            DecodeError: if the envelope is malformed, or a value lies too deep.
+        """
+        plan = self._learned.get(tuple(map(type, row)))
+        if plan is None:
+            return self._decode_new(row)
+        for column in plan.nested:
+            if row[column] and not values.is_sound(row[column]):
+                raise self._unsound()
+        if plan.pick is None:
+            return self._raw(row)
+        if self._constants or plan.converted:
+            whole = [*row, *self._constants]
+            try:
+                for column, convert in plan.converted:
+                    whole[column] = convert(row[column])
+            except _UnsoundError:
+                raise self._unsound() from None
+            except Exception:  # of the right type, yet no value the class can have
+                return self._raw(row)
+            row = whole
+        event: Event = _new(self._cls)  # type: ignore[arg-type]
+        self._fill(event, *plan.pick(row))
+        return event
+
+    def decode_all(self, rows: Sequence[list[Any]], first_seq: int, source: Source) -> list[Event]:
+        """
+        Rebuild the events of *rows*, which are of this schema and whose widths were checked; number them.
+
+        Rows of one combination of types, as nearly all are, are taken by column, which C does, and not by row.
+
+        Args:
+            rows: The rows, in order; with numbers that are added to *first_seq*.
+            first_seq: The first number of their frame.
+            source: Whose they are.
+
+        Raises:
+            DecodeError: as `decode`.
+        """
+        events = self._by_column(rows, first_seq, source) if len(rows) >= _FEW else None
+        if events is None:
+            events = [self.decode(row) for row in rows]
+            for event, row in zip(events, rows, strict=True):
+                event._source = source  # noqa: SLF001  these two slots are the decoder's to write
+                event._seq = first_seq + row[1]  # noqa: SLF001
+        return events
+
+    def _by_column(self, rows: Sequence[list[Any]], first_seq: int, source: Source) -> list[Event] | None:
+        """Return the events of *rows*; None if they have to be looked at one by one."""
+        columns: list[Sequence[Any]] = list(zip(*rows, strict=True))
+        plan = self._plan_of(columns)
+        if plan is None:
+            self.decode(rows[0])  # whose combination may be new
+            plan = self._plan_of(columns)
+        if plan is None:
+            return None
+        for column in plan.nested:
+            if not all(map(values.is_sound, filter(None, columns[column]))):
+                raise self._unsound()
+        seqs = map(add, columns[1], repeat(first_seq))
+        if plan.pick is None:
+            return self._raw_by_column(columns, seqs, source)
+        try:
+            for column, convert in plan.converted:
+                columns[column] = list(map(convert, columns[column]))
+        except Exception:  # of one row; which, is found out one by one
+            return None
+        picked = plan.pick([*columns, *map(repeat, self._constants)])
+        events: list[Event] = list(map(_new, repeat(self._cls, len(rows))))  # type: ignore[arg-type]
+        deque(map(self._fill_numbered, events, *picked, repeat(source), seqs), maxlen=0)
+        return events
+
+    def _raw_by_column(self, columns: Sequence[Sequence[Any]], seqs: Iterable[int], source: Source) -> list[Event]:
+        """Return the unknown events of the rows with these *columns* and these numbers."""
+        count = len(columns[0])
+        fields: list[dict[str, Any]] = list(map(dict.copy, repeat(dict.fromkeys(self._names), count)))
+        for name, column in zip(self._names, columns[_HEAD:], strict=True):
+            deque(map(setitem, fields, repeat(name), column), maxlen=0)
+        events: list[Event] = list(map(_new, repeat(UnknownEvent, count)))
+        values_by_field = (*columns[2:_HEAD], repeat(self._wire_name), fields, repeat(self._version))
+        deque(map(_fill_unknown_numbered, events, *values_by_field, repeat(source), seqs), maxlen=0)
+        return events
+
+    def _plan_of(self, columns: Sequence[Sequence[Any]]) -> _Plan | None:
+        """Return the plan of all rows of these *columns*, if they share one and it is known."""
+        kinds = [set(map(type, column)) for column in columns]
+        plan = self._learned.get(tuple(next(iter(found)) for found in kinds))
+        return plan if plan is not None and max(map(len, kinds)) == 1 else None
+
+    def _decode_new(self, row: list[Any]) -> Event:
+        if any(type(value) is not int for value in row[:_HEAD]):
+            raise DecodeError(f"{self._wire_name}: type, number, time, span and step must be whole numbers")
+        nested = tuple(column for column, value in enumerate(row) if isinstance(value, (list, dict)))
+        if not all(values.is_sound(row[column]) for column in nested):
+            raise self._unsound()
+        if self._cls is None:
+            self._learn(row, _Plan(nested))
+            return self._raw(row)
+        try:
+            event = self._structured(self._cls, row)
+        except Exception:  # whatever is wrong with it, the values are kept
+            if self._is_judged_by_type:
+                self._learn(row, _Plan(nested))
+            return self._raw(row)
+        if self._pick is not None:
+            columns = enumerate(zip(row[_HEAD:], self._hints, strict=True), start=_HEAD)
+            converted = {column: _conversion(hint) for column, (value, hint) in columns if not _is_as_read(value, hint)}
+            unseen = tuple(column for column in nested if column not in converted)
+            self._learn(row, _Plan(unseen, tuple(converted.items()), self._pick))
+        return event
+
+    def _unsound(self) -> DecodeError:
+        return DecodeError(f"{self._wire_name}: nested deeper than {values.MAX_DEPTH}, or a key that is no text")
+
+    def _raw(self, row: Sequence[Any]) -> UnknownEvent:
+        event: UnknownEvent = _new(UnknownEvent)
+        fields = dict(zip(self._names, row[_HEAD:], strict=True))
+        _fill_unknown(event, row[2], row[3], row[4], self._wire_name, fields, self._version)
+        return event
+
+    def _structured(self, cls: type[Event], row: Sequence[Any]) -> Event:
+        """Build the event as anyone would: with the class's own converters, validators and defaults."""
+        wire = dict(zip((*ENVELOPE, *self._names), row[2:], strict=True))
+        hints = dict(zip(self._names, self._hints, strict=True))
+        given: dict[str, Any] = {}
+        later: dict[str, Any] = {}
+        for field in fields_in(cls):
+            if field.name in wire:
+                value = structured(wire[field.name], hints.get(field.name, int))
+                if field.init:
+                    given[field.alias or field.name] = value
+                else:
+                    later[field.name] = value
+        event = cls(**given)
+        for name, value in later.items():
+            object.__setattr__(event, name, value)
+        return event
+
+    def _learn(self, row: Sequence[Any], plan: _Plan) -> None:
+        if len(self._learned) < self._room:
+            self._learned[tuple(map(type, row))] = plan
+
+
+def _is_transparent(cls: Any) -> bool:
+    """Return whether building a *cls* does nothing but set its fields."""
+    return (
+        cls.__attrs_post_init__ in _ENVELOPES
+        and cls.__setattr__ is object.__setattr__
+        and all(field.validator is None and field.converter is None for field in fields_in(cls))
+        and not any(field.name in _STAMPS for field in fields_in(cls))
+    )
+
+
+def _is_as_read(value: Any, hint: Any) -> bool:
+    """Return whether every value of the type of *value* is as *hint* asks, without conversion."""
+    if hint in _ANYTHING or type(value) is hint or (type(value) in (dict, list) and hint in _AS_READ):
+        return True
+    return is_union(hint) and type(value) in hint.__args__
+
+
+@functools.lru_cache(maxsize=4096)
+def _conversion(hint: Any) -> Callable[[Any], Any]:
+    """Return a function that makes a value read from the wire what *hint* asks for, or raises."""
+    kind, options = typing.get_origin(hint), typing.get_args(hint)
+    wanted = options[-1] if options else None
+    allowed = frozenset(typing.get_args(wanted) if is_union(wanted) else (wanted,))
+    is_flat_map = kind is dict and options[0] is str and allowed <= _PLAIN
+    is_flat_list = kind is list and allowed <= _PLAIN
+
+    def convert(value: Any) -> Any:
+        # In C, as nearly all lists and maps hold scalars of the declared type and need nothing done to them.
+        if is_flat_map and type(value) is dict:
+            if allowed.issuperset(map(type, value.values())) and _TEXT.issuperset(map(type, value)):
+                return value
+        elif is_flat_list and type(value) is list and allowed.issuperset(map(type, value)):
+            return value
+        if type(value) in _NESTED and not values.is_sound(value):
+            raise _UnsoundError
+        return structured(value, hint)
+
+    return convert
+
+
+@functools.lru_cache(maxsize=4096)
+def _filler(cls: Any, more: tuple[str, ...] = ()) -> Callable[..., None]:
+    """
+    Return a function that sets all fields of a *cls*, and what *more* it has, given in order after the event.
+
+    It is the constructor of a class with the same fields, as attrs writes it: setting them in a loop takes three
+    times as long.
+    """
+    names = (*(field.name for field in fields_in(cls)), *more)
+    these = {name: attrs.field(alias=f"value_{place}") for place, name in enumerate(names)}
+
+    @attrs.define(these=these, slots=False, eq=False, repr=False)
+    class Filler:
+        pass
+
+    return Filler.__init__
+
+
+_fill_unknown: Callable[..., None] = _filler(UnknownEvent)
+_fill_unknown_numbered: Callable[..., None] = _filler(UnknownEvent, _STAMPS)

@@ -1,0 +1,126 @@
+"""
+A frame as models read it: by type in columns, or event by event in order.
+
+This is the reference in Python, over events that exist. Column by column is also how frames lie in memory where
+nobody has built their events.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, islice
+from operator import attrgetter
+from typing import Any, Final, Generic, TypeVar, cast
+
+from trackside.events._event import Event
+from trackside.events._source import Source
+
+E = TypeVar("E", bound=Event)
+
+MOST_EVENTS: Final = 1_024
+"""Of a view that `views` yields: what waits in memory for the model is bounded."""
+
+_number = attrgetter("seq")
+
+
+class EventColumns(Generic[E]):
+    """
+    The events of one type in one frame, field by field.
+
+    All columns run parallel to *seqs*. A base type's columns hold the events of its subclasses too, in order.
+    """
+
+    __slots__ = ("events",)
+
+    def __init__(self, events: Sequence[E]) -> None:
+        self.events = events
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    @property
+    def seqs(self) -> list[int]:
+        """The numbers of the events in their source's stream, rising; with them types are merged in order."""
+        return list(map(_number, self.events))
+
+    def __getitem__(self, field: str) -> list[Any]:
+        """Return the values of one field, of the envelope's too: ``columns["at_ns"]``."""
+        return list(map(attrgetter(field), self.events))
+
+    def rows(self, *fields: str) -> Iterable[Any]:
+        """Return the values of *fields* as one tuple an event; of a single field the values themselves."""
+        return map(attrgetter(*fields), self.events)
+
+
+class FrameView:
+    """
+    One frame, or a part of one, of one source.
+
+    Making one costs the same however many events it has; what is asked of it is grouped once, when it is first asked.
+
+    Args:
+        source: The process that the events come from.
+        events: Its events, in the order of their numbers.
+    """
+
+    __slots__ = ("_by_type", "events", "source")
+
+    def __init__(self, source: Source, events: Sequence[Event]) -> None:
+        self.source = source
+        self.events = events
+        self._by_type: dict[type[Event], Sequence[Event]] | None = None
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    def columns(self, cls: type[E]) -> EventColumns[E]:
+        """Return the columns of the events that are a *cls*; derived ones only if *cls* itself is derived."""
+        return EventColumns(cast("Sequence[E]", self.of(cls)))
+
+    def of(self, *classes: type[Event]) -> Sequence[Event]:
+        """Return the events of these classes and of their subclasses, in order; derived ones only if asked for."""
+        by_type = self._grouped()
+        wanted = [kind for kind in by_type if _is_asked_for(kind, classes)]  # type: ignore[arg-type]  # classes are hashable
+        if len(wanted) == len(by_type):
+            return self.events
+        if len(wanted) == 1:
+            return by_type[wanted[0]]
+        chosen = frozenset(wanted)
+        return [event for event in self.events if type(event) in chosen] if chosen else ()
+
+    def _grouped(self) -> dict[type[Event], Sequence[Event]]:
+        if self._by_type is None:
+            kinds = set(map(type, self.events))
+            if len(kinds) == 1:
+                self._by_type = {kinds.pop(): self.events}
+            else:
+                groups: dict[type[Event], list[Event]] = {kind: [] for kind in kinds}
+                for event in self.events:
+                    groups[type(event)].append(event)
+                self._by_type = cast("dict[type[Event], Sequence[Event]]", groups)
+        return self._by_type
+
+
+def views(events: Iterable[Event]) -> Iterator[FrameView]:
+    """Yield numbered *events* of any sources as views: one for each stretch of the same source, of bounded length."""
+    for source, run in groupby(events, attrgetter("source")):
+        while part := list(islice(run, MOST_EVENTS)):
+            yield FrameView(source, part)
+
+
+def deliver(handler: Any, view: FrameView) -> None:
+    """Let a model consume *view*; call any other handler with each of its events that is not derived."""
+    if hasattr(handler, "consume"):
+        handler.consume(view)
+        return
+    for event in view.events:
+        if not event.derived:
+            handler(event)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_asked_for(kind: type[Event], classes: tuple[type[Event], ...]) -> bool:
+    if kind.derived:
+        return any(cls.derived and issubclass(kind, cls) for cls in classes)
+    return issubclass(kind, classes)

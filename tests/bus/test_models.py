@@ -1,0 +1,163 @@
+"""Models on a bus: what they are subscribed to, the views they read, and what they publish."""
+
+from __future__ import annotations
+
+import pytest
+
+from trackside.events import ITERATION, ConfigError, Event, HandlerSuspended, RunsOn, Source, event
+from trackside.testing import recorded
+from trackside.wire import FrameView
+
+
+@event("test.models.counted", priority=ITERATION)
+class Counted(Event):
+    number: int = 0
+
+
+@event("test.models.other", priority=ITERATION)
+class Other(Event):
+    number: int = 0
+
+
+@event("test.models.doubled", priority=ITERATION, derived=True)
+class Doubled(Event):
+    number: int = 0
+
+
+class Doubling:
+    """A model that derives an event from each that it reads."""
+
+    reads = (Counted,)
+
+    def __init__(self, publish=None):
+        self.publish = publish
+        self.views = []
+        self.missed_events = []
+        self.error = None
+
+    def consume(self, frame):
+        """Read one view."""
+        if self.error is not None:
+            raise self.error
+        self.views.append(frame)
+        if self.publish is not None:
+            for counted in frame.columns(Counted).events:
+                self.publish(Doubled(number=2 * counted.number))
+
+    def missed(self, source, count):
+        """Note what was missed."""
+        self.missed_events.append((source.id, count))
+
+    def numbers(self):
+        """Return the numbers read so far."""
+        return [event.number for view in self.views for event in view.events]
+
+
+class TestSubscribing:
+    def test_reads(self, bus):
+        """Without to= a model gets the types that it reads, and no others."""
+        model = Doubling()
+        bus.subscribe(model)
+        assert [bus.wants(cls) for cls in (Counted, Other)] == [True, False]
+        bus.log(Other(number=1))
+        bus.log(Counted(number=2))
+        bus.flush()
+        assert model.numbers() == [2]
+
+    def test_to(self, bus):
+        """The subscriber's to= wins."""
+        bus.subscribe(Doubling(), to=Other)
+        assert [bus.wants(cls) for cls in (Counted, Other)] == [False, True]
+
+    def test_publish(self, bus):
+        """A model without publish gets the bus's, and what it derives reaches the handlers."""
+        got = []
+        bus.subscribe(got.append, to=Doubled)
+        model = Doubling()
+        bus.subscribe(model)
+        for number in range(3):
+            bus.log(Counted(number=number))
+        bus.flush()
+        assert [doubled.number for doubled in got] == [0, 2, 4]
+
+    def test_publish_of_its_own(self, bus):
+        """A model that has publish keeps it."""
+        got = []
+        bus.subscribe(Doubling(publish=got.append))
+        bus.log(Counted(number=4))
+        bus.flush()
+        assert [doubled.number for doubled in got] == [8]
+
+    @pytest.mark.parametrize("runs_on", [RunsOn.INLINE, RunsOn.WORKER])
+    def test_runs_on(self, bus, runs_on):
+        """A model reads on the dispatcher, and nowhere else."""
+        with pytest.raises(ConfigError, match="runs_on"):
+            bus.subscribe(Doubling(), runs_on=runs_on)
+
+    def test_class(self, bus):
+        """A class is no model."""
+        with pytest.raises(ConfigError, match="give an instance"):
+            bus.subscribe(Doubling)
+
+
+class TestViews:
+    def test_one_drain(self, bus):
+        """The events of one drain are one view, of one source, in the order of their numbers."""
+        model = Doubling()
+        with bus.subscribe(model):
+            bus.flush()
+            bus._dispatcher.hold(5.0)
+            try:
+                for number in range(10):
+                    bus.log(Counted(number=number))
+            finally:
+                bus._dispatcher.release()
+            bus.flush()
+        (view,) = model.views
+        assert isinstance(view, FrameView)
+        assert ([event.number for event in view.events], view.source.id) == (list(range(10)), bus._identity.find().id)
+
+    def test_injected(self, bus):
+        """Events of several sources are a view for each stretch of the same source."""
+        one, two = Source(id="1" * 16), Source(id="2" * 16)
+        model = Doubling()
+        bus.subscribe(model)
+        bus.inject([recorded(Counted(number=n), source=source, seq=n) for source in (one, two, one) for n in (0, 1)])
+        bus.flush()
+        assert [(view.source.id, len(view)) for view in model.views] == [(one.id, 2), (two.id, 2), (one.id, 2)]
+
+    def test_derived_ones_are_not_read(self, bus):
+        """What models derive is not read by models."""
+        first, second = Doubling(), Doubling(publish=lambda event: None)
+        second.reads = (Event,)
+        bus.subscribe(first)
+        bus.subscribe(second)
+        bus.log(Counted(number=1))
+        bus.flush()
+        assert {type(event) for view in second.views for event in view.events} >= {Counted}
+        assert Doubled not in {type(event) for view in second.views for event in view.events}
+
+
+class TestFailures:
+    def test_counted(self, bus):
+        """A model that raises fails for each event of its view; the counts balance, and it is suspended after five."""
+        suspended = []
+        bus.subscribe(suspended.append, to=HandlerSuspended)
+        model = Doubling()
+        model.error = ValueError("no")
+        subscription = bus.subscribe(model)
+        for _ in range(7):
+            bus.log(Counted())
+            bus.flush()
+        stats = subscription.stats()
+        assert (stats.logged, stats.failed, stats.suspended, stats.balance) == (7, 5, 2, 0)
+        assert len(suspended) == 1
+
+    def test_missed(self, bus):
+        """A model learns of which source it missed how many events."""
+        model = Doubling()
+        bus.subscribe(model)
+        bus.log(Counted(number=object()))
+        bus.log(Counted(number=1))
+        bus.flush()
+        assert model.missed_events == [(bus._identity.find().id, 1)]

@@ -1,0 +1,187 @@
+"""Timing blocks, functions and coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from trackside.counters import Aggregation, Stat
+from trackside.events import ConfigError, clock
+
+MS = 10**6
+
+
+@pytest.fixture
+def now():
+    """Give a clock, as a list of one reading in ns, that moves when the test writes to it."""
+    reading = [0]
+    with clock.installed(lambda: reading[0]):
+        yield reading
+
+
+class TestBlock:
+    @pytest.mark.parametrize(
+        ("unit", "expected"), [("", 0.25), ("s", 0.25), ("ms", 250), ("us", 250_000), ("µs", 250_000)]
+    )
+    def test_in_the_counters_unit(self, now, unit, expected):
+        """A block of 250 ms adds that in the stat's unit; in seconds where there is none."""
+        stat = Stat("x", unit=unit)
+        with stat.time():
+            now[0] += 250 * MS
+
+        assert (stat.count, stat.sum) == (1, expected)
+
+    def test_ns_are_ints(self, now):
+        """In ns nothing is rounded."""
+        stat = Stat("x", unit="ns")
+        with stat.time():
+            now[0] += 2**60 + 1
+
+        assert stat.sum == 2**60 + 1
+
+    def test_wrong_unit(self):
+        """A stat of bytes takes no times, and says so where it is asked to."""
+        with pytest.raises(ConfigError, match=r"unit: got 'bytes'; stat 'x' cannot record durations"):
+            Stat("x", unit="bytes").time()
+
+    def test_that_raises(self, now):
+        """A block that raised adds nothing, and the error goes on its way."""
+        stat = Stat("x")
+        with pytest.raises(ValueError, match="boom"), stat.time():
+            raise ValueError("boom")
+
+        assert stat.count == 0
+
+    def test_that_raises_and_counts(self, now):
+        """Where failed blocks were asked for too, they are added, and the error goes on its way."""
+        stat = Stat("x", unit="ms")
+
+        def fail():
+            now[0] += 3 * MS
+            raise ValueError("boom")
+
+        with pytest.raises(ValueError, match="boom"), stat.time(failed=True):
+            fail()
+
+        assert stat.sum == 3
+
+    def test_entered_again_inside(self, now):
+        """A timer entered inside its own block adds both: 1 ms within 3 ms."""
+        stat = Stat("x", unit="ms")
+        timer = stat.time()
+        with timer:
+            now[0] += MS
+            with timer:
+                now[0] += MS
+            now[0] += MS
+
+        assert (stat.count, stat.sum) == (2, 4)
+
+
+class TestFunction:
+    def test_each_call(self, now):
+        """A decorated function adds each call's time, and keeps name, arguments and result."""
+        stat = Stat("x", unit="ms")
+
+        @stat.time()
+        def work(ms, *, plus):
+            now[0] += ms * MS
+            return ms + plus
+
+        assert (work(2, plus=1), work(3, plus=1)) == (3, 4)
+        assert (stat.count, stat.sum, work.__name__) == (2, 5, "work")
+
+    def test_that_raises(self, now):
+        """A call that raised is added only where that was asked for, and the error goes on its way."""
+        stat = Stat("x", unit="ms")
+
+        def fail():
+            now[0] += 3 * MS
+            raise ValueError("boom")
+
+        for timer in (stat.time(), stat.time(failed=True)):
+            with pytest.raises(ValueError, match="boom"):
+                timer(fail)()
+
+        assert (stat.count, stat.sum) == (1, 3)
+
+    def test_recursion(self, now):
+        """A function that calls itself adds each call with all that is in it: 3 + 2 + 1 ms."""
+        stat = Stat("x", unit="ms")
+
+        @stat.time()
+        def down(depth):
+            now[0] += MS
+            if depth > 1:
+                down(depth - 1)
+
+        down(3)
+
+        assert (stat.count, stat.sum) == (3, 6)
+
+    def test_in_threads(self, now):
+        """One decorated function serves several threads: one is in it from 0 to 2 ms, the other from 1 to 4."""
+        stat = Stat("x", unit="ms", aggregations=(Aggregation.MIN, Aggregation.MAX))
+        leave = [threading.Event(), threading.Event()]
+        entered = [threading.Event(), threading.Event()]
+
+        @stat.time()
+        def work(index):
+            entered[index].set()
+            leave[index].wait()
+
+        threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+        for index, thread in enumerate(threads):
+            now[0] = index * MS
+            thread.start()
+            entered[index].wait()
+        for index, thread in enumerate(threads):
+            now[0] = (2 + 2 * index) * MS
+            leave[index].set()
+            thread.join()
+        snapshot = stat.snapshot()
+
+        assert (snapshot.count, snapshot.minimum, snapshot.maximum) == (2, 2, 3)
+
+    def test_coroutine(self, now):
+        """A coroutine function adds the time until it is done, its waits included."""
+        stat = Stat("x", unit="ms")
+
+        @stat.time()
+        async def work():
+            await asyncio.sleep(0)
+            now[0] += 5 * MS
+            await asyncio.sleep(0)
+            return 7
+
+        assert asyncio.run(work()) == 7
+        assert stat.sum == 5
+
+    def test_coroutines_interleaved(self, now):
+        """Coroutines that take turns are timed each for itself: from 0 to 2 ms, and from 1 to 4."""
+        stat = Stat("x", unit="ms", aggregations=(Aggregation.MIN, Aggregation.MAX))
+
+        @stat.time()
+        async def work(turns):
+            for _ in range(turns):
+                now[0] += MS
+                await asyncio.sleep(0)
+
+        async def both():
+            await asyncio.gather(work(1), work(3))
+
+        asyncio.run(both())
+        snapshot = stat.snapshot()
+
+        assert (snapshot.count, snapshot.minimum, snapshot.maximum) == (2, 2, 3)
+
+    def test_generator(self):
+        """To time a generator function would time nothing, and is refused."""
+
+        def generate():
+            yield 1
+
+        with pytest.raises(ConfigError, match="with block"):
+            Stat("x").time()(generate)

@@ -1,0 +1,21 @@
+"""The fuzz targets, for a moment each; ``make fuzz`` runs them for a minute."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RUN = Path(__file__).with_name("run.py")
+
+
+@pytest.mark.parametrize("target", ["decoder", "scanner", "rules"])
+def test_holds(target, seed):
+    """Whatever is read, what must hold does, and a part of the inputs is accepted: they are no mere noise."""
+    command = [sys.executable, RUN, "--seconds", "1", "--seed", str(seed), target]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert ", 0 accepted" not in done.stdout

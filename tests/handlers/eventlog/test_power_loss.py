@@ -1,0 +1,171 @@
+"""
+The event log on a disk that loses its power.
+
+What a log does to its files is recorded, and every moment of it is a power loss: what was forced to the device is
+there; of the rest any sectors are there and any are zeros, the file has any length that it had, and a file or directory
+whose name was not forced may be missing.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from trackside.events import Source, UnreadableError
+from trackside.handlers.eventlog import EventLog, _appender, replay
+
+SECTOR_BYTES = 512
+SOURCE = Source(id="0123456789abcdef", run_id="run-1")
+
+
+class RecordedDisk:
+    """Stands for the module `os` in the appender, and notes what reaches the files."""
+
+    def __init__(self, root):
+        self.root = root
+        self.operations = []
+        """``(what, path, bytes)`` in order."""
+
+    def __getattr__(self, name):
+        return getattr(os, name)
+
+    def _path(self, fd):
+        return Path(f"/proc/self/fd/{fd}").readlink().relative_to(self.root)
+
+    def mkdir(self, path, mode=0o777, *, dir_fd=None):
+        """Make a directory, whose name is not on the disk yet."""
+        os.mkdir(path, mode, dir_fd=dir_fd)
+
+    def open(self, path, flags, mode=0o777, *, dir_fd=None):
+        """Open a file; a new one has no name on the disk yet."""
+        fd = os.open(path, flags, mode, dir_fd=dir_fd)
+        if flags & os.O_CREAT:
+            self.operations.append(("create", self._path(fd), b""))
+        return fd
+
+    def write(self, fd, data):
+        """Write *data*, at most 700 bytes of it."""
+        count = os.write(fd, data[:700])
+        self.operations.append(("write", self._path(fd), bytes(data[:count])))
+        return count
+
+    def fsync(self, fd):
+        """Force a file's bytes, or a directory's names, to the disk."""
+        self.operations.append(("sync", self._path(fd), b""))
+
+
+class Disk:
+    """What is on the disk, and what is only in the kernel."""
+
+    def __init__(self):
+        self.forced, self.written = {}, {}
+        self.names = set()
+        """Of files and directories that were forced."""
+
+    def apply(self, what, path, data):
+        """Do one operation."""
+        if what == "create":
+            self.forced[path] = self.written[path] = b""
+        elif what == "write":
+            self.written[path] += data
+        elif what == "sync" and path in self.written:
+            self.forced[path] = self.written[path]
+        elif what == "sync":
+            below = {known for file in self.written for known in (file, *file.parents)}
+            self.names |= {known for known in below if known != Path() and known.parent == path}
+
+    def after_power_loss(self, rng):
+        """Return a legal state: the bytes of each file that is there. Without *rng*, only what was forced."""
+        state = {}
+        lost = set()
+        for path, written in self.written.items():
+            for known in reversed([path, *path.parents][:-1]):
+                if known not in self.names and (rng is None or rng.random() < 0.3):
+                    lost.add(known)
+            if lost.isdisjoint((path, *path.parents)):
+                forced = self.forced[path]
+                state[path] = forced if rng is None else forced + self._torn(forced, written, rng)
+        return state
+
+    def _torn(self, forced, written, rng):
+        end = rng.randint(len(forced), len(written))
+        tail = bytearray(written[len(forced) : end])
+        kept = rng.random()
+        for at in range(0, len(tail), SECTOR_BYTES):
+            if rng.random() > kept:
+                tail[at : at + SECTOR_BYTES] = bytes(len(tail[at : at + SECTOR_BYTES]))
+        return bytes(tail)
+
+
+@pytest.fixture
+def recorded(tmp_path, monkeypatch, framed, noted):
+    """Give a function that records events with a log and returns the operations, flushes among them."""
+
+    def run(*, fsync_s, frames=12):
+        # The directory's own directories are made by the log too.
+        root = tmp_path / "disk"
+        root.mkdir()
+        disk = RecordedDisk(root)
+        monkeypatch.setattr(_appender, "os", disk)
+        log = EventLog(root / "jobs" / "runs", fsync_s=fsync_s)
+        log.open(SOURCE)
+        for number in range(frames):
+            events = [noted(text=f"{seq} {'x' * 50}") for seq in range(3 * number, 3 * number + 3)]
+            assert log.accept(framed(SOURCE, 3 * number, events), events=3)
+            assert log.flush()
+            disk.operations.append(("flushed", Path(), str(3 * number + 3).encode()))
+        assert log.close()
+        monkeypatch.undo()
+        return disk.operations
+
+    return run
+
+
+@pytest.fixture
+def replayed(tmp_path):
+    """Give a function that replays a state of the disk and returns what was read, and how many events are missing."""
+
+    def read(state):
+        directory = tmp_path / "after"
+        shutil.rmtree(directory, ignore_errors=True)
+        for path, data in state.items():
+            (directory / path).parent.mkdir(parents=True, exist_ok=True)
+            (directory / path).write_bytes(data)
+        try:
+            events = replay(directory)
+            found = list(events)
+        except UnreadableError:  # no file, or one of zeros alone
+            return [], 0
+        assert all(event.text == f"{event.seq} {'x' * 50}" for event in found)
+        return [event.seq for event in found], events.missing
+
+    return read
+
+
+class TestPowerLoss:
+    @pytest.mark.parametrize("fsync_s", [0, 1000.0, None], ids=str)
+    def test_every_legal_state(self, recorded, replayed, fsync_s, seed):
+        """What is left is read: each event once, in order, as it was; the missing ones before the last are counted."""
+        rng = random.Random(seed)
+        disk = Disk()
+        for operation in recorded(fsync_s=fsync_s):
+            disk.apply(*operation)
+            kept, _ = replayed(disk.after_power_loss(None))
+            for _ in range(12):
+                numbers, missing = replayed(disk.after_power_loss(rng))
+                assert numbers == sorted(set(numbers))
+                assert set(kept) <= set(numbers)
+                assert missing == (numbers[-1] + 1 - len(numbers) if numbers else 0)
+
+    def test_flushed_and_forced(self, recorded, replayed):
+        """With fsync_s=0 everything that was flushed is there after any power loss, from the first event on."""
+        disk = Disk()
+        for what, path, data in recorded(fsync_s=0):
+            disk.apply(what, path, data)
+            if what == "flushed":
+                numbers, _ = replayed(disk.after_power_loss(None))
+                assert numbers == list(range(int(data)))

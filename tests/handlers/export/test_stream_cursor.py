@@ -1,0 +1,114 @@
+"""The position in a stream of numbered frames."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from trackside.bus import Bus
+from trackside.events import DecodeError, IterationEnded, Source, set_process_source
+from trackside.handlers.export import StreamCursor, encoded_source
+
+
+class Frames:
+    """A frame sink that keeps the frames."""
+
+    lost = 0
+
+    def __init__(self):
+        self.frames = []
+
+    def open(self, source):
+        """Keep *source*."""
+        self.source = source
+
+    def accept(self, frame, *, events):
+        """Keep *frame*."""
+        self.frames.append(frame)
+        return True
+
+    def flush(self, timeout_s):
+        """Do nothing."""
+
+    close = after_fork = flush
+
+
+@pytest.fixture
+def taken():
+    """Return the frames of four times five steps, and their source as JSON."""
+    set_process_source(Source(rank=3, run_id="run"))
+    bus, frames = Bus(), Frames()
+    bus.subscribe(frames)
+    for step in range(20):
+        bus.log(IterationEnded(step=step, duration_ns=1))
+        if step % 5 == 4:
+            bus.flush(5)
+    bus.close()
+    return frames.frames[:4], encoded_source(frames.source)
+
+
+def steps(events):
+    return [event.step for event in events if isinstance(event, IterationEnded)]
+
+
+def read(place, taken, numbers=(1, 2, 3, 4)):
+    frames, source_json = taken
+    for number in numbers:
+        yield from place.read(number, frames[number - 1], source_json)
+
+
+class TestStreamCursor:
+    def test_whole(self, taken):
+        """The whole stream is every event once."""
+        place = StreamCursor()
+        assert steps(read(place, taken)) == list(range(20))
+        assert (place.missing, place.repeated, place.unreadable) == (0, 0, 0)
+
+    @pytest.mark.parametrize("count", range(1, 22))
+    def test_from_any_event(self, taken, count):
+        """After any event another reader continues; the cursor survives JSON."""
+        first = StreamCursor()
+        stream = read(first, taken)
+        before = [next(stream) for _ in range(count)]
+        cursor = json.loads(json.dumps(first.cursor))
+        second = StreamCursor(cursor)
+        after = list(read(second, taken, range(cursor["sequence"], 5)))
+        assert steps(before) + steps(after) == list(range(20))
+        assert second.repeated == second.missing == 0
+
+    def test_twice(self, taken):
+        """A frame that comes again under another number is skipped."""
+        place = StreamCursor()
+        list(read(place, taken))
+        frames, source_json = taken
+        assert list(place.read(5, frames[1], source_json)) == []
+        assert place.repeated == 5
+
+    def test_gone(self, taken):
+        """A frame that is gone leaves a counted gap, and the source is known all the same."""
+        place = StreamCursor()
+        events = list(read(place, taken, (2, 4)))
+        assert steps(events) == [*range(5, 10), *range(15, 20)]
+        assert {event.source.rank for event in events} == {3}
+        assert place.missing == 6 + 5  # the first frame also has the start of the source
+
+    def test_no_frame(self, taken):
+        """A message that is not a frame is counted and skipped."""
+        place = StreamCursor()
+        assert list(place.read(1, b"no frame", "{nor this")) == []
+        assert (place.unreadable, place.sequence) == (1, 2)
+
+    @pytest.mark.parametrize(
+        "cursor", [{}, {"sequence": "x", "events": 0, "sources": {}}, {"sequence": 1, "events": 0}]
+    )
+    def test_no_cursor(self, cursor):
+        """A value that is not a cursor is refused."""
+        with pytest.raises(DecodeError, match="not a cursor"):
+            StreamCursor(cursor)
+
+    def test_large_identity(self):
+        """The description of a source in each message is bounded."""
+        source = Source(rank=3, metadata={"x": "y" * 50_000})
+        assert len(encoded_source(source)) < 2_000
+        assert json.loads(encoded_source(source))["rank"] == 3

@@ -1,0 +1,549 @@
+"""Bounds on what one peer can make the others pay: each of these attacks once ended a collector or filled memory."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import msgpack
+import pytest
+
+from trackside.events import DecodeError, Heartbeat, Source, SourceStarted
+from trackside.handlers.zeromq import PeerLimits
+from trackside.handlers.zeromq._collector import Collection, with_rows
+from trackside.handlers.zeromq._connection import Connection
+from trackside.handlers.zeromq._limits import CHUNK_BYTES, MAX_COUNT, PeerBuckets
+from trackside.handlers.zeromq._protocol import (
+    PROTOCOL_VERSION,
+    SOURCE_END,
+    VIEWER_END,
+    Chunk,
+    FrameEntry,
+    Hello,
+    LossEntry,
+    Ping,
+    Subscribe,
+    Subscribed,
+    Verb,
+    Welcome,
+    decode,
+    encode,
+)
+from trackside.handlers.zeromq._receiver import Producer, Receiver, SnapshotBudget, StreamConsumer
+from trackside.handlers.zeromq._server import ReadySnapshot, StreamServer
+from trackside.handlers.zeromq._session import Sent
+from trackside.handlers.zeromq._snapshot import Snapshot, SourcePosition, decode_snapshot, dump_models, encode_snapshot
+from trackside.handlers.zeromq._sources import SourceRegistry, SourceState
+from trackside.wire import FrameDecoder, RowEncoder, encode_frame
+
+DEADLINE_S = 20.0
+MOST = (1 << 62) - 1
+
+
+def frame_of(source, events, *, first_seq=0, dropped=None):
+    """Return a frame that holds *events*."""
+    encoder, schemas, rows = RowEncoder(), {}, []
+    for offset, event in enumerate(events):
+        schema, row = encoder.encode(event, offset)
+        schemas[schema.number] = schema.entry
+        rows.append(row)
+    last = first_seq + len(events) - 1
+    return encode_frame(source.id, first_seq, last, dropped=dropped or {}, schemas=schemas.values(), rows=rows)
+
+
+def started(source):
+    """Return the event with which a source begins."""
+    return SourceStarted(identity=source.to_wire(), span_id=0, step=-1)
+
+
+class FalseRank:
+    """A sender that says to a collector what it likes, over a real socket."""
+
+    def __init__(self, endpoint, **options):
+        self.connection = Connection(endpoint, binds=False, role="rank", **options)
+        self.index = 0
+
+    def join(self):
+        """Greet, and answer the collector's subscription."""
+        deadline_s = time.monotonic() + DEADLINE_S
+        self.connection.send(b"", encode(Hello(PROTOCOL_VERSION, SOURCE_END, "false", "")))
+        while time.monotonic() < deadline_s:
+            self.connection.wait(0.1)
+            for _, parts, _ in self.connection.receive(100):
+                message = decode(parts)
+                if isinstance(message, Subscribe):
+                    self.connection.send(b"", encode(Subscribed(message.request, "s", 0, 0, False, 1 << 20, 0, 0)))
+                    return
+        raise AssertionError("nobody subscribed")
+
+    def send(self, frame):
+        """Send *frame* as the next entry."""
+        self.connection.send(b"", encode(FrameEntry("s", self.index, self.index, 1, frame)))
+        self.index += 1
+
+
+@pytest.fixture
+def false_ranks():
+    """Give a function that makes such senders; their sockets are closed after the test."""
+    with contextlib.ExitStack() as stack:
+
+        def make(endpoint, **options):
+            rank = FalseRank(endpoint, **options)
+            stack.callback(rank.connection.close)
+            return rank
+
+        yield make
+
+
+class TestCounts:
+    def test_that_add_up_beyond_64_bits(self, collectors, false_ranks, attached, until, tmp_path):
+        """
+        Counts that add up beyond 2**64 end no collector: viewers attach, before and after it is started again.
+        """
+        collector = collectors(publish="tcp://127.0.0.1:*", log=tmp_path)
+        source = Source.detect({}, run_id="run", rank=0)
+        rank = false_ranks(collector.endpoint, insecure=True)
+        rank.join()
+        rank.send(frame_of(source, [started(source)], dropped={str(number): MOST for number in range(8)}))
+        until(lambda: collector.totals()["sources"] == 1)
+
+        assert attached(collector.viewer_endpoint, insecure=True).wait(DEADLINE_S)
+        assert collector.totals()["dropped"] == MAX_COUNT
+        collector.end()
+        again = collectors(publish="tcp://127.0.0.1:*", log=tmp_path)
+        viewer = attached(again.viewer_endpoint, insecure=True)
+
+        assert viewer.wait(DEADLINE_S)
+        assert (source.id in viewer.sources, viewer.malformed) == (True, 0)
+
+    def test_of_a_source_saturate_in_a_snapshot(self):
+        """
+        The largest claim of all, that 2**62 numbers are lost, leaves the snapshot one that viewers read.
+        """
+        source = Source.detect({}, run_id="run")
+        data = encode_snapshot(Snapshot([SourcePosition(source, 1 << 62, 1 << 70)], {}, 0))
+
+        assert decode_snapshot(data).places[0] == SourcePosition(source, 1 << 62, 1 << 62)
+
+    def test_in_a_model_saturate(self):
+        """
+        A sum of a model's that 64 bits do not hold is sent as the largest number that they do; the rest is as it was.
+        """
+        states = {"one": {"sum": 1 << 70, "of": [-(1 << 70), 1.5]}, "other": {"sum": 3}}
+
+        models = decode_snapshot(encode_snapshot(Snapshot([], states, 0))).models
+
+        assert models == {"one": {"sum": (1 << 64) - 1, "of": [-(1 << 63), 1.5]}, "other": {"sum": 3}}
+
+    def test_model_that_cannot_be_dumped(self):
+        """
+        A model whose dump fails, or is no plain data, is left out; the others' states arrive.
+        """
+
+        class Failing:
+            def dump(self):
+                raise OverflowError
+
+        class Strange:
+            def dump(self):
+                return {"value": object()}
+
+        class Sound:
+            def dump(self):
+                return {"value": 1}
+
+        states = dump_models([Failing(), Strange(), Sound()], [kind.__qualname__ for kind in (Failing, Strange, Sound)])
+        models = decode_snapshot(encode_snapshot(Snapshot([], states, 0))).models
+
+        assert list(models.values()) == [{"value": 1}]
+
+
+class TestRewriting:
+    def test_does_not_grow(self):
+        """
+        A frame of single-precision floats, filtered for a viewer, is no larger than it came: 225 KB stay 225 KB.
+        """
+        packer = msgpack.Packer(use_single_float=True)
+        row = packer.pack([0, 0, 1, 0, -1, [0.5] * 45_000])
+        small = packer.pack([0, 1, 1, 0, -1, []])
+        schema = packer.pack([0, "test.floats", 1, ["values"]])
+        data = encode_frame("a" * 16, 5, 6, dropped={}, schemas=[schema], rows=[row, small])
+
+        kept = with_rows(data, [0])
+
+        assert len(row) < len(kept) <= len(data)
+        assert [event.seq for event in FrameDecoder().decode(kept).events] == [5]
+        assert [event.seq for event in FrameDecoder().decode(with_rows(data, [1])).events] == [6]
+        assert FrameDecoder().decode(with_rows(data, [])).events == []
+
+    def test_of_large_rows_ends_no_collector(self, collectors, false_ranks, attached, until):
+        """
+        A filtered viewer gets a row that would be too large if it were encoded again, and the collector serves on.
+        """
+        collector = collectors(publish="tcp://127.0.0.1:*")
+        viewer = attached(collector.viewer_endpoint, to="test.floats", insecure=True)
+        assert viewer.wait(DEADLINE_S)
+        packer = msgpack.Packer(use_single_float=True)
+        row = packer.pack([0, 0, 1, 0, -1, [0.5] * 45_000])
+        schema = packer.pack([0, "test.floats", 1, ["values"]])
+        rank = false_ranks(collector.endpoint, insecure=True)
+        rank.join()
+        rank.send(encode_frame("a" * 16, 0, 0, dropped={}, schemas=[schema], rows=[row]))
+
+        got = []
+        until(lambda: bool(got.extend(viewer.read(0.1)) or [event for event in got if event.source.id == "a" * 16]))
+
+
+class Streams:
+    """Streams of nothing, for an server."""
+
+    def open_stream(self, wanted, ring):
+        """Begin nothing."""
+        return lambda: None
+
+    def take_snapshot(self, models, ring, done):
+        """Be ready at once."""
+        done(ReadySnapshot(b"", ring.next_index, ring.before))
+
+    def status(self):
+        """Say nothing."""
+        return {}
+
+
+class Viewing:
+    """An server, and what it answers."""
+
+    def __init__(self, provider=None, **options):
+        self.sent = []
+        self.server = StreamServer(provider or Streams(), self._send, own_id="here", **options)
+
+    def _send(self, address, parts):
+        self.sent.append((address, decode(parts)))
+        return Sent.QUEUED
+
+    def say(self, address, message, user=""):
+        """Let *address* say *message* with the key of *user*; return the kinds of what it is answered."""
+        before = len(self.sent)
+        self.server.receive(address, encode(message), 0.0, 0, user)
+        self.server.pump()
+        return [type(answer).__name__ for to, answer in self.sent[before:] if to == address]
+
+
+SUBSCRIBE = Subscribe(1, ["*"], 1, None, [], "", 0, 1 << 20)
+
+
+class TestRoles:
+    @pytest.mark.parametrize("greeting", [Hello, Welcome])
+    def test_rank_cannot_watch(self, greeting):
+        """
+        A rank's key is refused at the viewers' endpoint, whichever way it greets, and gets nothing it subscribes to.
+        """
+        viewing = Viewing()
+
+        answers = viewing.say(b"a", greeting(PROTOCOL_VERSION, VIEWER_END, "x", ""), "rank:01234567")
+        answers += viewing.say(b"a", SUBSCRIBE, "rank:01234567")
+
+        assert set(answers) == {"Refused"}
+        assert viewing.server.viewers == {}
+
+    def test_welcome_is_no_greeting(self):
+        """
+        Where peers connect to, a Welcome makes nobody known: only Hello does.
+        """
+        viewing = Viewing()
+
+        viewing.say(b"a", Welcome(PROTOCOL_VERSION, VIEWER_END, "x", ""), "viewer:01234567")
+
+        assert viewing.server.viewers == {}
+
+    def test_address_of_another(self):
+        """
+        A rank whose connection has taken over the address of a viewer that left is not served as that viewer.
+        """
+        viewing = Viewing()
+        viewing.say(b"a", Hello(PROTOCOL_VERSION, VIEWER_END, "x", ""), "viewer:01234567")
+
+        assert viewing.say(b"a", SUBSCRIBE, "rank:01234567") == ["Refused"]
+        assert viewing.server.viewers == {}
+
+
+class TestGuards:
+    def test_supply_that_fails(self):
+        """
+        A request that fails in a way that nobody thought of costs its sender the session, and nobody else theirs.
+        """
+
+        class Failing(Streams):
+            def open_stream(self, wanted, ring):
+                raise ZeroDivisionError
+
+        viewing = Viewing()
+        viewing.say(b"b", Hello(PROTOCOL_VERSION, VIEWER_END, "y", ""))
+        viewing.say(b"b", SUBSCRIBE)
+        viewing.server._provider = Failing()
+        viewing.say(b"a", Hello(PROTOCOL_VERSION, VIEWER_END, "x", ""))
+        viewing.say(b"a", Subscribe(1, ["other.*"], 1, None, [], "", 0, 1 << 20))
+
+        assert list(viewing.server.viewers) == [b"b"]
+        assert viewing.server.counts["failed"] == 1
+
+    def test_listener_that_fails(self):
+        """
+        An entry that fails in a way that nobody thought of costs its sender the session, and nobody else theirs.
+        """
+        receiving = Receiving(fails=True)
+        receiving.begin(b"a", "one")
+        receiving.begin(b"b", "two")
+        receiving.say(b"a", FrameEntry("stream of one", 0, 0, 1, b"x"))
+
+        assert list(receiving.receiver.producers) == [b"b"]
+        assert receiving.receiver.counts["failed"] == 1
+
+    def test_verb_that_grows_as_it_is_passed_on(self):
+        """
+        A verb that is too large once its number is another one is not passed on, and nothing is raised.
+        """
+        receiving = Receiving()
+        receiving.begin(b"a", "one")
+
+        assert receiving.receiver.command(Verb(1 << 40, "status", [], {"x": "y" * 65_600}), receiving.producers) == 0
+
+
+class Receiving:
+    """An receiver, and what it sent."""
+
+    def __init__(self, *, fails=False, spends_s=0.0, **options):
+        self.now_s = 0.0
+        self.fails = fails
+        self.spends_s = spends_s
+        self.entries = []
+        self.sent = []
+        self.receiver = Receiver(self, self._send, monotonic_s=lambda: self.now_s, **options)
+
+    @property
+    def producers(self):
+        """Those who send."""
+        return list(self.receiver.producers.values())
+
+    def _send(self, address, parts):
+        self.sent.append((address, decode(parts)))
+        return Sent.QUEUED
+
+    def on_entry(self, producer, entry):
+        """Fail, if it is to; else spend as much processor time as it is to."""
+        if self.fails:
+            raise ZeroDivisionError
+        until_s = time.thread_time() + self.spends_s
+        while time.thread_time() < until_s:
+            pass
+        self.entries.append(producer.address)
+
+    def on_introduction(self, producer, snapshot):
+        """Need not know."""
+
+    def on_heard(self, producer, message):
+        """Need not know."""
+
+    def say(self, address, message, user=""):
+        """Let *address* say *message*."""
+        self.receiver.receive(address, encode(message), user)
+
+    def begin(self, address, name):
+        """Let a sender greet and be subscribed to."""
+        self.say(address, Hello(PROTOCOL_VERSION, SOURCE_END, name, ""))
+        request = next(answer for to, answer in reversed(self.sent) if to == address and type(answer) is Subscribe)
+        self.say(address, Subscribed(request.request, f"stream of {name}", 0, 0, False, 1, 0, 0))
+
+
+class TestQuotas:
+    def test_new_names_bring_no_new_quota(self):
+        """
+        A sender that greets under ten thousand names is one sender, with one limits, and leaves nothing behind.
+        """
+        receiving = Receiving()
+        for number in range(10_000):
+            receiving.say(b"a", Hello(PROTOCOL_VERSION, SOURCE_END, f"{number}", ""))
+
+        assert len(receiving.producers) == len(receiving.receiver._by_id) == 1
+        assert receiving.receiver.counts["cut"] > 1000
+
+    def test_frames_that_are_expensive(self):
+        """
+        A sender whose messages cost far more time than others of their size is not read for a while; another one is.
+        """
+        receiving = Receiving(spends_s=0.25)
+        receiving.begin(b"a", "one")
+        for index in range(6):
+            receiving.say(b"a", FrameEntry("stream of one", index, index, 1, b"x"))
+        receiving.spends_s = 0.0
+        receiving.begin(b"b", "two")
+        receiving.say(b"b", FrameEntry("stream of two", 0, 0, 1, b"x"))
+
+        assert receiving.entries == [b"a", b"a", b"b"]  # of 0.4 s in hand each costs 0.25 s
+        receiving.now_s += 3.0
+        receiving.say(b"a", FrameEntry("stream of one", 2, 2, 1, b"x"))
+        assert receiving.entries == [b"a", b"a", b"b", b"a"]
+
+    def test_new_source_costs_its_sender(self):
+        """
+        A sender that makes up sources is cut after some four thousand, and goes on at a thousand a second.
+        """
+        collection = Collection(Source.detect({}), [], None, SourceRegistry(), read_rule=None, monotonic_s=lambda: 0.0)
+        buckets = PeerBuckets(PeerLimits(), 0.0)
+        producer = Producer(b"a", "one", "", "", None, buckets, 0.0)
+        made = 0
+        while buckets.admit(100, 0.0):
+            frame = frame_of(Source.detect({}), [])
+            collection.on_entry(producer, FrameEntry("s", made, 0, 0, frame))
+            made += 1
+
+        assert 3000 < made < 5000
+        assert len(collection.registry.states) == made
+
+
+class TestVerbs:
+    def test_are_small(self):
+        """
+        A verb of more than 4 KiB is malformed: what it says would be recorded by every job that it reaches.
+        """
+        with pytest.raises(DecodeError):
+            decode([msgpack.packb([18, 1, "status", [], {"x": "y" * 5000}])])
+
+    def test_are_few(self):
+        """
+        Of ten thousand verbs at once a key has twenty looked at, whoever sends them, and the rest refused as busy.
+        """
+        obeyed = []
+        viewing = Viewing(on_verb=lambda address, verb, user: obeyed.append(verb))
+        for peer in (b"a", b"b"):
+            viewing.say(peer, Hello(PROTOCOL_VERSION, VIEWER_END, peer.decode(), ""), "viewer:01234567")
+        for number in range(500):
+            for peer in (b"a", b"b"):
+                viewing.say(peer, Verb(number, "status", [], {}), "viewer:01234567")
+
+        assert len(obeyed) == 20
+        assert viewing.server.counts["refused"] == 980
+
+
+class TestSnapshots:
+    def feeds(self, count):
+        """Return so many feeds with one budget of 3 MiB, 2 MiB each, each subscribed to."""
+        budget = SnapshotBudget(one_bytes=2 << 20, all_bytes=3 << 20)
+        made = [
+            StreamConsumer(lambda message: None, lambda entry: None, self.got.append, budget=budget)
+            for _ in range(count)
+        ]
+        for feed in made:
+            feed.tick(0.0)
+        return made
+
+    @pytest.fixture(autouse=True)
+    def _snapshots(self):
+        self.got = []
+
+    def announce(self, feed, size_bytes, now_s=0.0):
+        """Let the source end of *feed* announce a snapshot."""
+        chunks = -(-size_bytes // CHUNK_BYTES)
+        feed.on(Subscribed(feed._request, "s", 0, 0, False, 1, size_bytes, chunks), 100, now_s)
+
+    def test_that_are_announced_share_one_bound(self):
+        """
+        Of a hundred senders that each announce 2 MiB one is asked for them, where 3 MiB may be on their way.
+        """
+        feeds = self.feeds(100)
+        for feed in feeds:
+            self.announce(feed, 2 << 20)
+
+        assert sum(feed.is_subscribed for feed in feeds) == 1
+        assert feeds[0].budget.reserved_bytes == 2 << 20
+
+    def test_that_never_come(self):
+        """
+        After thirty seconds what was set apart for a snapshot is given back, and its sender believed for less.
+        """
+        slow, other = self.feeds(2)
+        self.announce(slow, 2 << 20)
+        slow.tick(31.0)
+        self.announce(other, 2 << 20, 31.0)
+        self.announce(slow, 2 << 20, 32.0)
+
+        assert (other.is_subscribed, slow.is_subscribed, slow.unfinished_snapshots) == (True, False, 1)
+
+    def test_whose_chunks_have_another_size(self):
+        """
+        A chunk that is larger or smaller than it was announced is malformed, as is a wrong number of chunks.
+        """
+        (feed,) = self.feeds(1)
+        with pytest.raises(DecodeError):
+            feed.on(Subscribed(feed._request, "s", 0, 0, False, 1, 100, 128), 100, 0.0)
+        self.announce(feed, CHUNK_BYTES + 10)
+        for number, size in ((0, CHUNK_BYTES + 1), (0, 10), (1, CHUNK_BYTES)):
+            with pytest.raises(DecodeError):
+                feed.on(Chunk(feed._request, number, bytes(size)), size, 0.0)
+        feed.on(Chunk(feed._request, 0, bytes(CHUNK_BYTES)), CHUNK_BYTES, 0.0)
+        feed.on(Chunk(feed._request, 1, bytes(10)), 10, 0.0)
+
+        assert (self.got, feed.budget.reserved_bytes) == ([bytes(CHUNK_BYTES + 10)], 0)
+
+    def test_that_no_viewer_fetches(self):
+        """
+        A viewer that does not fetch its snapshot within thirty seconds has none any more: others need the room.
+        """
+
+        class Full(Streams):
+            def take_snapshot(self, models, ring, done):
+                done(ReadySnapshot(bytes(1000), ring.next_index, ring.before))
+
+        viewing = Viewing(provider=Full())
+        viewing.say(b"a", Hello(PROTOCOL_VERSION, VIEWER_END, "x", ""))
+        viewing.say(b"a", SUBSCRIBE)
+        viewing.server.tick(1.0)
+        (peer,) = viewing.server.viewers.values()
+        assert peer.snapshot == bytes(1000)
+        for second in range(2, 33):
+            viewing.server.receive(b"a", encode(Ping(1)), float(second), 0)
+            viewing.server.tick(float(second))
+
+        assert peer.snapshot is None
+
+
+class TestLosses:
+    def test_of_unknown_sources(self):
+        """
+        Losses of 24,000 sources of which nothing else ever came make no source, no line and no file; they are counted.
+        """
+        collection = Collection(Source.detect({}), [], None, SourceRegistry(), read_rule=None, monotonic_s=lambda: 0.0)
+        producer = Producer(b"a", "one", "", "", None, PeerBuckets(PeerLimits(), 0.0), 0.0)
+        before = collection.own.next_seq
+        for number in range(24_000):
+            collection.on_entry(producer, LossEntry("s", number, 0, f"{number:016x}", 0, 9, "gone"))
+
+        assert (len(collection.registry.states), collection.own.next_seq) == (0, before)
+        assert sum(collection.unheard.values()) == 1024 * 10
+        assert collection.counts["excess"] == 24_000 - 1024
+
+    def test_of_a_source_that_comes_later(self):
+        """
+        When the source does come its own numbers say what is missing, and nothing is counted twice.
+        """
+        collection = Collection(Source.detect({}), [], None, SourceRegistry(), read_rule=None, monotonic_s=lambda: 0.0)
+        producer = Producer(b"a", "one", "", "", None, PeerBuckets(PeerLimits(), 0.0), 0.0)
+        source = Source.detect({})
+        collection.on_entry(producer, LossEntry("s", 0, 0, source.id, 0, 9, "gone"))
+        collection.on_entry(producer, FrameEntry("s", 1, 0, 1, frame_of(source, [started(source)], first_seq=10)))
+
+        assert (collection.unheard, collection.registry.totals()["lost"]) == ({}, 10)
+
+
+class TestOpenSpans:
+    def test_that_are_many_are_not_kept(self):
+        """
+        Of a heartbeat with far more open spans than a program has, those of the main thread are kept, or none.
+        """
+        spans = {"MainThread": [1, "train"], **{f"thread {number}": [2, "x" * 100] for number in range(1000)}}
+        state = SourceState(Source.detect({}), 0.0)
+        decoder = FrameDecoder()
+        for number, found in enumerate((spans, {"MainThread": [1, "x" * 9000]})):
+            frame = frame_of(state.source, [Heartbeat(sequence=0, open_spans=found)], first_seq=number)
+            state.admit(decoder.decode(frame))
+            assert state.span == ("train", "")[number]

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import pytest
+
+from trackside.events import ConfigError, Heartbeat, IterationEnded, Source
+from trackside.handlers.zeromq._collector import CollectorStreams
+from trackside.handlers.zeromq._protocol import Filter
+from trackside.handlers.zeromq._ring import LostRange, Ring, RingBudget
+from trackside.handlers.zeromq._snapshot import SourcePosition, decode_snapshot
+from trackside.wire import FrameDecoder, RowEncoder, encode_frame
+
+SOURCE = Source.detect({}, run_id="run", rank=5)
+
+
+class Model:
+    """A model whose state is a number."""
+
+    def dump(self):
+        """Return the number."""
+        return {"number": 42}
+
+
+@pytest.fixture
+def frame():
+    """Give a frame, decoded and as it came: a heartbeat, nine iterations, and what a filter left out before."""
+    encoder, schemas, rows = RowEncoder(), {}, []
+    events = [Heartbeat(sequence=0), *(IterationEnded(duration_ns=1, step=step) for step in range(9))]
+    for place, event in enumerate(events):
+        schema, row = encoder.encode(event, place + 2)
+        schemas[schema.number] = schema.entry
+        rows.append(row)
+    data = encode_frame(SOURCE.id, 100, 111, dropped={}, schemas=schemas.values(), rows=rows)
+    decoder = FrameDecoder()
+    decoder.introduce(SOURCE)
+    return decoder.decode(data), data
+
+
+def relay(read_rule=None):
+    """Return a relay with one model and one source."""
+    return CollectorStreams([Model()], lambda: [SourcePosition(SOURCE, 112, 3)], dict, read_rule)
+
+
+def contents(ring):
+    """Return what is in *ring*."""
+    return [entry.content for entry in ring.read(0, 100)]
+
+
+class TestRelay:
+    def test_whole_frames_as_they_came(self, frame):
+        """
+        Who wants everything gets the bytes that came.
+        """
+        one, ring = relay(), Ring(RingBudget())
+        one.open_stream(Filter(), ring)
+
+        one.add(frame[0], frame[1], frame[0].events)
+
+        assert contents(ring) == [frame[1]]
+
+    def test_filtered(self, frame):
+        """
+        Who wants one type gets a frame with these events alone, under their numbers, that accounts for all the others.
+        """
+        one, ring = relay(), Ring(RingBudget())
+        one.open_stream(Filter((Heartbeat.wire_name,)), ring)
+
+        one.add(frame[0], frame[1], frame[0].events)
+
+        (data,) = contents(ring)
+        sent = FrameDecoder().decode(data)
+        assert (sent.first_seq, sent.last_seq) == (100, 111)
+        assert [(type(event), event.seq) for event in sent.events] == [(Heartbeat, 102)]
+
+    def test_rule(self, frame):
+        """
+        A viewer's rule is followed where the collector was told how to read rules.
+        """
+        one, ring = relay(lambda wire: lambda event: event.step % wire[1] == 0), Ring(RingBudget())
+        one.open_stream(Filter.from_wire(["trackside.iteration.ended"], 1, ["every", 4]), ring)
+
+        one.add(frame[0], frame[1], frame[0].events)
+
+        assert [event.step for event in FrameDecoder().decode(contents(ring)[0]).events] == [0, 4, 8]
+
+    def test_rule_that_cannot_be_read(self):
+        """
+        Elsewhere a rule is refused, not passed over.
+        """
+        with pytest.raises(ConfigError, match="follows no rules"):
+            relay().open_stream(Filter.from_wire(["*"], 1, ["every", 4]), Ring(RingBudget()))
+
+    def test_losses_go_to_everybody(self):
+        """
+        What is lost is told to every viewer, whatever it asked for.
+        """
+        one, rings = relay(), [Ring(RingBudget()), Ring(RingBudget())]
+        one.open_stream(Filter(), rings[0])
+        one.open_stream(Filter((Heartbeat.wire_name,)), rings[1])
+        lost = LostRange(SOURCE.id, 5, 9, "gone")
+
+        one.lose(lost)
+
+        assert [contents(ring) for ring in rings] == [[lost], [lost]]
+
+    def test_snapshot(self):
+        """
+        A late viewer gets every source, how far it has come, and the states that it asked for.
+        """
+        ready = []
+
+        relay().take_snapshot(["Model", "Other"], Ring(RingBudget()), ready.append)
+
+        snapshot = decode_snapshot(ready[0].data)
+        assert [(place.source, place.next_seq, place.dropped) for place in snapshot.places] == [(SOURCE, 112, 3)]
+        assert snapshot.models == {"Model": {"number": 42}}
+
+    def test_closed_stream_gets_no_more(self, frame):
+        """
+        A stream that was ended is not filled any more.
+        """
+        one, ring = relay(), Ring(RingBudget())
+        one.open_stream(Filter(), ring)()
+
+        one.add(frame[0], frame[1], frame[0].events)
+
+        assert contents(ring) == []

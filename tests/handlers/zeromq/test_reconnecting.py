@@ -1,0 +1,216 @@
+"""Connections that come back, whatever they met, and deliveries that are claimed only when they were acknowledged."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import threading
+
+import pytest
+
+import trackside
+from trackside.events import EventsLost
+from trackside.handlers.zeromq import Filter, _connection, new_keys
+from trackside.handlers.zeromq._ring import Ring, RingBudget
+from trackside.handlers.zeromq._server import Stream
+
+STEP = "test.step.taken"
+
+
+@pytest.fixture
+def keys(tmp_path):
+    """Give a directory with all keys."""
+    directory = tmp_path / "keys"
+    new_keys(directory)
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    """Let connections be renewed after one second of silence."""
+    monkeypatch.setattr(_connection, "RENEW_AFTER_S", 1.0)
+
+
+@pytest.fixture
+def web_server(free_port):
+    """Give an endpoint where a server answers as a load balancer does whose backend is away, and what ends it."""
+    listener = socket.create_server(("127.0.0.1", free_port))
+    met = threading.Event()
+
+    def serve():
+        with contextlib.suppress(OSError):
+            while True:
+                peer, _ = listener.accept()
+                with peer:
+                    peer.sendall(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n")
+                    met.set()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+
+    def leave():
+        assert met.wait(20)
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join()
+
+    yield f"tcp://127.0.0.1:{free_port}", leave
+    with contextlib.suppress(OSError):
+        listener.close()
+
+
+class TestKeyedConnection:
+    @pytest.mark.hang_guard(60)
+    def test_that_met_a_web_server(self, here, collectors, until, keys, web_server):
+        """
+        A rank whose connection met an HTTP server in its collector's place comes back, and sends everything.
+        """
+        endpoint, leave = web_server
+        job = here(publish=False, collector=endpoint, keys=keys)
+        job.log(count=100)
+        leave()
+        collector = collectors(bind=endpoint, keys=keys)
+
+        until(lambda: len(collector.heard(STEP)) == 100)
+        assert job.remote.close(5.0)
+
+    @pytest.mark.hang_guard(60)
+    def test_whose_key_was_refused(self, here, collectors, until, keys, tmp_path):
+        """
+        A rank whose key is put on the list after it was refused comes back, and sends everything.
+        """
+        allowed = tmp_path / "allowed"
+        shutil.copytree(keys, allowed)
+        (allowed / "rank.1.public").unlink()
+        collector = collectors(keys=allowed)
+        job = here(publish=False, collector=collector.endpoint, keys=keys)
+        job.log(count=100)
+        until(lambda: collector.server._receiving._authenticator.refused)
+        shutil.copy(keys / "rank.1.public", allowed)
+
+        until(lambda: len(collector.heard(STEP)) == 100)
+
+    @pytest.mark.hang_guard(60)
+    def test_says_so_once(self, here, until, caplog, free_port):
+        """
+        A collector that is not there is reported in one line, however often the connection is made anew.
+        """
+        job = here(publish=False, collector=f"tcp://127.0.0.1:{free_port}", insecure=True)
+        connection = job.remote._publishers[0]._connection
+        first = connection._socket
+        until(lambda: connection._socket is not first)
+        second = connection._socket
+        until(lambda: connection._socket is not second)
+
+        lines = [record.message for record in caplog.records if "nothing has been heard from" in record.message]
+        assert len(lines) == 1
+        assert f"tcp://127.0.0.1:{free_port}" in lines[0]
+
+
+class TestDelivery:
+    @pytest.mark.hang_guard(60)
+    def test_to_a_collector_that_never_was(self, here, free_port):
+        """
+        What was promised to a collector that never answered is lost: `close` is False, and the count is exact.
+        """
+        job = here(publish=False, collector=f"tcp://127.0.0.1:{free_port}", insecure=True)
+        job.log(count=2000)
+        assert not job.remote.is_watched
+        job.bus.end("closed")
+        job.bus.flush(5.0)
+        published = job.bus.stats().published
+
+        assert not job.remote.close(0.2)
+        (stream,) = [handler for handler in job.bus.stats().handlers if handler.name.endswith("CollectorStream")]
+        assert (stream.lost, stream.logged >= 2000) == (published, True)
+
+    @pytest.mark.hang_guard(60)
+    def test_acknowledged(self, here, collectors):
+        """
+        What a collector has acknowledged is not lost, and `close` is True.
+        """
+        collector = collectors()
+        job = here(publish=False, collector=collector.endpoint, insecure=True)
+        job.log(count=2000)
+        job.bus.end("closed")
+        job.bus.flush(5.0)
+
+        assert job.remote.close(20.0)
+        (stream,) = [handler for handler in job.bus.stats().handlers if handler.name.endswith("CollectorStream")]
+        assert stream.lost == 0
+        assert len(collector.heard(STEP)) == 2000
+        assert collector.heard(EventsLost) == []
+
+    @pytest.mark.hang_guard(60)
+    def test_forwarder_counts_what_was_acknowledged(self, here, forwarders, until, free_port):
+        """
+        A forwarder whose collector never answered has delivered nothing, whatever came in.
+        """
+        forwarder = forwarders(f"tcp://127.0.0.1:{free_port}")
+        job = here(publish=False, collector=forwarder.endpoint, insecure=True)
+        job.log(count=500)
+        until(lambda: forwarder.counts["events"] >= 500)
+
+        assert (forwarder.delivered, forwarder.undelivered >= 500) == (0, True)
+
+
+class TestStream:
+    """What a stream counts as delivered, entry by entry: ten entries of ten events each."""
+
+    @pytest.fixture
+    def stream(self):
+        """Give a stream with a ring that holds ten entries of ten events."""
+        ring = Ring(RingBudget())
+        for _ in range(10):
+            ring.append(b"frame", 10)
+        return Stream(Filter(), ring, lambda: None)
+
+    def test_acknowledged_twice(self, stream):
+        """An acknowledgement that comes again, or late, counts nothing twice."""
+        for before in (30, 30, 20, 40):
+            stream.acknowledge(before)
+        assert (stream.delivered, stream.undelivered, stream.lost) == (40, 60, 0)
+
+    def test_passed_over(self, stream):
+        """What a viewer was told to pass over is not delivered by an acknowledgement of what follows."""
+        stream.acknowledge(10)
+        stream.give_up(30, 60)
+        stream.give_up(30, 70)
+        stream.acknowledge(30)
+        assert stream.delivered == 30
+        stream.acknowledge(80)
+        assert (stream.delivered, stream.undelivered, stream.lost) == (40, 60, 40)
+
+    def test_gone_from_the_ring(self):
+        """What the ring let go before anybody acknowledged it is lost at once."""
+        ring = Ring(RingBudget(most_bytes=1500))
+        stream = Stream(Filter(), ring, lambda: None)
+        for _ in range(10):
+            ring.append(bytes(100), 10)
+        kept = 100 - ring.position(0)[1]
+        assert 0 < kept < 100
+        assert (stream.lost, stream.undelivered) == (100 - kept, 100)
+
+
+class TestJob:
+    @pytest.mark.hang_guard(60)
+    def test_tells_what_its_collector_lacks(self, tmp_path, free_port, capsys):
+        """
+        A job whose collector never answered ends with `close` False, and its summary names the loss.
+        """
+        bus = trackside.Bus()
+        collector = f"tcp://127.0.0.1:{free_port}"
+        job = trackside.start(
+            tmp_path, remote=trackside.Remote(collector=collector, insecure=True), report=True, bus=bus
+        )
+        bus.log(Note())
+
+        assert not job.close(timeout_s=1.0)
+        (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("  lost")]
+        assert "CollectorStream" in line
+
+
+@trackside.event("test.reconnecting.note")
+class Note(trackside.Event):
+    """Something to deliver."""

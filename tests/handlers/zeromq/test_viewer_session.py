@@ -1,0 +1,38 @@
+"""A viewer's end of one connection."""
+
+from __future__ import annotations
+
+from trackside.handlers.zeromq._attachment import ViewerSession
+from trackside.handlers.zeromq._protocol import Filter, FrameEntry, encode
+from trackside.handlers.zeromq._session import Sent
+
+
+class FullConnection:
+    """A connection over which a hundred large frames have come."""
+
+    def __init__(self):
+        self.waiting = [encode(FrameEntry("stream", index, index, 1, bytes(50 << 10))) for index in range(100)]
+
+    def send(self, address, parts):
+        """Send nothing."""
+        return Sent.QUEUED
+
+    def receive(self, most):
+        """Give what has come."""
+        for _ in range(min(most, len(self.waiting))):
+            yield b"", self.waiting.pop(0), ""
+
+
+class TestReceive:
+    def test_a_little_at_once(self):
+        """
+        Of much that has come some 128 KiB are dealt with, and the rest stays for the next time.
+        """
+        connection = FullConnection()
+        session = ViewerSession(
+            connection, wanted=Filter(), models=(), take=lambda entry: None, introduce=lambda snapshot: None
+        )
+
+        assert session.receive() == 3
+        assert session.receive() == 3
+        assert len(connection.waiting) == 94

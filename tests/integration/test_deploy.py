@@ -1,0 +1,139 @@
+"""The files of examples/deploy: they parse, name metrics that exist, and the commands in them run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from trackside.handlers.export import CATALOGUE
+
+yaml = pytest.importorskip("yaml")
+pytest.importorskip("prometheus_client")
+
+pytestmark = pytest.mark.integration
+
+DEPLOY = Path(__file__).resolve().parents[2] / "examples" / "deploy"
+PROGRAMS = Path(sys.executable).parent
+COMPUTED = {
+    "trackside_gauge",
+    "trackside_oldest_heartbeat_timestamp_seconds",
+    "trackside_ranks",
+    "trackside_stat_window",
+}
+"""Metrics that are not the value of an event's field."""
+TRAIN = """
+import time
+import trackside
+
+with trackside.start("", report=False):
+    for step in range(10):
+        with trackside.training_iteration(step=step):
+            time.sleep(0.01)
+"""
+
+
+def documents():
+    """Return the objects in the Kubernetes file, by kind."""
+    return {found["kind"]: found for found in yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text("utf-8"))}
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class TestFiles:
+    def test_kubernetes(self):
+        """The service selects the collector's pods, and has a port for each of their containers' ports."""
+        found = documents()
+        pod = found["StatefulSet"]["spec"]["template"]
+        assert found["Service"]["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+        ports = {port["containerPort"] for container in pod["spec"]["containers"] for port in container["ports"]}
+        assert {port["port"] for port in found["Service"]["spec"]["ports"]} == ports
+        (rank,) = found["PyTorchJob"]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+        environment = {entry["name"]: entry["value"] for entry in rank["env"]}
+        assert environment["TRACKSIDE_COLLECTOR"] == f"tcp://{found['Service']['metadata']['name']}:7070"
+
+    def test_slurm(self):
+        """The shell accepts the batch script."""
+        assert subprocess.run(["bash", "-n", DEPLOY / "slurm.sbatch"], check=False, timeout=60).returncode == 0
+
+    def test_prometheus(self):
+        """Prometheus's own checker accepts the configuration and the alerts."""
+        promtool = shutil.which("promtool")
+        if promtool is None:
+            pytest.skip("promtool comes with: python3 tools/servers.py prometheus")
+        command = [promtool, "check", "config", DEPLOY / "prometheus.yml"]
+        checked = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert checked.returncode == 0, checked.stderr
+
+    @pytest.mark.parametrize("name", ["alerts.yml", "grafana-dashboard.json"])
+    def test_names_of_metrics(self, name):
+        """Every metric in the alerts and in the dashboard exists."""
+        known = {metric.prometheus for metric in CATALOGUE} | COMPUTED
+        used = set(re.findall(r"\btrackside_\w+(?=[{\[) ])", (DEPLOY / name).read_text("utf-8")))
+        plain = {re.sub(r"_(total|bucket|sum|count)$", "", metric) for metric in used}
+        assert plain
+        assert plain <= known
+
+
+class TestCommands:
+    @pytest.mark.hang_guard(120)
+    def test_of_the_containers(self, tmp_path, eventually):
+        """The containers' commands, run on this machine, take a job from its ranks to the page for Prometheus."""
+        ports = {number: str(free_port()) for number in ("7070", "7071", "9464")}
+        environment = {**os.environ, "PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}"}
+        subprocess.run(["trackside", "keys", "new", tmp_path / "keys"], check=True, env=environment, timeout=60)
+        (tmp_path / "train.py").write_text(TRAIN)
+
+        def local(text, container):
+            for path in ("/tmp/keys", "/data"):
+                text = text.replace(path, f"{tmp_path}/{container}{path}")
+            for number, port in ports.items():
+                text = text.replace(number, port)
+            text = text.replace("trackside-collector", "127.0.0.1").replace("torchrun train.py", "python train.py")
+            return text.replace("/etc/trackside", str(tmp_path / "keys")).replace("/opt/trackside", str(DEPLOY))
+
+        collector = documents()["StatefulSet"]["spec"]["template"]["spec"]["containers"]
+        (rank,) = documents()["PyTorchJob"]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+        of_rank = {entry["name"]: local(entry["value"], "rank") for entry in rank["env"]}
+        page = f"http://127.0.0.1:{ports['9464']}/metrics"
+
+        def lines():
+            with contextlib.suppress(OSError), urllib.request.urlopen(page, timeout=5) as answer:
+                return answer.read().decode().splitlines()
+            return []
+
+        def listens():
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", int(ports["7070"])), 5):
+                return True
+            return False
+
+        with contextlib.ExitStack() as stack:
+
+            def start(container, name, **variables):
+                command = [local(part, name) for part in [*container["command"], *container.get("args", [])]]
+                process = subprocess.Popen(command, env={**environment, **variables}, cwd=tmp_path)
+                stack.callback(process.wait, 30)
+                stack.callback(process.terminate)
+                return process
+
+            for container in collector:
+                start(container, "collector")
+            eventually(listens, what="the collector listens")
+            assert start(rank, "rank", **of_rank).wait(60) == 0
+            eventually(
+                lambda: [line for line in lines() if line.startswith("trackside_last_step") and line.endswith(" 9.0")],
+                what="the last step is on the page",
+            )
+            assert not (tmp_path / "runs").exists()

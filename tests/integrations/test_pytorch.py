@@ -1,0 +1,282 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+
+import trackside
+from trackside.events import ConfigError, IterationEnded, SpanEnded
+from trackside.handlers import Capture
+
+torch = pytest.importorskip("torch")
+data = torch.utils.data
+
+
+def loop_of(batches=4, batch_size=2):
+    """Return a model, its optimizer and a data loader of so many batches."""
+    torch.manual_seed(7)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    samples = data.TensorDataset(torch.randn(batches * batch_size, 4), torch.randn(batches * batch_size, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, optimizer, data.DataLoader(samples, batch_size=batch_size)
+
+
+def train(model, optimizer, batches, accumulate=1):
+    """Train as anyone would who has never heard of telemetry; return the losses."""
+    losses = []
+    for number, (inputs, targets) in enumerate(batches, start=1):
+        loss = (model(inputs) - targets).square().mean()
+        loss.backward()
+        losses.append(loss.item())
+        if number % accumulate == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    return losses
+
+
+@pytest.fixture
+def capture():
+    with trackside.subscribe(Capture(), to=(SpanEnded, IterationEnded)) as subscription:
+        yield subscription.handler
+
+
+def told(capture):
+    """Return what was told: names of spans and the samples of iterations, with their steps."""
+    return [
+        (event.name if isinstance(event, SpanEnded) else ("iteration", event.samples), event.step)
+        for event in capture.events
+    ]
+
+
+class TestInstrument:
+    def test_spans(self, capture):
+        """A plain loop gives its four parts, inside of an iteration for each step of the optimizer."""
+        model, optimizer, batches = loop_of(batches=2)
+        with trackside.instrument(model, optimizer, batches), trackside.training_loop(0):
+            train(model, optimizer, batches)
+        parts = ["data_loading", "model_forward", "model_backward", "optimizer_update"]
+        steps = [(name, step) for step in (0, 1) for name in [*parts, ("iteration", 2)]]
+        assert told(capture)[:-1] == steps
+
+    def test_accumulation(self, capture):
+        """Two batches for each step of the optimizer are one iteration, of the samples of both."""
+        model, optimizer, batches = loop_of(batches=4, batch_size=3)
+        with trackside.instrument(model, optimizer, batches), trackside.training_loop(0):
+            train(model, optimizer, batches, accumulate=2)
+        iterations = [event for event in capture.events if isinstance(event, IterationEnded)]
+        assert [(event.step, event.samples) for event in iterations] == [(0, 6), (1, 6)]
+
+    def test_parents(self, capture):
+        """The parts hang under their iteration, and it under the training loop."""
+        model, optimizer, batches = loop_of(batches=1)
+        with trackside.instrument(model, optimizer, batches), trackside.training_loop(0) as loop:
+            train(model, optimizer, batches)
+        *parts, iteration = capture.events[:-1]  # the last is the loop itself
+        assert {part.parent_span_id for part in parts} == {iteration.span_id}
+        assert iteration.parent_span_id == loop.id
+
+    def test_same_losses(self):
+        """The losses are those of the same loop without it, bit for bit."""
+        bare = train(*loop_of())
+        model, optimizer, batches = loop_of()
+        with trackside.instrument(model, optimizer, batches):
+            assert train(model, optimizer, batches) == bare
+
+    def test_same_losses_with_a_bad_handler(self):
+        """The losses are the same bit for bit when every handler raises."""
+
+        def fail(_event):
+            raise RuntimeError
+
+        bare = train(*loop_of())
+        model, optimizer, batches = loop_of()
+        with trackside.subscribe(fail), trackside.instrument(model, optimizer, batches):
+            assert train(model, optimizer, batches) == bare
+
+    def test_compiled(self, capture):
+        """A compiled model is watched from outside, and its losses are those of the model that is not."""
+        bare = train(*loop_of(batches=2))
+        model, optimizer, batches = loop_of(batches=2)
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        with trackside.instrument(compiled, optimizer, batches):
+            assert train(compiled, optimizer, batches) == pytest.approx(bare, abs=0, rel=0)
+        names = [name for name, _ in told(capture)]
+        assert [names.count(name) for name in ("model_forward", "model_backward")] == [2, 2]
+
+    def test_without_a_loader(self, capture):
+        """Without a data loader an iteration begins with the forward pass."""
+        model, optimizer, batches = loop_of(batches=1)
+        with trackside.instrument(model, optimizer):
+            train(model, optimizer, batches)
+        names = [name for name, _ in told(capture)]
+        assert names == ["model_forward", "model_backward", "optimizer_update", ("iteration", None)]
+
+    def test_evaluation(self, capture):
+        """In evaluation mode each forward pass is a validation iteration, and all of them a validation loop."""
+        model, optimizer, batches = loop_of(batches=3, batch_size=2)
+        with trackside.instrument(model, optimizer, batches), torch.no_grad():
+            model.eval()
+            for inputs, _ in batches:
+                model(inputs)
+        *iterations, loop = capture.events
+        assert [(event.kind, event.samples) for event in iterations] == [("validation", 2)] * 3
+        assert (loop.name, iterations[0].at_ns - iterations[0].duration_ns) == (
+            "validation_loop",
+            loop.at_ns - loop.duration_ns,
+        )
+
+    def test_evaluation_between_steps(self, capture):
+        """A validation ends when the next batch is asked for, and leaves no gap between its iterations."""
+        model, optimizer, batches = loop_of(batches=2)
+        with trackside.instrument(model, optimizer, batches):
+            for inputs, targets in batches:
+                model.train()
+                (model(inputs) - targets).square().mean().backward()
+                optimizer.step()
+                model.eval()
+                model(inputs)
+                model(inputs)
+                model.train()
+        validated = [event for event in capture.events if getattr(event, "kind", "") == "validation"]
+        loops = [event for event in capture.events if getattr(event, "name", "") == "validation_loop"]
+        assert (len(validated), len(loops)) == (4, 2)
+        second = validated[1]
+        assert second.at_ns - second.duration_ns == validated[0].at_ns
+        assert loops[0].at_ns == second.at_ns
+
+    def test_evaluation_by_hand(self, capture):
+        """A validation that the script has spans for is recorded once."""
+        model, optimizer, batches = loop_of(batches=2)
+        model.eval()
+        with trackside.instrument(model, optimizer, batches), trackside.validation_loop():
+            for inputs, _ in batches:
+                with trackside.validation_iteration():
+                    model(inputs)
+        assert len(capture.events) == 3
+
+    def test_loss(self, capture):
+        """The loss of an iteration is what backward() was called on; of accumulated batches it is the mean."""
+        model, optimizer, batches = loop_of(batches=4)
+        with trackside.instrument(model, optimizer, batches):
+            losses = train(model, optimizer, batches, accumulate=2)
+        told = [float(event.loss) for event in capture.events if isinstance(event, IterationEnded)]
+        assert told == pytest.approx([(losses[0] + losses[1]) / 2, (losses[2] + losses[3]) / 2])
+
+    def test_scaled_loss(self, capture):
+        """A loss that a gradient scaler multiplied is recorded as it was before."""
+        model, optimizer, batches = loop_of(batches=1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        with trackside.instrument(model, optimizer, batches):
+            for inputs, targets in batches:
+                loss = (model(inputs) - targets).square().mean()
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+        (iteration,) = [event for event in capture.events if isinstance(event, IterationEnded)]
+        assert float(iteration.loss) == loss.item()
+
+    def test_backward_lasts_as_long(self, capture):
+        """The backward pass lasts as long as the call of backward() does, hooks at its end included."""
+        model, optimizer, batches = loop_of(batches=1)
+        engine = torch.autograd.Variable._execution_engine
+        with trackside.instrument(model, optimizer, batches):
+            for inputs, targets in batches:
+                loss = (model(inputs) - targets).square().mean()
+                model[0].weight.register_hook(lambda _: engine.queue_callback(lambda: time.sleep(0.2)))
+                began = time.perf_counter_ns()
+                loss.backward()
+                took_ns = time.perf_counter_ns() - began
+                optimizer.step()
+        (backward,) = [event for event in capture.events if getattr(event, "name", "") == "model_backward"]
+        assert took_ns * 0.9 < backward.duration_ns <= took_ns
+
+    def test_two_models(self, capture):
+        """Of two models each has the backward passes that its own outputs are part of."""
+        model, optimizer, batches = loop_of(batches=2)
+        other, its_optimizer, its_batches = loop_of(batches=2)
+        with trackside.instrument(model, optimizer, batches), trackside.instrument(other, its_optimizer, its_batches):
+            train(model, optimizer, batches)
+            train(other, its_optimizer, its_batches)
+        names = [event.name for event in capture.events if isinstance(event, SpanEnded)]
+        assert names.count("model_backward") == 4
+
+    def test_exception(self, capture):
+        """An exception that leaves the loop makes the iteration a failed one."""
+        model, optimizer, batches = loop_of()
+        model.register_forward_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError), trackside.instrument(model, optimizer, batches):
+            train(model, optimizer, batches)
+        assert [event.failed for event in capture.events if isinstance(event, IterationEnded)] == [True]
+
+    def test_bad_forward(self, capture):
+        """A forward pass that raises ends its span, and the exception is the model's own."""
+        model, optimizer, _ = loop_of()
+        with trackside.instrument(model, optimizer), pytest.raises(RuntimeError, match="shapes"):
+            model(torch.randn(1, 5))
+        assert told(capture)[0][0] == "model_forward"
+
+    def test_sections(self):
+        """Each part is a section too, so that stragglers are found in it."""
+        model, optimizer, batches = loop_of(batches=2)
+        with trackside.subscribe(Capture(), to=trackside.events.SectionWindow) as windows:
+            with trackside.instrument(model, optimizer, batches):
+                train(model, optimizer, batches)
+            trackside.instruments.close_section_window()
+        (window,) = windows.handler.events
+        assert set(window.names) == {"data_loading", "model_forward", "model_backward", "optimizer_update"}
+
+
+class TestClose:
+    def test_torch(self):
+        """When the last loop is closed, torch is as it was."""
+        before = torch.autograd.backward, torch.amp.GradScaler.scale
+        model, optimizer, batches = loop_of()
+        trackside.instrument(model, optimizer, batches).close()
+        assert (torch.autograd.backward, torch.amp.GradScaler.scale) == before
+
+    def test_undone(self, capture):
+        """After it was closed the loop says nothing."""
+        model, optimizer, batches = loop_of()
+        trackside.instrument(model, optimizer, batches).close()
+        train(model, optimizer, batches)
+        assert capture.events == []
+
+    def test_loader(self):
+        """The data loader has its own class again."""
+        model, optimizer, batches = loop_of()
+        trackside.instrument(model, optimizer, batches).close()
+        assert type(batches) is data.DataLoader
+
+    def test_again(self, capture):
+        """What was closed can be instrumented again, and then tells everything once."""
+        model, optimizer, batches = loop_of(batches=1)
+        trackside.instrument(model, optimizer, batches).close()
+        with trackside.instrument(model, optimizer, batches):
+            train(model, optimizer, batches)
+        assert len(capture.events) == 5
+
+
+class TestBadInput:
+    def test_twice(self):
+        """A data loader that is instrumented already is refused, in one line that says so."""
+        model, optimizer, batches = loop_of()
+        with trackside.instrument(model, optimizer, batches), pytest.raises(ConfigError, match="instrumented already"):
+            trackside.instrument(model, optimizer, batches)
+
+    def test_no_model(self):
+        """Something that is no model is refused, naming what it lacks."""
+        with pytest.raises(ConfigError, match="register_forward_pre_hook"):
+            trackside.instrument(print, None)
+
+    def test_list(self):
+        """A list cannot be watched: its class cannot be stood in for."""
+        model, optimizer, _ = loop_of()
+        with pytest.raises(ConfigError, match="derived from"):
+            trackside.instrument(model, optimizer, [])
+
+    def test_list_leaves_nothing(self, capture):
+        """What was refused leaves no hooks behind."""
+        model, optimizer, batches = loop_of()
+        with pytest.raises(ConfigError):
+            trackside.instrument(model, optimizer, [])
+        train(model, optimizer, batches)
+        assert capture.events == []

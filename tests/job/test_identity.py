@@ -1,0 +1,97 @@
+"""The identity of processes whose rank torch.distributed alone knows, in real processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import trackside
+from trackside.events import IterationEnded
+
+pytest.importorskip("torch")
+
+PROGRAM = """
+import os, sys, time
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import trackside
+
+def work(rank, directory, begins):
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=sys.argv[3])
+    if begins == "after":
+        dist.init_process_group("gloo", rank=rank, world_size=2)
+    with trackside.start(directory, report=False, heartbeat_interval_s=0.05) as job:
+        if begins == "before":
+            dist.init_process_group("gloo", rank=rank, world_size=2)
+            until = time.monotonic() + 20
+            while job.source.world_size == 1 and time.monotonic() < until:
+                time.sleep(0.02)
+        with trackside.training_iteration(rank):
+            pass
+    dist.barrier()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    mp.spawn(work, (sys.argv[1], sys.argv[2]), nprocs=2)
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.hang_guard(180)
+@pytest.mark.parametrize("begins", ["after", "before"])
+def test_spawned_ranks(tmp_path, begins, free_port):
+    """Ranks that mp.spawn started are two ranks of one run, whether telemetry starts after the group or before."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TRACKSIDE")}
+    command = [sys.executable, str(program), str(tmp_path / "runs"), begins, str(free_port)]
+    subprocess.run(command, check=True, timeout=150, env=environment)
+    steps = [event for event in trackside.replay(tmp_path / "runs") if isinstance(event, IterationEnded)]
+    assert sorted((event.source.rank, event.source.world_size, event.step) for event in steps) == [(0, 2, 0), (1, 2, 1)]
+    assert len({event.source.run_id for event in steps}) == 1
+
+
+@pytest.fixture
+def free_port():
+    import socket
+
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        return found.getsockname()[1]
+
+
+RIVAL = """
+import sys, time
+import trackside
+
+job = trackside.JobConfig(application_name="a", run_id="job-7", rank=3)
+with trackside.start(sys.argv[1], job=job, report=False, heartbeat_interval_s=0.1):
+    print("on", flush=True)
+    sys.stdin.readline()
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+@pytest.mark.hang_guard(120)
+def test_rivals(tmp_path):
+    """Of two processes that write as one rank of one run, the later says so; a process that is over is no rival."""
+
+    def begin(rest_s):
+        command = [sys.executable, "-c", RIVAL, str(tmp_path), str(rest_s)]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        process.stdout.readline()
+        return process
+
+    over = begin(0)
+    assert over.communicate("\n", timeout=60)[1] == ""
+    first = begin(1)
+    second = begin(1)
+    error = second.communicate("\n", timeout=60)[1]
+    first.communicate("\n", timeout=60)
+    assert f"process {first.pid} on " in error
+    assert "writes as rank 3 of run job-7, too; give each process its own: JobConfig(rank=…)" in error
+    assert error.count("writes as rank") == 1

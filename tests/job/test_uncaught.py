@@ -1,0 +1,97 @@
+"""Exceptions that nothing caught, in real processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import trackside
+from trackside.events import ExceptionRaised, SourceEnded
+
+BEGIN = """
+import sys, threading
+import trackside
+"""
+
+
+def run(tmp_path, program):
+    """Run *program* with a log below *tmp_path*; return what it printed and the events of its log."""
+    done = subprocess.run(
+        [sys.executable, "-c", BEGIN + program, str(tmp_path / "runs")],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    return done, list(trackside.replay(tmp_path / "runs"))
+
+
+def raised(events):
+    return [(event.type, event.message, event.span_name) for event in events if isinstance(event, ExceptionRaised)]
+
+
+def reasons(events):
+    return [event.reason for event in events if isinstance(event, SourceEnded)]
+
+
+@pytest.mark.hang_guard(120)
+class TestProgram:
+    def test_uncaught(self, tmp_path):
+        """An exception that ends the program is recorded, and named as the reason of its end."""
+        done, events = run(tmp_path, "trackside.start(sys.argv[1], report=False)\nraise ValueError('bad batch')")
+        assert raised(events) == [("ValueError", "bad batch", "")]
+        assert reasons(events) == ["ValueError"]
+        assert done.returncode == 1
+
+    def test_prints_the_same(self, tmp_path):
+        """The program prints what it would print without telemetry."""
+        script = "def f():\n    raise ValueError('bad batch')\n"
+        done, _ = run(tmp_path, f"trackside.start(sys.argv[1], report=False)\n{script}f()")
+        bare, _ = run(tmp_path, f"\n{script}f()")
+        assert done.stderr == bare.stderr
+        assert done.stdout == bare.stdout == ""
+
+    def test_left_a_span(self, tmp_path):
+        """One that left spans before is not recorded again."""
+        program = "trackside.start(sys.argv[1], report=False)\nwith trackside.span('load'): raise ValueError('bad')"
+        _, events = run(tmp_path, program)
+        assert raised(events) == [("ValueError", "bad", "load")]
+        assert reasons(events) == ["ValueError"]
+
+    def test_left_the_block(self, tmp_path):
+        """One that leaves the block of start() is recorded once."""
+        _, events = run(tmp_path, "with trackside.start(sys.argv[1], report=False): raise ValueError('bad')")
+        assert raised(events) == [("ValueError", "bad", "")]
+        assert reasons(events) == ["ValueError"]
+
+    def test_hook_of_the_program(self, tmp_path):
+        """The program's own hook is called with what it would have been called with."""
+        hook = "sys.excepthook = lambda kind, error, trace: print('hook', kind.__name__, error)\n"
+        done, events = run(tmp_path, f"{hook}trackside.start(sys.argv[1], report=False)\nraise ValueError('bad')")
+        assert (done.stdout, done.stderr) == ("hook ValueError bad\n", "")
+        assert raised(events) == [("ValueError", "bad", "")]
+
+    def test_hooks_afterwards(self, tmp_path):
+        """When telemetry is off again, so are the hooks."""
+        program = """
+import cattrs  # on Python 3.10 its dependency exceptiongroup has a hook of its own
+before = sys.excepthook, threading.excepthook
+trackside.start(sys.argv[1], report=False).close()
+print(before == (sys.excepthook, threading.excepthook))
+"""
+        done, _ = run(tmp_path, program)
+        assert done.stdout == "True\n"
+
+    def test_thread(self, tmp_path):
+        """An exception that ends a thread is recorded; the program goes on to a good end."""
+        program = """
+def work():
+    raise KeyError("lost")
+with trackside.start(sys.argv[1], report=False):
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+"""
+        done, events = run(tmp_path, program)
+        assert raised(events) == [("KeyError", "'lost'", "")]
+        assert reasons(events) == ["closed"]
+        assert "KeyError" in done.stderr

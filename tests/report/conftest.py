@@ -1,0 +1,281 @@
+"""Made-up jobs, whose trouble is known because it was put in."""
+
+from __future__ import annotations
+
+import random
+import statistics
+
+import attrs
+import pytest
+
+from trackside.events import (
+    ClockAnchored,
+    CounterWindow,
+    Heartbeat,
+    IterationEnded,
+    ProfileSpanEnded,
+    SectionWindow,
+    Source,
+    SourceEnded,
+    SourceStarted,
+    SpanEnded,
+    SpanStarted,
+)
+from trackside.handlers import EventLog
+from trackside.wire import RowEncoder, encode_frame
+
+S = 10**9
+START_NS = 1_700_000_000 * S
+WINDOW_STEPS = 50
+ROWS_PER_FRAME = 2_000
+
+
+def write_log(directory, source, events):
+    """Write *events* as a process of that identity would have, and return the file."""
+    log = EventLog(directory, fsync_s=None)
+    log.open(source)
+    encoder, schemas, rows, first = RowEncoder(), {}, [], 0
+    for place, event in enumerate(events):
+        schema, row = encoder.encode(event, len(rows))
+        schemas[schema.number] = schema.entry
+        rows.append(row)
+        if len(rows) == ROWS_PER_FRAME:
+            frame = encode_frame(source.id, first, place, dropped={}, schemas=schemas.values(), rows=rows)
+            assert log.accept(frame, events=len(rows))
+            schemas, rows, first = {}, [], place + 1
+    if rows:
+        last = first + len(rows) - 1
+        frame = encode_frame(source.id, first, last, dropped={}, schemas=schemas.values(), rows=rows)
+        assert log.accept(frame, events=len(rows))
+    assert log.close()
+    return log.paths[0]
+
+
+@attrs.define
+class MadeUpJob:
+    """
+    A job of ranks that meet at the end of each step.
+
+    Each number is what the healthy job does; a test changes one of them.
+    """
+
+    ranks: int = 4
+    steps: int = 300
+    forward_s: float = 0.04
+    backward_s: float = 0.06
+    loading_s: float = 0.002
+    reduce_s: float = 0.008
+    noise: float = 0.03
+    save_every: int = 100
+    save_s: float = 0.3
+    validate_every: int = 0
+    validation_s: float = 0.0
+    setup_s: float = 0.5
+    stumbles: float = 0.002
+    """The share of steps that take three times as long for no reason."""
+    factor: object = lambda rank, step, part: 1.0
+    """By what a part of a step is longer on some rank from some step on."""
+    killed_at: tuple = ()
+    """The steps at which rank 1 is killed, one for each attempt."""
+    recovery_s: float = 2.0
+    memory: object = lambda rank, step: 8.0e9
+    seed: int = 0
+    run_id: str = "job"
+    session_tag: str = "made-up"
+    hangs_s: float = 0.0
+    """How long the last step is in progress when the logs end."""
+    between_s: float = 0.0
+    """What is spent between steps, and nothing says on what."""
+    baseline: bool = False
+
+    def write(self, directory):
+        """Write the logs of all ranks and attempts; return the directory."""
+        rng = random.Random(self.seed)
+        at_ns, first = START_NS, 0
+        for attempt, until in enumerate([*self.killed_at, self.steps]):
+            is_killed = attempt < len(self.killed_at)
+            at_ns = self._attempt(directory, rng, attempt, at_ns, range(first, until), is_killed=is_killed)
+            first = until - until % self.save_every
+            at_ns += round(self.recovery_s * S)
+        return directory
+
+    def _attempt(self, directory, rng, attempt, start_ns, steps, *, is_killed):
+        sources = [
+            Source(
+                id=f"{self.seed:04x}{attempt:04x}{rank:08x}",
+                run_id=self.run_id,
+                session_tag=self.session_tag,
+                attempt=attempt,
+                rank=rank,
+                world_size=self.ranks,
+                host=f"node{rank // 2}",
+                pid=100 + rank,
+                application="made-up",
+                baseline=self.baseline,
+            )
+            for rank in range(self.ranks)
+        ]
+        logs = [Rank(source, start_ns) for source in sources]
+        for log in logs:
+            log.began(round(self.setup_s * S), attempt, steps.start)
+        for step in steps:
+            self._step(logs, rng, step)
+        if self.hangs_s:
+            for log in logs:
+                log.hang(round(self.hangs_s * S), steps.stop)
+        for log in logs:
+            if not is_killed and not self.hangs_s:
+                log.ended()
+            elif is_killed and log.source.rank != 1:
+                log.waited(S)
+        for log in logs:
+            write_log(directory, log.source, log.events)
+        return max(log.at_ns for log in logs)
+
+    def _step(self, logs, rng, step):
+        stumble = 3.0 if rng.random() < self.stumbles else 1.0
+        lengths = []
+        for log in logs:
+            rank = log.source.rank
+            parts = {"data_loading": self.loading_s, "model_forward": self.forward_s, "model_backward": self.backward_s}
+            lengths.append(
+                {
+                    name: round(S * mean * stumble * max(0.2, rng.gauss(1, self.noise)) * self.factor(rank, step, name))
+                    for name, mean in parts.items()
+                }
+            )
+        reduce_ns = round(S * self.reduce_s * self.factor(-1, step, "all_reduce"))
+        slowest = max(sum(parts.values()) for parts in lengths)
+        for log, parts in zip(logs, lengths, strict=True):
+            waited = slowest - sum(parts.values()) + reduce_ns
+            log.step(step, {**parts, "all_reduce": waited})
+            if self.between_s:
+                log.at_ns += round(self.between_s * S)
+            if not step % 10:
+                log.counted(step, self.memory(log.source.rank, step))
+            if (step + 1) % self.save_every == 0 and self.save_s:
+                log.spent("checkpoint_save_sync", round(self.save_s * S), step)
+            if self.validate_every and (step + 1) % self.validate_every == 0:
+                log.spent("validation_loop", round(self.validation_s * S), step)
+
+
+class Rank:
+    """What one process tells, in order."""
+
+    def __init__(self, source, at_ns):
+        self.source, self.at_ns = source, at_ns
+        self.events = [SourceStarted(identity=source.to_wire(), at_ns=at_ns, step=-1)]
+        self.spans = 1
+        self.window = {}
+
+    def _add(self, cls, **fields):
+        self.events.append(cls(**{"at_ns": self.at_ns, "span_id": 0, "step": -1, **fields}))
+
+    def began(self, setup_ns, attempt, first_step):
+        """Begin: the process starts up."""
+        self._add(ClockAnchored, mono_ns=1, wall_ns=self.at_ns, offset_ns=0, uncertainty_ns=100)
+        self.spent("model_initialization", setup_ns, -1)
+        if attempt:
+            self.spent("checkpoint_load", setup_ns // 2, -1, current_iteration=first_step - 1)
+
+    def spent(self, name, length_ns, step, **attributes):
+        """Spend time in a span."""
+        self.spans += 1
+        given = {"span_id": self.spans, "parent_span_id": 0, "name": name, "attributes": attributes}
+        self._add(SpanStarted, step=step, **given)
+        self.at_ns += length_ns
+        self._add(SpanEnded, step=step, duration_ns=length_ns, **given)
+
+    def step(self, step, parts):
+        """Make one step."""
+        self.spans += 1
+        iteration, began_ns = self.spans, self.at_ns
+        for name, length_ns in parts.items():
+            self.at_ns += length_ns
+            self.window.setdefault(name, []).append(float(length_ns))
+            if name != "all_reduce":
+                self.spans += 1
+                given = {"span_id": self.spans, "parent_span_id": iteration, "name": name, "duration_ns": length_ns}
+                self._add(ProfileSpanEnded, step=step, **given)
+        self._add(
+            IterationEnded,
+            step=step,
+            span_id=iteration,
+            duration_ns=self.at_ns - began_ns,
+            samples=32,
+            loss=2.0 / (step + 1),
+        )
+        if (step + 1) % WINDOW_STEPS == 0:
+            self._close_window(step)
+
+    def _close_window(self, step):
+        values = list(self.window.values())
+        self._add(
+            SectionWindow,
+            step=step,
+            window=step // WINDOW_STEPS,
+            first_step=step - WINDOW_STEPS + 1,
+            last_step=step,
+            start_ns=self.at_ns - round(sum(map(sum, values))),
+            names=list(self.window),
+            counts=[len(own) for own in values],
+            entries=[len(own) for own in values],
+            min_ns=[min(own) for own in values],
+            max_ns=[max(own) for own in values],
+            median_ns=[statistics.median(own) for own in values],
+            mean_ns=[statistics.fmean(own) for own in values],
+            std_ns=[statistics.pstdev(own) for own in values],
+            waits=["all_reduce"],
+        )
+        self.window = {}
+
+    def counted(self, step, value):
+        """Tell where the memory stands."""
+        told = {"name": "process.memory.usage", "unit": "By", "count": 1, "values": {"mean": value, "max": value}}
+        self._add(
+            CounterWindow, start_ns=self.at_ns - S, end_ns=self.at_ns, total_count=step + 1, total_sum=value, **told
+        )
+
+    def hang(self, length_ns, step):
+        """Hang in a span, still alive and reading the clock."""
+        self.spans += 1
+        given = {
+            "span_id": self.spans,
+            "parent_span_id": 0,
+            "name": "save_to_bucket" if self.source.rank == 2 else "waiting",
+        }
+        self._add(SpanStarted, step=step, **given)
+        self.at_ns += length_ns
+        self._add(ClockAnchored, mono_ns=1, wall_ns=self.at_ns, offset_ns=0, uncertainty_ns=100)
+        self._add(Heartbeat, sequence=0)
+
+    def waited(self, length_ns):
+        """Wait, alive."""
+        self.at_ns += length_ns
+        self._add(Heartbeat, sequence=0)
+
+    def ended(self):
+        """End well."""
+        self._add(SourceEnded, reason="closed")
+
+
+@pytest.fixture(scope="session")
+def make_job():
+    """Give the class of made-up jobs."""
+    return MadeUpJob
+
+
+@pytest.fixture(scope="session")
+def write_events():
+    """Give the function that writes the events of one process."""
+    return write_log
+
+
+@pytest.fixture
+def made_up(tmp_path):
+    """Give a function that writes a made-up job and returns its directory."""
+
+    def write(name="job", **changes):
+        return MadeUpJob(**changes).write(tmp_path / name)
+
+    return write

@@ -1,0 +1,105 @@
+"""What changed between two sets of runs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from trackside.cli import main
+from trackside.events import UnreadableError
+from trackside.report import BETTER, SAME, WORSE, Selected, compare
+
+pytestmark = pytest.mark.once
+
+
+@pytest.fixture
+def compared(made_up):
+    """Give a function that compares the usual job with a changed one."""
+
+    def run(before=None, **changes):
+        usual = {"ranks": 1, "steps": 200}
+        here = made_up("a", run_id="a", session_tag="a", **{**usual, **(before or {})})
+        there = made_up("b", run_id="b", session_tag="b", **{**usual, "seed": 2, **changes})
+        return compare(Selected("a", [here]), Selected("b", [there]))
+
+    return run
+
+
+def row(found, name):
+    (one,) = [one for one in [*found.judged, *found.buckets, *found.parts] if one.name == name]
+    return one
+
+
+class TestVerdict:
+    def test_same(self, compared):
+        """Of two runs of one job no difference is shown."""
+        assert compared().verdict == SAME
+
+    def test_slower(self, compared):
+        """Steps that take 3 % longer are found over a thousand, and in which part of the step: 112 ms and 3.4 ms."""
+        found = compared(before={"steps": 1_000}, steps=1_000, backward_s=0.0634)
+        assert (found.verdict, row(found, "step time, typical").verdict) == (WORSE, WORSE)
+        assert row(found, "step time, typical").difference.change == pytest.approx(0.03, abs=0.005)
+        assert {one.name for one in found.parts if one.verdict == WORSE} == {"model_backward"}
+
+    def test_faster(self, compared):
+        """So is what got better."""
+        assert compared(backward_s=0.05).verdict == BETTER
+
+    def test_goodput(self, compared):
+        """Time that went elsewhere is worse, though steps are as they were, and the bucket is named."""
+        found = compared(save_every=10, save_s=1.0)
+        assert (found.verdict, row(found, "step time, typical").verdict) == (WORSE, SAME)
+        assert row(found, "UNPRODUCTIVE_CHECKPOINT_SAVE_TIME").verdict == WORSE
+
+    def test_little_matters(self, compared):
+        """A change that is sure and small is none that matters."""
+        found = compared(backward_s=0.0605, noise=0.001, before={"noise": 0.001})
+        told = row(found, "step time, typical")
+        assert (told.difference.is_shown, told.verdict) == (True, SAME)
+
+    def test_few_steps(self, compared):
+        """Of a few steps it is said that they are too few."""
+        found = compared(steps=10, backward_s=0.2)
+        assert found.verdict == SAME
+        assert found.notes == ("b has 10 steps: too few to tell what is chance",)
+
+
+class TestSelection:
+    def test_wanted(self, made_up):
+        """Of one directory each side takes its own runs."""
+        made_up("all/a", ranks=1, steps=100, run_id="a", session_tag="x")
+        directory = made_up("all/b", ranks=1, steps=100, run_id="b", session_tag="x", seed=1).parent
+        sides = [Selected(name, [directory], lambda source, name=name: source.run_id == name) for name in "ab"]
+        found = compare(*sides)
+        assert (found.before.runs, found.after.runs) == (("a",), ("b",))
+
+    def test_nothing(self, made_up):
+        """A side without runs is an error that names it."""
+        with pytest.raises(UnreadableError, match="nobody"):
+            compare(Selected("nobody", [made_up(ranks=1, steps=20)], lambda _: False), Selected("b", []))
+
+    def test_json(self, compared):
+        """All of it is JSON, with a verdict for each row."""
+        told = json.loads(json.dumps(compared(steps=10).to_json(), allow_nan=False))
+        assert told["verdict"] == SAME
+        assert {one["unit"] for one in told["judged"]} == {"s", "share"}
+
+
+class TestCommand:
+    """As CI calls it: the marked run and the one that is judged lie in one directory."""
+
+    @pytest.mark.parametrize(
+        ("factor", "code", "said"), [(1.03, 1, "worse"), (0.9, 0, "better"), (1.0, 0, "no difference")]
+    )
+    def test_exit_code(self, made_up, capsys, factor, code, said):
+        """Exit code 1 says that it got worse, 3 % over a thousand steps; all else is 0."""
+        usual = {"ranks": 1, "steps": 1_000, "noise": 0.02}
+        made_up("all/a", run_id="a", session_tag="x", baseline=True, **usual)
+        slower = {"backward_s": 0.06 + 0.112 * (factor - 1)}
+        directory = made_up("all/b", run_id="b", session_tag="x", seed=1, **usual, **slower).parent
+        assert main(["compare", "--baseline", str(directory), "--json"]) == code
+        told = json.loads(capsys.readouterr().out)
+        assert (told["before"]["runs"], told["after"]["runs"]) == (["a"], ["b"])
+        assert said in told["verdict"]

@@ -1,0 +1,208 @@
+"""What a report tells, and that text, page and JSON only show it."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+
+import pytest
+
+from trackside.events import ConfigError, CounterWindow, IterationEnded, Source, SpanEnded, UnreadableError
+from trackside.report import read_report, report_page
+from trackside.report._charts import heat
+from trackside.report._report import Heatmap
+
+pytestmark = pytest.mark.once
+
+S = 10**9
+START_NS = 1_700_000_000 * S
+HOSTILE = '<script>alert("1")</script><img src=x onerror=a>&\x1b[2J'
+
+
+@pytest.fixture
+def hostile(tmp_path, write_events):
+    """Give the log of a job that puts markup and control characters wherever a log holds text."""
+    common = {"at_ns": START_NS}
+    error = {"type": HOSTILE, "message": HOSTILE}
+    events = [
+        SpanEnded(step=0, span_id=2, parent_span_id=1, name=HOSTILE, duration_ns=S, error=error, **common),
+        IterationEnded(step=0, span_id=1, duration_ns=S, **common),
+        CounterWindow(
+            step=0, name=HOSTILE, unit=HOSTILE, start_ns=START_NS, end_ns=START_NS, count=1, values={"mean": 1.0},
+            total_count=1, total_sum=1.0, **common,
+        ),
+    ]  # fmt: skip
+    told = {"run_id": HOSTILE, "session_tag": HOSTILE, "host": HOSTILE, "application": HOSTILE, "perf_tags": (HOSTILE,)}
+    write_events(tmp_path, Source(id="0001", **told), events)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def page(make_job, tmp_path_factory):
+    """Give the page of a job with two attempts."""
+    return report_page(read_report(make_job(killed_at=(130,)).write(tmp_path_factory.mktemp("job"))))
+
+
+class TestReport:
+    def test_attempts(self, made_up):
+        """Each attempt's buckets add up to its time, and all of them to the session's."""
+        report = read_report(made_up(killed_at=(130, 250)))
+        assert [bar.number for bar in report.attempts] == [0, 1, 2]
+        for bar in report.attempts:
+            assert sum(bar.buckets_s.values()) == pytest.approx((bar.end_ns - bar.start_ns) / S)
+        whole = sum(sum(bar.buckets_s.values()) for bar in report.attempts)
+        assert whole == pytest.approx(report.goodput.elapsed_s)
+
+    def test_first_out(self, made_up):
+        """Of an attempt that did not end well, the rank that fell silent first is known."""
+        report = read_report(made_up(killed_at=(130,)))
+        assert (report.attempts[0].first_out.rank, report.attempts[1].first_out) == (1, None)
+
+    def test_identity(self, made_up):
+        """Ranks, hosts, the application and how it ended are the log's."""
+        report = read_report(made_up())
+        told = (report.session, report.application, report.ranks_total, report.hosts, report.state)
+        assert told == ("made-up", "made-up", 4, 2, "ended")
+
+    def test_parts(self, made_up):
+        """What a step is made of is what was put in, on average over ranks and steps: 40 and 60 of 112 ms."""
+        parts = {part.name: part for part in read_report(made_up(stumbles=0)).parts}
+        assert parts["model_forward"].mean_ns == pytest.approx(40e6, rel=0.01)
+        assert parts["model_backward"].share == pytest.approx(60 / 112, rel=0.02)
+        assert parts["all_reduce"].kind == "waiting"
+
+    def test_longest_step(self, made_up):
+        """The longest step is in the timeline, with its number and rank."""
+        report = read_report(made_up(factor=lambda rank, step, part: 50.0 if (rank, step) == (3, 77) else 1.0))
+        _, longest = max(report.steps, key=lambda point: point[1].high)
+        assert (longest.high_step, longest.high > 4 * S) == (77, True)
+
+    def test_session(self, made_up):
+        """Of several sessions the latest is told of, unless another one is asked for."""
+        made_up("all/a", ranks=1, steps=30, session_tag="a", run_id="a")
+        directory = made_up("all/b", ranks=1, steps=30, session_tag="b", run_id="b", seed=1).parent
+        chosen = read_report(directory, session="a")
+        assert (chosen.session, chosen.others) == ("a", ("b",))
+
+    def test_no_such_session(self, made_up):
+        """A session that is not there is an error that names those that are."""
+        with pytest.raises(ConfigError, match="made-up"):
+            read_report(made_up(ranks=1, steps=30), session="x")
+
+    def test_missing_events(self, made_up, tmp_path):
+        """What is damaged and missing in the files is told, and the rest is read."""
+        directory = made_up(ranks=1, steps=2_000)
+        (path,) = directory.rglob("*.tslog")
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 0xFF
+        path.write_bytes(data)
+        report = read_report(directory)
+        assert report.losses.damaged_bytes > 0
+        assert report.losses.missing > 0
+        assert f"{report.losses.total:,} events missing" in report.verdict.summary
+
+    def test_of_nobody(self, tmp_path):
+        """A directory without logs is an error."""
+        with pytest.raises(UnreadableError):
+            read_report(tmp_path)
+
+    def test_json(self, made_up):
+        """All of it is JSON."""
+        told = json.loads(json.dumps(read_report(made_up(ranks=2)).to_json(), allow_nan=False))
+        assert told["verdict"]["headline"] == "Nothing stands out."
+        assert {"attempts", "steps", "heatmap", "spans", "counters", "losses", "goodput"} <= set(told)
+
+    def test_progress(self, made_up):
+        """How far the reading is, is told on the way."""
+        told = []
+        read_report(made_up(ranks=3, steps=20), progress=lambda *place: told.append(place))
+        assert [place[:2] for place in told] == [(0, 3), (1, 3), (2, 3)]
+        assert told[-1][2] == read_report(made_up(ranks=3, steps=20)).events
+
+    def test_hostile(self, hostile):
+        """Names that are markup are names."""
+        assert read_report(hostile).session == HOSTILE
+
+
+class TestPage:
+    def test_alone(self, page):
+        """It refers to nothing: no address, no script and no file is in it, and its policy forbids all of them."""
+        assert "http:" not in page
+        assert "https:" not in page
+        assert not re.search(r"(?i)<script|<iframe|<object|@import|url\(|src=", page)
+        assert re.findall(r'href="([^"]*)"', page) == ["data:,"]
+        assert "default-src 'none'" in html.unescape(page)
+
+    def test_charts(self, page):
+        """The three charts are there, and the verdict before them."""
+        places = [page.index(f'id="{name}"') for name in ("verdict", "chart-goodput", "chart-steps", "chart-heatmap")]
+        assert places == sorted(places)
+
+    def test_words(self, page):
+        """What stands out is there in words."""
+        assert re.search(r'class="headline">1 restart cost [\d.]+ s, [\d.]+ % of the time\.<', page)
+
+    def test_hostile(self, hostile):
+        """Whatever a log holds is text: no markup of it is in the page, and no control character."""
+        page = report_page(read_report(hostile))
+        assert "<script" not in page
+        assert "<img" not in page
+        assert "\x1b" not in page
+        assert page.count("&lt;script&gt;") > 5
+
+    def test_no_steps(self, tmp_path, write_events):
+        """A job that made no step has a page too."""
+        events = [
+            SpanEnded(at_ns=START_NS, step=-1, span_id=1, parent_span_id=0, name="model_initialization", duration_ns=S)
+        ]
+        write_events(tmp_path, Source(id="0001", run_id="run"), events)
+        page = report_page(read_report(tmp_path))
+        assert "No training step ended." in page
+
+    def test_many_ranks(self):
+        """Of many ranks neighbours are one cell, by their worst: the map stays small, and the slow one is named."""
+        ranks = list(range(4_096))
+        scores = [[0.31 if (rank, name) == (2_711, 5) else 0.99 for rank in ranks] for name in range(8)]
+        nodes = [f"node{rank // 8}" for rank in ranks]
+        chart = heat(Heatmap(basis="", ranks=ranks, nodes=nodes, names=[f"part {n}" for n in range(8)], scores=scores))
+        assert len(chart) < 400_000
+        assert "ranks 2704 to 2719: worst is rank 2711 on node338: 0.310" in chart
+        assert chart.index("part 5") < chart.index("part 0")
+
+
+class TestText:
+    @pytest.fixture
+    def printed(self):
+        """Give a function that returns a report as it is printed where there is no terminal."""
+        rich = pytest.importorskip("trackside.report.rich", reason="rich is not installed in this environment")
+        import io
+
+        def run(report):
+            out = io.StringIO()
+            rich.print_report(report, rich.make_console(file=out))
+            return out.getvalue()
+
+        return run
+
+    def test_sections(self, printed, made_up):
+        """It has the verdict, the attempts, the steps, the ranks, the spans, the counters, and what is missing."""
+        text = printed(read_report(made_up(killed_at=(130,))))
+        titles = (
+            "restart", "Where the time went", "Step time", "What a step is made of", "Ranks compared", "Spans",
+            "Counters", "What is missing",
+        )  # fmt: skip
+        places = [text.index(title) for title in titles]
+        assert places == sorted(places)
+
+    def test_plain(self, printed, made_up):
+        """Where there is no terminal it has no control characters, and no line is longer than 100 characters."""
+        text = printed(read_report(made_up()))
+        assert "\x1b" not in text
+        assert max(map(len, text.splitlines())) <= 100
+
+    def test_hostile(self, printed, hostile):
+        """What a log holds does not steer the terminal, nor is it read as rich's markup."""
+        text = printed(read_report(hostile))
+        assert "\x1b" not in text
+        assert r"\x1b[2J" in text

@@ -1,0 +1,236 @@
+"""What a running job does now."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import attrs
+import pytest
+
+from trackside.events import EventsDropped, Heartbeat, IterationEnded, Source, SpanStarted
+from trackside.handlers import replay
+from trackside.report import Top, top_line
+
+pytestmark = pytest.mark.once
+
+S = 10**9
+
+
+@pytest.fixture
+def watched(made_up):
+    """Give a function that returns the view of a made-up job, *later_s* after its last event."""
+
+    def run(later_s=0.0, **job):
+        top, last_ns = Top(), 0
+        for event in replay(made_up(**job)):
+            top.drive(event)
+            last_ns = max(last_ns, event.at_ns)
+        return top.view(last_ns + round(later_s * S))
+
+    return run
+
+
+@pytest.fixture
+def make_event():
+    """Give a function that returns an event of one rank, numbered in the order in which they are made."""
+    source, made = Source(id="s", run_id="run"), []
+
+    def make(kind, at_ns=None, **fields):
+        event = kind(**{"at_ns": S * (len(made) + 1) if at_ns is None else at_ns, "span_id": 0} | fields)
+        event._source, event._seq = source, len(made)
+        made.append(event)
+        return event
+
+    return make
+
+
+class TestView:
+    def test_running(self, watched):
+        """Step, rate, goodput and counters are the job's: steps of 112 ms make 8.9 a second."""
+        view = watched(noise=0, stumbles=0, hangs_s=1)
+        assert (view.session, view.step, view.ranks, view.alive, view.has_ended) == ("made-up", 299, 4, 4, False)
+        assert view.steps_per_s == pytest.approx(1 / 0.11, rel=0.01)
+        assert 0.9 < view.goodput < 1
+        assert [(one.name, one.level) for one in view.counters] == [("process.memory.usage", 8e9)]
+
+    def test_ended(self, watched):
+        """A job that ended has ended."""
+        assert watched().has_ended
+
+    def test_slow(self, watched):
+        """A slow rank is named, with its section."""
+        view = watched(factor=lambda rank, step, part: 2.0 if (rank, part) == (2, "model_forward") else 1.0)
+        assert (view.worst[0].rank, "slow in section model_forward" in view.worst[0].why) == (2, True)
+
+    def test_open(self, watched):
+        """Spans that are open are there, and since when."""
+        view = watched(hangs_s=5)
+        assert {(one.rank, one.name) for one in view.open} >= {(2, "save_to_bucket"), (0, "waiting")}
+
+    def test_silent(self, watched):
+        """Ranks that are silent for more than three heartbeats are not alive, and named."""
+        view = watched(later_s=20, hangs_s=1)
+        assert (view.alive, [one.why for one in view.worst]) == (0, ["silent for 20 s, at step 299"] * 4)
+
+    def test_restarted(self, watched):
+        """After a restart the ranks are those of the new attempt."""
+        view = watched(killed_at=(130,))
+        assert (view.ranks, view.step, view.has_ended) == (4, 299, True)
+
+    def test_nothing_yet(self):
+        """Before anything is heard there is nothing to show, and no error."""
+        view = Top().view(S)
+        assert (view.session, view.behind_s, top_line(view)) == (
+            "",
+            None,
+            "waiting: step -1, 0 of 0 ranks alive, 0 lost",
+        )
+
+    def test_lost(self):
+        """What did not get here is told."""
+        top = Top()
+        top.lose(7)
+        assert top.view(S).lost == 7
+
+    def test_slow_answers(self, watched, made_up):
+        """An answer that takes long is asked for no more often than it can be had."""
+        now_s = [0.0]
+
+        def clock():
+            now_s[0] += 1.0  # each look at the clock is a second later: the answer takes one
+            return now_s[0]
+
+        top = Top(monotonic_s=clock)
+        for event in replay(made_up(ranks=1, steps=20)):
+            top.drive(event)
+        first = top.view(S).goodput
+        top.goodput = None  # nobody asks it again for ten seconds
+        assert [top.view(S).goodput for _ in range(5)] == [first] * 5
+
+    def test_json(self, watched):
+        """It is JSON."""
+        assert json.loads(json.dumps(watched().to_json(), allow_nan=False))["step"] == 299
+
+
+class TestLate:
+    """A viewer whose models got their states from the job, and that hears the stream from there on."""
+
+    @pytest.fixture
+    def joined(self, made_up):
+        """Give a function that returns what sees the last *heard* events of a made-up job, and what saw all of it."""
+
+        def run(heard, **job):
+            events = list(replay(made_up(noise=0, stumbles=0, **job)))
+            whole, late = Top(), Top()
+            for place, event in enumerate(events):
+                if place == len(events) - heard:
+                    for model, kept in zip(late.models, whole.models, strict=True):
+                        model.load(kept.dump())
+                whole.drive(event)
+                if place >= len(events) - heard:
+                    late.drive(event)
+            if not heard:
+                for model, kept in zip(late.models, whole.models, strict=True):
+                    model.load(kept.dump())
+            late.catch_up()
+            now_ns = max(event.at_ns for event in events)
+            return late.view(now_ns), whole.view(now_ns)
+
+        return run
+
+    @pytest.mark.parametrize("heard", [0, 1, 10, 500])
+    def test_sees_all(self, joined, heard):
+        """Whenever it came, it shows what it would show if it had been there from the start."""
+        late, whole = joined(heard, hangs_s=1)
+        assert late == whole
+        assert (late.step, late.alive, len(late.lengths_ns)) == (299, 4, 50)
+
+    def test_ended(self, joined):
+        """Ranks that had ended before have ended."""
+        late, whole = joined(0)
+        assert late.has_ended
+        assert late == whole
+
+    def test_silent_before(self, joined, made_up):
+        """Ranks that fell silent before it came are missed."""
+        late, _ = joined(0, hangs_s=1)
+        assert late.ranks == 4
+        top = Top()
+        for event in replay(made_up(hangs_s=1)):
+            top.goodput(event)
+        top.catch_up()
+        last_ns = max(one.signs.last_ns for one in top.goodput.lately(1))
+        assert [one.why for one in top.view(last_ns + 20 * S).worst] == ["silent for 20 s, at step 299"] * 4
+
+    def test_again(self, joined, made_up):
+        """Caught up with again, after a gap, it goes on from the newer state."""
+        events = list(replay(made_up(ranks=1, noise=0, stumbles=0)))
+        top, whole = Top(), Top()
+        for event in events[:400]:
+            top.drive(event)
+        for event in events:
+            whole.drive(event)
+        top.goodput.load(whole.goodput.dump())
+        top.catch_up()
+        assert (top.view(S).step, top.view(S).steps_per_s) == (299, whole.view(S).steps_per_s)
+
+    def test_given_up_before(self, make_event):
+        """What was given up before is in the heartbeats; what is given up now is not counted twice."""
+        top = Top()
+        top.drive(make_event(Heartbeat, sequence=0, counts={"dropped": 7}))
+        assert top.view(S).lost == 7
+        top.drive(make_event(EventsDropped, where="queue", by_type={"a": 2}, since_ns=0))
+        top.drive(make_event(Heartbeat, sequence=1, counts={"dropped": 9}))
+        assert top.view(S).lost == 9
+
+    def test_told_at_once(self, make_event):
+        """What is given up is told before the next heartbeat counts it."""
+        top = Top()
+        top.drive(make_event(EventsDropped, where="queue", by_type={"a": 2, "b": 1}, since_ns=0))
+        assert top.view(S).lost == 3
+
+    def test_step_over_already(self, make_event):
+        """A step that was open at the last heartbeat and has ended since is not open; what it was in is."""
+        top = Top()
+        spans = [(1, "training_loop", 5 * S), (2, "training_single_iteration", 8 * S)]
+        top.drive(
+            make_event(SpanStarted, span_id=1, parent_span_id=0, name="training_loop", attributes={}, at_ns=5 * S)
+        )
+        top.drive(make_event(Heartbeat, sequence=0, open_spans={"MainThread": list(spans[1])}, at_ns=9 * S))
+        assert [one.name for one in top.view(9 * S).open] == ["training_single_iteration"]
+        # The job's model of long spans alone never hears that it ended; who attaches knows by the model of goodput.
+        top.goodput(make_event(IterationEnded, span_id=2, step=0, duration_ns=2 * S, at_ns=10 * S))
+        top.catch_up()
+        assert [one.name for one in top.view(10 * S).open] == ["training_loop"]
+
+
+class TestScreen:
+    def test_since(self, watched):
+        """What began when the viewer came says so; what the job kept does not."""
+        rich = pytest.importorskip("trackside.report.rich", reason="rich is not installed in this environment")
+
+        def shown(*partial):
+            out = io.StringIO()
+            rich.make_console(file=out, width=100).print(rich._top(attrs.evolve(view, partial=partial), 100, 40))
+            return [line.strip() for line in out.getvalue().splitlines() if "since attached" in line]
+
+        view = watched(ranks=3, hangs_s=1)
+        assert shown() == []
+        assert shown("CounterBoard", "OpenSpans") == ["open spans since attached", "counters since attached"]
+        (goodput,) = shown("GoodputAccumulator")
+        assert goodput.startswith("goodput ")
+
+    @pytest.mark.parametrize("height", [10, 24, 50])
+    def test_fits(self, watched, height):
+        """It is never higher than the screen, nor wider, however much there is to tell."""
+        rich = pytest.importorskip("trackside.report.rich", reason="rich is not installed in this environment")
+        view = watched(ranks=40, steps=60, hangs_s=1, later_s=30)
+        out = io.StringIO()
+        console = rich.make_console(file=out, width=80)
+        console.print(rich._top(view, 80, height))
+        lines = out.getvalue().splitlines()
+        assert len(lines) <= height
+        assert max(map(len, lines)) <= 80
+        assert any("made-up" in line for line in lines)
+        assert any(line.startswith("lost 0") for line in lines)

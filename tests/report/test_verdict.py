@@ -1,0 +1,152 @@
+"""The verdict on made-up jobs: right where there is a cause, silent where there is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from trackside.report import read_report
+
+pytestmark = pytest.mark.once
+
+
+def slower(ranks, part, since, by):
+    """Return what makes a part of the step longer on some ranks from some step on."""
+    return lambda rank, step, own: by if own == part and step >= since and (ranks == "all" or rank in ranks) else 1.0
+
+
+def throttled(rank, step, part):
+    """Let all compute 30 % longer from step 180 on."""
+    return 1.3 if step >= 180 and part in {"model_forward", "model_backward"} else 1.0
+
+
+def two_on_a_host(rank, step, part):
+    """Let ranks 4 and 5, of node2, compute longer."""
+    return 1.6 if rank in {4, 5} and part != "all_reduce" else 1.0
+
+
+# What is wrong with the job; then the kind of the first finding, its rank, its section, and since which step.
+CAUSES = {
+    "one rank": (
+        {"factor": slower({2}, "model_backward", 100, 1.8)},
+        ("straggler", 2, "model_backward", 100),
+    ),
+    "one host": ({"ranks": 8, "factor": two_on_a_host}, ("straggler", 4, "model_backward", 0)),
+    "input": ({"loading_s": 0.08}, ("input-bound", None, "data_loading", None)),
+    "input of one rank": (
+        {"factor": slower({3}, "data_loading", 0, 40)},
+        ("input-bound", 3, "data_loading", 0),
+    ),
+    "input from some step on": (
+        {"factor": slower("all", "data_loading", 150, 20)},
+        ("input-bound", None, "data_loading", 150),
+    ),
+    "throttled": ({"factor": throttled}, ("compute-bound", None, "model_backward", 180)),
+    "network": ({"reduce_s": 0.15}, ("waiting", None, "all_reduce", None)),
+    "network from some step on": (
+        {"factor": slower("all", "all_reduce", 120, 6)},
+        ("waiting", None, "all_reduce", 120),
+    ),
+    "checkpoints": ({"save_every": 20, "save_s": 1.5}, ("checkpoints", None, "", None)),
+    "work lost": ({"killed_at": (195, 295), "recovery_s": 0.1}, ("restarts", 1, "", 194)),
+    "slow recovery": ({"killed_at": (201,), "recovery_s": 30}, ("restarts", 1, "", 200)),
+    "memory": (
+        {"memory": lambda rank, step: 8e9 + (3e7 * step if rank == 1 else 0)},
+        ("memory-growth", 1, "process.memory.usage", None),
+    ),
+    "hang": ({"hangs_s": 600}, ("stopped", 2, "save_to_bucket", 299)),
+    "validation": ({"validate_every": 50, "validation_s": 3}, ("evaluation", None, "", None)),
+    "between steps": ({"between_s": 0.1}, ("unaccounted", None, "", None)),
+}
+
+HEALTHY = {
+    "usual": {},
+    "one rank": {"ranks": 1, "steps": 200, "seed": 3},
+    "noisy": {"ranks": 8, "noise": 0.15, "stumbles": 0.02, "save_s": 0.2, "seed": 5},
+    "memory that levels off": {"memory": lambda rank, step: 8e9 + 4e9 * min(step, 60) / 60},
+}
+
+
+@pytest.fixture(scope="module")
+def of_cause(tmp_path_factory, make_job):
+    """Give a function that returns the findings of the job with a cause; each is made once."""
+    known = {}
+
+    def judge(name):
+        if name not in known:
+            directory = make_job(**CAUSES[name][0]).write(tmp_path_factory.mktemp("job"))
+            known[name] = read_report(directory).verdict.findings
+        return known[name]
+
+    return judge
+
+
+@pytest.fixture
+def findings(made_up):
+    """Give a function that returns what stands out in a made-up job."""
+
+    def judge(**job):
+        return read_report(made_up(**job)).verdict.findings
+
+    return judge
+
+
+class TestCauses:
+    @pytest.mark.parametrize("name", CAUSES)
+    def test_is_found(self, name, of_cause):
+        """What is wrong comes first: the kind, the rank, the section, and since when, to a tenth of all steps."""
+        kind, rank, section, since = CAUSES[name][1]
+        first = of_cause(name)[0]
+        assert (first.kind, first.rank, first.section) == (kind, rank, section)
+        assert first.since_step == since or abs(first.since_step - since) <= 30
+
+    @pytest.mark.parametrize("name", CAUSES)
+    def test_is_the_only_one(self, name, of_cause):
+        """One cause makes one finding: what follows from it is not told as another."""
+        assert len(of_cause(name)) == 1
+
+    def test_cost(self, of_cause):
+        """What a straggler cost is by how much longer the steps took: 200 of them, 0.8 × 60 ms each."""
+        (found,) = of_cause("one rank")
+        assert found.cost_s == pytest.approx(200 * 0.8 * 0.06, rel=0.05)
+
+    def test_cost_of_restarts(self, findings):
+        """A restart costs what was done again, until the job was back, and its start."""
+        (found,) = findings(killed_at=(201,), recovery_s=30, stumbles=0, noise=0)
+        # One step of 0.11 s again, 30 s to come back, 0.5 s to make the model, 0.25 s to load the checkpoint.
+        assert found.cost_s == pytest.approx(0.11 + 30 + 0.5 + 0.25, abs=0.05)
+
+    def test_odd_one(self, of_cause):
+        """In a hang the rank that is elsewhere is named, and where it is."""
+        (found,) = of_cause("hang")
+        assert any("rank 2 is in save_to_bucket, for 10 min" in line for line in found.evidence)
+
+    def test_two_causes(self, findings):
+        """Of two causes what cost more comes first."""
+        found = findings(save_every=20, save_s=1.5, loading_s=0.03)
+        assert [one.kind for one in found] == ["checkpoints", "input-bound"]
+
+
+class TestRegression:
+    def test_is_found(self, made_up):
+        """Steps that take 2.7 % longer than the baseline's are told: 3 ms of 110 ms."""
+        before = made_up("before", run_id="before", session_tag="before")
+        after = made_up("after", forward_s=0.043, seed=2)
+        (found,) = read_report(after, baseline=[before]).verdict.findings
+        assert found.kind == "regression"
+
+    def test_is_not_made_up(self, made_up):
+        """The same job again is no regression."""
+        before = made_up("before", run_id="before", session_tag="before")
+        assert read_report(made_up("after", seed=2), baseline=[before]).verdict.findings == ()
+
+
+class TestHealthy:
+    @pytest.mark.parametrize("name", HEALTHY)
+    def test_silence(self, name, made_up):
+        """Where nothing is wrong nothing is said."""
+        verdict = read_report(made_up(**HEALTHY[name])).verdict
+        assert (verdict.headline, verdict.findings) == ("Nothing stands out.", ())
+
+    def test_bound(self, made_up):
+        """What most of a step is, is said all the same."""
+        assert read_report(made_up()).verdict.bound == "compute"

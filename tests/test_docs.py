@@ -1,0 +1,114 @@
+"""The documentation holds every public name, and leads to every page."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import trackside
+
+pytestmark = pytest.mark.once
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+INDEX = (DOCS / "index.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """Return the module that writes the API reference."""
+    spec = importlib.util.spec_from_file_location("reference", DOCS / "_ext" / "reference.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class TestReference:
+    def test_every_public_module(self, reference):
+        """Each module of a public package whose path has no underscore has a section, if it defines anything."""
+        text = "\n".join(reference.pages().values())
+        there = set(re.findall(r"^## (\S+)$", text, re.MULTILINE))
+        source = Path(trackside.__file__).parent
+        paths = [path.relative_to(source.parent).with_suffix("").parts for path in source.rglob("*.py")]
+        modules = {".".join(part for part in parts if part != "__init__") for parts in paths}
+        rooms = tuple(f"{package}." for package in reference.PACKAGES if package != "trackside")
+        public = {name for name in modules if name.startswith(rooms) and "._" not in name}
+        assert {name for name in public - there if self.names(reference, name)} == set()
+
+    @staticmethod
+    def names(reference, module):
+        """Return the public names of *module*."""
+        return dict(reference.public_modules(module)).get(module, [])
+
+    @pytest.mark.parametrize("package", ["trackside", "trackside.events", "trackside.handlers.models", "trackside.job"])
+    def test_every_name(self, reference, package):
+        """Each name that a package lists is described, or named with where it is described."""
+        text = "\n".join(reference.pages().values())
+        section = text.split(f"\n## {package}\n", 1)[1].split("\n## ", 1)[0]
+        listed = sys.modules[package].__all__ if package in sys.modules else __import__(package, fromlist=["_"]).__all__
+        assert listed
+        assert {name for name in listed if not re.search(rf"(\.|\* ){re.escape(name)}\b", section)} == set()
+
+    def test_once(self, reference):
+        """Nothing is described twice."""
+        text = "\n".join(reference.pages().values())
+        described = re.findall(r"^\.\. (?:autoclass|autofunction|py:data):: (\S+)", text, re.MULTILINE)
+        assert described
+        assert len(described) == len(set(described))
+
+
+class TestNavigation:
+    def test_every_page(self):
+        """Each page, the generated ones included, is reached from the landing page, once."""
+        trees = re.findall(r"```\{toctree\}\n(.*?)```", INDEX, re.DOTALL)
+        listed = [line for tree in trees for line in tree.splitlines() if line and not line.startswith(":")]
+        named = [page for page in listed if "*" not in page and "/" not in page]
+        pages = {path.stem for path in DOCS.glob("*.md")} | {"vocabulary"}
+        assert sorted(named) == sorted(page for page in pages - {"index"} if not page.startswith("write-"))
+        assert {"reference/*", "write-*"} <= set(listed)
+
+    def test_groups(self):
+        """The groups are what a reader wants to do, in the order in which one does it."""
+        groups = [
+            "Get started",
+            "Use it with",
+            "Understand your job",
+            "Operate",
+            "Extend",
+            "Reference",
+            "Python",
+            "The project",
+        ]
+        assert re.findall(r"^:caption: (.*)$", INDEX, re.MULTILINE) == groups
+
+
+class TestDesign:
+    TEXT = (DOCS / "design.md").read_text(encoding="utf-8")
+
+    def test_places(self):
+        """Every module and package that the design points to is there."""
+        named = re.findall(r"`([a-z_]+/(?:[\w/]+(?:\.py|/))?)`", self.TEXT)
+        assert len(named) > 10
+        places = ROOT / "src" / "trackside", ROOT
+        assert [path for path in named if not any((place / path).exists() for place in places)] == []
+
+    def test_rooms(self):
+        """The picture of the rooms has each of them, and no other."""
+        picture = re.search(r"```text\nsrc/trackside/\n(.*?)```", self.TEXT, re.DOTALL)[1]
+        drawn = {line.split()[0].rstrip("/") for line in picture.splitlines()}
+        package = ROOT / "src" / "trackside"
+        there = {path.name for path in package.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+        assert drawn == {name for name in there if name == "__init__.py" or not name.startswith("_")}
+
+
+class TestSources:
+    def test_cites_only_what_is_here(self):
+        """No test and no page refers to a list of requirements or a plan that is not in the repository."""
+        paths = [*ROOT.glob("docs/*.md"), *(ROOT / "tests").rglob("*.py"), *(ROOT / "src").rglob("*.py")]
+        foreign = re.compile(r"\bR\d{1,2}\b(?! ?[=+*/-])|\bfirst plan\b")
+        cited = [path.name for path in paths if path != Path(__file__) and foreign.search(path.read_text("utf-8"))]
+        assert cited == []

@@ -1,0 +1,107 @@
+"""The tools for tests of others, and the fixture that pytest finds by itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from trackside.bus import Bus
+from trackside.events import ITERATION, Event, Source, event
+from trackside.handlers.models import SpanBuilder
+from trackside.testing import SOURCE, Capture, FakeClock, isolated_bus, recorded
+from trackside.wire import FrameView
+
+
+@event("test.testing.skipped", priority=ITERATION)
+class Skipped(Event):
+    reason: str = ""
+
+
+class TestFakeClock:
+    def test_stands_still(self):
+        """Installed, it is the time of events, and it moves only when it is told to."""
+        with FakeClock().installed() as clock:
+            first, second = Skipped(), Skipped()
+            clock.advance(2.5)
+            third = Skipped()
+        assert (second.at_ns - first.at_ns, third.at_ns - first.at_ns) == (0, 2_500_000_000)
+
+    def test_given_back(self):
+        """Afterwards events have the real time again."""
+        with FakeClock().installed():
+            fake = Skipped()
+        assert Skipped().at_ns != fake.at_ns
+
+    def test_reading(self):
+        """It is a function of no arguments that returns ns."""
+        clock = FakeClock(now_ns=7)
+        assert clock() == 7
+        clock.advance(1e-9)
+        assert clock() == 8
+
+
+class TestIsolatedBus:
+    def test_of_its_own(self):
+        """What is logged on it reaches its own handlers, and it is closed afterwards."""
+        captured = Capture()
+        with isolated_bus() as bus:
+            bus.subscribe(captured, to=Skipped)
+            bus.log(Skipped(reason="nan"))
+        bus.log(Skipped(reason="late"))
+        assert [event.reason for event in captured.of(Skipped)] == ["nan"]
+
+    def test_strict(self):
+        """A handler that raises fails the test, unless the bus is asked not to be strict."""
+        with isolated_bus() as bus:
+            bus.subscribe(lambda _event: 1 / 0, to=Skipped)
+            with pytest.raises(ZeroDivisionError):
+                bus.log(Skipped())
+        with isolated_bus(strict=False) as bus:
+            bus.subscribe(lambda _event: 1 / 0, to=Skipped)
+            bus.log(Skipped())
+
+
+class TestRecorded:
+    def test_default(self):
+        """It has the source and the number of a recorded event."""
+        event = recorded(Skipped())
+        assert (event.source, event.seq) == (SOURCE, 0)
+
+    def test_given(self):
+        """Both can be given."""
+        source = Source(id="a" * 16)
+        event = recorded(Skipped(), source=source, seq=5)
+        assert (event.source, event.seq) == (source, 5)
+
+    def test_for_a_model(self):
+        """A model reads such events."""
+        model = SpanBuilder()
+        model.consume(FrameView(SOURCE, [recorded(Skipped(), seq=n) for n in range(3)]))
+        assert model.result() is not None
+
+
+class TestPlugin:
+    def test_fixture(self, tmp_path):
+        """Pytest finds the fixture, which is a bus of the test's own."""
+        (tmp_path / "test_it.py").write_text(
+            "def test_it(trackside_bus):\n"
+            "    got = []\n"
+            "    trackside_bus.subscribe(got.append)\n"
+            "    assert not trackside_bus.is_idle\n"
+        )
+        child = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (child.returncode, "1 passed" in child.stdout) == (0, True)
+
+    def test_type(self):
+        """The fixture's bus is an ordinary one."""
+        with isolated_bus() as bus:
+            assert isinstance(bus, Bus)

@@ -1,0 +1,413 @@
+"""The test bed of the verdict: jobs with one known cause or none, simulated, and the finding that must come first."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+
+from trackside.events import (
+    ClockAnchored,
+    ExceptionRaised,
+    Heartbeat,
+    IterationEnded,
+    ProfileSpanEnded,
+    SectionWindow,
+    Source,
+    SourceEnded,
+    SourceStarted,
+    SpanEnded,
+    SpanStarted,
+)
+from trackside.report import read_report
+
+_spec = importlib.util.spec_from_file_location("made_up_jobs", Path(__file__).parents[1] / "report" / "conftest.py")
+_made_up = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_made_up)
+write_log = _made_up.write_log
+
+S = 10**9
+START_NS = 1_700_000_000 * S
+WINDOW_STEPS = 20
+DATA, USER, FORWARD, BACKWARD, OPTIMIZER = "data_loading", "user", "model_forward", "model_backward", "optimizer_update"
+OUTSIDE = "outside measured parts"
+
+
+def nothing(rank, step, part):
+    """Delay nothing."""
+    return 0.0
+
+
+def delayed(part, by_s, *, ranks=(1,), since=0, until=10**9, every=1):
+    """Return what delays *part* on *ranks*; every rank where that is None."""
+
+    def delay(rank, step, own):
+        is_due = (ranks is None or rank in ranks) and since <= step < until and step % every == every - 1
+        return by_s if own == part and is_due else 0.0
+
+    return delay
+
+
+@attrs.define(kw_only=True)
+class SimulatedJob:
+    """Ranks that meet in each step, and what befalls them."""
+
+    ranks: int = 8
+    steps: int = 120
+    style: str = "ddp"
+    """Where the exchange shows: ``ddp`` in no span, ``backward`` within model_backward, ``sections`` in a section."""
+    delay: Callable[[int, int, str], float] = nothing
+    noise: float = 0.05
+    stumbles: float = 0.0
+    """The share of a rank's steps that take 20 ms longer for no reason."""
+    exchange_s: float = 0.003
+    per_host: int = 4
+    clock_s: float = 0.0
+    """How far the clocks of hosts are apart."""
+    killed: tuple[int, ...] = ()
+    raised: tuple[str, str] | None = None
+    """The exception that ends rank 1."""
+    stops_at: int | None = None
+    hang_s: float = 0.0
+    not_finite_since: int | None = None
+    startup_s: float = 0.1
+    save_s: float = 0.0
+    evaluation_s: float = 0.0
+    missing: tuple[int, ...] = ()
+    names_run: bool = True
+    restarts: int = 0
+    seed: int = 0
+
+    def write(self, directory):
+        """Write the logs of all ranks, and return the directory."""
+        rng = random.Random(self.seed)
+        for attempt in range(self.restarts + 1):
+            self._attempt(directory, rng, attempt)
+        return directory
+
+    def _attempt(self, directory, rng, attempt):
+        is_last = attempt == self.restarts
+        start_ns = START_NS + attempt * 60 * S
+        logs = []
+        for rank in range(self.ranks):
+            host = rank // self.per_host
+            source = Source(
+                id=f"{self.seed:04x}{attempt:04x}{rank:08x}",
+                run_id="job" if self.names_run else f"run-{rank:012x}",
+                attempt=attempt, rank=rank, world_size=self.ranks, host=f"node{host}", pid=100 + rank,
+            )  # fmt: skip
+            logs.append(Log(source, start_ns + round(host * self.clock_s * S), round(self.startup_s * S)))
+        steps = range(self.steps) if is_last else range(self.steps // 2)
+        stops_at = self.stops_at if is_last else None
+        for step in steps:
+            if step == stops_at:
+                break
+            self._step(logs, rng, step)
+        for log in logs:
+            self._end(log, stops_at, is_last=is_last)
+            if log.source.rank not in self.missing:
+                write_log(directory, log.source, log.events)
+
+    def _step(self, logs, rng, step):
+        lengths = []
+        for log in logs:
+            rank = log.source.rank
+            means = {DATA: 0.002, USER: 0.0005, FORWARD: 0.01, BACKWARD: 0.02, OPTIMIZER: 0.001}
+            own = {name: mean * max(0.2, rng.gauss(1, self.noise)) + self.delay(rank, step, name)
+                   for name, mean in means.items()}  # fmt: skip
+            own[USER] += 0.02 * (rng.random() < self.stumbles)
+            lengths.append({name: round(S * length) for name, length in own.items()})
+        arrived = max(log.met_ns + sum(own.values()) - own[OPTIMIZER] for log, own in zip(logs, lengths, strict=True))
+        left = arrived + round(self.exchange_s * S)
+        for log, own in zip(logs, lengths, strict=True):
+            loss = float("nan") if self.not_finite_since is not None and step >= self.not_finite_since else 2.0
+            log.step(step, own, left, self.style, loss)
+            if self.save_s and step % 40 == 39:
+                log.stand_still("checkpoint_save_sync", round(self.save_s * S), step)
+            if self.evaluation_s and step % 40 == 39:
+                log.stand_still("validation_loop", round(self.evaluation_s * S), step)
+
+    def _end(self, log, stops_at, *, is_last):
+        rank = log.source.rank
+        if not is_last:
+            return
+        if rank in self.killed:
+            return
+        if self.hang_s:
+            name = "save_to_bucket" if rank == 1 else "waiting"
+            log.add(SpanStarted, name=name, span_id=10**6, parent_span_id=0, step=stops_at)
+            log.at_ns += round(self.hang_s * S)
+            log.add(Heartbeat, sequence=1)
+            return
+        if self.raised is not None:
+            kind, message = self.raised if rank == 1 else ("RuntimeError", "Connection closed by peer")
+            log.at_ns += 0 if rank == 1 else S
+            log.add(ExceptionRaised, type=kind, message=message, span_name="", step=stops_at)
+            log.add(SourceEnded, reason=kind)
+            return
+        log.at_ns += 10 * S if self.killed else 0
+        log.add(SourceEnded, reason="exit")
+
+
+class Log:
+    """The events of one process, in order."""
+
+    def __init__(self, source, at_ns, startup_ns):
+        self.source, self.at_ns, self.events, self.span = source, at_ns, [], 1
+        self.offset_ns = at_ns - START_NS - source.attempt * 60 * S
+        self.add(SourceStarted, identity=source.to_wire())
+        self.add(ClockAnchored, mono_ns=1, wall_ns=at_ns, offset_ns=0, uncertainty_ns=100)
+        self.at_ns += startup_ns
+        self.window = {}
+
+    @property
+    def met_ns(self):
+        """The time on a clock that all ranks share."""
+        return self.at_ns - self.offset_ns
+
+    def add(self, cls, **fields):
+        """Add an event."""
+        self.events.append(cls(**{"at_ns": self.at_ns, "span_id": 0, "step": -1, **fields}))
+
+    def step(self, step, own, left_ns, style, loss):
+        """Make one step: the parts, and the exchange after the backward pass, which all leave at *left_ns*."""
+        began_ns = self.at_ns
+        self.span += 10
+        iteration = self.span
+        for place, name in enumerate((DATA, USER, FORWARD, BACKWARD)):
+            length_ns = own[name]
+            self.at_ns += length_ns
+            if name == BACKWARD and style == "backward":
+                length_ns += left_ns - self.met_ns
+                self.at_ns = left_ns + self.offset_ns
+            self._part(step, name, length_ns, iteration=iteration, place=place, style=style)
+        if style != "backward":
+            waited_ns = left_ns - self.met_ns
+            self.at_ns += waited_ns
+            if style == "sections":
+                self._part(step, "all_reduce", waited_ns, iteration=iteration, place=5, style=style)
+        self.at_ns += own[OPTIMIZER]
+        self._part(step, OPTIMIZER, own[OPTIMIZER], iteration=iteration, place=6, style=style)
+        self.add(IterationEnded, span_id=iteration, step=step, duration_ns=self.at_ns - began_ns, samples=8, loss=loss)
+        if style == "sections" and step % WINDOW_STEPS == WINDOW_STEPS - 1:
+            self._close_window(step)
+
+    def _part(self, step, name, length_ns, *, iteration, place, style):
+        if name == USER:
+            return
+        if style == "sections":
+            self.window.setdefault(name, []).append(float(length_ns))
+            return
+        self.add(ProfileSpanEnded, span_id=iteration + 1 + place, parent_span_id=iteration, name=name,
+                 duration_ns=length_ns, step=step)  # fmt: skip
+
+    def _close_window(self, step):
+        values = list(self.window.values())
+        self.add(
+            SectionWindow, step=step, window=step // WINDOW_STEPS, first_step=step - WINDOW_STEPS + 1, last_step=step,
+            start_ns=self.at_ns - S, names=list(self.window), counts=[len(own) for own in values],
+            entries=[len(own) for own in values], min_ns=[min(own) for own in values],
+            max_ns=[max(own) for own in values], median_ns=[statistics.median(own) for own in values],
+            mean_ns=[statistics.fmean(own) for own in values], std_ns=[statistics.pstdev(own) for own in values],
+            waits=["all_reduce"],
+        )  # fmt: skip
+        self.window = {}
+
+    def stand_still(self, name, length_ns, step):
+        """Spend time between two steps, in a span."""
+        self.span += 10
+        self.add(SpanStarted, span_id=self.span, parent_span_id=0, name=name, step=step)
+        self.at_ns += length_ns
+        self.add(SpanEnded, span_id=self.span, parent_span_id=0, name=name, duration_ns=length_ns, step=step)
+
+
+@attrs.frozen(kw_only=True)
+class Labelled:
+    """A job and what the verdict must say first of it."""
+
+    cause: str
+    kind: str | None
+    """None where nothing is wrong."""
+    rank: int | None = None
+    section: str | None = None
+    """None where it does not matter."""
+    since: int | None = None
+    within: int = 5
+    """How far from `since` the step may be."""
+    job: SimulatedJob
+
+    def mistakes(self, verdict):
+        """Return what is wrong with *verdict*; empty if nothing is."""
+        found = verdict.findings
+        if self.kind is None:
+            return [f"accused: {finding.title}" for finding in found] + (
+                ["not green"] if verdict.state != "good" else []
+            )
+        if not found:
+            return ["nothing found"]
+        first = found[0]
+        wrong = []
+        if first.kind != self.kind:
+            wrong.append(f"{first.kind} instead of {self.kind}: {first.title}")
+        if self.rank is not None and first.rank != self.rank:
+            wrong.append(f"rank {first.rank} instead of {self.rank}")
+        if self.section is not None and first.section != self.section:
+            wrong.append(f"{first.section} instead of {self.section}")
+        if self.since is not None and (first.since_step is None or abs(first.since_step - self.since) > self.within):
+            wrong.append(f"since step {first.since_step} instead of {self.since}")
+        accused = [one for one in found[1:] if one.kind in {"straggler", "input-bound"} and one.rank is not None]
+        wrong += [f"accused too: {one.title}" for one in accused]
+        return wrong
+
+
+def _of_one_rank():
+    """Yield the causes that lie with one rank, in each size and style."""
+    causes = {
+        "one rank's data": (delayed(DATA, 0.02), "input-bound", DATA, 0),
+        "forward": (delayed(FORWARD, 0.02), "straggler", FORWARD, 0),
+        "optimizer": (delayed(OPTIMIZER, 0.02), "straggler", OPTIMIZER, 0),
+        "user code between the parts": (delayed(USER, 0.02), "straggler", OUTSIDE, 0),
+        "slow from half on": (delayed(FORWARD, 0.02, since=60), "straggler", FORWARD, 60),
+        "recovers half-way": (delayed(USER, 0.03, since=20, until=80), "straggler", OUTSIDE, 20),
+        "a pause every 10 steps": (delayed(USER, 0.2, every=10), "straggler", OUTSIDE, None),
+    }
+    for ranks in (2, 8, 64):
+        for style in ("ddp", "backward", "sections"):
+            for cause, (delay, kind, section, since) in causes.items():
+                if ranks == 64 and style == "backward":
+                    continue  # for time's sake
+                within = WINDOW_STEPS if style == "sections" else 5
+                job = SimulatedJob(ranks=ranks, style=style, delay=delay, seed=len(cause))
+                yield (
+                    f"{cause}, {ranks} ranks, {style}",
+                    Labelled(cause=cause, kind=kind, rank=1, section=section, since=since, within=within, job=job),
+                )
+        job = SimulatedJob(ranks=ranks, delay=delayed(BACKWARD, 0.02))
+        yield (
+            f"backward, {ranks} ranks",
+            Labelled(cause="backward", kind="straggler", rank=1, section=BACKWARD, since=0, job=job),
+        )
+
+
+def _of_all_ranks():
+    everybody = None
+    for style in ("ddp", "backward", "sections"):
+        job = SimulatedJob(style=style, delay=delayed(DATA, 0.05, ranks=everybody))
+        yield f"all ranks' data, {style}", Labelled(cause="all ranks' data", kind="input-bound", section=DATA, job=job)
+    job = SimulatedJob(style="sections", exchange_s=0.08)
+    yield "heavy network", Labelled(cause="heavy network", kind="waiting", section="all_reduce", job=job)
+    job = SimulatedJob(delay=delayed(USER, 0.2, ranks=everybody, every=20))
+    yield "pauses on all ranks", Labelled(cause="a pause every N steps", kind="pauses", job=job)
+    job = SimulatedJob(ranks=16, delay=delayed(FORWARD, 0.02, ranks=(4, 5)))
+    yield (
+        "two ranks on one host",
+        Labelled(cause="two slow ranks on one host", kind="straggler", rank=4, section=FORWARD, since=0, job=job),
+    )
+    job = SimulatedJob(ranks=8, delay=delayed(USER, 0.02), clock_s=0.05)
+    yield (
+        "clocks apart",
+        Labelled(cause="user code between the parts", kind="straggler", rank=1, section=OUTSIDE, since=0, job=job),
+    )
+    job = SimulatedJob(save_s=2.0)
+    yield "checkpoints", Labelled(cause="checkpoint-bound", kind="checkpoints", job=job)
+    job = SimulatedJob(evaluation_s=4.0)
+    yield "evaluation", Labelled(cause="evaluation-bound", kind="evaluation", job=job)
+    job = SimulatedJob(startup_s=20.0)
+    yield "startup", Labelled(cause="startup-bound", kind="startup", job=job)
+
+
+def _failures():
+    for ranks in (2, 64):
+        job = SimulatedJob(ranks=ranks, killed=(1,), stops_at=90)
+        yield f"killed, {ranks} ranks", Labelled(cause="killed", kind="died", rank=1, since=89, job=job)
+        job = SimulatedJob(ranks=ranks, raised=("ValueError", "bad batch"), stops_at=90)
+        yield f"raised, {ranks} ranks", Labelled(cause="raised", kind="exception", rank=1, since=90, job=job)
+        job = SimulatedJob(ranks=ranks, raised=("OutOfMemoryError", "CUDA out of memory."), stops_at=90)
+        yield (
+            f"out of memory, {ranks} ranks",
+            Labelled(cause="out of memory", kind="out-of-memory", rank=1, since=90, job=job),
+        )
+        job = SimulatedJob(ranks=ranks, not_finite_since=70)
+        yield f"NaN, {ranks} ranks", Labelled(cause="NaN", kind="not-finite", rank=0, since=70, job=job)
+    job = SimulatedJob(killed=tuple(range(8)), stops_at=90)
+    yield "all killed", Labelled(cause="killed", kind="died", job=job)
+    job = SimulatedJob(stops_at=90, hang_s=600)
+    yield (
+        "hung",
+        Labelled(cause="hung in a barrier", kind="stopped", rank=1, section="save_to_bucket", since=89, job=job),
+    )
+    job = SimulatedJob(missing=(3,))
+    yield "log missing", Labelled(cause="log missing", kind="missing-rank", rank=3, job=job)
+    job = SimulatedJob(names_run=False, missing=(3,))
+    yield "log missing, no run id", Labelled(cause="log missing", kind="missing-rank", rank=3, job=job)
+    job = SimulatedJob(names_run=False, delay=delayed(FORWARD, 0.02))
+    yield "forward, no run id", Labelled(cause="forward", kind="straggler", rank=1, section=FORWARD, since=0, job=job)
+    job = SimulatedJob(restarts=1)
+    yield "restarted", Labelled(cause="restarted", kind="restarts", job=job)
+
+
+def _large():
+    job = SimulatedJob(ranks=1024, steps=60, per_host=8, delay=delayed(USER, 0.02, ranks=(700,), since=20))
+    yield (
+        "user code, 1,024 ranks",
+        Labelled(cause="user code between the parts", kind="straggler", rank=700, section=OUTSIDE, since=20, job=job),
+    )
+    job = SimulatedJob(ranks=1024, steps=60, per_host=8)
+    yield "healthy, 1,024 ranks", Labelled(cause="healthy", kind=None, job=job)
+
+
+def healthy(seed):
+    """Return a job in which nothing is wrong, on a noisy machine."""
+    rng = random.Random(seed)
+    return SimulatedJob(
+        ranks=rng.choice((2, 2, 4, 8, 16)),
+        steps=rng.choice((60, 120, 200)),
+        style=rng.choice(("ddp", "backward", "sections")),
+        noise=rng.choice((0.02, 0.1, 0.2, 0.3)),
+        stumbles=rng.choice((0.0, 0.01, 0.03)),
+        seed=seed,
+    )
+
+
+JOBS = dict([*_of_one_rank(), *_of_all_ranks(), *_failures()])
+LARGE = dict(_large())
+JOBS["healthy"] = Labelled(cause="healthy", kind=None, job=SimulatedJob())
+JOBS["healthy and noisy"] = Labelled(
+    cause="healthy and noisy", kind=None, job=SimulatedJob(noise=0.25, stumbles=0.02, seed=3)
+)
+
+
+REAL = {
+    "healthy": Labelled(cause="healthy", kind=None, job=SimulatedJob()),
+    "one rank's data": Labelled(
+        cause="one rank's data", kind="input-bound", rank=1, section=DATA, since=0, job=SimulatedJob()
+    ),
+    "forward": Labelled(cause="forward", kind="straggler", rank=1, section=FORWARD, since=0, job=SimulatedJob()),
+    "user code between the parts": Labelled(
+        cause="user code between the parts", kind="straggler", rank=1, section=OUTSIDE, since=0, job=SimulatedJob()
+    ),
+    "killed": Labelled(cause="killed", kind="died", rank=1, job=SimulatedJob()),
+    "raised": Labelled(cause="raised", kind="exception", rank=1, since=60, job=SimulatedJob()),
+}
+"""Jobs that `job.py` runs for real."""
+
+
+def run_real(cause, directory):
+    """Run the real job with *cause*, and return its report."""
+    program = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    program += ["--monitor-interval=3"]  # on a busy machine torchrun would end the healthy rank before it can say why
+    job = str(Path(__file__).with_name("job.py"))
+    logs = directory / "runs"
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("TRACKSIDE_")}
+    subprocess.run(
+        [*program, job, cause, str(logs)], env={**variables, "OMP_NUM_THREADS": "1"}, capture_output=True, timeout=100,
+        check=False,
+    )  # fmt: skip
+    return read_report(logs)

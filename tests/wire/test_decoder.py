@@ -1,0 +1,456 @@
+"""Rows to events, whoever wrote them: this release, an older one, a newer one, somebody else."""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import pathlib
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import msgpack
+import pytest
+
+from trackside.events import DecodeError, Event, Source, UnknownEvent, _registry, event
+from trackside.wire import FrameDecoder, RowEncoder, fields_of
+from trackside.wire._decoder import RowDecoder
+
+if TYPE_CHECKING:
+    from decimal import Decimal
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@attrs.define
+class Point:
+    x: int
+    y: float = 0.0
+
+
+@event("test.decoder.saved", version=2)
+class Saved(Event):
+    path: str
+    size_bytes: int
+    took_s: float = 0.5
+    tags: list[str] = attrs.field(factory=list)
+
+
+@event("test.decoder.typed")
+class Typed(Event):
+    colour: Colour = Colour.RED
+    colours: tuple[Colour, ...] = ()
+    where: pathlib.PurePosixPath = pathlib.PurePosixPath()
+    when: datetime.datetime = datetime.datetime(2026, 11, 20)
+    point: Point | None = None
+    by_rank: dict[int, float] = attrs.field(factory=dict)
+    ranks: set[int] = attrs.field(factory=set)
+    pair: tuple[int, str] = (0, "")
+
+
+@event("test.decoder.checked")
+class Checked(Event):
+    kind: str = attrs.field(validator=attrs.validators.in_(["a", "b"]))
+    upper: str = attrs.field(default="", converter=str.upper)
+
+
+@event("test.decoder.computed")
+class Computed(Event):
+    width: int
+    _private: int = 3
+    double: int = attrs.field(init=False, default=0)
+
+    def __attrs_post_init__(self):
+        self.double = 2 * self.width
+
+
+@event("test.decoder.hidden")
+class Hidden(Event):
+    when: Decimal | None = None
+    count: int = 0
+
+
+@event("test.decoder.stepped")
+class Stepped(Event):
+    step: int
+    loss: float | None = None
+
+
+@event("test.decoder.free")
+class Free(Event):
+    extra: Any = None
+
+
+@event("test.decoder.stamped")
+class Stamped(Event):
+    _seq: int = 0
+
+
+class Mixin:
+    """A class of the user's that is no attrs class, and has a __dict__."""
+
+    note = "mixed"
+
+
+@event("test.decoder.mixed")
+class Mixed(Mixin, Event):
+    value: int = 0
+
+
+def decode(wire_name, version, fields, *, envelope=(9, 2, 3), twice=True):
+    """Return what a row of these *fields* becomes; the same the second time, when it is known."""
+    decoder = RowDecoder(wire_name, version, list(fields))
+    row = [0, 0, *envelope, *fields.values()]
+    first = decoder.decode(list(row))
+    assert decoder.decode(list(row)) == first
+    return first
+
+
+class TestKnown:
+    def test_event(self):
+        """A row of a known type becomes an event of its class."""
+        fields = {"path": "a", "size_bytes": 7, "took_s": 1.5, "tags": ["x"]}
+        assert decode("test.decoder.saved", 2, fields) == Saved(
+            at_ns=9, span_id=2, step=3, path="a", size_bytes=7, took_s=1.5, tags=["x"]
+        )
+
+    def test_order(self):
+        """In whatever order the writer had the fields."""
+        saved = decode("test.decoder.saved", 2, {"tags": [], "took_s": 1.5, "size_bytes": 7, "path": "a"})
+        assert (saved.path, saved.size_bytes, saved.took_s, saved.tags) == ("a", 7, 1.5, [])
+
+    def test_whole_number(self):
+        """A whole number will do where any number is asked for."""
+        saved = decode("test.decoder.saved", 2, {"path": "a", "size_bytes": 7, "took_s": 1, "tags": []})
+        assert saved.took_s == 1.0
+        assert type(saved.took_s) is float
+
+    @pytest.mark.parametrize(
+        ("name", "value", "expected"),
+        [
+            ("colour", "blue", Colour.BLUE),
+            ("colours", ["blue", "red"], (Colour.BLUE, Colour.RED)),
+            ("where", "a/b", pathlib.PurePosixPath("a/b")),
+            ("when", "2027-01-01T00:00:00", datetime.datetime(2027, 1, 1)),
+            ("point", {"x": 1}, Point(1)),
+            ("by_rank", {"3": 1}, {3: 1.0}),
+            ("ranks", [1, 2], {1, 2}),
+            ("pair", [1, "a"], (1, "a")),
+        ],
+    )
+    def test_types(self, name, value, expected):
+        """A value has the type that the class declares, the first time and the hundredth."""
+        typed = decode("test.decoder.typed", 1, {name: value})
+        assert getattr(typed, name) == expected
+        assert type(getattr(typed, name)) is type(expected)
+
+    def test_each_value(self):
+        """What one value of a type became does not decide over the next one."""
+        decoder = RowDecoder("test.decoder.typed", 1, ["colour"])
+        read = [decoder.decode([0, 0, 0, 0, 0, text]) for text in ("red", "blue", "green", "red")]
+        assert [type(typed) for typed in read] == [Typed, Typed, UnknownEvent, Typed]
+        assert [typed.colour for typed in read if type(typed) is Typed] == [Colour.RED, Colour.BLUE, Colour.RED]
+
+    def test_validators(self):
+        """A class's own validators and converters are asked about each value."""
+        decoder = RowDecoder("test.decoder.checked", 1, ["kind", "upper"])
+        read = [decoder.decode([0, 0, 0, 0, 0, kind, "x"]) for kind in "abca"]
+        assert [type(checked) for checked in read] == [Checked, Checked, UnknownEvent, Checked]
+        assert read[1].upper == "X"
+
+    def test_no_constructor(self):
+        """Fields that the constructor does not take by their name are set all the same."""
+        computed = decode("test.decoder.computed", 1, {"width": 2, "_private": 5, "double": 7})
+        assert (computed.width, computed._private, computed.double) == (2, 5, 7)
+
+    def test_hidden_type(self):
+        """A field whose type is known to type checkers alone is read as it was written."""
+        hidden = decode("test.decoder.hidden", 1, {"when": "today", "count": 3})
+        assert (hidden.when, hidden.count) == ("today", 3)
+
+    def test_own_step(self):
+        """A class's own step is the envelope's."""
+        assert decode("test.decoder.stepped", 1, {"loss": 0.5}).step == 3
+
+    def test_mixed_in(self):
+        """A class may have other bases."""
+        mixed = decode("test.decoder.mixed", 1, {"value": 3})
+        assert (mixed.value, mixed.note) == (3, "mixed")
+
+    def test_defaults_of_its_own(self):
+        """Each event has its own copy of a default that can change."""
+        decoder = RowDecoder("test.decoder.saved", 2, ["path", "size_bytes"])
+        one, other = (decoder.decode([0, 0, 0, 0, 0, "a", 1]) for _ in range(2))
+        one.tags.append("x")
+        assert other.tags == []
+
+    def test_smallest_time(self):
+        """A time is read as it was written, also the one that constructors take for none."""
+        assert decode("test.decoder.stepped", 1, {"loss": None}, envelope=(-(2**63), 0, -(2**63))).at_ns == -(2**63)
+
+
+class TestGrowth:
+    def test_older_writer(self):
+        """A field that the writer did not have yet gets its default."""
+        saved = decode("test.decoder.saved", 2, {"path": "a", "size_bytes": 7, "tags": ["x"]})
+        assert (saved.took_s, saved.tags) == (0.5, ["x"])
+
+    def test_older_writer_factory(self):
+        """Also one that is made anew each time."""
+        saved = decode("test.decoder.saved", 2, {"path": "a", "size_bytes": 7})
+        assert (type(saved), saved.took_s, saved.tags) == (Saved, 0.5, [])
+
+    def test_missing(self):
+        """Without a field that has no default the event is unknown, with all that was written."""
+        fields = {"path": "a", "took_s": 1.0}
+        assert decode("test.decoder.saved", 1, fields) == UnknownEvent(
+            at_ns=9, span_id=2, step=3, name="test.decoder.saved", fields=fields, name_version=1
+        )
+
+    def test_newer_writer(self):
+        """A field that this release does not have is ignored, whatever it holds."""
+        fields = {"path": "a", "extra": {"x": [1]}, "size_bytes": 7, "took_s": 1.0, "tags": [], "more": None}
+        saved = decode("test.decoder.saved", 2, fields)
+        assert (type(saved), fields_of(saved)) == (Saved, {"path": "a", "size_bytes": 7, "took_s": 1.0, "tags": []})
+
+    def test_both(self):
+        """A writer may be newer in one and older in another."""
+        saved = decode("test.decoder.saved", 2, {"extra": 1, "size_bytes": 7, "path": "a"})
+        assert fields_of(saved) == {"path": "a", "size_bytes": 7, "took_s": 0.5, "tags": []}
+
+    def test_unknown_name(self):
+        """An event of a name nobody declared is kept as it is."""
+        assert decode("acme.never.declared", 4, {"a": [1, {"b": None}]}) == UnknownEvent(
+            at_ns=9, span_id=2, step=3, name="acme.never.declared", fields={"a": [1, {"b": None}]}, name_version=4
+        )
+
+    def test_no_fields(self):
+        """Also one without fields."""
+        assert fields_of(decode("acme.never.declared", 1, {})) == {}
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [{"path": 1}, {"path": None}, {"size_bytes": "7"}, {"size_bytes": 7.0}, {"size_bytes": True}, {"tags": "x"},
+         {"tags": [1]}, {"tags": {}}, {"took_s": "1"}],
+        ids=str,
+    )  # fmt: skip
+    def test_wrong_type(self, wrong):
+        """A value of another type makes the event unknown, and is kept with the others."""
+        fields = {"path": "a", "size_bytes": 7, "took_s": 1.0, "tags": [], **wrong}
+        unknown = decode("test.decoder.saved", 2, fields)
+        assert (type(unknown), unknown.name, unknown.fields) == (UnknownEvent, "test.decoder.saved", fields)
+
+    def test_older_version(self):
+        """A row of an older version is read if it fits."""
+        assert type(decode("test.decoder.saved", 1, {"path": "a", "size_bytes": 7})) is Saved
+
+    def test_newer_version(self):
+        """One of a newer version may mean something else by the same names: it is kept as it is."""
+        assert type(decode("test.decoder.saved", 3, {"path": "a", "size_bytes": 7})) is UnknownEvent
+
+    @pytest.mark.parametrize(
+        "unknown",
+        [
+            UnknownEvent(name="acme.never.declared", fields={"a": {"b": [1]}}, name_version=3, at_ns=1),
+            UnknownEvent(name="test.decoder.saved", fields={"path": 1, "x": None}, at_ns=1),
+            UnknownEvent(name="trackside.event.unknown", fields={"name": "x"}, at_ns=1),
+        ],
+        ids=["unknown", "misfit", "impostor"],
+    )
+    def test_handed_on(self, unknown, round_trip, frame_of):
+        """Who writes an unknown event again writes what was read: name, version and fields."""
+        assert round_trip(unknown) == unknown
+        assert frame_of(round_trip(unknown)) == frame_of(unknown)
+
+    def test_two_hops(self, forgetful, frame_of):
+        """A release that does not know a type hands it on to one that does."""
+        frame = frame_of(Saved(path="a", size_bytes=7, took_s=1.5, tags=["x"], at_ns=1, span_id=0, step=0))
+        known = _registry._classes.pop("test.decoder.saved")
+        unknown = FrameDecoder().decode(frame).events[0]
+        again = frame_of(unknown)
+        _registry._classes["test.decoder.saved"] = known
+        assert type(unknown) is UnknownEvent
+        assert FrameDecoder().decode(again).events == FrameDecoder().decode(frame).events
+
+
+class TestManyRows:
+    """Rows decoded together are what each is by itself."""
+
+    source = Source(id="abc", rank=3)
+
+    def check(self, decoder, rows):
+        """Return the events of *rows*, of a frame that begins with 7, after comparing them one by one."""
+        read = decoder.decode_all([list(row) for row in rows], 7, self.source)
+        assert read == [decoder.decode(list(row)) for row in rows]
+        assert [happened.seq for happened in read] == [7 + row[1] for row in rows]
+        assert all(happened.source is self.source for happened in read)
+        return read
+
+    @pytest.mark.parametrize("count", [1, 3, 40])
+    def test_values(self, count):
+        """Each has its own values, the defaults of what the writer did not know, and its number."""
+        decoder = RowDecoder("test.decoder.saved", 2, ["path", "size_bytes"])
+        rows = [[0, 2 * place, place, 2, 3, str(place), place] for place in range(count)]
+        read = self.check(decoder, rows)
+        assert [(saved.at_ns, saved.path, saved.took_s, saved.tags) for saved in read] == [
+            (place, str(place), 0.5, []) for place in range(count)
+        ]
+
+    def test_converted(self):
+        """Values that are not yet of the declared type become so, each by itself."""
+        decoder = RowDecoder("test.decoder.typed", 1, ["colour", "by_rank"])
+        rows = [[0, place, 0, 0, 0, ("red", "blue")[place % 2], {str(place): 1}] for place in range(40)]
+        assert [typed.by_rank for typed in self.check(decoder, rows)] == [{place: 1.0} for place in range(40)]
+
+    def test_misfit(self):
+        """One value that its class cannot have costs the others nothing."""
+        decoder = RowDecoder("test.decoder.typed", 1, ["colour"])
+        rows = [[0, place, 0, 0, 0, "red" if place != 30 else "green"] for place in range(40)]
+        read = self.check(decoder, rows)
+        assert [place for place, typed in enumerate(read) if type(typed) is UnknownEvent] == [30]
+
+    def test_other_types(self):
+        """Nor does one of another type, known or not."""
+        decoder = RowDecoder("test.decoder.stepped", 1, ["loss"])
+        losses = [0.5] * 40
+        losses[10], losses[20], losses[30] = None, 1, "x"
+        read = self.check(decoder, [[0, place, 0, 0, place, loss] for place, loss in enumerate(losses)])
+        assert type(read[30]) is UnknownEvent
+        assert [type(stepped.loss) for stepped in (read[10], read[20])] == [type(None), float]
+
+    @pytest.mark.parametrize("wire_name", ["test.decoder.checked", "acme.never.declared"])
+    def test_careful(self, wire_name):
+        """Types with validators, looked at one by one, and unknown ones are what they are alone."""
+        decoder = RowDecoder(wire_name, 1, ["kind", "upper"])
+        self.check(decoder, [[0, place, 0, 0, 0, "abc"[place % 3], "x"] for place in range(40)])
+
+    @pytest.mark.parametrize("names", [(), ("loss",), ("a", "b")], ids=repr)
+    def test_unknown(self, names):
+        """Of a type that nobody declared, each has its own map of what was read."""
+        decoder = RowDecoder("acme.never.declared", 3, names)
+        read = self.check(decoder, [[0, place, place, 2, 3, *[place] * len(names)] for place in range(40)])
+        assert read[30] == UnknownEvent(
+            at_ns=30, span_id=2, step=3, name="acme.never.declared", fields=dict.fromkeys(names, 30), name_version=3
+        )
+        assert len({id(unknown.fields) for unknown in read}) == 40
+
+    @pytest.mark.parametrize("extra", [{b"x": 1}, {"x": {b"x": 1}}], ids=repr)
+    def test_unsound(self, extra):
+        """A map whose keys are no texts is refused wherever it stands."""
+        decoder = RowDecoder("test.decoder.free", 1, ["extra"])
+        rows = [[0, place, 0, 0, 0, {"x": 1}] for place in range(40)]
+        self.check(decoder, rows)
+        rows[30][5] = extra
+        with pytest.raises(DecodeError, match="no text"):
+            decoder.decode_all(rows, 7, self.source)
+
+    def test_envelope(self):
+        """So is an envelope that is no whole numbers."""
+        decoder = RowDecoder("test.decoder.stepped", 1, ["loss"])
+        rows = [[0, place, 0, 0, 0, 0.5] for place in range(40)]
+        rows[30][2] = 1.5
+        with pytest.raises(DecodeError, match="whole numbers"):
+            decoder.decode_all(rows, 7, self.source)
+
+    def test_like_a_stamp(self):
+        """A field may have the name under which a number is kept; then the number wins."""
+        decoder = RowDecoder("test.decoder.stamped", 1, ["_seq"])
+        read = decoder.decode_all([[0, place, 0, 0, 0, 5] for place in range(40)], 7, self.source)
+        assert [happened.seq for happened in read] == [7 + place for place in range(40)]
+
+
+class TestMalformed:
+    @pytest.mark.parametrize("column", range(5))
+    @pytest.mark.parametrize("value", [None, "1", 1.0, True, b"", [], {}], ids=repr)
+    def test_envelope(self, column, value):
+        """Type, number, time, span and step are whole numbers, or the row is nothing."""
+        decoder = RowDecoder("test.decoder.stepped", 1, ["loss"])
+        row = [0, 0, 0, 0, 0, None]
+        decoder.decode(list(row))
+        row[column] = value
+        for _ in range(2):
+            with pytest.raises(DecodeError, match="whole numbers"):
+                decoder.decode(list(row))
+
+    @pytest.mark.parametrize("wire_name", ["test.decoder.saved", "acme.never.declared"])
+    @pytest.mark.parametrize("depth", [32, 33])
+    def test_depth(self, wire_name, depth):
+        """A value nested deeper than 32 is refused, also where shallow ones were fine."""
+        decoder = RowDecoder(wire_name, 2, ["path", "size_bytes", "extra"])
+        value = []
+        for _ in range(depth - 1):
+            value = [value]
+        decoder.decode([0, 0, 0, 0, 0, "a", 7, [1]])
+        if depth <= 32:
+            decoder.decode([0, 0, 0, 0, 0, "a", 7, value])
+        else:
+            with pytest.raises(DecodeError, match="deeper than 32"):
+                decoder.decode([0, 0, 0, 0, 0, "a", 7, value])
+
+    @pytest.mark.parametrize("wire_name", ["test.decoder.saved", "acme.never.declared"])
+    def test_keys(self, wire_name):
+        """So is a map whose keys are no texts."""
+        decoder = RowDecoder(wire_name, 2, ["path", "size_bytes", "extra"])
+        decoder.decode([0, 0, 0, 0, 0, "a", 7, {"x": 1}])
+        with pytest.raises(DecodeError, match="no text"):
+            decoder.decode([0, 0, 0, 0, 0, "a", 7, {b"x": 1}])
+
+
+class TestBounds:
+    def test_combinations(self):
+        """A decoder remembers at most 64 combinations of types, however many come."""
+        decoder = RowDecoder("acme.never.declared", 1, [f"f{column}" for column in range(12)])
+        for number in range(4096):
+            decoder.decode([0, 0, 0, 0, 0, *(1 if number >> bit & 1 else "" for bit in range(12))])
+        assert len(decoder._learned) == 64
+
+    def test_wide_rows(self):
+        """And fewer of wide rows."""
+        decoder = RowDecoder("acme.never.declared", 1, [f"f{column}" for column in range(1000)])
+        for number in range(100):
+            decoder.decode([0, 0, 0, 0, 0, *(1 if column == number else "" for column in range(1000))])
+        assert len(decoder._learned) == 4
+
+    def test_beyond(self):
+        """What it does not remember it reads all the same."""
+        names = [f"f{column}" for column in range(12)]
+        decoder = RowDecoder("acme.never.declared", 1, names)
+        rows = [[0, 0, 0, 0, 0, *(1 if number >> bit & 1 else "" for bit in range(12))] for number in range(100)]
+        assert [list(decoder.decode(row).fields.values()) for row in rows] == [row[5:] for row in rows]
+
+
+class TestSpeedIsNoExcuse:
+    """The quick way and the careful way say the same."""
+
+    @pytest.mark.parametrize(
+        "happened",
+        [
+            Saved(path="a", size_bytes=7),
+            Saved(path="a", size_bytes=7, tags=["x", "y"]),
+            Typed(),
+            Typed(colour=Colour.BLUE, point=Point(1, 2.5), by_rank={1: 0.5}, ranks={3}, pair=(1, "x")),
+            Checked(kind="a", upper="x"),
+            Computed(width=4),
+            Stepped(step=5, loss=0.5),
+            Stepped(step=5),
+            Mixed(value=1),
+        ],
+        ids=lambda value: type(value).__name__,
+    )
+    def test_repeated(self, happened, frame_of):
+        """An event that is written a hundred times is read a hundred times."""
+        assert FrameDecoder().decode(frame_of(*[happened] * 100)).events == [happened] * 100
+
+    def test_nothing_shared(self):
+        """Values of one event do not show up in another."""
+        encoder = RowEncoder()
+        decoder = RowDecoder("test.decoder.saved", 2, ["path", "size_bytes", "took_s", "tags"])
+        read = [
+            decoder.decode(msgpack.unpackb(encoder.encode(Saved(path=str(n), size_bytes=n, tags=[str(n)]), n)[1]))
+            for n in range(10)
+        ]
+        assert [(saved.path, saved.size_bytes, saved.tags) for saved in read] == [
+            (str(n), n, [str(n)]) for n in range(10)
+        ]

@@ -1,0 +1,58 @@
+"""Each event once, in order, and what is not there."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trackside.events import IterationEnded, Source
+from trackside.wire import Frame, SequenceTracker, _sequence
+
+SOURCE = Source(id="a" * 16)
+
+
+def frame(first, last):
+    """Return a frame of events *first* to *last*."""
+    events = []
+    for seq in range(first, last + 1):
+        event = IterationEnded(duration_ns=seq)
+        event._source, event._seq = SOURCE, seq
+        events.append(event)
+    return Frame(SOURCE, first, last, {}, events)
+
+
+class TestLedger:
+    @given(st.lists(st.tuples(st.integers(0, 30), st.integers(-1, 8))))
+    def test_brute_force(self, spans):
+        """Whatever frames come, events rise by number, none twice, and what is missing is what was skipped."""
+        tracker, admitted, offered = SequenceTracker(), [], 0
+        for first, more in spans:
+            one = frame(first, first + more)
+            offered += len(one.events)
+            admitted += [event.seq for event in tracker.admit(one)]
+        assert admitted == sorted(set(admitted))
+        assert tracker.repeated == offered - len(admitted)
+        assert tracker.missing == tracker.next_seq - len(admitted)
+        assert tracker.missing == sum(last - first + 1 for first, last in tracker.holes)
+
+    def test_in_order(self):
+        """Frames that follow each other are admitted whole."""
+        tracker = SequenceTracker()
+        frames = [frame(0, 3), frame(4, 4), frame(5, 9)]
+        assert [tracker.admit(one) for one in frames] == [one.events for one in frames]
+        assert (tracker.next_seq, tracker.missing, tracker.repeated) == (10, 0, 0)
+
+    def test_nothing_but_drops(self):
+        """A frame that accounts for no number changes nothing."""
+        tracker = SequenceTracker()
+        tracker.admit(frame(0, 3))
+        tracker.admit(frame(4, 3))
+        assert (tracker.next_seq, tracker.missing) == (4, 0)
+
+    def test_bounded(self, monkeypatch):
+        """The list of holes is bounded, their count is not."""
+        monkeypatch.setattr(_sequence, "_MOST_HOLES", 2)
+        tracker = SequenceTracker()
+        for seq in (1, 3, 5, 7):
+            tracker.admit(frame(seq, seq))
+        assert (tracker.holes, tracker.missing) == ([(0, 0), (2, 2)], 4)
