@@ -11,10 +11,10 @@ from typing import Any, Final
 from trackside.cli._print import printable, warn
 from trackside.cli._progress import ProgressLine
 from trackside.cli._unread import UNREADABLE
+from trackside.core import text as words
 from trackside.events import ConfigError, Source, UnreadableError
 from trackside.handlers.eventlog import outline
 from trackside.report import WORSE, Comparison, Row, Selected, compare
-from trackside.report import _words as words
 
 _WORSE: Final = 1
 """The exit code for it."""

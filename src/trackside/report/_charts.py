@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from trackside.report import _words as words
+from trackside.core import text as words
 from trackside.report._bins import Bin
 from trackside.report._gather import Mark
 from trackside.report._report import Heatmap

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import attrs
 
+from trackside.core.text import BYTE_UNITS
 from trackside.events import (
     CheckpointSaveFailed,
     CheckpointSaveSucceeded,
@@ -35,7 +36,6 @@ from trackside.handlers.models.goodput import GoodputAccumulator
 from trackside.report._bins import Bins
 from trackside.report._tiles import gap
 from trackside.report._watched import Raised, StepTimes, Trace, Watched
-from trackside.report._words import BYTE_UNITS
 
 _LONGEST_NS: Final = float(1 << 63)
 """No section is believed to take longer: 292 years."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from trackside.core import text as words
 from trackside.events import __version__
-from trackside.report import _words as words
 from trackside.report._buckets import PRODUCTIVE, shown
 from trackside.report._charts import SHADES, curve, escaped, heat, spark
 from trackside.report._report import AttemptBar, Finding, Report
@@ -287,7 +287,7 @@ def _losses(report: Report) -> str:
     unwritten = sum(steps for _, steps in losses.unwritten)
     rows = [
         ("steps that may be in no log, at most", unwritten, bound),
-        ("ranks without a log", len(report.missing_ranks), words.ranks_text(list(report.missing_ranks))),
+        ("ranks without a log", len(report.missing_ranks), words.ranges(report.missing_ranks, most=8)),
         ("events dropped for lack of room", sum(losses.dropped.values()), ", ".join(sorted(losses.dropped))),
         ("events in none of these files", losses.missing, ""),
         ("bytes damaged and passed over", losses.damaged_bytes, ""),

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from trackside.report import _words as words
+from trackside.core import text as words
 from trackside.report._buckets import shown
 from trackside.report._parts import kind_of
 from trackside.report._report import (
@@ -55,6 +55,7 @@ DIED_AFTER_S: Final = 60.0
 _NEAR_STEPS: Final = 100
 _MOST_HOSTS: Final = 3
 _MOST_LISTED: Final = 4
+_MOST_RANGES: Final = 8
 
 RESTORE: Final = "UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME"
 SAVE: Final = "UNPRODUCTIVE_CHECKPOINT_SAVE_TIME"
@@ -153,12 +154,16 @@ def lost_words(report: Report) -> str:
         ranks = [rank for rank, _ in report.losses.unwritten]
         most = max(steps for _, steps in report.losses.unwritten)
         lines.append(
-            f"rank {words.ranks_text(sorted(ranks))} without an end record: up to {words.plural(most, 'step')} or its "
+            f"rank {_ranges(ranks)} without an end record: up to {words.plural(most, 'step')} or its "
             "last second may be in no log"
         )
     if report.missing_ranks:
-        lines.append(f"all events of rank {words.ranks_text(list(report.missing_ranks))} missing")
+        lines.append(f"all events of rank {_ranges(report.missing_ranks)} missing")
     return "; ".join(lines)
+
+
+def _ranges(ranks: Iterable[int]) -> str:
+    return words.ranges(ranks, most=_MOST_RANGES)
 
 
 def listed(report: Report, kind: str) -> str:
@@ -226,7 +231,7 @@ def _raised(report: Report) -> Ruling:
     same = sorted({error.rank for error in fatal if error.error == first.error and error.rank != first.rank})
     evidence = [f"it ended rank {first.rank}, at {words.clock(first.at_ns)}"]
     if same:
-        evidence.append(f"the same on rank {words.ranks_text(same)}")
+        evidence.append(f"the same on rank {_ranges(same)}")
     others = [error for error in fatal if error.rank != first.rank and error.error != first.error]
     evidence += [f"rank {one.rank} after that: {_one_line(one.error)}" for one in others[:_MOST_LISTED]]
     if report.exit_status:
@@ -284,9 +289,7 @@ def _died(report: Report) -> Ruling:
     elif len(dead) == report.ranks_total:
         title = f"All {len(dead)} ranks died, rank {first.rank} first, {after}{within}: their logs have no end."
     else:
-        title = (
-            f"Ranks {words.ranks_text(ranks)} died, rank {first.rank} first, {after}{within}: their logs have no end."
-        )
+        title = f"Ranks {_ranges(ranks)} died, rank {first.rank} first, {after}{within}: their logs have no end."
     unwritten = dict(report.losses.unwritten)
     evidence = [
         f"rank {row.rank}: last heard of at {words.clock(row.last_ns)}, last step {row.last_step}; "
@@ -383,7 +386,7 @@ def _missing(report: Report) -> Ruling:
         findings=(
             Finding(
                 kind="missing-rank",
-                title=f"Rank{many} {words.ranks_text(ranks)} of {report.ranks_total} left no log: nothing is known of "
+                title=f"Rank{many} {_ranges(ranks)} of {report.ranks_total} left no log: nothing is known of "
                 f"{'them' if many else 'it'}.",
                 evidence=(
                     (
@@ -412,7 +415,7 @@ def _not_finite(report: Report) -> Ruling:
         findings=(
             Finding(
                 kind="not-finite",
-                title=f"The loss is {found.value} since step {found.step}, on rank{many} {words.ranks_text(ranks)}.",
+                title=f"The loss is {found.value} since step {found.step}, on rank{many} {_ranges(ranks)}.",
                 evidence=(f"first on rank {found.first_rank}, at {words.clock(found.at_ns)}",),
                 look="Start again from a checkpoint before that step, and look at its batch, the learning rate and "
                 "the gradients' norm. That step: "
@@ -636,7 +639,7 @@ def _straggler(report: Report, one: LateRank, late: Sequence[LateRank]) -> Findi
         same = sorted({other.rank for other in late if (other.node, other.what) == (one.node, one.what)})
     is_input = kind_of(one.what, set()) == "input"
     many = len(same) > 1
-    who = f"Ranks {words.ranks_text(same)} on {one.node}" if many else f"Rank {one.rank}"
+    who = f"Ranks {_ranges(same)} on {one.node}" if many else f"Rank {one.rank}"
     if not many and one.node and report.hosts > 1:
         who += f" on {one.node}"
     since = f"in steps {one.since_step} to {one.until_step}" if one.is_over else f"since step {one.since_step}"
@@ -663,7 +666,7 @@ def _straggler(report: Report, one: LateRank, late: Sequence[LateRank]) -> Findi
         evidence.append(f"it was slower in {', '.join(one.also_in[:_MOST_LISTED])} too")
     others = [other for other in late if other.rank not in same]
     if others:
-        evidence.append(f"late as well: rank {words.ranks_text(sorted({other.rank for other in others}))}")
+        evidence.append(f"late as well: rank {_ranges(other.rank for other in others)}")
     if many:
         look = f"Look at host {one.node}: several of its ranks are slow."
     elif is_input:

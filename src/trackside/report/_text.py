@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from trackside.report import _words as words
+from trackside.core import text as words
 from trackside.report._buckets import PRODUCTIVE, shown
 from trackside.report._report import Finding, Heatmap, Report
 from trackside.report._rules import explained, lost_words

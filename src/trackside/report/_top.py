@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import attrs
 
+from trackside.core import text as words
 from trackside.events import (
     Event,
     EventsDropped,
@@ -26,7 +27,6 @@ from trackside.handlers.models.goodput import GoodputAccumulator
 from trackside.handlers.models.liveness import DIED, ENDED, RUNNING, SILENT, LifeSigns, liveness
 from trackside.handlers.models.scores import RELATIVE, ScoreAggregator, ScoreReport
 from trackside.handlers.models.steps import StepTimer
-from trackside.report import _words as words
 from trackside.wire import FrameView
 
 _RECENT_STEPS: Final = 50

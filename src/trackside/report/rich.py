@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from trackside.report import _words as words
+from trackside.core import text as words
 from trackside.report._buckets import PRODUCTIVE, shown
 from trackside.report._report import Report
 from trackside.report._text import cells, report_lines, spark
