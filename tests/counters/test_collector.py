@@ -55,6 +55,24 @@ class TestTimeWindows:
         assert station.counts() == [2, 1]
         assert [window.values["sum"] for window in station.windows()] == [3, 3]
 
+    def test_counts_what_is_not_finite(self, station):
+        """Two of five samples are not finite, the first after two others; the next window has none of them."""
+        station.collect(interval_s=1)
+        station.add("x", 1.0, 2.0, float("nan"), 3.0, float("inf"))
+        station.tick()
+        station.add("x", 4.0)
+        station.tick()
+
+        assert [(each.non_finite, each.before_non_finite) for each in station.windows()] == [(2, 2), (0, 0)]
+
+    def test_nothing_but_nan(self, station):
+        """A window of NaN alone has no value and two samples that were not finite."""
+        station.collect(interval_s=1)
+        station.add("x", float("nan"), float("nan"))
+        station.tick()
+
+        assert [(each.count, each.non_finite, each.before_non_finite) for each in station.windows()] == [(0, 2, 0)]
+
     def test_windows_adjoin(self, station):
         """A late window ends late; the next begins there and ends when it is due: 0 to 1, 2.25, 5.75 and 6 seconds."""
         station.collect(interval_s=1)

@@ -192,12 +192,12 @@ class TestChecked:
         """Numbers of any kind are read, next to floats and alone."""
         assert number(sample) == expected
         assert checked([sample], EVERYTHING, None)[0].values == [expected]
-        chunk, invalid, _ = checked([1.0, sample], EVERYTHING, None)
+        chunk, invalid, *_ = checked([1.0, sample], EVERYTHING, None)
         assert (chunk.values, chunk.total, invalid) == ([1.0, expected], 1.0 + expected, 0)
 
     def test_decimals(self):
         """Decimals, which do not add to floats, are read one by one."""
-        chunk, invalid, _ = checked([0.5, decimal.Decimal("0.25")], EVERYTHING, None)
+        chunk, invalid, *_ = checked([0.5, decimal.Decimal("0.25")], EVERYTHING, None)
 
         assert (chunk.total, invalid) == (0.75, 0)
 
@@ -219,7 +219,7 @@ class TestChecked:
     def test_invalid(self, sample, reason, around):
         """What is not one number is left out with a reason; its neighbours count."""
         samples = [*around, sample, *around]
-        chunk, invalid, told = checked(samples, EVERYTHING, None)
+        chunk, invalid, told, _ = checked(samples, EVERYTHING, None)
 
         assert invalid == 1
         assert reason in told
@@ -229,7 +229,7 @@ class TestChecked:
         """Scalars and arrays without dimensions are numbers, longer arrays are not."""
         numpy = pytest.importorskip("numpy")
         samples = [numpy.float32(0.5), numpy.float64(2.0), numpy.int64(3), numpy.bool_(True), numpy.array(4.0)]
-        chunk, invalid, reason = checked([*samples, numpy.array([1.0])], EVERYTHING, None)
+        chunk, invalid, reason, _ = checked([*samples, numpy.array([1.0])], EVERYTHING, None)
 
         assert (chunk.values, invalid) == ([0.5, 2.0, 3.0, 1.0, 4.0], 1)
         assert reason == "a ndarray is not one number"
@@ -241,7 +241,7 @@ class TestChecked:
         import torch
 
         samples = [torch.tensor(0.5), torch.tensor(2.0, requires_grad=True), torch.tensor(3), 1.0]
-        chunk, invalid, reason = checked([*samples, torch.ones(2)], EVERYTHING, None)
+        chunk, invalid, reason, _ = checked([*samples, torch.ones(2)], EVERYTHING, None)
 
         assert (chunk.values, invalid, reason) == ([0.5, 2.0, 3.0, 1.0], 1, "a Tensor is not one number")
 
@@ -250,7 +250,7 @@ class TestChecked:
         """A tensor that is not in this memory is refused."""
         import torch
 
-        assert checked([torch.ones((), device="meta")], EVERYTHING, None)[1:] == (
+        assert checked([torch.ones((), device="meta")], EVERYTHING, None)[1:3] == (
             1,
             "a Tensor on meta is not read, as that would wait for the device; record its item()",
         )
@@ -275,7 +275,7 @@ class TestChecked:
 
     def test_parts(self):
         """A part of a chunk knows of its own values alone."""
-        chunk, _, _ = checked([5.0, 1.0, 9.0, 3.0], EVERYTHING, None)
+        chunk, *_ = checked([5.0, 1.0, 9.0, 3.0], EVERYTHING, None)
         part = chunk.part(1, 3)
 
         assert (part.values, part.total, part.minimum, part.maximum, part.last) == ([1.0, 9.0], 10.0, 1.0, 9.0, 9.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import random
 import statistics
@@ -15,6 +16,7 @@ import attrs
 
 from trackside.events import (
     ClockAnchored,
+    CounterWindow,
     ExceptionRaised,
     Heartbeat,
     IterationEnded,
@@ -77,6 +79,8 @@ class SimulatedJob:
     stops_at: int | None = None
     hang_s: float = 0.0
     not_finite_since: int | None = None
+    stat_of_loss: bool = False
+    """Whether the loss is recorded in a stat, and not with the iterations."""
     startup_s: float = 0.1
     save_s: float = 0.0
     evaluation_s: float = 0.0
@@ -128,7 +132,9 @@ class SimulatedJob:
         left = arrived + round(self.exchange_s * S)
         for log, own in zip(logs, lengths, strict=True):
             loss = float("nan") if self.not_finite_since is not None and step >= self.not_finite_since else 2.0
-            log.step(step, own, left, self.style, loss)
+            log.step(step, own, left, self.style, None if self.stat_of_loss else loss)
+            if self.stat_of_loss:
+                log.record_loss(step, loss)
             if self.save_s and step % 40 == 39:
                 log.stand_still("checkpoint_save_sync", round(self.save_s * S), step)
             if self.evaluation_s and step % 40 == 39:
@@ -166,6 +172,7 @@ class Log:
         self.add(ClockAnchored, mono_ns=1, wall_ns=at_ns, offset_ns=0, uncertainty_ns=100)
         self.at_ns += startup_ns
         self.window = {}
+        self.losses = []
 
     @property
     def met_ns(self):
@@ -198,6 +205,18 @@ class Log:
         self.add(IterationEnded, span_id=iteration, step=step, duration_ns=self.at_ns - began_ns, samples=8, loss=loss)
         if style == "sections" and step % WINDOW_STEPS == WINDOW_STEPS - 1:
             self._close_window(step)
+
+    def record_loss(self, step, loss):
+        """Record the loss of a step in a stat, whose windows have 20 steps."""
+        self.losses.append(loss)
+        if step % WINDOW_STEPS == WINDOW_STEPS - 1:
+            finite = [own for own in self.losses if math.isfinite(own)]
+            self.add(
+                CounterWindow, name="train/loss", start_ns=self.at_ns - S, end_ns=self.at_ns, count=len(finite),
+                values={"mean": statistics.fmean(finite)} if finite else {}, total_count=0, total_sum=0.0,
+                non_finite=len(self.losses) - len(finite), before_non_finite=len(finite),
+            )  # fmt: skip
+            self.losses = []
 
     def _part(self, step, name, length_ns, *, iteration, place, style):
         if name == USER:
@@ -336,6 +355,11 @@ def _failures():
         )
         job = SimulatedJob(ranks=ranks, not_finite_since=70)
         yield f"NaN, {ranks} ranks", Labelled(cause="NaN", kind="not-finite", rank=0, since=70, job=job)
+        job = SimulatedJob(ranks=ranks, not_finite_since=70, stat_of_loss=True)
+        yield (
+            f"NaN in a stat, {ranks} ranks",
+            Labelled(cause="NaN", kind="not-finite", rank=0, since=70, within=1, job=job),
+        )
     job = SimulatedJob(killed=tuple(range(8)), stops_at=90)
     yield "all killed", Labelled(cause="killed", kind="died", job=job)
     job = SimulatedJob(stops_at=90, hang_s=600)

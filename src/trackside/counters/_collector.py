@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from trackside.core import CircuitBreaker, ThreadSafeCount, complain
 from trackside.counters._aggregation import EXTREMES, Aggregation, needs_of
-from trackside.counters._samples import Chunk, Summary, Total, as_float
+from trackside.counters._samples import ALL_FINITE, Chunk, NonFinite, Summary, Total, as_float
 from trackside.events import CounterWindow
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class ClosedWindow(NamedTuple):
     total_sum: float
     raw: array[float] | None
     """The window's samples, the first 65,536, if its collector wants them."""
+    non_finite: NonFinite
 
 
 class Window:
@@ -60,6 +61,7 @@ class Window:
         "_has_ended",
         "_instrument",
         "_limit",
+        "_non_finite",
         "_now_ns",
         "_put",
         "_raw",
@@ -87,6 +89,7 @@ class Window:
         self._put = put
         self._now_ns = now_ns
         self._raw = array("d") if keeps_raw else None
+        self._non_finite = ALL_FINITE
         self._has_ended = False
         self.begin(now_ns(), 0, Total())
 
@@ -102,6 +105,12 @@ class Window:
         self.needs |= needs
         if self._summary.count == 0:
             self._summary = Summary(self.needs)
+
+    def add_non_finite(self, added: NonFinite) -> None:
+        """Count samples that were not finite, of the chunk that is added next."""
+        own = self._non_finite
+        before = own.before if own.count else self._summary.count + added.before
+        self._non_finite = NonFinite(own.count + added.count, before)
 
     def add(self, chunk: Chunk) -> None:
         """Add the samples of *chunk*, and close each window that they complete."""
@@ -132,10 +141,18 @@ class Window:
         raw = self._raw
         self._put(
             ClosedWindow(
-                self._instrument, self._start_ns, end_ns, self._summary, self._total_count, self._total.value, raw
+                self._instrument,
+                self._start_ns,
+                end_ns,
+                self._summary,
+                self._total_count,
+                self._total.value,
+                raw,
+                self._non_finite,
             )
         )
         self._start_ns = end_ns
+        self._non_finite = ALL_FINITE
         self._summary = Summary(self.needs)
         if raw is not None:
             self._raw = array("d")
@@ -268,7 +285,7 @@ class Collector:
             self.cover(instrument)
 
     def _put(self, closed: ClosedWindow) -> None:
-        if closed.summary.count == 0 and (
+        if not (closed.summary.count or closed.non_finite.count) and (
             self._skips_empty or self._interval_ns is None or closed.end_ns == closed.start_ns
         ):
             return
@@ -317,4 +334,6 @@ class Collector:
             sketch=summary.sketch.to_wire() if summary.sketch is not None else b"",
             total_count=closed.total_count,
             total_sum=as_float(closed.total_sum),
+            non_finite=closed.non_finite.count,
+            before_non_finite=closed.non_finite.before,
         )

@@ -191,10 +191,13 @@ class Instrument:
         # Two steps, each atomic: what other threads append meanwhile stands behind.
         samples = buffer[:waiting]
         del buffer[:waiting]
-        chunk, invalid, reason = checked(samples, self._needs, self.lowest)
+        chunk, invalid, reason, non_finite = checked(samples, self._needs, self.lowest)
         if invalid:
             self._invalid += invalid
             self._reason = reason
+        if non_finite.count:
+            for window in self._windows:
+                window.add_non_finite(non_finite)
         if chunk is not None:
             self._totals.add(chunk)
             for window in self._windows:

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from trackside.core.sketch import Sketch
 from trackside.counters._aggregation import EXTREMES, QUANTILES, SKETCH, SPREAD, Aggregation
 
 _PLAIN: Final = (float, int)
 _HERE: Final = (None, "cpu")
+
+
+class NaNError(ValueError):
+    """A sample is NaN."""
 
 
 class Chunk:
@@ -61,7 +65,22 @@ def _extremes(values: list[float]) -> tuple[float, float]:
     return float(minimum), float(maximum)
 
 
-def checked(samples: list[Any], needs: int, lowest: float | None) -> tuple[Chunk | None, int, str]:
+class NonFinite(NamedTuple):
+    """The samples of a chunk that were NaN or infinite."""
+
+    count: int
+    before: int
+    """Samples before the first of them; invalid ones are not counted."""
+
+    def plus_one(self, before: int) -> NonFinite:
+        """Return these and one more, which came after *before* valid samples."""
+        return NonFinite(self.count + 1, self.before if self.count else before)
+
+
+ALL_FINITE: Final = NonFinite(0, 0)
+
+
+def checked(samples: list[Any], needs: int, lowest: float | None) -> tuple[Chunk | None, int, str, NonFinite]:
     """
     Make a chunk of those *samples* that are numbers.
 
@@ -71,26 +90,36 @@ def checked(samples: list[Any], needs: int, lowest: float | None) -> tuple[Chunk
         lowest: The smallest valid sample; None if every number is valid.
 
     Returns:
-        The chunk, None if no sample is left; how many samples were invalid; and what was wrong with the last one.
+        The chunk, None if no sample is left; how many samples were invalid, NaN among them; what was wrong with the
+        last one; and how many were not finite.
     """
     if type(samples[0]) in _PLAIN:
         try:
             total = sum(samples)
-            # NaN differs from itself. A chunk with a sample that is too low is left to the loop below.
-            is_number = type(total) in _PLAIN and total == total  # noqa: PLR0124
+            # A chunk with a sample that is not finite, or is too low, is left to the loop below.
+            is_number = type(total) in _PLAIN and math.isfinite(total)
             if is_number and (lowest is None or _are_at_least(lowest, samples)):
-                return Chunk(samples, total, needs), 0, ""
+                return Chunk(samples, total, needs), 0, "", ALL_FINITE
         except Exception:  # noqa: S110  whatever is wrong is found below, sample by sample
             pass
     values: list[float] = []
     invalid, reason = 0, ""
+    non_finite = ALL_FINITE
     for sample in samples:
         try:
-            values.append(number(sample, lowest))
+            value = number(sample, lowest)
+        except NaNError as error:
+            non_finite = non_finite.plus_one(len(values))
+            invalid += 1
+            reason = str(error)
         except Exception as error:
             invalid += 1
             reason = str(error)
-    return (Chunk(values, sum(values), needs) if values else None), invalid, reason
+        else:
+            if abs(value) == math.inf:
+                non_finite = non_finite.plus_one(len(values))
+            values.append(value)
+    return (Chunk(values, sum(values), needs) if values else None), invalid, reason, non_finite
 
 
 def _are_at_least(lowest: float, samples: list[Any]) -> bool:
@@ -118,7 +147,7 @@ def number(sample: Any, lowest: float | None = None) -> float:
     elif kind is not float:
         sample = _foreign(sample)
     if sample != sample:  # noqa: PLR0124
-        raise ValueError("NaN is not a sample")
+        raise NaNError("NaN is not a sample")
     if lowest is not None and sample < lowest:
         raise ValueError(f"{sample} is below {lowest}: a counter only grows; use a gauge or a stat")
     return sample  # type: ignore[no-any-return]

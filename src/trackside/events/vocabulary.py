@@ -116,6 +116,10 @@ class CounterWindow(Event):
     total_count: int
     total_sum: float
     """Since the counter was made, so that a lost window costs resolution and never the total."""
+    non_finite: int = 0
+    """Samples of the window that were NaN or infinite. NaN is in no figure above; an infinity is in all of them."""
+    before_non_finite: int = 0
+    """Samples of the window before the first of these."""
 
 
 @event("trackside.heartbeat", priority=LIFECYCLE)

@@ -320,11 +320,14 @@ class Gatherer:
 
     def _count(self, event: CounterWindow) -> None:
         level = next((event.values[name] for name in LEVELS if name in event.values), None)
-        if level is None or not event.count:
-            return
-        if not math.isfinite(level):
-            if "loss" in event.name.lower():
-                self._add_not_finite(event.end_ns, level, event.step)
+        if "loss" in event.name.lower():
+            if self._iterations:
+                self._settle()
+            if event.non_finite:
+                value = math.nan if level is None or math.isfinite(level) else level
+                self._add_not_finite(event.end_ns, value, self._step_of_non_finite(event))
+            self._now.last_step_by_stat[event.name] = self._now.last_step
+        if level is None or not event.count or not math.isfinite(level):
             return
         bins = self.levels.get(event.name)
         if bins is None:
@@ -334,6 +337,13 @@ class Gatherer:
         bins.add(event.end_ns, level, event.step, self._now.source.rank)
         if event.unit in BYTE_UNITS:
             self._now.memory.setdefault(event.name, Trace()).add(event.end_ns, level)
+
+    def _step_of_non_finite(self, event: CounterWindow) -> int:
+        """Return the step in which the first such sample of a window came, as if each step recorded as many."""
+        now = self._now
+        before = now.last_step_by_stat.get(event.name, now.last_step - now.steps)
+        recorded = max(1, event.count + event.non_finite)
+        return before + 1 + event.before_non_finite * max(0, now.last_step - before) // recorded
 
     def _beat(self, event: Heartbeat) -> None:
         self._now.heartbeat_interval_ns = round(event.interval_s * 1e9)

@@ -125,6 +125,8 @@ class Watched:
     not_finite: str = ""
     """That loss: ``nan``, ``inf`` or ``-inf``."""
     not_finite_ns: int = 0
+    last_step_by_stat: dict[str, int] = attrs.field(factory=dict)
+    """By name of a stat of losses: the last step that had ended when its latest window was read."""
 
     @property
     def is_rank(self) -> bool:
