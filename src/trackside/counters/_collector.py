@@ -109,8 +109,8 @@ class Window:
     def add_non_finite(self, added: NonFinite) -> None:
         """Count samples that were not finite, of the chunk that is added next."""
         own = self._non_finite
-        before = own.before if own.count else self._summary.count + added.before
-        self._non_finite = NonFinite(own.count + added.count, before)
+        before = own.before if own.samples else self._summary.count + added.before
+        self._non_finite = NonFinite(own.samples + added.samples, before)
 
     def add(self, chunk: Chunk) -> None:
         """Add the samples of *chunk*, and close each window that they complete."""
@@ -285,7 +285,7 @@ class Collector:
             self.cover(instrument)
 
     def _put(self, closed: ClosedWindow) -> None:
-        if not (closed.summary.count or closed.non_finite.count) and (
+        if not (closed.summary.count or closed.non_finite.samples) and (
             self._skips_empty or self._interval_ns is None or closed.end_ns == closed.start_ns
         ):
             return
@@ -334,6 +334,6 @@ class Collector:
             sketch=summary.sketch.to_wire() if summary.sketch is not None else b"",
             total_count=closed.total_count,
             total_sum=as_float(closed.total_sum),
-            non_finite=closed.non_finite.count,
+            non_finite=closed.non_finite.samples,
             before_non_finite=closed.non_finite.before,
         )

@@ -195,7 +195,7 @@ class Instrument:
         if invalid:
             self._invalid += invalid
             self._reason = reason
-        if non_finite.count:
+        if non_finite.samples:
             for window in self._windows:
                 window.add_non_finite(non_finite)
         if chunk is not None:

@@ -68,13 +68,13 @@ def _extremes(values: list[float]) -> tuple[float, float]:
 class NonFinite(NamedTuple):
     """The samples of a chunk that were NaN or infinite."""
 
-    count: int
+    samples: int
     before: int
     """Samples before the first of them; invalid ones are not counted."""
 
     def plus_one(self, before: int) -> NonFinite:
         """Return these and one more, which came after *before* valid samples."""
-        return NonFinite(self.count + 1, self.before if self.count else before)
+        return NonFinite(self.samples + 1, self.before if self.samples else before)
 
 
 ALL_FINITE: Final = NonFinite(0, 0)
