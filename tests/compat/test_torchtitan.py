@@ -123,6 +123,28 @@ class TestTitanFiles:
         first, again = (next(TitanFiles([directory])).source for _ in range(2))
         assert (first.rank, first.host, first.pid, first.id) == (1, "node-1", 77, again.id)
 
+    @pytest.mark.parametrize("value", ["NaN", "Infinity", "1e308", "-5.0"])
+    def test_length_that_is_none(self, write, value):
+        """A span whose length is no possible one is as long as its times say."""
+        lines = [line("load_start", 0), line("load_end", 6, value=float(value))]
+        (span,) = [event for event in TitanFiles([write(lines)]) if isinstance(event, SpanEnded)]
+        assert span.duration_ns == 6_000
+
+    @pytest.mark.parametrize("given", [{"time_us": 10**400}, {"time_us": -1}, {"time_us": True}, {"value": 10**400}])
+    def test_numbers_that_are_none(self, write, given):
+        """A line with a number that no event can hold is no record; all others are read."""
+        files = TitanFiles([write([line("metric_value", 0) | given, *step_of(1, 0)])])
+        assert len([event for event in files if isinstance(event, SpanEnded)]) == 2
+        (problem,) = files.problems
+        assert "1 line(s) hold no record of torchtitan's: line 1" in str(problem)
+
+    def test_large_integers(self, write):
+        """A step, a thread or a process id that no event can hold counts as none was given."""
+        huge = {"tid": 2**70, "pid": 2**70, "global_rank": -(2**70)}
+        events = list(TitanFiles([write([line("begun", 0, 2**70, log_type="instant", **huge)])]))
+        assert [event.step for event in events] == [-1, -1, -1]
+        assert (events[0].source.pid, events[0].source.rank) == (0, 0)
+
     def test_bad_lines(self, write):
         """Lines that are no records are named, and all others read."""
         directory = write(step_of(1, 0))

@@ -20,10 +20,12 @@ from typing import Any
 import msgpack
 
 TESTS = Path(__file__).parents[1]
-sys.path.insert(0, str(TESTS / "wire"))
+sys.path[:0] = [str(TESTS / "wire"), str(TESTS / "fuzz")]
 
 
 import fuzzing as frames  # noqa: E402  inputs for the decoder, which its tests use too
+from importers import Kineto, MlGoodput, Torchtitan  # noqa: E402
+from protocol import Protocol  # noqa: E402
 
 from trackside.events import ConfigError, DecodeError, IterationEnded  # noqa: E402
 from trackside.handlers.eventlog._format import decode_ending, decode_header, decode_loss  # noqa: E402
@@ -121,7 +123,15 @@ class FilterRules:
         return True
 
 
-TARGETS: dict[str, Callable[[], Any]] = {"decoder": Decoder, "scanner": LogScanner, "rules": FilterRules}
+TARGETS: dict[str, Callable[[], Any]] = {
+    "decoder": Decoder,
+    "scanner": LogScanner,
+    "rules": FilterRules,
+    "ml-goodput": MlGoodput,
+    "torchtitan": Torchtitan,
+    "kineto": Kineto,
+    "protocol": Protocol,
+}
 
 
 def fuzz(name: str, seconds: float, seed: int) -> bool:

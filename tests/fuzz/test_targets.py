@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 RUN = Path(__file__).with_name("run.py")
+TARGETS = ["decoder", "scanner", "rules", "ml-goodput", "torchtitan", "kineto", "protocol"]
 
 
-@pytest.mark.parametrize("target", ["decoder", "scanner", "rules"])
+@pytest.mark.parametrize("target", TARGETS)
 def test_holds(target, seed):
     """Whatever is read, what must hold does, and a part of the inputs is accepted: they are no mere noise."""
     command = [sys.executable, RUN, "--seconds", "1", "--seed", str(seed), target]

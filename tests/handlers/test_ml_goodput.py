@@ -104,6 +104,16 @@ class TestBadLines:
         (problem,) = files.problems
         assert str(problem) == f"{path}: 1 of 7 line(s) hold no JSON object: line 3; all others were read"
 
+    @pytest.mark.parametrize("step", [2**62, 10**400], ids=["62 bits", "400 digits"])
+    def test_step_beyond_all_counts(self, write, step):
+        """A step number that no event can hold is no step; all others are read."""
+        line = json.dumps({"job_name": "job", "step_count": step, "step_start_time": START_S + 8})
+        (model,) = feed(RecordFiles([write("a.jsonl", [*WHOLE[:-1], line, WHOLE[-1]])]), GoodputAccumulator())
+
+        found = model.result()
+        assert (found.last_step, found.productive_s) == (3, 8.0)
+        assert found.problems == {"a step record without a whole number": 1}
+
     def test_bytes(self, tmp_path):
         """So is one of bytes that are no text."""
         path = tmp_path / "a.jsonl"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections import defaultdict
 
 import pytest
@@ -205,6 +206,20 @@ class TestKineto:
         _, events = trace(path, merge=[profile(baseTimeNanoseconds=START_NS + 3 * S)])
         begins = min(one["ts"] for one in slices(events, pid=0))
         assert slices(events, name="aten::mm")[0]["ts"] - begins == pytest.approx(1e6 + 1500.5, abs=1000)
+
+    @pytest.mark.parametrize(
+        "bad", [{"ts": math.inf}, {"ts": math.nan}, {"ts": 1e300}, {"ts": None}, {"ts": 10**400}, {"ph": {}}]
+    )
+    def test_event_that_is_none(self, log, trace, profile, bad):
+        """An event without a possible time, or of no kind, is left out; the others are shown."""
+        events = KINETO["traceEvents"]
+        _, shown = trace(log([anchored()]), merge=[profile(traceEvents=[{**events[0], **bad}, *events])])
+        assert len(slices(shown, name="aten::mm")) == 1
+
+    def test_process_that_is_no_number(self, log, trace, profile):
+        """A process may have any name in a profile."""
+        _, shown = trace(log([anchored()]), merge=[profile(traceEvents=[{**KINETO["traceEvents"][0], "pid": [1]}])])
+        assert "rank 1 · profiler [1]" in [one["args"].get("name") for one in shown if one["ph"] == "M"]
 
     @pytest.mark.parametrize(
         ("changes", "problem"),

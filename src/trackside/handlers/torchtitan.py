@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -31,6 +32,8 @@ from trackside.handlers._json_lines import find_files, objects_in, refused
 
 _MAX_DEPTH: Final = 256
 _MAX_LISTED: Final = 10
+_MOST: Final = 1 << 62
+"""Times, durations and steps beyond are none; the wire form has room for all below."""
 _STRUCTURED_LOGS: Final = "give the files of torchtitan's structured_logs directory"
 
 
@@ -130,7 +133,8 @@ class TitanReader:
             if not stack:
                 del self._open[record.track]
             # The duration in the record is of a finer clock than its times, which are cut to microseconds.
-            duration_ns = record.at_ns - ended.start_ns if record.value is None else round(record.value * 1e6)
+            length_ns = math.nan if record.value is None else record.value * 1e6
+            duration_ns = round(length_ns) if 0 <= length_ns < _MOST else record.at_ns - ended.start_ns
             yield IterationSpanEnded(
                 at_ns=record.at_ns,
                 span_id=ended.id,
@@ -217,32 +221,41 @@ class TitanFiles(Iterator[Event]):
 
 def _record(line: Mapping[str, Any]) -> TitanRecord | None:
     """Return the record on a line; None if the line is not a record."""
-    name, time_us = line.get("log_type_name"), line.get("time_us")
-    if not isinstance(name, str) or not isinstance(time_us, int):
+    name, time_us = line.get("log_type_name"), _whole(line.get("time_us"), -1)
+    if not isinstance(name, str) or not 0 <= time_us < _MOST // 1_000:
         return None
-    step, value = line.get("step"), line.get("value")
+    value = line.get("value")
+    try:
+        number = float(value) if isinstance(value, (int, float)) else None
+    except OverflowError:
+        return None
     return TitanRecord(
         name=name,
         at_ns=time_us * 1_000,
         is_span=line.get("log_type", "event") == "event",
-        step=step if isinstance(step, int) else -1,
-        value=float(value) if isinstance(value, (int, float)) else None,
+        step=_whole(line.get("step"), -1),
+        value=number,
         metric=str(line.get("event_name") or "") if name == "metric_value" else "",
-        track=(str(line.get("task_name") or ""), int(tid) if isinstance(tid := line.get("tid"), int) else 0),
+        track=(str(line.get("task_name") or ""), _whole(line.get("tid"))),
         message=str(line.get("message") or "")[:1_000],
     )
 
 
+def _whole(value: Any, otherwise: int = 0) -> int:
+    """Return *value* if it is an integer that an event may hold; JSON has integers of any size."""
+    return value if type(value) is int and -_MOST < value < _MOST else otherwise
+
+
 def _source(path: Path, line: Mapping[str, Any]) -> Source:
     """Return the source of a file, from its first record; the same for the same file."""
-    rank, local_rank, pid = (line.get(key) for key in ("global_rank", "local_rank", "pid"))
+    rank, local_rank, pid = (_whole(line.get(key)) for key in ("global_rank", "local_rank", "pid"))
     return Source(
         id=hashlib.blake2b(path.name.encode(), digest_size=8).hexdigest(),
         run_id=path.parent.parent.name or "torchtitan",
         host=str(line.get("host_name") or ""),
-        pid=pid if isinstance(pid, int) else 0,
-        rank=rank if isinstance(rank, int) else 0,
-        local_rank=local_rank if isinstance(local_rank, int) else 0,
+        pid=pid,
+        rank=rank,
+        local_rank=local_rank,
         application=str(line.get("source") or ""),
     )
 

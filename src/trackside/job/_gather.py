@@ -8,7 +8,7 @@ import msgpack
 
 from trackside.events import Event, Source
 from trackside.instruments.torch import RankGroup
-from trackside.wire import FrameDecoder, RowEncoder, encode_frame
+from trackside.wire import FrameDecoder, RowEncoder, encode_frame, pack
 
 
 def gathered(group: RankGroup, source: Source, events: Sequence[Event]) -> list[Event]:
@@ -33,7 +33,7 @@ def packed(source: Source, events: Sequence[Event]) -> bytes:
     for seq, event in enumerate(events):
         schema, row = encoder.encode(event, 0)
         frames.append(encode_frame(source.id, seq, seq, dropped={}, schemas=[schema.entry], rows=[row]))
-    return msgpack.packb([source.to_wire(), frames])  # type: ignore[no-any-return]
+    return pack([source.to_wire(), frames])
 
 
 def unpacked(data: bytes) -> list[Event]:

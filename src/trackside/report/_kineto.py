@@ -17,6 +17,8 @@ _FIRST_PID: Final = 1_000_000
 _PER_FILE: Final = 1_000
 _EPOCH_US: Final = 1e14
 """Times below, in µs, cannot be since the epoch: they are relative to something that must be said."""
+_LATEST_US: Final = 1e16
+"""The year 2286. JSON has numbers of any size, ``Infinity`` and ``NaN``."""
 _FLOWS: Final = frozenset("stf")
 
 
@@ -53,9 +55,9 @@ def load(path: str | os.PathLike[str]) -> Profile:
     events = data.get("traceEvents") if isinstance(data, dict) else None
     if not isinstance(events, list):
         raise UnreadableError(name, "holds no traceEvents", wanted)
-    sound = [event for event in events if isinstance(event, dict) and _has_time(event)]
+    sound = [event for event in events if isinstance(event, dict) and _is_sound(event)]
     base_ns = data.get("baseTimeNanoseconds")
-    base_ns = base_ns if isinstance(base_ns, int) else 0
+    base_ns = base_ns if isinstance(base_ns, int) and 0 <= base_ns < _LATEST_US * 1000 else 0
     if not base_ns and any(event["ts"] < _EPOCH_US for event in sound if event.get("ph") == "X"):
         raise UnreadableError(name, "does not say when it was: it has no baseTimeNanoseconds", wanted)
     about = data.get("distributedInfo")
@@ -63,8 +65,13 @@ def load(path: str | os.PathLike[str]) -> Profile:
     return Profile(name, rank if isinstance(rank, int) else None, base_ns, sound)
 
 
-def _has_time(event: dict[str, Any]) -> bool:
-    return event.get("ph") == "M" or isinstance(event.get("ts"), (int, float))
+def _is_sound(event: dict[str, Any]) -> bool:
+    at_us, phase = event.get("ts"), event.get("ph")
+    if not isinstance(phase, str):
+        return False
+    if at_us is None:
+        return phase == "M" and "ts" not in event
+    return isinstance(at_us, (int, float)) and -_LATEST_US < at_us < _LATEST_US
 
 
 def merge(
@@ -88,6 +95,7 @@ def merge(
     who = f"rank {profile.rank}" if profile.rank is not None else Path(profile.path).name
     for event in profile.events:
         pid = event.get("pid", 0)
+        pid = pid if isinstance(pid, (int, str)) else repr(pid)
         if pid not in pids:
             pids[pid] = _FIRST_PID + number * _PER_FILE + len(pids)
             put(
@@ -102,7 +110,7 @@ def merge(
         if event.get("ph") == "M" and event.get("name") == "process_name":
             continue
         moved = {**event, "pid": pids[pid]}
-        if isinstance(event.get("ts"), (int, float)):
+        if "ts" in event:
             wall_ns = profile.base_ns + round(event["ts"] * 1000)
             moved["ts"] = microseconds(wall_ns + (alignment.apart_ns(wall_ns) if alignment is not None else 0))
         if event.get("ph") in _FLOWS:

@@ -5,6 +5,7 @@ from trackside.wire._frames import Frame, FrameDecoder, encode_frame
 from trackside.wire._json import fields_of, to_json, value_to_json, wire_name_of
 from trackside.wire._selection import EventSelection, EventTypes
 from trackside.wire._sequence import Ranges, SequenceTracker
+from trackside.wire._values import pack
 from trackside.wire._view import EventColumns, FrameView, deliver, views
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "deliver",
     "encode_frame",
     "fields_of",
+    "pack",
     "to_json",
     "value_to_json",
     "views",

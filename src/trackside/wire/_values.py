@@ -180,6 +180,12 @@ def _cut(text: str) -> tuple[str, int]:
     return raw[:MAX_STRING_BYTES].decode("utf-8", "ignore"), 1
 
 
+def pack(value: Any) -> bytes:
+    """Return plain data as bytes; a lone surrogate in a text, which has no UTF-8, becomes an escape as in events."""
+    data: bytes = msgpack.packb(value, unicode_errors="backslashreplace")
+    return data
+
+
 def is_sound(value: Any) -> bool:
     """Return whether the maps in a *value* as decoded have text keys, and nothing in it is nested too deep."""
     containers = [value]

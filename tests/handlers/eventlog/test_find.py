@@ -57,6 +57,11 @@ class TestIdentify:
         (path,) = record(tmp_path, source, [(0, "x")])
         assert identify(path, FrameDecoder()).source == source
 
+    def test_text_that_has_no_utf8(self, record, tmp_path):
+        """A lone surrogate in an identity, as an environment variable may have, is written as an escape."""
+        (path,) = record(tmp_path, Source.detect({}, run_id="run\udcff"), [(0, "x")])
+        assert identify(path, FrameDecoder()).source.run_id == r"run\udcff"
+
     def test_second_header(self, record, tmp_path, source):
         """If the first header is damaged a later one says it, or else a frame says the id."""
         (path,) = record(tmp_path, source, [(0, "x")])

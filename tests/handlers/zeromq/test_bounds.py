@@ -135,6 +135,16 @@ class TestCounts:
 
         assert models == {"one": {"sum": (1 << 64) - 1, "of": [-(1 << 63), 1.5]}, "other": {"sum": 3}}
 
+    def test_texts_that_have_no_utf8(self):
+        """
+        A lone surrogate in a source's identity or a model's state costs viewers neither: it arrives as an escape.
+        """
+        place = SourcePosition(Source.detect({}, run_id="run\udcff"), 0, 0)
+
+        snapshot = decode_snapshot(encode_snapshot(Snapshot([place], {"one": {"name": "span\ud800"}}, 0)))
+
+        assert (snapshot.places[0].source.run_id, snapshot.models) == (r"run\udcff", {"one": {"name": r"span\ud800"}})
+
     def test_model_that_cannot_be_dumped(self):
         """
         A model whose dump fails, or is no plain data, is left out; the others' states arrive.

@@ -56,6 +56,10 @@ class TestThereAndBack:
         """Every kind of message is among these."""
         assert {type(message) for message in MESSAGES} == set(protocol.Message.__subclasses__())
 
+    def test_lone_surrogate(self):
+        """A text with a lone surrogate, as a file name that is no UTF-8 has, arrives with an escape in its place."""
+        assert decode(encode(Hello(2, "viewer", "0123", "train\udcff.py"))).text == r"train\udcff.py"
+
 
 class TestNotBelieved:
     @pytest.mark.parametrize(

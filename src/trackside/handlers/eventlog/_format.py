@@ -31,6 +31,7 @@ import attrs
 import msgpack
 
 from trackside.events import ConfigError, DecodeError, Source, clock
+from trackside.wire import pack
 
 SUFFIX = ".tslog"
 MAGIC = b"\xc1TSL"  # C1 is the one byte that msgpack never uses as a type
@@ -153,7 +154,7 @@ def encode_header(source: Source, part: int) -> bytes:
         "anchor": attrs.asdict(clock.read_anchor(clock.monotonic_ns)),
     }
     try:
-        payload: bytes = msgpack.packb(entry)
+        payload = pack(entry)
     except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError("source", source, f"give it texts and numbers only ({error})") from error
     if len(payload) > _MAX_ENTRY_BYTES:
@@ -177,10 +178,9 @@ def decode_header(payload: bytes) -> Header:
 
 def encode_loss(loss: Loss) -> bytes:
     """Return the payload of a GAP record."""
-    payload: bytes = msgpack.packb(
+    return pack(
         {"events": loss.events, "bytes": loss.size_bytes, "reason": loss.reason[:1024], "since_ns": loss.since_ns}
     )
-    return payload
 
 
 def decode_loss(payload: bytes) -> Loss:
@@ -199,8 +199,7 @@ def decode_loss(payload: bytes) -> Loss:
 
 def encode_ending(ending: Ending) -> bytes:
     """Return the payload of an END record."""
-    payload: bytes = msgpack.packb({"continued": ending.is_continued})
-    return payload
+    return pack({"continued": ending.is_continued})
 
 
 def decode_ending(payload: bytes) -> Ending:

@@ -25,7 +25,7 @@ from trackside.handlers.zeromq._limits import (
     MAX_TEXT,
     MAX_VERB_BYTES,
 )
-from trackside.wire import wire_name_of
+from trackside.wire import pack, wire_name_of
 from trackside.wire._values import is_sound, unpack
 
 PROTOCOL_VERSION: Final = 2
@@ -352,7 +352,7 @@ def encode(message: Message) -> list[bytes]:
     """
     values = [getattr(message, name) for name, _ in _FIELDS[type(message)]]
     body = [values.pop()] if message.has_body else []
-    head: bytes = msgpack.packb([message.kind, *values])
+    head = pack([message.kind, *values])
     if len(head) > message.max_head_bytes or (body and len(body[0]) > MAX_BODY_BYTES):
         raise ValueError(f"a {type(message).__name__} of {len(head)} bytes and {sum(map(len, body))} in its body")
     return [head, *body]
@@ -435,7 +435,7 @@ class Filter:
             raise DecodeError("a filter names at least one type")
         if not 0 <= min_priority <= max(Priority):
             raise DecodeError(f"{min_priority} is no priority")
-        packed: bytes = msgpack.packb(rule) if rule is not None else b""
+        packed = pack(rule) if rule is not None else b""
         if len(packed) > MAX_RULE_BYTES:
             raise DecodeError(f"a rule of {len(packed)} bytes; at most {MAX_RULE_BYTES}")
         return cls(tuple(sorted(set(names))), max(min_priority, int(Priority.PROFILE)), packed)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import attrs
-import msgpack
 
 from trackside.core import RateLimitedLog, described
 from trackside.events import DecodeError, TracksideError
@@ -56,6 +55,7 @@ from trackside.handlers.zeromq._protocol import (
 from trackside.handlers.zeromq._ring import Entry, LostRange, Ring, RingBudget
 from trackside.handlers.zeromq._session import Action, Role, Send, Sent, Sessions
 from trackside.handlers.zeromq._snapshot import chunk_count
+from trackside.wire import pack
 
 _ENTRIES_AT_ONCE: Final = 64
 _REPLAY_EVERY_S: Final = 0.05
@@ -643,10 +643,10 @@ def _fitting(status: dict[str, Any]) -> dict[str, Any]:
     """Return *status* without what makes it too large for a beat."""
     while status:
         try:
-            if len(msgpack.packb(status)) <= _MOST_STATUS_BYTES:
+            if len(pack(status)) <= _MOST_STATUS_BYTES:
                 break
         except (TypeError, ValueError, OverflowError):
             return {}
-        largest = max(status, key=lambda name: len(msgpack.packb(status[name])))
+        largest = max(status, key=lambda name: len(pack(status[name])))
         status = {name: value for name, value in status.items() if name != largest}
     return status

@@ -11,6 +11,7 @@ import msgpack
 from trackside.core import complain, described
 from trackside.events import DecodeError, Source
 from trackside.handlers.zeromq._limits import CHUNK_BYTES, MAX_COUNT, MAX_SNAPSHOT_BYTES
+from trackside.wire import pack
 
 _MAX_TEXT_BYTES: Final = 1 << 20
 _MAX_LENGTH: Final = 1 << 24
@@ -68,7 +69,7 @@ def _packable(name: str, state: Any) -> dict[str, Any]:
     """Return the entry of one model: integers saturate at 64 bits, and a state that is no plain data is left out."""
     fitting = _saturated(state)
     try:
-        msgpack.packb(fitting)
+        pack(fitting)
     except Exception as error:
         complain("the state of %s is no plain data and is left out: %s", name, described(error))
         return {}
@@ -103,10 +104,10 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
         "taken_ns": snapshot.taken_ns,
     }
     try:
-        data: bytes = msgpack.packb(table)
+        data = pack(table)
     except (OverflowError, TypeError, ValueError):
         models = [_packable(name, state) for name, state in snapshot.models.items()]
-        data = msgpack.packb({**table, "models": {name: state for entry in models for name, state in entry.items()}})
+        data = pack({**table, "models": {name: state for entry in models for name, state in entry.items()}})
     if len(data) > MAX_SNAPSHOT_BYTES:
         raise ValueError(f"a snapshot of {len(data)} bytes; at most {MAX_SNAPSHOT_BYTES}")
     return data

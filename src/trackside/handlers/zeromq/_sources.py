@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import attrs
-import msgpack
 
 from trackside.core import complain, described
 from trackside.events import Event, Heartbeat, RankFellSilent, RankSpokeAgain, Source, SourceEnded, SourceStarted
 from trackside.handlers.models.liveness import LifeSigns, silent_after_ns
 from trackside.handlers.zeromq._limits import BEAT_S, MAX_COUNT, MAX_OPEN_SPANS_BYTES
-from trackside.wire import Frame, RowEncoder, SequenceTracker, encode_frame
+from trackside.wire import Frame, RowEncoder, SequenceTracker, encode_frame, pack
 
 GRACE_S: Final = 10.0
 """What a source that is known from the log alone is given to come back to a collector that was restarted."""
@@ -83,7 +82,7 @@ class SourceState:
 def _bounded(open_spans: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """Return *open_spans*, or those of the main thread, or none: a collector records them in its own stream."""
     main = {_MAIN_THREAD: open_spans.get(_MAIN_THREAD, [])}
-    return next((spans for spans in (open_spans, main) if len(msgpack.packb(spans)) <= MAX_OPEN_SPANS_BYTES), {})
+    return next((spans for spans in (open_spans, main) if len(pack(spans)) <= MAX_OPEN_SPANS_BYTES), {})
 
 
 class SourceRegistry:

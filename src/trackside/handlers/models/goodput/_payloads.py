@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import attrs
 
@@ -35,6 +35,8 @@ from trackside.handlers.models.goodput._buckets import (
     TRAINING_PREP,
 )
 
+_MOST: Final = 1 << 62
+"""Whole numbers from here on are none that were counted; JSON has integers of any size, events have not."""
 _STEP_KEYS: Final = 3
 """The job's name, the step and its start."""
 _MOST_RECORD_CHARS: Final = 200
@@ -231,7 +233,7 @@ class PayloadReader:
             at: Any = payload.get("step_start_time")
             # Nearly all records are steps.
             is_usual = step.__class__ is int and at.__class__ is float and len(payload) == _STEP_KEYS and job.is_running
-            if is_usual and job.last_step < step and _EARLIEST_S < at < _LATEST_S:
+            if is_usual and job.last_step < step < _MOST and _EARLIEST_S < at < _LATEST_S:
                 job.last_step = step
                 started = _new(StepStarted)
                 started.at_ns = round(at * 1e6) * 1000
@@ -287,10 +289,14 @@ def _ns(seconds: Any) -> int:
     return int(round(seconds * 1e6) * 1000)
 
 
+def _is_count(value: Any) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value < _MOST
+
+
 def _begins_again(job: _Job, payload: Mapping[str, Any]) -> bool:
     """Return whether a record without a job start shows that the job was started again."""
     step = payload.get("step_count")
-    if type(step) is int and step < job.last_step:
+    if _is_count(step) and step < job.last_step:
         return True
     is_resizing = ("elastic_reinit", "") in job.open or job.last_step < 0
     return not is_resizing and any(f"{what}_start_time" in payload for what in _INITIALIZING)
@@ -298,7 +304,7 @@ def _begins_again(job: _Job, payload: Mapping[str, Any]) -> bool:
 
 def _step(job: _Job, payload: Mapping[str, Any], at_ns: int) -> Iterator[Event]:
     step = payload.get("step_count")
-    if type(step) is not int or step < 0:
+    if not _is_count(step):
         yield from job.fault(_NO_STEP, payload)
     else:
         job.last_step = max(step, job.last_step)
@@ -307,7 +313,7 @@ def _step(job: _Job, payload: Mapping[str, Any], at_ns: int) -> Iterator[Event]:
 
 def _slices(job: _Job, payload: Mapping[str, Any], at_ns: int) -> Iterator[Event]:
     counts = [payload.get(f"{which}_slices") for which in ("active", "total", "available")]
-    active, total, available = (count if type(count) is int else 0 for count in counts)
+    active, total, available = (count if _is_count(count) else 0 for count in counts)
     yield job.stamp(SlicesCounted(at_ns=at_ns, span_id=0, step=-1, active=active, total=total, available=available))
 
 
@@ -358,5 +364,5 @@ def _checkpoint(job: _Job, payload: Mapping[str, Any]) -> Iterator[Event]:
     if not job.attempts:
         yield from job.begin(start_ns)
     step = payload.get("step")
-    attributes = {span_names.CURRENT_ITERATION: step} if type(step) is int else {}
+    attributes = {span_names.CURRENT_ITERATION: step} if _is_count(step) else {}
     yield job.ended(SpanEnded, job.opened(start_ns, name, attributes), start_ns + round(duration * 1e6) * 1000)
