@@ -30,6 +30,13 @@ test-all:  ## run the tests on every supported Python, those too that the machin
 	@$(ENVIRONMENT) .venv --extra torch --group test
 	@$(BIN)/python tools/every_python.py --provide $(ARGS)
 
+.PHONY: test-floors
+test-floors:  ## run the core's tests beside the oldest libraries that are allowed (Python 3.10 or 3.11)
+	@$(ENVIRONMENT) .venv-floors --floors --extra rich --extra psutil --group test
+	@.venv-floors/bin/python tools/twice.py --numprocesses 2 --scale 0.01 -m "not integration and not once" \
+		tests/wire tests/events tests/counters tests/handlers/eventlog \
+		$(addprefix tests/handlers/zeromq/test_,attach.py bounds.py reconnecting.py) $(ARGS)
+
 .PHONY: test-long
 test-long:  ## run the tests with the long recipes in full
 	@$(ENVIRONMENT) .venv --extra torch --group test

@@ -2,9 +2,11 @@
 Make a virtual environment, or bring one up to date, under the constraints of the lock.
 
     python3 tools/environment.py .venv --extra torch --group test
+    python3 tools/environment.py .venv-floors --floors --group test
 
 The environment belongs to the interpreter that runs this script. What an earlier call installed into it
-stays; a call that finds nothing to do says nothing.
+stays; a call that finds nothing to do says nothing. With ``--floors`` the libraries that trackside asks for are
+installed in the lowest version that pyproject.toml allows.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -32,7 +35,9 @@ def main() -> None:
         here = ".".join(map(str, sys.version_info[:3]))
         sys.exit(f"trackside needs Python 3.10 or later and this is {here}: try `make PYTHON=python3.12 ...`")
     try:
-        Environment(options.directory.absolute()).provide(set(options.extra), set(options.group))
+        directory = options.directory.absolute()
+        constraints = write_floors(ROOT / "build" / "floors.txt") if options.floors else LOCK
+        Environment(directory, constraints).provide(set(options.extra), set(options.group))
     except subprocess.CalledProcessError as error:
         sys.exit(f"{options.directory}: `{' '.join(map(str, error.cmd[:6]))} ...` failed; see above")
 
@@ -42,14 +47,27 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("directory", type=Path, help="where the environment lies or will lie")
     parser.add_argument("--extra", action="append", default=[], help="an extra of trackside to install")
     parser.add_argument("--group", action="append", default=[], help="a dependency group to install")
+    parser.add_argument("--floors", action="store_true", help="install the lowest versions that are allowed")
     return parser.parse_args()
+
+
+def write_floors(path: Path) -> Path:
+    """Write to *path* the lock with the lower bounds of trackside's dependencies and extras in place of its pins."""
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    asked = project[project.index("\ndependencies = [") : project.index("[project.scripts]")]
+    floors = dict(re.findall(r'^[^#]*?"([\w-]+)>=([\d.]+)', asked, flags=re.MULTILINE))
+    others = [line for line in LOCK.read_text(encoding="utf-8").splitlines() if line.partition("==")[0] not in floors]
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("\n".join([*others, *(f"{name}=={floors[name]}" for name in sorted(floors)), ""]), encoding="utf-8")
+    return path
 
 
 class Environment:
     """A virtual environment with trackside in it, editable, and a stamp that says what else."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, constraints: Path = LOCK) -> None:
         self.directory = directory
+        self.constraints = constraints
         self.python = directory / "bin" / "python"
         self._stamp = directory / STAMP
 
@@ -64,7 +82,7 @@ class Environment:
             self._create()
         all_extras = sorted(extras.union(found.get("extras", ())))
         all_groups = sorted(groups.union(found.get("groups", ())))
-        locked = fingerprint(ROOT / "pyproject.toml", LOCK)
+        locked = fingerprint(ROOT / "pyproject.toml", self.constraints)
         wanted = {**here, "locked": locked, "extras": all_extras, "groups": all_groups}
         if wanted == found:
             return
@@ -97,7 +115,7 @@ class Environment:
     def _pip(self, *arguments: str | Path) -> None:
         # Doubly quiet: a mirror that lacks a package is no news as long as another has it.
         quiet = ("--quiet", "--quiet", "--no-input", "--disable-pip-version-check")
-        run(self.python, "-m", "pip", "install", *quiet, "--constraint", LOCK, *arguments)
+        run(self.python, "-m", "pip", "install", *quiet, "--constraint", self.constraints, *arguments)
 
     def _say(self, what: str) -> None:
         name = self.directory.relative_to(ROOT) if self.directory.is_relative_to(ROOT) else self.directory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import math
 
 import attrs
@@ -44,7 +45,14 @@ PAIRS = [
     ({"x": 1}, {"x": 1}),
     ({"x": 1}, {"x": 2}),
     ({"x": 1}, {"x": True}),
-    ({"x": 1, "y": math.nan}, {"x": 1, "y": math.nan}),
+    pytest.param(
+        {"x": 1, "y": math.nan},
+        {"x": 1, "y": math.nan},
+        marks=pytest.mark.skipif(
+            int(importlib.metadata.version("attrs").partition(".")[0]) < 24,
+            reason="attrs compared tuples until 23.2, where the same NaN is equal to itself",
+        ),
+    ),
     ({"x": 1, "note": "a"}, {"x": 1, "note": "b"}),
     ({"x": 1, "secret": "a"}, {"x": 1, "secret": "b"}),
     ({"x": 1, "label": "A"}, {"x": 1, "label": "a"}),

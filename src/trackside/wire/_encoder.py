@@ -260,5 +260,7 @@ def _type_check(expected: Sequence[frozenset[type]]) -> Callable[[tuple[Any, ...
 
 
 def _packer() -> Callable[[Any], bytes]:
-    pack: Callable[[Any], bytes] = msgpack.Packer(strict_types=True, autoreset=True, buf_size=4096).pack
+    # Before 1.1 msgpack reserves a mebibyte for each packer; what is not written to is no memory of the process.
+    buffer = {"buf_size": 4096} if msgpack.version >= (1, 1) else {}
+    pack: Callable[[Any], bytes] = msgpack.Packer(strict_types=True, autoreset=True, **buffer).pack
     return pack
