@@ -414,6 +414,7 @@ REAL = {
         cause="one rank's data", kind="input-bound", rank=1, section=DATA, since=0, job=SimulatedJob()
     ),
     "forward": Labelled(cause="forward", kind="straggler", rank=1, section=FORWARD, since=0, job=SimulatedJob()),
+    "backward": Labelled(cause="backward", kind="straggler", rank=1, section=BACKWARD, since=0, job=SimulatedJob()),
     "user code between the parts": Labelled(
         cause="user code between the parts", kind="straggler", rank=1, section=OUTSIDE, since=0, job=SimulatedJob()
     ),

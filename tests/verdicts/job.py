@@ -41,7 +41,26 @@ class Net(torch.nn.Sequential):
         return super().forward(inputs)
 
 
-net = Net(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
+class SlowBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(context, inputs):
+        return inputs.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        """Give the gradient back, and before that what delays it."""
+        if is_here("backward"):
+            time.sleep(0.02)
+        return gradient
+
+
+class Identity(torch.nn.Module):
+    def forward(self, inputs):
+        """Return the inputs."""
+        return SlowBackward.apply(inputs)
+
+
+net = Net(torch.nn.Linear(64, 256), torch.nn.ReLU(), Identity(), torch.nn.Linear(256, 64))
 model = torch.nn.parallel.DistributedDataParallel(net)
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
 loader = torch.utils.data.DataLoader(Data(), batch_size=4)

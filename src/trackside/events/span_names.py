@@ -32,6 +32,8 @@ DATA_LOADING: Final = "data_loading"
 MODEL_FORWARD: Final = "model_forward"
 ZERO_GRAD: Final = "zero_grad"
 MODEL_BACKWARD: Final = "model_backward"
+GRADIENT_SYNCHRONIZATION: Final = "gradient_synchronization"
+"""After a backward pass: waiting for the gradients of the other ranks."""
 OPTIMIZER_UPDATE: Final = "optimizer_update"
 
 OF_ITERATION: Final = {
@@ -60,7 +62,10 @@ LONG: Final = (
 """Published at their start (`SpanStarted`) and at their end (`SpanEnded`)."""
 PER_STEP: Final = (TRAINING_ITERATION, VALIDATION_ITERATION, TESTING_ITERATION)
 """Published at their end as `IterationEnded`."""
-WITHIN_STEP: Final = (DATA_LOADING, MODEL_FORWARD, ZERO_GRAD, MODEL_BACKWARD, OPTIMIZER_UPDATE)
+WITHIN_STEP: Final = (
+    *(DATA_LOADING, MODEL_FORWARD, ZERO_GRAD, MODEL_BACKWARD),
+    *(GRADIENT_SYNCHRONIZATION, OPTIMIZER_UPDATE),
+)
 """Published at their end as `ProfileSpanEnded`."""
 
 # Attributes of a training loop, from its start.

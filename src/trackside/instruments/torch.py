@@ -105,6 +105,35 @@ def cuda_event_timer() -> CudaEventTimer:
     return CudaEventTimer(torch.cuda)
 
 
+def watch_backward(
+    loss: Any, computed: Callable[[], object], synchronized: Callable[[], object]
+) -> Callable[[], object] | None:
+    """
+    Learn what a backward pass computes itself, and what it waits for.
+
+    Distributed training waits for the gradients of other ranks in a callback at the end of the pass. *computed* is
+    called just before that, *synchronized* just after.
+
+    Args:
+        loss: What ``backward()`` is about to be called on.
+        computed: Called when this rank's gradients are there.
+        synchronized: Called when those of the other ranks are.
+
+    Returns:
+        What ends that; None where the two cannot be told apart: on a GPU, whose work the CPU's clock does not show.
+    """
+    if not getattr(loss, "requires_grad", False) or loss.device.type != "cpu" or is_compiling():
+        return None
+    queue_callback = sys.modules["torch"].autograd.Variable._execution_engine.queue_callback  # noqa: SLF001  as in FSDP
+
+    def at_end() -> None:
+        computed()
+        queue_callback(synchronized)  # behind the callbacks of distributed training
+
+    forget: Callable[[], object] = loss.register_hook(lambda _gradient: queue_callback(at_end)).remove
+    return forget
+
+
 class RankGroup:
     """
     A gloo group of all ranks, of its own: for those who ask for a collective, and never for anybody else.

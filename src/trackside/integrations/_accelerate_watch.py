@@ -119,7 +119,7 @@ class AcceleratorWatch:
         self._batch_ns = self._batch_samples = 0
         if hasattr(loss, "detach"):
             self._losses.append(loss.detach())
-        self._parts.begin(span_names.MODEL_BACKWARD)
+        self._parts.begin_backward(loss)
 
     def _optimizer_step(self, step: Any) -> Any:
         def timed(optimizer: Any, *args: Any, **kwargs: Any) -> Any:

@@ -156,9 +156,9 @@ class LightningHooks:
         self.batch_ended(outputs, batch)
 
     @_hook
-    def on_before_backward(self: Watch, loss: Any) -> None:  # noqa: ARG002
+    def on_before_backward(self: Watch, loss: Any) -> None:
         """Open the backward pass."""
-        self.backward_begins()
+        self.backward_begins(loss)
 
     @_hook
     def on_after_backward(self: Watch) -> None:

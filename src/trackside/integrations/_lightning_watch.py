@@ -136,9 +136,9 @@ class Watch:
         """Return whether Lightning runs the backward pass: if not, the training step is more than the forward pass."""
         return bool(getattr(self.trainer.lightning_module, "automatic_optimization", True))
 
-    def backward_begins(self) -> None:
-        """Learn that a backward pass begins."""
-        self._parts.begin(span_names.MODEL_BACKWARD)
+    def backward_begins(self, loss: Any) -> None:
+        """Learn that a backward pass from *loss* begins."""
+        self._parts.begin_backward(loss)
 
     def backward_ended(self) -> None:
         """Learn that it ended."""

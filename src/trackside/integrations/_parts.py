@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from trackside.events import ProfileSpanEnded, clock, span_names
 from trackside.instruments import callbacks
+from trackside.instruments import torch as pytorch
 from trackside.instruments._section import Section
 from trackside.instruments._span import Span
 from trackside.instruments.sections import section, waiting
@@ -26,13 +27,17 @@ class Parts:
 
     Attributes:
         gpu: Whether sections time the GPU too.
-        is_shared: Whether other ranks work on the same step. Then a backward pass contains waiting for them: who is
-            long in it is not slow, and its section is timed and not scored.
+        is_shared: Whether other ranks work on the same step. Then a backward pass ends with waiting for them, a part
+            of its own. Where the two cannot be told apart, who is long in the backward pass is not slow: its section
+            is timed and not scored.
     """
 
     def __init__(self) -> None:
         self.gpu = self.is_shared = False
         self._open: dict[str, Section] = {}
+        self._computed_ns = self._synchronized_ns = 0
+        """When the gradients of this rank and those of all were there, in ns since the epoch; 0 where not known."""
+        self._forget_loss: Callable[[], object] | None = None
 
     def has_open(self, name: str) -> bool:
         """Return whether the part *name* is open."""
@@ -46,27 +51,62 @@ class Parts:
         _MOMENTS[name][0]()
         timed.__enter__()
 
+    def begin_backward(self, loss: Any) -> None:
+        """Begin the backward pass from *loss*."""
+        if span_names.MODEL_BACKWARD in self._open:
+            return
+        if self.is_shared:
+            self._forget_loss = pytorch.watch_backward(loss, self._computed, self._synchronized)
+        self.begin(span_names.MODEL_BACKWARD)
+
+    def _computed(self) -> None:
+        self._computed_ns = clock.now_ns()
+
+    def _synchronized(self) -> None:
+        self._synchronized_ns = clock.now_ns()
+
     def _section(self, name: str) -> Section:
         if self.is_shared and name == span_names.MODEL_BACKWARD:
-            return waiting(name)
+            return waiting(name) if self._forget_loss is None else section(name)
         return section(name, gpu=self.gpu and name != span_names.DATA_LOADING)
 
     def end(self, name: str) -> None:
         """End the part *name*."""
         timed = self._open.pop(name, None)
-        if timed is not None:
-            timed.__exit__(None, None, None)
-            _MOMENTS[name][1]()
-
-    def took(self, name: str, began_ns: int) -> None:
-        """Tell of the part *name* now that it is over: it began at *began_ns*, in ns since the epoch."""
-        timed = section(name, gpu=False)
-        now_ns = clock.now_ns()
-        timed.__enter__()
-        if timed._start_ns > 0:  # noqa: SLF001  it is timed at all
-            timed._start_ns -= now_ns - began_ns  # noqa: SLF001
+        if timed is None:
+            return
+        if name == span_names.MODEL_BACKWARD and self._forget_loss is not None:
+            self._end_backward(timed)
+            return
         timed.__exit__(None, None, None)
-        Span(name, ProfileSpanEnded, {}).open(at_ns=began_ns).close(at_ns=now_ns)
+        _MOMENTS[name][1]()
+
+    def _end_backward(self, timed: Section) -> None:
+        """End the backward pass where it was computed, and record the waiting behind it as a part of its own."""
+        computed_ns, synchronized_ns = self._computed_ns, self._synchronized_ns
+        self._forget()
+        if not synchronized_ns:  # another loss was differentiated, or an exception came
+            computed_ns = clock.now_ns()
+        _shift(timed, clock.now_ns() - computed_ns)
+        timed.__exit__(None, None, None)
+        callbacks.on_model_backward_end(computed_ns / 1e6)
+        if synchronized_ns:
+            self.took(span_names.GRADIENT_SYNCHRONIZATION, computed_ns, synchronized_ns)
+
+    def _forget(self) -> None:
+        forget, self._forget_loss = self._forget_loss, None
+        self._computed_ns = self._synchronized_ns = 0
+        if forget is not None:
+            forget()
+
+    def took(self, name: str, began_ns: int, ended_ns: int | None = None) -> None:
+        """Record the part *name* now that it is over; it began and *ended*, by default now, in ns since the epoch."""
+        ended_ns = clock.now_ns() if ended_ns is None else ended_ns
+        timed = waiting(name) if name == span_names.GRADIENT_SYNCHRONIZATION else section(name, gpu=False)
+        timed.__enter__()
+        _shift(timed, began_ns - ended_ns)
+        timed.__exit__(None, None, None)
+        Span(name, ProfileSpanEnded, {}).open(at_ns=began_ns).close(at_ns=ended_ns)
 
     def end_all(self) -> None:
         """End what is open, the latest first."""
@@ -75,9 +115,16 @@ class Parts:
 
     def fail(self, error: BaseException) -> None:
         """Let an exception end what is open; the times of such sections are not kept. Their spans end elsewhere."""
+        self._forget()
         while self._open:
             _, timed = self._open.popitem()
             timed.__exit__(type(error), error, None)
+
+
+def _shift(timed: Section, by_ns: int) -> None:
+    """Let the time of a section begin *by_ns* later, if it is timed at all."""
+    if timed._start_ns > 0:  # noqa: SLF001
+        timed._start_ns += by_ns  # noqa: SLF001
 
 
 _set_class: Final = object.__dict__["__class__"].__set__

@@ -134,7 +134,7 @@ class TrainerWatch:
         loss = output.get("loss") if hasattr(output, "get") else None
         if loss is not None:
             self._losses.append(loss.detach())
-        self._parts.begin(span_names.MODEL_BACKWARD)
+        self._parts.begin_backward(loss)
 
     def step_begins(self, state: Any) -> None:
         """Learn that an optimizer step begins; all its batches have been fetched."""

@@ -169,7 +169,7 @@ class Instrumented:
         if self._iteration is None or threading.get_ident() != self._thread:
             return
         if len(_instrumented) == 1:
-            self._parts.begin(span_names.MODEL_BACKWARD)
+            self._parts.begin_backward(loss)
             if getattr(loss, "ndim", None) == 0:
                 self._losses.append(getattr(loss, _UNSCALED, loss).detach())
 

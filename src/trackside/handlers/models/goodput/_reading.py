@@ -45,6 +45,7 @@ _OF_STEP: Final = frozenset(
         span_names.MODEL_FORWARD,
         span_names.ZERO_GRAD,
         span_names.MODEL_BACKWARD,
+        span_names.GRADIENT_SYNCHRONIZATION,
         span_names.OPTIMIZER_UPDATE,
     }
 )
