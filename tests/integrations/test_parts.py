@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import importlib
 import sys
+import time
 
 import pytest
 
@@ -111,6 +112,46 @@ class TestParts:
         (window,) = of(SectionWindow, events)
         assert window.waits == (["model_backward"] if is_shared else [])
         sections._sections.close()
+
+    @pytest.mark.torch
+    def test_waiting_apart(self, events):
+        """Where autograd says when the gradients are computed, what comes behind that is waiting."""
+        import torch
+
+        sections._sections.close()
+        parts = Parts()
+        parts.is_shared = True
+        weight = torch.ones((), requires_grad=True)
+        engine = torch.autograd.Variable._execution_engine
+        # As distributed training does it: when the last gradient comes, it has the engine call it back to wait.
+        weight.register_hook(lambda _: (time.sleep(0.02), engine.queue_callback(lambda: time.sleep(0.05)))[0])
+        with trackside.training_iteration(0):
+            loss = weight * 2
+            parts.begin_backward(loss)
+            loss.backward()
+            parts.end("model_backward")
+        trackside.instruments.close_section_window()
+        (window,) = of(SectionWindow, events)
+        assert window.waits == ["gradient_synchronization"]
+        backward, synchronization = of(ProfileSpanEnded, events)
+        assert (backward.name, synchronization.name) == ("model_backward", "gradient_synchronization")
+        assert backward.duration_ns >= 20e6
+        assert synchronization.duration_ns >= 50e6
+        assert synchronization.at_ns - synchronization.duration_ns == pytest.approx(backward.at_ns, abs=1_000)
+        took = dict(zip(window.names, window.median_ns, strict=True))
+        assert took["gradient_synchronization"] == pytest.approx(synchronization.duration_ns, rel=0.1)
+        sections._sections.close()
+
+    @pytest.mark.torch
+    def test_no_gradient_comes(self, events):
+        """A backward pass that never reaches its loss is a part like any other."""
+        import torch
+
+        parts = Parts()
+        parts.is_shared = True
+        parts.begin_backward(torch.ones((), requires_grad=True) * 2)
+        parts.end("model_backward")
+        assert [event.name for event in of(ProfileSpanEnded, events)] == ["model_backward"]
 
     def test_failing(self, events):
         """What an exception ends is not timed."""

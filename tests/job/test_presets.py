@@ -29,7 +29,10 @@ class Profiled(Event):
 
 LONG = ["application", "training_loop", "checkpoint_save_sync"]
 KINDS = ["training", "validation", "testing"]
-WITHIN = ["data_loading", "model_forward", "zero_grad", "model_backward", "optimizer_update"]
+WITHIN = [
+    *["data_loading", "model_forward", "zero_grad", "model_backward"],
+    *["gradient_synchronization", "optimizer_update"],
+]
 
 
 def everything():

@@ -8,7 +8,12 @@ from typing import Final
 from trackside.events import span_names
 
 KINDS: Final = (
-    ("waiting", re.compile(r"wait|barrier|gradient_sync|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|collective|nccl|comm")),
+    (
+        "waiting",
+        re.compile(
+            r"wait|barrier|gradient_sync|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|collective|nccl|comm"
+        ),
+    ),
     ("input", re.compile(r"data|load|fetch|input|batch|tokeni[sz]|augment|prefetch")),
     ("compute", re.compile(r"forward|backward|optim|update|zero_grad|comput|matmul|attention|attn|mlp|gpu|step|grad")),
 )

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from trackside.core import text as words
+from trackside.events import span_names
 from trackside.report._buckets import shown
 from trackside.report._parts import kind_of
 from trackside.report._report import (
@@ -119,6 +120,8 @@ def _summary(report: Report, bound: str) -> str:
     if bound:
         share = sum(part.share for part in report.parts if part.kind == bound)
         lines.append(f"Steps are {_BOUND_WORDS[bound]}: {words.percent(share, 0)} of one is {listed(report, bound)}.")
+        if bound == "compute" and _has_wait_in_backward(report):
+            lines.append("model_backward holds the wait for the other ranks too; how much of it is not known.")
     losses = lost_words(report)
     if losses:
         lines.append(f"{losses}: there may be more than this report shows.")
@@ -126,6 +129,13 @@ def _summary(report: Report, bound: str) -> str:
 
 
 _BOUND_WORDS: Final = {"input": "input-bound", "compute": "compute-bound", "waiting": "bound by waiting for others"}
+
+
+def _has_wait_in_backward(report: Report) -> bool:
+    """Return whether ranks exchange gradients, and no part measures their waiting for each other."""
+    names = {part.name for part in report.parts}
+    is_measured = any(part.kind == "waiting" for part in report.parts)
+    return report.what_if.ranks > 1 and span_names.MODEL_BACKWARD in names and not is_measured
 
 
 def _bound(report: Report, found: Sequence[Finding]) -> str:
@@ -780,7 +790,10 @@ def _slowdown(report: Report) -> Ruling:
         evidence.append(
             f"{one.part} grew most, from {words.duration(one.part_before_ns)} to {words.duration(one.part_after_ns)}"
         )
-        kind, look = _GREW.get(one.kind, (kind, look))
+        if one.part == span_names.MODEL_BACKWARD and _has_wait_in_backward(report):
+            look = "It holds the wait for the other ranks too, and which grew is not known: see clocks and network."
+        else:
+            kind, look = _GREW.get(one.kind, (kind, look))
     finding = Finding(
         kind=kind,
         title=f"Steps take {words.percent(grew)} longer since step {one.step}"
