@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from trackside.bus import Bus
+from trackside.core import described
 from trackside.events import LIFECYCLE, ControlUsed, Event, Priority, Source
 from trackside.handlers.zeromq import Result, is_target, may_command
 from trackside.instruments import open_spans
@@ -111,12 +112,19 @@ class Controls:
             try:
                 with self._performing:
                     done, values = self.perform(verb.verb, verb.arguments, by) if is_allowed else self._refuse(verb, by)
+            except Exception as error:  # the asker gets an answer in any case
+                done, values = False, {"error": described(error)}
             finally:
                 self._waiting.release()
             values = {"rank": source.rank, **values}
             publisher.server.answer(address, Result(verb.request, source.id, done, values))
 
-        threading.Thread(target=work, name="trackside-control", daemon=True).start()
+        try:
+            threading.Thread(target=work, name="trackside-control", daemon=True).start()
+        except RuntimeError as error:  # no thread can be started now
+            self._waiting.release()
+            failure = {"rank": source.rank, "error": described(error)}
+            publisher.server.answer(address, Result(verb.request, source.id, done=False, values=failure))
 
     def _refuse(self, verb: Verb, by: str) -> Answer:
         reason = "it takes the control key, or a socket of this user's own"

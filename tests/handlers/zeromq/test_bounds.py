@@ -316,7 +316,9 @@ class TestGuards:
         receiving = Receiving()
         receiving.begin(b"a", "one")
 
-        assert receiving.receiver.command(Verb(1 << 40, "status", [], {"x": "y" * 65_600}), receiving.producers) == 0
+        (producer,) = receiving.receiver.producers.values()
+
+        assert not receiving.receiver.command(Verb(1 << 40, "status", [], {"x": "y" * 65_600}), producer)
 
 
 class Receiving:

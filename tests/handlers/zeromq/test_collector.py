@@ -216,9 +216,9 @@ class TestRestart:
         assert "read back" in second.stdout.readline()
         logged = job.rest()
         job.end()
-        job.close(timeout_s=10)
+        job.close(timeout_s=60)
         second.send_signal(signal.SIGTERM)
-        output, complaints = second.communicate(timeout=20)
+        output, complaints = second.communicate(timeout=100)
 
         report = next(one for one in check_logs(tmp_path / "log").sources if one.source.role == "main")
         assert (report.by_type[STEP], report.missing, report.ended) == (logged, 0, "closed"), output + complaints

@@ -58,7 +58,7 @@ class TestTree:
             job.log(count=1000 * (rank + 1))
             job.end()
         for job in started:
-            assert job.close(timeout_s=10)[1]
+            assert job.close(timeout_s=60)[1]
         for forwarder in (*nodes, rack):
             assert forwarder.end()
         collector.end()

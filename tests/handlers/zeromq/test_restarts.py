@@ -75,7 +75,7 @@ def test_killed_at_any_moment(place_of_collector, jobs, rng, scaled, until):
     last = place_of_collector.serve()
     logged = job.rest()
     job.end()
-    _, done = job.close(timeout_s=30)
+    _, done = job.close(timeout_s=60)
     assert done
     assert last.end()
 

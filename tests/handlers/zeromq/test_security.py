@@ -269,13 +269,13 @@ class TestSecrets:
             for pid in (collector.pid, job.pid)
             for name in ("cmdline", "environ")
         ]
-        job.close(timeout_s=5)
+        job.close(timeout_s=60)
         collector.send_signal(signal.SIGTERM)
-        shown += [text.encode() for text in (greeting, *collector.communicate(timeout=20))]
+        shown += [text.encode() for text in (greeting, *collector.communicate(timeout=100))]
         shown += [path.read_bytes() for path in tmp_path.rglob("*.tslog")]
         (keys / "rank.1.secret").chmod(0o644)
         refused = command_line("forward", "--bind", "tcp://127.0.0.1:*", "--to", "tcp://127.0.0.1:1", "--keys", keys)
-        shown += [text.encode() for text in refused.communicate(timeout=20)]
+        shown += [text.encode() for text in refused.communicate(timeout=100)]
         assert b"others can read this secret" in shown[-1]
         assert any(b"test.step.taken" in text for text in shown)
 
@@ -429,7 +429,7 @@ class TestFloods:
         """
         script = Path(__file__).parent / "scripts" / "flooded.py"
 
-        ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+        ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=100, check=False)
 
         assert (ended.returncode, ended.stdout) == (0, "survived\n"), ended.stderr
 

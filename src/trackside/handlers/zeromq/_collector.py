@@ -47,7 +47,7 @@ from trackside.handlers.zeromq._limits import (
     PeerLimits,
 )
 from trackside.handlers.zeromq._log_writer import MultiLogWriter, Restored, restore
-from trackside.handlers.zeromq._protocol import ALWAYS, Beat, Bye, Filter, LossEntry, Message, Result
+from trackside.handlers.zeromq._protocol import ALWAYS, Beat, Bye, Filter, LossEntry, Message, Refused, Result
 from trackside.handlers.zeromq._receiver import Entry, Producer, Receiver
 from trackside.handlers.zeromq._ring import RING_S, LostRange, Ring, RingBudget
 from trackside.handlers.zeromq._server import ReadySnapshot, StreamServer
@@ -216,7 +216,6 @@ class Collection:
         """``malformed`` frames, ``excess`` sources, ``failed`` calls of models."""
         self.unheard: dict[str, int] = {}
         """By id, of sources of which nothing but losses has come, how many events these had at least."""
-        self.on_verb_result: Callable[[Producer, Result], object] = lambda _giver, _result: None
         self.relay = CollectorStreams(self.models, self._places, self.status, read_rule)
         self._log_writer = log_writer
         self._now = monotonic_s
@@ -267,12 +266,12 @@ class Collection:
             self.unheard.pop(frame.source.id, None)  # its own numbers say what is missing
         now_s = self._now()
         state = self._state(frame, now_s)
-        state.address = producer.address
+        state.producer = producer
         producer.sources.add(frame.source.id)
         self._say(self.registry.hear(state, now_s))
         self._add(frame, entry.frame, state)
 
-    def on_introduction(self, producer: Producer, snapshot: bytes) -> None:  # noqa: ARG002  the listener's
+    def on_introduction(self, producer: Producer, snapshot: bytes) -> None:
         """Learn who the sources are whose first events are no longer to be had."""
         try:
             places = decode_snapshot(snapshot).places
@@ -280,8 +279,11 @@ class Collection:
             self.counts["malformed"] += 1
             return
         for place in places:
-            if place.source.id not in self.registry.states:
+            state = self.registry.states.get(place.source.id)
+            if state is None:
                 self._decoder.introduce(place.source)
+            else:  # it has come back, and may have nothing to send yet
+                state.producer = producer
 
     def on_heard(self, producer: Producer, message: Message | None) -> None:
         """Note that the sources behind *producer* are alive: all of a rank's, of a forwarder's those that it names."""
@@ -297,10 +299,6 @@ class Collection:
             for name in producer.sources:
                 state = self.registry.states[name]
                 state.signs.end_reason = state.ended if state.ended is not None else message.reason
-
-    def on_result(self, producer: Producer, result: Result) -> None:
-        """Pass on what came of a verb."""
-        self.on_verb_result(producer, result)
 
     def tick(self, producers: Iterable[Producer]) -> None:
         """Say what time has brought: silences, the clocks of *producers*, and who of them was cut."""
@@ -540,7 +538,8 @@ class Collector:
         )
         self.restored = self.collection.restore(log) if log is not None else Restored()
         """What was read of earlier logs."""
-        self.receiver = Receiver(self.collection, self._receiving.send, limits=limits)
+        self.receiver = Receiver(self.collection, self._receiving.send, on_result=self._on_result, limits=limits)
+        self._verbs: VerbForwarder | None = None
         self._server = self._open_server(self._viewing, ring_bytes) if self._viewing is not None else None
 
     def _connection(self, endpoint: str, keys: str | os.PathLike[str] | None, *, insecure: bool) -> Connection:
@@ -581,14 +580,13 @@ class Collector:
             most_viewers=MAX_COLLECTOR_VIEWERS,
             on_verb=self._on_verb,
         )
-        self._dispatch = VerbForwarder(
+        self._verbs = VerbForwarder(
             self.receiver,
             self.collection.registry,
             answer=server.answer,
             publish=self.collection.publish,
             source_id=self.collection.own.source.id,
         )
-        self.collection.on_verb_result = self._dispatch.on_result
         return server
 
     @property
@@ -640,6 +638,8 @@ class Collector:
             self._ticked_s = now_s
             self.receiver.tick()
             self.collection.tick(self.receiver.producers.values())
+            if self._verbs is not None:
+                self._verbs.tick(now_s)
 
     def stop(self) -> None:
         """Have `serve` return; on any thread, and from a signal handler."""
@@ -682,13 +682,17 @@ class Collector:
         server.part("closed")
 
     def _on_verb(self, address: bytes, verb: Verb, user: str) -> None:
-        assert self._viewing is not None  # verbs come from there
+        assert self._viewing is not None and self._verbs is not None  # noqa: PT018  verbs come from there
         safety = self._viewing.safety
         by = user or "this machine"
         if may_command(safety, user):
-            self._dispatch.pass_on(address, verb, by, time.monotonic(), {"totals": self.totals()})
+            self._verbs.pass_on(address, verb, by, time.monotonic(), {"totals": self.totals()})
         else:
-            self._dispatch.refuse(address, verb, by)
+            self._verbs.refuse(address, verb, by)
+
+    def _on_result(self, producer: Producer, message: Result | Refused) -> None:
+        if self._verbs is not None:
+            self._verbs.on_result(producer, message)
 
     def __enter__(self) -> Self:
         return self

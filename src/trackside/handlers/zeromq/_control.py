@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
@@ -27,7 +27,11 @@ from trackside.handlers.zeromq._receiver import Producer, Receiver
 from trackside.handlers.zeromq._session import Action, Role, Sessions
 from trackside.handlers.zeromq._sources import SourceRegistry, SourceState
 
-_ANSWER_WITHIN_S: Final = 60.0
+_MOST_S: Final = 60.0
+_SHARE: Final = 0.8
+"""Of the time that an asker waits: before it has passed, a failure is reported for every source without a result."""
+_FIRST_NUMBER: Final = 1 << 32
+"""Of verbs that are passed on. `Refused` carries the number of a verb or of a `Subscribe`, which count from 1."""
 _MOST_WAITING: Final = 1024
 _RANK: Final = "rank:"
 _COLLECTOR: Final = "collector"
@@ -54,21 +58,23 @@ class _Waiting:
     """A verb that was passed on."""
 
     address: bytes
-    request: int
+    verb: Verb
     until_s: float
-    asked: frozenset[bytes]
-    """Addresses of those that it was passed on to: nobody else may answer."""
+    pending: dict[str, SourceState]
+    """By id, the sources whose result is still to come."""
 
 
 class VerbForwarder:
     """
-    Passes verbs on and answers back.
+    Passes verbs on and their results back: exactly one result for each source that a verb is meant for.
+
+    A source that cannot be reached, or does not answer in time, gets a result here that says so.
 
     Args:
         receiver: The connections to pass them on by.
         registry: Who is there.
         answer: Sends a result to an address.
-        publish: Says in this process's own stream that a verb was used.
+        publish: Publishes an event in this process's own stream.
         source_id: Of this process, whose own result comes first and says how many follow.
     """
 
@@ -86,61 +92,108 @@ class VerbForwarder:
         self._answer = answer
         self._publish = publish
         self._source_id = source_id
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count(_FIRST_NUMBER)
         self._waiting: dict[int, _Waiting] = {}
 
     def pass_on(self, address: bytes, verb: Verb, by: str, now_s: float, totals: dict[str, Any]) -> None:
         """
-        Pass *verb* on, and say to *address* how many results to expect.
+        Pass *verb* on, and report to *address* how many results to expect.
 
         Args:
             address: Who asked.
             verb: What was asked.
             by: Who that is, for people.
             now_s: The time now.
-            totals: What this process itself has to say, for ``status``.
+            totals: What this process itself has to report, for ``status``.
         """
         if verb.verb not in VERBS:
             self._refuse(address, verb, by, f"there is no verb {verb.verb[:40]!r}; there are {', '.join(VERBS)}")
             return
-        self._forget_old(now_s)
         if len(self._waiting) >= _MOST_WAITING:
             self._refuse(address, verb, by, "too many verbs are waiting for their results")
             return
-        meant = [state for state in self._registry.states.values() if self._is_meant(state, verb.targets)]
-        number = next(self._numbers)
-        asked = self._producers_of(meant)
-        addresses = frozenset(producer.address for producer in asked)
-        self._waiting[number] = _Waiting(address, verb.request, now_s + _ANSWER_WITHIN_S, addresses)
-        self._receiver.command(attrs.evolve(verb, request=number), asked)
-        self._say(verb, by, done=True, outcome=f"passed on to {len(meant)} source(s)")
+        meant = self._meant(verb.targets, now_s)
+        self._record(verb, by, done=True, outcome=f"passed on to {len(meant)} source(s)")
         values = {"expected": len(meant), **(totals if verb.verb == "status" else {})}
         self._answer(address, Result(verb.request, self._source_id, done=True, values=values))
+        within_s = min(verb.within_ms / 1000, _MOST_S) * _SHARE
+        waiting = _Waiting(address, verb, now_s + within_s, {state.source.id: state for state in meant})
+        number = next(self._numbers)
+        self._waiting[number] = waiting
+        passed_on = attrs.evolve(verb, request=number, within_ms=round(within_s * 1000))
+        producers = {state.producer.id: state.producer for state in meant if state.producer is not None}
+        reached = [producer for producer in producers.values() if self._receiver.command(passed_on, producer)]
+        for state in meant:
+            if state.producer not in reached:
+                heard = "" if state.producer is None else f"; it was last heard {now_s - state.heard_s:.0f} s ago"
+                self._fail(waiting, state, f"it is not connected{heard}")
+        self._finish(number)
 
-    def on_result(self, producer: Producer, result: Result) -> None:
-        """Pass the *result* of *producer* on to the viewer that asked for it."""
-        waiting = self._waiting.get(result.request)
-        if waiting is not None and producer.address in waiting.asked:
-            self._answer(waiting.address, attrs.evolve(result, request=waiting.request))
+    def on_result(self, producer: Producer, message: Result | Refused) -> None:
+        """Pass the result of *producer* on to the viewer that asked for it."""
+        waiting = self._waiting.get(message.request)
+        if waiting is None:
+            return
+        if isinstance(message, Refused):
+            self._fail_all(waiting, producer, message.text)
+        elif message.source_id in waiting.pending:
+            if waiting.pending[message.source_id].producer is producer:
+                del waiting.pending[message.source_id]
+                self._answer(waiting.address, attrs.evolve(message, request=waiting.verb.request))
+        elif not message.done and self._is_relay(message.source_id):
+            self._fail_all(waiting, producer, str(message.values.get("error", "")))
+        self._finish(message.request)
+
+    def tick(self, now_s: float) -> None:
+        """Report a failure for every source whose result did not come in time."""
+        for number in [number for number, waiting in self._waiting.items() if waiting.until_s <= now_s]:
+            waiting = self._waiting[number]
+            for state in list(waiting.pending.values()):
+                self._fail(waiting, state, "no result in time; it may have been done")
+            self._finish(number)
 
     def refuse(self, address: bytes, verb: Verb, by: str) -> None:
         """Refuse *verb* for lack of the right to use it."""
         self._refuse(address, verb, by, "it takes the control key; this is not it")
 
-    def _is_meant(self, state: SourceState, targets: list[str]) -> bool:
-        source = state.source
-        is_there = state.ended is None and state.silent_s is None and state.address in self._receiver.producers
-        return is_there and source.role != _COLLECTOR and is_target(source.id, source.rank, targets)
+    def _meant(self, targets: list[str], now_s: float) -> list[SourceState]:
+        """Return the sources that a verb is meant for, also those that cannot be reached now."""
+        states = [state for state in self._registry.states.values() if state.source.role != _COLLECTOR]
+        attempts: dict[tuple[str, int], int] = {}
+        for state in states:
+            rank = (state.source.run_id, state.source.rank)
+            attempts[rank] = max(state.source.attempt, attempts.get(rank, 0))
+        return [
+            state
+            for state in states
+            if state.ended is None
+            and state.source.attempt >= attempts[state.source.run_id, state.source.rank]
+            and is_target(state.source.id, state.source.rank, targets)
+            and (targets or not self._registry.is_gone(state, now_s))
+        ]
 
-    def _producers_of(self, states: Iterable[SourceState]) -> list[Producer]:
-        addresses = {state.address for state in states}
-        return [self._receiver.producers[address] for address in addresses]
+    def _is_relay(self, source_id: str) -> bool:
+        state = self._registry.states.get(source_id)
+        return state is not None and state.source.role == _COLLECTOR
+
+    def _fail_all(self, waiting: _Waiting, producer: Producer, error: str) -> None:
+        for state in [state for state in waiting.pending.values() if state.producer is producer]:
+            self._fail(waiting, state, error)
+
+    def _fail(self, waiting: _Waiting, state: SourceState, error: str) -> None:
+        del waiting.pending[state.source.id]
+        values = {"rank": state.source.rank, "error": error}
+        self._answer(waiting.address, Result(waiting.verb.request, state.source.id, done=False, values=values))
+
+    def _finish(self, number: int) -> None:
+        if not self._waiting[number].pending:
+            del self._waiting[number]
 
     def _refuse(self, address: bytes, verb: Verb, by: str, outcome: str) -> None:
-        self._say(verb, by, done=False, outcome=outcome)
+        self._record(verb, by, done=False, outcome=outcome)
         self._answer(address, Result(verb.request, self._source_id, done=False, values={"error": outcome}))
 
-    def _say(self, verb: Verb, by: str, *, done: bool, outcome: str) -> None:
+    def _record(self, verb: Verb, by: str, *, done: bool, outcome: str) -> None:
         self._publish(
             ControlUsed(
                 verb=verb.verb[:40],
@@ -153,10 +206,6 @@ class VerbForwarder:
                 step=-1,
             )
         )
-
-    def _forget_old(self, now_s: float) -> None:
-        for number in [number for number, one in self._waiting.items() if one.until_s < now_s]:
-            del self._waiting[number]
 
 
 TIMEOUT_S: Final = 5.0
@@ -193,7 +242,7 @@ def command(
             for how long either, or ``pause``, holds at most.
         targets: Ids of sources, or ``rank:N``; all unless given.
         keys: A directory of keys with the control key; the viewing key does not do.
-        timeout_s: How long to wait for results, in seconds. Ranks that do not answer are missing in what is returned.
+        timeout_s: How long to wait for results, in seconds. A collector reports a rank that has not answered by then.
 
     Raises:
         ConfigError: The verb does not exist, or the endpoint is not safe.
@@ -221,14 +270,15 @@ class _VerbSession:
         self._endpoint = endpoint
         self._sessions: Sessions[Any] = Sessions(Role.VIEWER, connection.send)
         self._verb = Verb(1, verb, targets, arguments)
+        self._deadline_s = 0.0
         self._is_asked = False
         self._expected: int | None = None
         self._outcomes: list[Outcome] = []
 
     def ask(self, timeout_s: float) -> list[Outcome]:
         """Ask, and return the outcomes."""
-        deadline_s = time.monotonic() + timeout_s
-        while (now_s := time.monotonic()) < deadline_s and not self._is_complete():
+        self._deadline_s = time.monotonic() + timeout_s
+        while (now_s := time.monotonic()) < self._deadline_s and not self._is_complete():
             self._sessions.tick(now_s)
             self._connection.wait(_LOOK_S)
             for _, parts, _ in self._connection.receive(64):
@@ -247,7 +297,8 @@ class _VerbSession:
     def _on(self, action: Action, message: Message) -> None:
         if action is Action.MEET and not self._is_asked:  # once: what is asked twice would be done twice
             self._is_asked = True
-            self._sessions.post(b"", self._verb)
+            within_ms = max(0, round((self._deadline_s - time.monotonic()) * 1000))
+            self._sessions.post(b"", attrs.evolve(self._verb, within_ms=within_ms))
         elif isinstance(message, Refused) and action is Action.NOTE_REFUSAL:
             raise UnreadableError(self._endpoint, f"it refuses: {message.text}", "see docs/security.md")
         elif isinstance(message, Result) and action is Action.DELIVER and message.request == self._verb.request:

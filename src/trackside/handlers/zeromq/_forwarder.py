@@ -24,7 +24,7 @@ from trackside.handlers.zeromq._limits import (
     WAITING_MESSAGES,
     PeerLimits,
 )
-from trackside.handlers.zeromq._protocol import Filter, LossEntry, Message, Result
+from trackside.handlers.zeromq._protocol import Filter, LossEntry, Message, Refused, Result
 from trackside.handlers.zeromq._receiver import Entry, Producer, Receiver
 from trackside.handlers.zeromq._ring import RING_S, LostRange, Ring, RingBudget
 from trackside.handlers.zeromq._server import ReadySnapshot, StreamServer
@@ -109,8 +109,8 @@ class Forwarder:
         self._stream = self._server.hold(Filter())
         source = Source.detect({}, run_id=COLLECTORS, role="collector", versions={"trackside": __version__})
         self._own = OwnStream(source, self._add_own)
-        self.receiver = Receiver(self, self._lower.send, limits=limits)
-        self._dispatch = VerbForwarder(
+        self.receiver = Receiver(self, self._lower.send, on_result=self._on_result, limits=limits)
+        self._verbs = VerbForwarder(
             self.receiver, self._registry, answer=self._server.answer, publish=self._own.publish, source_id=source.id
         )
 
@@ -138,7 +138,7 @@ class Forwarder:
         producer.buckets.charge(entry.events)
         now_s = time.monotonic()
         state = self._registry.state_of(source, now_s)
-        state.address = producer.address
+        state.producer = producer
         self._registry.hear(state, now_s)
         self._spoke.add(source_id)
         self.counts["events"] += entry.events
@@ -159,14 +159,10 @@ class Forwarder:
         for place in places[: MAX_SOURCES_OF_ONE - len(producer.sources)]:
             producer.sources.add(place.source.id)
             self._places[place.source.id] = place
-            self._registry.state_of(place.source, time.monotonic()).address = producer.address
+            self._registry.state_of(place.source, time.monotonic()).producer = producer
 
     def on_heard(self, producer: Producer, message: Message | None) -> None:
         """Need not note it: a beat asks who was heard of."""
-
-    def on_result(self, producer: Producer, result: Result) -> None:
-        """Pass on what came of a verb."""
-        self._dispatch.on_result(producer, result)
 
     def _source_of(self, source_id: str, frame: bytes) -> Source:
         """Return who that is; a frame is decoded only if that is not known."""
@@ -235,6 +231,7 @@ class Forwarder:
             self.receiver.tick()
             for producer in list(self.receiver.producers.values()):
                 self._compare_clock(producer)
+            self._verbs.tick(now_s)
 
     def _listen_above(self) -> None:
         if self._upper.renew(time.monotonic()):
@@ -314,9 +311,12 @@ class Forwarder:
         # Who may command is the collector's to judge: this end connected to it, and knows it by its key.
         by = user or "the collector"
         if self._upper.safety is Safety.INSECURE:
-            self._dispatch.refuse(address, verb, by)
+            self._verbs.refuse(address, verb, by)
         else:
-            self._dispatch.pass_on(address, verb, by, time.monotonic(), {})
+            self._verbs.pass_on(address, verb, by, time.monotonic(), {})
+
+    def _on_result(self, producer: Producer, message: Result | Refused) -> None:
+        self._verbs.on_result(producer, message)
 
     def __enter__(self) -> Self:
         return self

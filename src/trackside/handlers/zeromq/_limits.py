@@ -73,6 +73,8 @@ NEW_STREAMS_PER_S: Final = 16.0
 VERBS_PER_S: Final = 2.0
 """Of one key: each verb is recorded, whether it was allowed or not."""
 VERBS_AT_ONCE: Final = 20.0
+MAX_ANSWERS: Final = 1 << 16
+"""Results of verbs that wait for room on the way to their viewers."""
 
 # --- snapshots --------------------------------------------------------------------------------------------------------
 

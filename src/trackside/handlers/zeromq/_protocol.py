@@ -323,11 +323,13 @@ class Verb(Message):
     targets: list[str] = _one(_is_texts)  # noqa: RUF009
     """Ids of sources, or ``rank:N``; empty for all."""
     arguments: dict[str, Any] = _one(_is_table)  # noqa: RUF009
+    within_ms: int = attrs.field(default=5000, metadata={"check": _is_whole})
+    """How long the asker waits for results. An end that passes the verb on reports a failure before that."""
 
 
 @attrs.frozen
 class Result(Message):
-    """The answer to `Verb`: one from each source that it reached."""
+    """The answer to `Verb`: one for each source that it is meant for, from that source or from an end on the way."""
 
     kind = 19
     request: int = _one(_is_whole)

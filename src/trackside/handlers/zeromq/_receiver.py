@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
 import attrs
@@ -41,6 +41,7 @@ from trackside.handlers.zeromq._protocol import (
     Message,
     Ping,
     Pong,
+    Refused,
     Replay,
     Result,
     Skipped,
@@ -436,9 +437,6 @@ class Listener(Protocol):
     def on_heard(self, producer: Producer, message: Message | None) -> object:
         """Learn that *producer* said something, so it is alive; None for what was not read."""
 
-    def on_result(self, producer: Producer, result: Result) -> object:
-        """Take what came of a verb."""
-
 
 class Receiver:
     """
@@ -447,6 +445,7 @@ class Receiver:
     Args:
         listener: What is called with everything that was heard.
         send: Sends to an address.
+        on_result: Takes what a producer answered to a verb.
         limits: What each of them may use.
         most: How many there may be.
         monotonic_s: The clock.
@@ -457,6 +456,7 @@ class Receiver:
         listener: Listener,
         send: Send,
         *,
+        on_result: Callable[[Producer, Result | Refused], object] = lambda _producer, _message: None,
         limits: PeerLimits | None = None,
         most: int = MAX_PRODUCERS,
         monotonic_s: Callable[[], float] = time.monotonic,
@@ -471,6 +471,7 @@ class Receiver:
         self._share = 0
         self._restless: set[Producer] = set()
         self._listener = listener
+        self._on_result = on_result
         self._limits = limits or PeerLimits()
         self._most = most
         self._now = monotonic_s
@@ -517,6 +518,8 @@ class Receiver:
                 self._listener.on_heard(producer, message)
                 if action is Action.PART:
                     producer.has_left = True  # what it sent before may still come
+                elif isinstance(message, Refused):
+                    self._on_result(producer, message)
                 elif action is Action.DELIVER:
                     self._on(producer, message, size, now_s, now_ns)
         finally:
@@ -547,9 +550,10 @@ class Receiver:
                 if producer.consumer.is_restless:
                     self._restless.add(producer)
 
-    def command(self, verb: Verb, producers: Iterable[Producer]) -> int:
-        """Pass *verb* on to *producers*; return to how many."""
-        return sum(self._post(producer.address, verb) for producer in list(producers) if not producer.has_left)
+    def command(self, verb: Verb, producer: Producer) -> bool:
+        """Pass *verb* on to *producer*; return whether it is on its way."""
+        is_here = self.producers.get(producer.address) is producer and not producer.has_left
+        return is_here and self._post(producer.address, verb)
 
     def part(self, reason: str) -> None:
         """Say goodbye to everybody."""
@@ -615,7 +619,7 @@ class Receiver:
         if isinstance(message, Pong):
             producer.clock.add(message.sent_ns, message.received_ns, message.replied_ns, now_ns)
         elif isinstance(message, Result):
-            self._listener.on_result(producer, message)
+            self._on_result(producer, message)
         else:
             if isinstance(message, Beat):
                 producer.status, producer.is_known = message.status, True

@@ -18,6 +18,7 @@ from trackside.handlers.zeromq._limits import (
     CHUNK_BYTES,
     FORGET_AFTER_S,
     LEAST_WINDOW_BYTES,
+    MAX_ANSWERS,
     MAX_CHUNKS,
     MAX_IN_FLIGHT,
     MAX_SNAPSHOT_BYTES,
@@ -357,6 +358,8 @@ class StreamServer:
         self._on_verb = on_verb
         self._streams: dict[Filter, Stream] = {}
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._answers: list[tuple[bytes, Result]] = []
+        """Results of verbs, in order; one waits while there is no room for it on the way to its viewer."""
         self._verbs: dict[str, TokenBucket] = {}
         """By key: each use of a verb is recorded, allowed or not."""
         self._beat_s = 0.0
@@ -373,7 +376,7 @@ class StreamServer:
 
     def answer(self, address: bytes, result: Result) -> None:
         """Send a verb's result; on any thread."""
-        self._inbox.put(lambda: self._post(address, result))
+        self._inbox.put(lambda: self._answers.append((address, result)))
         self._wake()
 
     def receive(self, address: bytes, parts: Sequence[bytes], now_s: float, received_ns: int, user: str = "") -> None:
@@ -631,12 +634,28 @@ class StreamServer:
             try:
                 act = self._inbox.get_nowait()
             except queue.Empty:
-                return
+                break
             try:
                 act()
             except Exception as error:
                 self.counts["failed"] += 1
                 self._trouble.complain("what a message asked for could not be done: %s", described(error))
+        if self._answers:
+            self._send_answers()
+
+    def _send_answers(self) -> None:
+        waiting, self._answers = self._answers, []
+        full: set[bytes] = set()
+        for address, result in waiting:
+            outcome = Sent.FULL if address in full else self._sessions.post(address, result)
+            if outcome is Sent.INVALID:
+                rank = {"rank": result.values["rank"]} if "rank" in result.values else {}
+                error = "the result cannot be sent: it is too large, or holds values of no known type"
+                failure = attrs.evolve(result, done=False, values={**rank, "error": error})
+                outcome = self._sessions.post(address, failure)
+            if outcome is Sent.FULL and address in self.viewers and len(self._answers) < MAX_ANSWERS:
+                full.add(address)
+                self._answers.append((address, result))
 
 
 def _fitting(status: dict[str, Any]) -> dict[str, Any]:

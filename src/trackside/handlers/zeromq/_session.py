@@ -57,6 +57,8 @@ class Sent(enum.Enum):
     """There is no room now; it is not sent."""
     GONE = "gone"
     """Nobody is there."""
+    INVALID = "invalid"
+    """It cannot be encoded, or not within the limits of a message."""
 
 
 Send: TypeAlias = Callable[[bytes, Sequence[bytes]], Sent]
@@ -287,7 +289,7 @@ class Sessions(Generic[P]):
         except (ValueError, TypeError, OverflowError) as error:  # what is passed on was sent by somebody else
             self.counts["failed"] += 1
             self._trouble.complain("a message cannot be sent: %s", described(error))
-            return Sent.FULL
+            return Sent.INVALID
         outcome = self._send(address, parts)
         if outcome is Sent.FULL:
             self.counts["refused_sends"] += 1

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
 from trackside.core import complain, described
 from trackside.events import Event, Heartbeat, RankFellSilent, RankSpokeAgain, Source, SourceEnded, SourceStarted
-from trackside.handlers.models.liveness import LifeSigns, silent_after_ns
+from trackside.handlers.models.liveness import LifeSigns, died_after_ns, silent_after_ns
 from trackside.handlers.zeromq._limits import BEAT_S, MAX_COUNT, MAX_OPEN_SPANS_BYTES
 from trackside.wire import Frame, RowEncoder, SequenceTracker, encode_frame, pack
+
+if TYPE_CHECKING:
+    from trackside.handlers.zeromq._receiver import Producer
 
 GRACE_S: Final = 10.0
 """What a source that is known from the log alone is given to come back to a collector that was restarted."""
@@ -37,8 +40,8 @@ class SourceState:
     """That came, each once."""
     dropped: int = 0
     """Events that it gave up before they had a number."""
-    address: bytes = b""
-    """Of the connection over which it was heard last."""
+    producer: Producer | None = None
+    """The peer through which it was heard last; None if it is known from the log alone."""
     silent_s: float | None = None
     """When it was found silent; None while it is not."""
     signs: LifeSigns = attrs.field(factory=LifeSigns)
@@ -130,6 +133,12 @@ class SourceRegistry:
             state = self.states.get(name)
             if state is not None and (said := self.hear(state, now_s)) is not None:
                 yield said
+
+    def is_gone(self, state: SourceState, now_s: float) -> bool:
+        """Return whether *state* is silent for as long as a process is taken for dead, or since its log was read."""
+        interval_ns = state.signs.heartbeat_interval_ns or round(BEAT_S * 1e9)
+        is_dead = state.producer is None or now_s - state.heard_s > died_after_ns(interval_ns) / 1e9
+        return state.silent_s is not None and is_dead
 
     def silent(self, now_s: float, now_ns: int) -> Iterator[RankFellSilent]:
         """
