@@ -15,7 +15,7 @@ import pytest
 
 from trackside.events import _registry, set_process_source
 
-HANG_GUARD_S = 120.0
+HANG_GUARD_S = 300.0
 FULL_GUARD_FACTOR = 10.0
 
 # What a launcher or a scheduler around the tests would tell the processes under test about themselves.

@@ -50,7 +50,7 @@ class TestStart:
             (endpoint,) = job.endpoints
             assert stat.S_IMODE(Path(endpoint.removeprefix("ipc://")).parent.stat().st_mode) == 0o700
             with trackside.attach(str(tmp_path), to="trackside.span.*") as viewer:
-                assert viewer.wait()
+                assert viewer.wait(60)
         assert list(place.rglob("*")) == [place / "trackside"]
         assert list(tmp_path.rglob("*.endpoint")) == []
 
@@ -60,7 +60,7 @@ class TestStart:
             tmp_path, bus=bus, remote=trackside.Remote(publish=f"ipc://{place}/job"), report=False
         ) as job:
             viewer = trackside.attach(*job.endpoints)
-            assert viewer.wait()
+            assert viewer.wait(60)
         with viewer:
             events = list(viewer)
         assert (type(events[-1]).__name__, events[-1].reason) == ("SourceEnded", "closed")
@@ -108,7 +108,7 @@ class TestKept:
             bus.log(trackside.IterationEnded(span_id=71, duration_ns=10, step=41))
             bus.flush()
             with trackside.attach(*job.endpoints, models=top.models) as viewer:
-                assert viewer.wait()
+                assert viewer.wait(60)
                 assert {name: joined.complete for name, joined in viewer.models.items()} == dict.fromkeys(
                     top.names, True
                 )
@@ -135,7 +135,7 @@ class TestKept:
             assert self.kept(bus) >= {"CounterBoard", "ScoreAggregator"}
             top = Top()
             with trackside.attach(*job.endpoints, models=top.models) as viewer:
-                assert viewer.wait()
+                assert viewer.wait(60)
                 assert all(joined.complete for joined in viewer.models.values())
 
     def test_long_spans_alone(self, place, tmp_path, bus):
@@ -203,7 +203,7 @@ class TestWhereNobodyCanBeKeptOut:
             (line,) = [record.message for record in caplog.records if "viewers find this job" in record.message]
             assert "0777" in line
             with trackside.attach(str(tmp_path)) as viewer:
-                assert viewer.wait()
+                assert viewer.wait(60)
         assert [path.name for path in made_by_others.iterdir()] == [f"trackside-{os.geteuid()}"]
 
     def test_runtime_directory_of_another(self, monkeypatch, tmp_path, bus, caplog):

@@ -24,7 +24,7 @@ from trackside.handlers.zeromq import Collector, Forwarder
 from trackside.wire import wire_name_of
 
 SCRIPTS = Path(__file__).parent / "scripts"
-DEADLINE_S = 120.0
+DEADLINE_S = 90.0
 
 
 class RemoteJob:

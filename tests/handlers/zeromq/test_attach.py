@@ -33,7 +33,7 @@ class TestWhatComes:
         job = here()
         job.log(count=10)
         viewer = attached(job.endpoint)
-        assert viewer.wait()
+        assert viewer.wait(60)
         job.log(count=100)
 
         assert numbers(read_until(viewer, lambda events: len(numbers(events)) == 100)) == list(range(10, 110))
@@ -43,7 +43,7 @@ class TestWhatComes:
         job = jobs(rank=3)
         job.log(count=5)
         viewer = attached(job.endpoint)
-        viewer.wait()
+        assert viewer.wait(60)
         job.log(count=2)
         events = read_until(viewer, lambda events: len(numbers(events)) == 2)
 
@@ -56,7 +56,7 @@ class TestWhatComes:
         """The iteration ends when the job has ended, with its last event."""
         job = here()
         viewer = attached(job.endpoint)
-        viewer.wait()
+        assert viewer.wait(60)
         job.log(count=10)
         job.end(reason="done")
         job.close()
@@ -70,7 +70,7 @@ class TestWhatComes:
         """One viewer can watch several jobs."""
         both = [here(rank=rank) for rank in range(2)]
         viewer = attached(*(job.endpoint for job in both))
-        viewer.wait()
+        assert viewer.wait(60)
         for job in both:
             job.log(count=20)
         events = read_until(viewer, lambda events: len(numbers(events)) == 40)
@@ -81,7 +81,7 @@ class TestWhatComes:
         """A job is found by the directory it writes to, and no longer when it has left."""
         job = here()
         viewer = attached(str(place))
-        viewer.wait()
+        assert viewer.wait(60)
         job.log(count=1)
         read_until(viewer, lambda events: numbers(events) == [0])
         job.close()
@@ -104,7 +104,7 @@ class TestWhatIsAskedFor:
         job = here()
         assert not job.wants(name="step")
         viewer = attached(job.endpoint, to="test.rare.*")
-        viewer.wait()
+        assert viewer.wait(60)
         assert job.wants(name="rare")
         assert not job.wants(name="step")
         viewer.close()
@@ -114,7 +114,7 @@ class TestWhatIsAskedFor:
         """Only the types that were named come, and the sources' own words about themselves only if asked for."""
         job = here()
         viewer = attached(job.endpoint, to=("test.rare.noted", SourceEnded))
-        viewer.wait()
+        assert viewer.wait(60)
         job.log(count=50)
         job.note(count=3)
         job.end()
@@ -127,7 +127,7 @@ class TestWhatIsAskedFor:
         """A type that the job declares after somebody asked for it by a glob comes."""
         job = here()
         viewer = attached(job.endpoint, to="acme.*")
-        viewer.wait()
+        assert viewer.wait(60)
         job.declare(name="acme.late.came", count=2)
 
         events = read_until(viewer, lambda events: len(events) == 2)
@@ -137,7 +137,7 @@ class TestWhatIsAskedFor:
         """A class stands for the classes derived from it."""
         job = here()
         viewer = attached(job.endpoint, to=trackside.events.SpanEnded)
-        viewer.wait()
+        assert viewer.wait(60)
         job.work(seed=1, steps=20)
         job.end()
         job.close()
@@ -148,7 +148,7 @@ class TestWhatIsAskedFor:
         """Below the level that was asked for nothing leaves the job."""
         job = here()
         viewer = attached(job.endpoint, min_priority=trackside.LIFECYCLE)
-        viewer.wait()
+        assert viewer.wait(60)
         assert not job.wants(name="step")
         job.log(count=10)
         job.note(count=2)
@@ -160,7 +160,7 @@ class TestWhatIsAskedFor:
         """A rule is applied in the job: what it leaves out does not cross the socket, and is no loss."""
         job = here()
         viewer = attached(job.endpoint, to=STEP, keep=trackside.every(10))
-        viewer.wait()
+        assert viewer.wait(60)
         job.log(count=100)
 
         assert numbers(read_until(viewer, lambda events: len(events) >= 10)) == list(range(0, 100, 10))
@@ -171,7 +171,7 @@ class TestWhatIsAskedFor:
         """A predicate is applied by the viewer."""
         job = here()
         viewer = attached(job.endpoint, to=STEP, keep=trackside.where(lambda event: event.step % 7 == 0))
-        viewer.wait()
+        assert viewer.wait(60)
         job.log(count=50)
 
         assert numbers(read_until(viewer, lambda events: len(events) >= 8)) == list(range(0, 50, 7))
@@ -180,7 +180,7 @@ class TestWhatIsAskedFor:
         """Viewers who ask for the same share what is kept for them."""
         job = here()
         viewers = [attached(job.endpoint, to="test.*") for _ in range(3)]
-        assert all(viewer.wait() for viewer in viewers)
+        assert all(viewer.wait(60) for viewer in viewers)
         job.log(count=10)
 
         assert [len(read_until(viewer, lambda events: len(events) == 10)) for viewer in viewers] == [10, 10, 10]
@@ -215,7 +215,7 @@ class TestModels:
         job = jobs()
         models = [make() for make in MODELS]
         viewer = attached(job.endpoint, models=models)
-        viewer.wait()
+        assert viewer.wait(60)
         job.work(seed=seed, steps=200)
         job.end()
         dumps = job.dumps()
@@ -235,7 +235,7 @@ class TestModels:
             for turn in range(first, min(first + 20, turns)):
                 job.work(seed=seed + turn, steps=20)
                 viewers.append((attached(job.endpoint, models=(models := [make() for make in MODELS])), models))
-                assert viewers[-1][0].wait()
+                assert viewers[-1][0].wait(60)
             job.rest()
             job.work(seed=seed, steps=20)
             job.end()
@@ -253,7 +253,7 @@ class TestModels:
         job = here()
         job.log(count=1)
         viewer = attached(job.endpoint, models=[SpanBuilder()])
-        viewer.wait()
+        assert viewer.wait(60)
 
         joined = viewer.models["SpanBuilder"]
         assert not joined.complete
@@ -272,7 +272,7 @@ class TestModels:
 
         job, model = here(models=True), Kept()
         viewer = attached(job.endpoint, models=[model])
-        viewer.wait()
+        assert viewer.wait(60)
         job.work(seed=1, steps=50)
         job.end()
         job.close()
@@ -286,7 +286,7 @@ class TestModels:
         job = here(models=True)
         model = TrainingMetrics()
         viewer = attached(job.endpoint, to="trackside.source.*", models=[model])
-        viewer.wait()
+        assert viewer.wait(60)
         job.work(seed=1, steps=50)
         job.end()
         job.close()
@@ -298,7 +298,7 @@ class TestModels:
         """Of types that this process does not know those are shown that were asked for, alone or among others."""
         job = jobs(models=False)
         viewer = attached(job.endpoint, to=("acme.asked.*", "acme.too.came"), models=[TrainingMetrics()])
-        viewer.wait()
+        assert viewer.wait(60)
         for name, count in (("acme.asked.came", 3), ("acme.other.came", 2), ("acme.too.came", 1)):
             job.declare(name=name, count=count)
         job.end()
@@ -312,7 +312,7 @@ class TestLinks:
         """When a job is killed and another takes its place, the viewer goes on with that by itself."""
         first = jobs(models=False, publish=f"ipc://{place}/same")
         viewer = attached(first.endpoint)
-        viewer.wait()
+        assert viewer.wait(60)
         first.log(count=3)
         read_until(viewer, lambda events: len(numbers(events)) == 3)
         first.kill()
@@ -330,7 +330,7 @@ class TestLinks:
         """A job that stands still is called silent, and no longer when it goes on."""
         job = jobs(models=False)
         viewer = attached(job.endpoint)
-        viewer.wait()
+        assert viewer.wait(60)
         os.kill(job.pid, signal.SIGSTOP)
         read_until(viewer, lambda _: viewer.is_silent)
         os.kill(job.pid, signal.SIGCONT)
@@ -343,7 +343,7 @@ class TestLinks:
         """What the job says of itself comes with the beats: its numbers and its open spans."""
         job = here()
         viewer = attached(job.endpoint)
-        viewer.wait()
+        assert viewer.wait(60)
         job.log(count=7)
         read_until(viewer, lambda _: viewer.status[0].get("seq", 0) == 8)
 

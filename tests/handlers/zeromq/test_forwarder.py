@@ -107,7 +107,7 @@ class TestTree:
         """
         Of two ranks behind one forwarder the one that is stopped is named, and the quiet one is not.
         """
-        collector = collectors(silent_after_s=2.5)
+        collector = collectors(silent_after_s=8.0)
         forwarder = forwarders(collector.endpoint)
         pair = [sent(forwarder.endpoint, rank) for rank in range(2)]
         for job in pair:

@@ -35,7 +35,7 @@ def attacked(jobs, attached, read_until):
     """Give a job at work that a viewer watches; what it logged while it was attacked must have arrived, in bounds."""
     job = jobs(models=False)
     viewer = attached(job.endpoint, to=STEP)
-    viewer.wait()
+    assert viewer.wait(60)
     job.log(count=4000, size=500)
     read_until(viewer, lambda events: len(events) == 4000)
     before = job.memory()
