@@ -13,7 +13,7 @@ from trackside.events import RankFellSilent, RankSpokeAgain
 pytestmark = [pytest.mark.once, pytest.mark.integration]
 
 STEP = "test.step.taken"
-SILENT_AFTER_S = 5.0
+SILENT_AFTER_S = 10.0
 
 
 @pytest.mark.hang_guard(240)
