@@ -12,6 +12,7 @@ import msgpack
 import pytest
 
 from trackside.events import DecodeError, Event, Source, UnknownEvent, _registry, event
+from trackside.events._ambient import ambient
 from trackside.wire import FrameDecoder, RowEncoder, fields_of
 from trackside.wire._decoder import RowDecoder
 
@@ -201,6 +202,16 @@ class TestGrowth:
         """Also one that is made anew each time."""
         saved = decode("test.decoder.saved", 2, {"path": "a", "size_bytes": 7})
         assert (type(saved), saved.took_s, saved.tags) == (Saved, 0.5, [])
+
+    def test_older_writer_of_a_span(self):
+        """A span that names no parent has none, whatever is open in the reader, in the first row as in later ones."""
+        fields = {"name": "a", "attributes": {}}
+        token = ambient.set((7, 5))
+        try:
+            started = decode("trackside.span.started", 1, fields)
+        finally:
+            ambient.reset(token)
+        assert started.parent_span_id == 0
 
     def test_missing(self):
         """Without a field that has no default the event is unknown, with all that was written."""

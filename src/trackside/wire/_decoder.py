@@ -19,7 +19,7 @@ import attrs
 
 from trackside.events._compared import Value
 from trackside.events._errors import DecodeError
-from trackside.events._event import Event, EventOfSpan
+from trackside.events._event import FROM_AMBIENT, Event, EventOfSpan
 from trackside.events._fields import ENVELOPE, fields_in, hints_of, is_flat, own_fields
 from trackside.events._registry import lookup
 from trackside.events._source import Source
@@ -128,7 +128,7 @@ class RowDecoder:
                 if not isinstance(field.default, SCALARS):
                     return
                 places[field.name] = self.width + len(constants)
-                constants.append(field.default)
+                constants.append(_default(field))
         self._fill = _filler(cls)
         self._fill_numbered = _filler(cls, _STAMPS)
         self._constants = tuple(constants)
@@ -271,6 +271,8 @@ class RowDecoder:
                     given[field.alias or field.name] = value
                 else:
                     later[field.name] = value
+            elif field.init and field.default is FROM_AMBIENT:
+                given[field.alias or field.name] = _default(field)
         event = cls(**given)
         for name, value in later.items():
             object.__setattr__(event, name, value)
@@ -289,6 +291,11 @@ def _is_transparent(cls: Any) -> bool:
         and all(field.validator is None and field.converter is None for field in fields_in(cls))
         and not any(field.name in _STAMPS for field in fields_in(cls))
     )
+
+
+def _default(field: attrs.Attribute[Any]) -> Any:
+    """Return the value of a *field* that a row lacks; what is open in the reader is around no event of a writer."""
+    return 0 if field.default is FROM_AMBIENT else field.default
 
 
 def _is_as_read(value: Any, hint: Any) -> bool:
