@@ -19,6 +19,16 @@ def throttled(rank, step, part):
     return 1.3 if step >= 180 and part in {"model_forward", "model_backward"} else 1.0
 
 
+def late_data(rank, step, part):
+    """Let rank 1 wait 20 ms longer for its data of 6 ms from step 150 on."""
+    return 26 / 6 if rank == 1 and part == "data_loading" and step >= 150 else 1.0
+
+
+def late_data_from_200(rank, step, part):
+    """Let rank 1 wait 20 ms longer for its data of 2 ms from step 200 on."""
+    return 11.0 if rank == 1 and part == "data_loading" and step >= 200 else 1.0
+
+
 def two_on_a_host(rank, step, part):
     """Let ranks 4 and 5, of node2, compute longer."""
     return 1.6 if rank in {4, 5} and part != "all_reduce" else 1.0
@@ -150,3 +160,36 @@ class TestHealthy:
     def test_bound(self, made_up):
         """What most of a step is, is said all the same."""
         assert read_report(made_up()).verdict.bound == "compute"
+
+
+class TestAttempts:
+    @pytest.fixture
+    def late_in_two_attempts(self, made_up):
+        """Give the report of a job whose rank 1 waits 20 ms longer for its data from step 150 on, killed at step 250."""
+        return read_report(made_up(ranks=2, loading_s=0.006, killed_at=(250,), factor=late_data))
+
+    def test_since(self, late_in_two_attempts):
+        """What began at step 150 of the first attempt, and went on in the second one from step 200, began at 150."""
+        (found,) = [one for one in late_in_two_attempts.verdict.findings if one.kind == "input-bound"]
+        assert (found.rank, found.since_step, found.until_step) == (1, 150, None)
+
+    def test_cost(self, late_in_two_attempts):
+        """It costs 20 ms in 200 steps: 150 to 249 of the first attempt, and 200 to 299 of the second one."""
+        (found,) = [one for one in late_in_two_attempts.verdict.findings if one.kind == "input-bound"]
+        assert found.cost_s == pytest.approx(4.0, rel=0.05)
+
+    def test_soon_killed(self, findings):
+        """A rank that was killed four steps after it became slow was slow since then."""
+        found = findings(ranks=2, killed_at=(204,), factor=late_data_from_200)
+        (found,) = [one for one in found if one.kind == "input-bound"]
+        assert found.since_step == 200
+
+
+class TestInput:
+    def test_two_causes(self, findings):
+        """Where all ranks wait 40 ms for data and one 30 ms longer, these are two findings; no second is in both."""
+        found = findings(ranks=4, loading_s=0.04, factor=slower({2}, "data_loading", 0, 1.75))
+        assert [(one.kind, one.rank) for one in found] == [("input-bound", None), ("input-bound", 2)]
+        # 300 steps of 40 ms; the first step is the start's, and 30 ms is what one rank waits beyond that.
+        assert found[0].cost_s == pytest.approx(300 * 0.04, rel=0.05)
+        assert found[1].cost_s == pytest.approx(300 * 0.03, rel=0.05)

@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-import attrs
-
 from trackside.events import span_names
 from trackside.handlers import Replay
 from trackside.handlers.models import SpanReport
@@ -156,43 +154,37 @@ def tiles_of(mains: Iterable[Watched]) -> list[tuple[Watched, StepTiles]]:
     return [(one, tiles) for one, tiles in found if tiles.places]
 
 
-def compare(mains: Iterable[Watched], waits: set[str]) -> WhatIf:
-    """Return what comparing the ranks of each attempt came to; the figures are those of the last one that has any."""
-    ranked = list(mains)
-    has_one_host = len({(one.source.host) for one in ranked}) == 1 and bool(ranked[0].source.host)
-    results = [
-        # Windows of sections have no times within a step.
-        compare_ranks(ranks, waits, have_one_clock=has_one_host and not any(one.first_steps for one in ranks.values()))
-        for ranks in _by_attempt(ranked).values()
-    ]
-    compared = [result for result in results if not result.why_not]
-    if not compared:
-        return results[-1] if results else WhatIf(why_not="no rank recorded a step")
-    found = sorted((one for result in compared for one in result.late), key=lambda one: -one.lost_s)
-    return attrs.evolve(compared[-1], late=tuple(found))
+def compare(mains: Sequence[Watched], waits: set[str]) -> WhatIf:
+    """Return what comparing the ranks over all attempts came to; the figures are those of the last ones."""
+    has_one_host = len({one.source.host for one in mains}) == 1 and bool(mains[0].source.host)
+    attempts = [{rank: tiles for rank, (_, tiles) in own.items()} for own in _by_attempt(mains)]
+    # Windows of sections have no times within a step.
+    has_times = not any(tiles.first_steps for own in attempts for tiles in own.values())
+    return compare_ranks(attempts, waits, have_one_clock=has_one_host and has_times)
 
 
-def _by_attempt(mains: Iterable[Watched]) -> dict[tuple[str, int], dict[int, StepTiles]]:
-    attempts: dict[tuple[str, int], dict[int, StepTiles]] = {}
+def _by_attempt(mains: Iterable[Watched]) -> list[dict[int, tuple[Watched, StepTiles]]]:
+    """Return the ranks of each attempt that recorded steps, with these."""
+    attempts: dict[tuple[str, int], dict[int, tuple[Watched, StepTiles]]] = {}
     for one, tiles in tiles_of(mains):
-        attempts.setdefault((one.source.run_id, one.source.attempt), {})[one.source.rank] = tiles
-    return attempts
+        attempts.setdefault((one.source.run_id, one.source.attempt), {})[one.source.rank] = one, tiles
+    return list(attempts.values())
 
 
 def late(what_if: WhatIf, mains: Sequence[Watched]) -> tuple[LateRank, ...]:
     """Return the late ranks with their hosts."""
-    known = {process.source.rank: process for process in mains}
+    attempts = _by_attempt(mains)
     return tuple(
         LateRank(
             rank=one.rank,
-            node=known[one.rank].source.host,
+            node=attempts[one.attempt][one.rank][0].source.host,
             what=OUTSIDE if is_gap(one.what) else one.what,
             where=tile_words(one.what),
             own_ns=one.own_ns,
             peers_ns=one.peers_ns,
             lateness_ns=one.lateness_ns,
             since_step=one.since_step,
-            since_ns=known[one.rank].tiles.time_of(one.since_step),
+            since_ns=attempts[one.attempt][one.rank][0].tiles.time_of(one.since_step),
             until_step=one.until_step,
             is_over=one.is_over,
             lost_s=one.lost_s,
@@ -212,8 +204,9 @@ def _waited_in(tile: str) -> str:
 
 def pauses(mains: Sequence[Watched], what_if: WhatIf) -> Pauses | None:
     """Return what makes steps longer at regular intervals, in the last attempt."""
-    attempts = list(_by_attempt(mains).values())
-    found = find_pause(attempts[-1], what_if.waits_in) if attempts else None
+    attempts = _by_attempt(mains)
+    last = {rank: tiles for rank, (_, tiles) in attempts[-1].items()} if attempts else {}
+    found = find_pause(last, what_if.waits_in)
     if found is None:
         return None
     where = tile_words(found.what)

@@ -582,12 +582,14 @@ def _input(report: Report) -> Ruling:
     if not cost and report.parts:
         # Sections alone leave loading within the steps, and in no bucket of its own.
         cost = sum(part.share for part in parts) * report.goodput.productive_s
-    names = {part.name for part in parts}
-    late_s = sum(one.lost_s for one in worthy(report) if one.what in names)
-    if late_s >= cost / 2 and late_s:
-        return Ruling(rule="input-bound", because="waiting for data is that of single ranks: see the rule stragglers")
+    # The bucket is that of the rank that got least done: what a late rank waits beyond its peers is another finding.
+    late_s = min(cost, sum(one.lost_s for one in report.late if kind_of(one.what, set()) == "input"))
+    cost -= late_s
     if not _is_worth(report, cost, INPUT_FROM):
-        return Ruling(rule="input-bound", because=_too_little(report, "waiting for data took", cost, INPUT_FROM))
+        because = _too_little(report, "waiting for data took", cost, INPUT_FROM)
+        if late_s:
+            because += f"; {words.seconds(late_s)} more on single ranks: see the rule stragglers"
+        return Ruling(rule="input-bound", because=because)
     name = parts[0].name if parts else "data_loading"
     evidence = [f"{part.name} takes {words.duration(part.mean_ns)} of a step, on all ranks" for part in parts[:3]]
     late = report.slowdown if report.slowdown is not None and report.slowdown.kind == "input" else None

@@ -71,6 +71,8 @@ class Late:
     """The tile in which the others waited; empty where ranks do not wait for each other."""
     is_over: bool
     """Whether it was as fast as its peers again at the end."""
+    attempt: int
+    """The place of the attempt in which it began to be late."""
 
 
 @attrs.frozen(kw_only=True)
@@ -81,8 +83,6 @@ class WhatIf:
     """What cost most first."""
     waits_in: tuple[str, ...] = ()
     """The tiles in which ranks wait for each other."""
-    waited_ns: float = 0.0
-    """What a rank spent in them of a step, on average: for late ranks and for the exchange itself."""
     exchanged_ns: float = 0.0
     """What even the last to arrive spent in them, in the median step: the exchange itself."""
     step_ns: float = 0.0
@@ -108,12 +108,13 @@ class Pause:
 
 @attrs.define(eq=False)
 class _Grid:
-    """The tiles of all ranks, over the blocks of steps that all of them have."""
+    """The tiles of all ranks, over the blocks of steps that all of them have, attempts one after the other."""
 
     ranks: list[int]
-    places: list[int]
+    attempts: list[int]
+    """Of each block, the place of its attempt."""
     first_steps: list[int]
-    """Of each block, and one more: where the last one ends."""
+    last_steps: list[int]
     counts: list[float]
     """Steps in each block."""
     took: dict[str, list[list[float]]]
@@ -128,25 +129,57 @@ class _Grid:
         return [
             [math.fsum(values) for values in zip(*(own[place] for own in chosen), strict=True)]
             if chosen
-            else [0.0] * len(self.places)
+            else [0.0] * len(self.counts)
             for place in range(len(self.ranks))
         ]
 
+    def extend(self, later: _Grid) -> None:
+        """Append the blocks of a later attempt of the same ranks."""
+        for name in self.took.keys() | later.took.keys():
+            for own, added in ((self.took, later.took), (self.ends, later.ends)):
+                columns = own.setdefault(name, [[0.0] * len(self.counts) for _ in self.ranks])
+                more = added.get(name, [[0.0] * len(later.counts) for _ in self.ranks])
+                own[name] = [before + after for before, after in zip(columns, more, strict=True)]
+        self.attempts += later.attempts
+        self.first_steps += later.first_steps
+        self.last_steps += later.last_steps
+        self.counts += later.counts
+        self.has_ends = self.has_ends and later.has_ends
+
 
 def compare_ranks(
-    tiles: Mapping[int, StepTiles], waits: Collection[str] = (), *, have_one_clock: bool = False
+    attempts: Sequence[Mapping[int, StepTiles]], waits: Collection[str] = (), *, have_one_clock: bool = False
 ) -> WhatIf:
     """
     Return which ranks were late, since when, and why.
 
+    Attempts of the same ranks are one course of steps, so that what began in one and went on in the next is one.
+
     Args:
-        tiles: By rank, its steps: of one attempt.
+        attempts: Of each attempt, in order, the steps of each rank.
         waits: Names of parts in which ranks are known to wait for each other.
         have_one_clock: Whether the times of all ranks are of one machine's clock.
     """
-    grid = _grid(tiles)
-    if isinstance(grid, str):
-        return WhatIf(why_not=grid)
+    block = max((own.block for tiles in attempts for own in tiles.values()), default=1)
+    grids: list[_Grid] = []
+    why_not = "no rank recorded a step"
+    for place, tiles in enumerate(attempts):
+        grid = _grid(tiles, place, block)
+        if isinstance(grid, str):
+            why_not = grid
+        elif grids and grids[-1].ranks == grid.ranks:
+            grids[-1].extend(grid)
+        else:
+            grids.append(grid)
+    whole = [grid for grid in grids if len(grid.counts) >= _FEWEST_BLOCKS and sum(grid.counts) >= _FEWEST_STEPS]
+    if not whole:
+        return WhatIf(why_not="the ranks have too few steps in common" if grids else why_not)
+    results = [_compared(grid, waits, have_one_clock=have_one_clock) for grid in whole]
+    late = sorted((one for result in results for one in result.late), key=lambda one: (-one.lost_s, one.rank))
+    return attrs.evolve(results[-1], late=tuple(late))
+
+
+def _compared(grid: _Grid, waits: Collection[str], *, have_one_clock: bool) -> WhatIf:
     names = [name for name in grid.took if name not in STANDSTILLS]
     whole = grid.total(names)
     usual_ns = statistics.median(statistics.fmean(own) for own in whole)
@@ -155,7 +188,6 @@ def compare_ranks(
     late = _find_late(grid, own, whole, parts=[name for name in names if name not in sync])
     if not sync and have_one_clock and grid.has_ends and not late:
         late = _find_behind(grid, names, whole)
-    waited = grid.total(sync)
     # A part such as the backward pass contains work beside the exchange.
     pure = [name for name in sync if is_gap(name) or kind_of(name, set(waits)) == "waiting"]
     exchanged = [min(column) for column in zip(*grid.total(pure), strict=True)]
@@ -163,7 +195,6 @@ def compare_ranks(
     return WhatIf(
         late=tuple(attrs.evolve(one, waited_in=largest) for one in late),
         waits_in=tuple(sync),
-        waited_ns=statistics.fmean(map(statistics.fmean, waited)),
         exchanged_ns=statistics.median(exchanged),
         step_ns=usual_ns,
         ranks=len(grid.ranks),
@@ -171,36 +202,31 @@ def compare_ranks(
     )
 
 
-def _grid(tiles: Mapping[int, StepTiles]) -> _Grid | str:
-    known = {rank: own for rank, own in tiles.items() if len(own.places) >= _FEWEST_BLOCKS}
-    if len(known) < 2:  # noqa: PLR2004
-        return "fewer than two ranks recorded steps" if len(tiles) < 2 else "too few steps were recorded"  # noqa: PLR2004
-    block = max(own.block for own in known.values())
-    for own in known.values():
+def _grid(tiles: Mapping[int, StepTiles], attempt: int, block: int) -> _Grid | str:
+    if len(tiles) < 2:  # noqa: PLR2004
+        return "fewer than two ranks recorded steps"
+    for own in tiles.values():
         own.coarsen(block)
-    most = max(len(own.places) for own in known.values())
+    most = max(len(own.places) for own in tiles.values())
     # A rank that died early would leave nothing to compare the others by.
-    known = {rank: own for rank, own in known.items() if 2 * len(own.places) >= most}
+    known = {rank: own for rank, own in sorted(tiles.items()) if 2 * len(own.places) >= most}
     if len(known) < 2:  # noqa: PLR2004
         return "the ranks recorded different steps"
-    common = set.intersection(*(set(own.places) for own in known.values()))
-    places = sorted(common)[1:] if block == 1 and len(common) > _FEWEST_STEPS else sorted(common)
-    ranks = sorted(known)
-    rows = {rank: {place: at for at, place in enumerate(known[rank].places)} for rank in ranks}
-    counts = [min(known[rank].steps[rows[rank][place]] for rank in ranks) for place in places]
-    places = [place for place, count in zip(places, counts, strict=True) if count]
-    counts = [count for count in counts if count]
-    if len(places) < _FEWEST_BLOCKS or sum(counts) < _FEWEST_STEPS:
+    common = sorted(set.intersection(*(set(own.places) for own in known.values())))
+    # The first step of an attempt is unlike all others.
+    places = common[1:] if block == 1 and (attempt or len(common) > _FEWEST_STEPS) else common
+    rows = {rank: {place: at for at, place in enumerate(own.places)} for rank, own in known.items()}
+    counts = {place: min(own.steps[rows[rank][place]] for rank, own in known.items()) for place in places}
+    places = [place for place in places if counts[place]]
+    if not places:
         return "the ranks have too few steps in common"
-    names = list(dict.fromkeys(name for rank in ranks for name in known[rank].took))
-    base_ns = min(known[rank].base_ns for rank in ranks)
+    base_ns = min(own.base_ns for own in known.values())
     zeros = [0.0] * len(places)
     took: dict[str, list[list[float]]] = {}
     ends: dict[str, list[list[float]]] = {}
-    for name in names:
+    for name in dict.fromkeys(name for own in known.values() for name in own.took):
         took[name], ends[name] = [], []
-        for rank in ranks:
-            own = known[rank]
+        for rank, own in known.items():
             column, last = own.took.get(name), own.ends.get(name)
             if column is None or last is None:
                 took[name].append(zeros)
@@ -210,26 +236,23 @@ def _grid(tiles: Mapping[int, StepTiles]) -> _Grid | str:
             own_rows, steps = rows[rank], own.steps
             took[name].append([column[own_rows[place]] / steps[own_rows[place]] for place in places])
             ends[name].append([last[own_rows[place]] / steps[own_rows[place]] + shift_ns for place in places])
-    has_ends = any(any(own) for columns in ends.values() for own in columns)
+    lead = next(iter(known.values()))
+    firsts = [lead.first_steps.get(place, place * block) for place in places]
+    lasts = [
+        first + (counts[place] if lead.first_steps else block) - 1 for first, place in zip(firsts, places, strict=True)
+    ]
+    if not lead.first_steps:
+        firsts[0] = common[0] * block  # a first step that was left out belongs to the first stretch
     return _Grid(
-        ranks,
-        places,
-        _first_steps(known[ranks[0]], common, places, counts, block),
-        list(map(float, counts)),
-        took,
-        ends,
-        has_ends,
+        ranks=list(known),
+        attempts=[attempt] * len(places),
+        first_steps=firsts,
+        last_steps=lasts,
+        counts=[float(counts[place]) for place in places],
+        took=took,
+        ends=ends,
+        has_ends=any(any(own) for columns in ends.values() for own in columns),
     )
-
-
-def _first_steps(
-    own: StepTiles, common: Collection[int], places: Sequence[int], counts: Sequence[int], block: int
-) -> list[int]:
-    first = [own.first_steps.get(place, place * block) for place in places]
-    end = first[-1] + (counts[-1] if own.first_steps else block)
-    if not own.first_steps:
-        first[0] = min(common) * block  # a first step that was left out belongs to the first stretch
-    return [*first, end]
 
 
 # --- where ranks wait ---------------------------------------------------------------------------------------------
@@ -255,7 +278,7 @@ def _synchronizing(
 
 
 def _looked_at(grid: _Grid) -> range:
-    return range(0, len(grid.places), max(1, len(grid.places) // _LOOKED_AT))
+    return range(0, len(grid.counts), max(1, len(grid.counts) // _LOOKED_AT))
 
 
 def _leaves_together(grid: _Grid, name: str, least_ns: float) -> bool:
@@ -398,8 +421,7 @@ def _episode(grid: _Grid, lateness: Sequence[float], whole: Sequence[Sequence[fl
         first, last = _best_stretch(lateness, bound_ns)
         level_ns = statistics.fmean(lateness[first : last + 1])
         bound_ns = max(least_ns / 2, level_ns / 2)
-    steps = grid.first_steps
-    if steps[first] - steps[0] <= max(2, (steps[-1] - steps[0]) // 50):
+    if sum(grid.counts[:first]) <= max(2, sum(grid.counts) // 50):
         first = 0  # the first steps are unlike all others
     inside = lateness[first : last + 1]
     if len(inside) < _FEWEST_BLOCKS or sum(grid.counts[first : last + 1]) < _FEWEST_STEPS / 2:
@@ -473,7 +495,6 @@ def _late(
         return None
     lateness_ns = mean(lateness)
     by_part = sorted(((name, own - peers) for name, (own, peers) in excess.items()), key=lambda item: -item[1])
-    since, until = grid.first_steps[first], grid.first_steps[last + 1] - 1
     return Late(
         rank=grid.ranks[at],
         what=what,
@@ -481,14 +502,15 @@ def _late(
         peers_ns=excess[what][1],
         lateness_ns=lateness_ns,
         step_ns=max(0.0, mean(whole[at]) - lateness_ns),
-        since_step=since,
-        until_step=until,
+        since_step=grid.first_steps[first],
+        until_step=grid.last_steps[last],
         steps=round(steps),
         lost_s=lateness_ns * steps / 1e9,
         certainty=episode.certainty,
         parts=tuple((name, by) for name, by in by_part if by >= _PARTS_FROM * lateness_ns),
         waited_in="",
-        is_over=last < len(grid.places) - max(2, len(grid.places) // 20),
+        is_over=last < len(grid.counts) - max(2, len(grid.counts) // 20),
+        attempt=grid.attempts[first],
     )
 
 
