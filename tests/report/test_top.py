@@ -8,7 +8,7 @@ import json
 import attrs
 import pytest
 
-from trackside.events import EventsDropped, Heartbeat, IterationEnded, Source, SpanStarted
+from trackside.events import EventsDropped, Heartbeat, IterationEnded, Source, SpanStarted, StallDetected
 from trackside.handlers import replay
 from trackside.report import Top, top_line
 
@@ -72,6 +72,16 @@ class TestView:
         """Ranks that are silent for more than three heartbeats are not alive, and named."""
         view = watched(later_s=20, hangs_s=1)
         assert (view.alive, [one.why for one in view.worst]) == (0, ["silent for 20 s, at step 299"] * 4)
+
+    def test_stalled(self, make_event):
+        """A rank that stalls is named with what its main thread does, until a step ends."""
+        top = Top()
+        stalled = {"stalled_s": 60.0, "usual_s": 0.1, "stacks": {"MainThread": "/job/train.py:42 in next_batch"}}
+        top.drive(make_event(StallDetected, step=7, at_ns=100 * S, **stalled))
+        (worst,) = top.view(101 * S).worst
+        assert worst.why == "stalled for 1.02 min, since step 7, in next_batch (train.py:42)"
+        top.drive(make_event(IterationEnded, step=8, at_ns=101 * S, duration_ns=S))
+        assert top.view(101 * S).worst == ()
 
     def test_restarted(self, watched):
         """After a restart the ranks are those of the new attempt."""

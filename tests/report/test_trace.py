@@ -14,6 +14,7 @@ from trackside.events import (
     CounterWindow,
     IterationEnded,
     Source,
+    SourceStarted,
     SpanEnded,
     SpanEventAdded,
     SpanStarted,
@@ -130,6 +131,13 @@ class TestTracks:
 
 
 class TestClocks:
+    def test_zero(self, log, trace):
+        """Time zero is the earliest begin, also of what began before the source was recorded as started."""
+        started = SourceStarted(at_ns=START_NS + S // 5, step=-1, span_id=0, identity={})
+        _, events = trace(log([started, anchored(START_NS + S // 5), ended("application", 0, S)]))
+        assert [(one["ts"], one["dur"]) for one in slices(events)] == [(0.0, 1_000_000.0)]
+        assert min(one["ts"] for one in events if "ts" in one) == 0.0
+
     def test_unaligned(self, log, trace):
         """A rank whose clock nothing relates to the others' is marked, in the trace and in what is told."""
         log([anchored(), ended("a", 0, 9)])

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from trackside.events import Heartbeat, IterationEnded, Source, SourceEnded, StallDetected
 from trackside.report import read_report
 
 pytestmark = pytest.mark.once
+
+S = 10**9
+START_NS = 1_700_000_000 * S
 
 
 def slower(ranks, part, since, by):
@@ -165,7 +169,7 @@ class TestHealthy:
 class TestAttempts:
     @pytest.fixture
     def late_in_two_attempts(self, made_up):
-        """Give the report of a job whose rank 1 waits 20 ms longer for its data from step 150 on, killed at step 250."""
+        """Give the report of a job killed at step 250, whose rank 1 waits 20 ms longer for data from step 150 on."""
         return read_report(made_up(ranks=2, loading_s=0.006, killed_at=(250,), factor=late_data))
 
     def test_since(self, late_in_two_attempts):
@@ -193,3 +197,78 @@ class TestInput:
         # 300 steps of 40 ms; the first step is the start's, and 30 ms is what one rank waits beyond that.
         assert found[0].cost_s == pytest.approx(300 * 0.04, rel=0.05)
         assert found[1].cost_s == pytest.approx(300 * 0.03, rel=0.05)
+
+
+LOADER = "/job/train.py:10 in main\n/job/train.py:42 in next_batch\n/usr/lib/python3.11/queue.py:171 in get"
+EXCHANGE = (
+    "/job/train.py:10 in main\n/x/site-packages/torch/_tensor.py:581 in backward\n"
+    "/x/site-packages/torch/autograd/graph.py:825 in _engine_run_backward"
+)
+
+
+class TestStall:
+    @pytest.fixture
+    def stalled(self, tmp_path, write_events):
+        """Give a function that writes two ranks of which rank 1 hangs in its loader, and returns the finding."""
+
+        def run(*, goes_on):
+            for rank, (stack, span) in enumerate(((EXCHANGE, "model_backward"), (LOADER, "data_loading"))):
+                source = Source(id=f"000{rank}", run_id="run", rank=rank, world_size=2, pid=100 + rank)
+                events = [
+                    IterationEnded(at_ns=START_NS + step * S // 10, step=step, span_id=step + 1, duration_ns=S // 10)
+                    for step in range(1, 51)
+                ]
+                at_ns = START_NS + 5 * S + 60 * S
+                events.append(
+                    StallDetected(
+                        at_ns=at_ns,
+                        span_id=0,
+                        step=50,
+                        stalled_s=60.0,
+                        usual_s=0.1,
+                        stacks={"MainThread": stack},
+                        open_spans={"MainThread": [7, span, at_ns - 60 * S]},
+                    )
+                )
+                if goes_on:
+                    events.append(IterationEnded(at_ns=at_ns + 20 * S, step=51, span_id=99, duration_ns=80 * S))
+                    events.append(SourceEnded(at_ns=at_ns + 21 * S, step=-1, span_id=0, reason="closed"))
+                else:
+                    events.append(Heartbeat(at_ns=at_ns + 20 * S, step=-1, span_id=0, sequence=1))
+                write_events(tmp_path, source, events)
+            return read_report(tmp_path).verdict.findings[0]
+
+        return run
+
+    def test_still(self, stalled):
+        """A stall that lasts names the rank that does not wait for the others, and where it is."""
+        found = stalled(goes_on=False)
+        assert (found.kind, found.rank, found.section, found.since_step) == ("stopped", 1, "data_loading", 50)
+        assert found.title == (
+            "No step has ended for 1.33 min, since step 50; half of them took less than 100 ms: "
+            "rank 1 is in get, called by next_batch (train.py:42)."
+        )
+        assert "rank 1 is in data_loading, get, called by next_batch (train.py:42)" in found.evidence
+        assert "rank 0 is in model_backward, _engine_run_backward, called by main (train.py:10)" in found.evidence
+
+    def test_over(self, stalled):
+        """A stall that a step ended cost what that step took beyond the usual: 80 s from step to step, less 0.1 s."""
+        found = stalled(goes_on=True)
+        assert (found.kind, found.rank, found.since_step, found.until_step) == ("stall", 1, 50, 51)
+        assert found.cost_s == pytest.approx(79.9)
+
+
+class TestDied:
+    @pytest.mark.parametrize(("apart_s", "rank"), [(0.4, None), (3.0, 1)])
+    def test_first(self, tmp_path, write_events, apart_s, rank):
+        """Of two ranks without an end the first is named if it was silent a second before the other one."""
+        for own in (0, 1):
+            source = Source(id=f"000{own}", run_id="run", rank=own, world_size=2)
+            events = [
+                IterationEnded(at_ns=START_NS + step * S // 10, step=step, span_id=step + 1, duration_ns=S // 10)
+                for step in range(1, 51)
+            ]
+            last_ns = START_NS + 5 * S + (0 if own else round(apart_s * S))
+            write_events(tmp_path, source, [*events, Heartbeat(at_ns=last_ns, step=-1, span_id=0, sequence=1)])
+        (found,) = read_report(tmp_path).verdict.findings
+        assert (found.kind, found.rank, found.ranks, found.since_step) == ("died", rank, (0, 1), 50)

@@ -9,11 +9,11 @@ from typing import Any
 
 from trackside.cli._print import event_line, warn
 from trackside.cli._serving import add_safety, collecting_rarely, paste_ready, until_signalled
-from trackside.events import ControlUsed, Event, EventsLost, PeerCut, RankFellSilent, RankSpokeAgain
+from trackside.events import ControlUsed, Event, EventsLost, PeerCut, RankFellSilent, RankSpokeAgain, StallDetected
 from trackside.handlers.zeromq import Collector, PeerLimits
 from trackside.rules import rule_from_wire
 
-_TOLD = (RankFellSilent, RankSpokeAgain, EventsLost, PeerCut, ControlUsed)
+_TOLD = (RankFellSilent, RankSpokeAgain, StallDetected, EventsLost, PeerCut, ControlUsed)
 
 
 def add_to(commands: Any) -> None:

@@ -185,7 +185,7 @@ def _report(gathered: Gatherer, chosen: Chosen, scored: tuple[Episodes, ScoreAgg
         raise UnreadableError(f"session {chosen.session}", "holds nothing of any rank", "give the logs of its ranks")
     result = gathered.goodput.result(session=chosen.session)
     mains = [process for process in gathered.processes if process.is_rank]
-    every_rank = rows.ranks(gathered.processes)
+    every_rank = rows.ranks(gathered.processes, gathered.exit_status)
     attempts = rows.attempts(gathered.goodput, result, every_rank)
     last = [row for row in every_rank if row.last_ns >= attempts[-1].start_ns] or every_rank
     spans = gathered.spans.result()
@@ -225,6 +225,7 @@ def _report(gathered: Gatherer, chosen: Chosen, scored: tuple[Episodes, ScoreAgg
         or (heatmap_of_windows(episodes.latest) if episodes.latest is not None else None),
         what_if=what_if,
         late=late,
+        stalls=rows.stalls(mains),
         not_finite=rows.not_finite(mains),
         pauses=rows.pauses(mains, what_if),
         startup_s=rows.startup_s(mains, result),

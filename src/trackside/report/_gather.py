@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import attrs
 
+from trackside.core import text as words
 from trackside.core.text import BYTE_UNITS
 from trackside.events import (
     CheckpointSaveFailed,
@@ -27,6 +28,7 @@ from trackside.events import (
     Source,
     SourceEnded,
     SpanEnded,
+    StallDetected,
     TrainingConfigured,
     UnknownEvent,
     span_names,
@@ -35,13 +37,14 @@ from trackside.handlers.models import CounterBoard, SpanBuilder
 from trackside.handlers.models.goodput import GoodputAccumulator
 from trackside.report._bins import Bins
 from trackside.report._tiles import gap
-from trackside.report._watched import Raised, StepTimes, Trace, Watched
+from trackside.report._watched import Raised, Stall, StepTimes, Trace, Watched
 
 _LONGEST_NS: Final = float(1 << 63)
 """No section is believed to take longer: 292 years."""
 _COARSE: Final = 256
 _MOST_LEVELS: Final = 64
 _MOST_RAISED: Final = 64
+_MOST_STALLS: Final = 16
 _OUT_OF_MEMORY: Final = re.compile(
     r"out of memory|can't allocate memory|cannot allocate memory|CUBLAS_STATUS_ALLOC_FAILED|not enough memory",
     re.IGNORECASE,
@@ -202,6 +205,7 @@ class Gatherer:
             (SourceEnded, self._end),
             (ProgramEnded, self._end_program),
             (ExceptionRaised, self._add_exception),
+            (StallDetected, self._stall),
             (CheckpointSaveSucceeded, self._saved),
             (CheckpointSaveFailed, self._saved),
             (TrainingConfigured, self._configure),
@@ -249,6 +253,9 @@ class Gatherer:
         now.samples += sum([event.samples or 0 for event in ended])
         now.tokens += sum([event.tokens or 0 for event in ended])
         self.steps.add_many([event.at_ns for event in ended], lengths, steps, now.source.rank)
+        if now.stalls and now.stalls[-1].ended_ns is None:
+            after = [event.at_ns for event in ended if event.step > now.stalls[-1].step]
+            now.stalls[-1].ended_ns = min(after, default=None)
         if now.lengths is not None:
             now.lengths.add_many(steps, lengths)
         losses = [(event.at_ns, event.loss, event.step) for event in ended if event.loss is not None]
@@ -289,6 +296,12 @@ class Gatherer:
             rank = self._now.source.rank
             raised.append(Raised(rank, event.at_ns, event.step, span, kind, message, is_out_of_memory))
             self._mark("error", f"{kind} in {span}" if span else kind, event.at_ns, event.step)
+
+    def _stall(self, event: StallDetected) -> None:
+        stall = Stall.of(event)
+        self._now.stalls = [*self._now.stalls[1 - _MOST_STALLS :], stall]
+        label = f"no step for {words.seconds(event.stalled_s)}{f', in {stall.where}' if stall.where else ''}"
+        self._mark("error", label, event.at_ns, event.step)
 
     def _mark(self, kind: str, label: str, at_ns: int, step: int = -1, duration_ns: int = 0) -> None:
         if len(self.marks) >= _MOST_MARKS:

@@ -27,9 +27,9 @@ class Finding:
 
     kind: str
     """
-    ``exception``, ``out-of-memory``, ``died``, ``exit``, ``missing-rank``, ``not-finite``, ``stopped``, ``restarts``,
-    ``checkpoints``, ``input-bound``, ``compute-bound``, ``waiting``, ``straggler``, ``pauses``, ``memory-growth``,
-    ``regression``, ``slowdown``, ``startup``, ``evaluation``, ``custom`` or ``unaccounted``.
+    ``exception``, ``out-of-memory``, ``died``, ``exit``, ``missing-rank``, ``not-finite``, ``stopped``, ``stall``,
+    ``restarts``, ``checkpoints``, ``input-bound``, ``compute-bound``, ``waiting``, ``straggler``, ``pauses``,
+    ``memory-growth``, ``regression``, ``slowdown``, ``startup``, ``evaluation``, ``custom`` or ``unaccounted``.
     """
     title: str
     """A sentence."""
@@ -261,6 +261,30 @@ class ErrorRow:
 
 
 @attrs.frozen(kw_only=True)
+class StallRow:
+    """A stall, as the watch of one rank recorded it."""
+
+    rank: int
+    attempt: int
+    step: int
+    """The last one that had ended."""
+    at_ns: int
+    """When that step ended."""
+    usual_s: float
+    lasted_s: float
+    """Until the next step ended; else as long as the rank was heard of."""
+    is_over: bool
+    span: str
+    """The innermost span that was open; empty if none was."""
+    where: str
+    """What its main thread did, from its stack; empty if that is not known."""
+    waits: bool
+    """Whether that is an exchange with other ranks."""
+    collective: str
+    """The latest collective in torch's flight recorder; empty without one."""
+
+
+@attrs.frozen(kw_only=True)
 class NotFinite:
     """The loss became NaN or infinite."""
 
@@ -366,6 +390,8 @@ class Report:
     """What comparing the ranks came to, of the last attempt; its late ranks are those of all attempts."""
     late: tuple[LateRank, ...]
     """The ranks that others waited for, what cost most first."""
+    stalls: tuple[StallRow, ...]
+    """What ranks recorded while no step ended for long."""
     not_finite: NotFinite | None
     pauses: Pauses | None
     startup_s: float

@@ -10,7 +10,7 @@ from trackside.events import span_names
 from trackside.handlers import Replay
 from trackside.handlers.models import SpanReport
 from trackside.handlers.models.goodput import GoodputAccumulator, GoodputResult
-from trackside.handlers.models.liveness import ENDED, LifeSigns, liveness, worst
+from trackside.handlers.models.liveness import ENDED, LifeSigns, is_gone, liveness, worst
 from trackside.report._gather import Gatherer, Mark, is_out_of_memory
 from trackside.report._parts import OTHER, kind_of
 from trackside.report._report import (
@@ -27,16 +27,16 @@ from trackside.report._report import (
     RankRow,
     Slowdown,
     SpanRow,
+    StallRow,
     StepQuantiles,
 )
+from trackside.report._rules import UNWRITTEN_S
 from trackside.report._tiles import OUTSIDE, STANDSTILLS, StepTiles, is_gap, tile_words
 from trackside.report._trends import find_change, find_rises, joined
 from trackside.report._watched import Watched
 from trackside.report._whatif import WhatIf, compare_ranks, find_pause
 
 PRODUCTIVE: Final = "PRODUCTIVE"
-UNWRITTEN_S: Final = 1.0
-"""The last second of a killed process may be in no log: events wait up to 0.7 s until they are written."""
 LEAST_EXCHANGE_NS: Final = 2e7
 """An exchange that takes less is not worth a sentence where no span measures it."""
 _MOST_RANKS: Final = 64
@@ -44,24 +44,25 @@ _MOST_ROWS: Final = 200
 _MOST_GROWTHS: Final = 8
 
 
-def ranks(processes: Sequence[Watched]) -> list[RankRow]:
-    """Return every rank of every attempt, with what became of it."""
+def ranks(processes: Sequence[Watched], exit_status: int | None = None) -> list[RankRow]:
+    """Return every rank of every attempt, with what became of it; *exit_status* is the launcher's."""
     newest_ns = max(process.last_ns for process in processes)
     mains = [process for process in processes if process.is_rank]
     latest: dict[int, int] = {}
     for process in mains:
         latest[process.source.rank] = max(process.first_ns, latest.get(process.source.rank, 0))
-    return [_rank(process, newest_ns, latest[process.source.rank]) for process in mains]
+    return [_rank(process, newest_ns, latest[process.source.rank], exit_status) for process in mains]
 
 
-def _rank(process: Watched, newest_ns: int, latest_ns: int) -> RankRow:
+def _rank(process: Watched, newest_ns: int, latest_ns: int, exit_status: int | None) -> RankRow:
     signs = LifeSigns(
         last_ns=process.last_ns,
         heartbeat_interval_ns=process.heartbeat_interval_ns,
         end_reason=process.end_reason,
+        exit_status=exit_status,
     )
-    life = liveness(signs, newest_ns, is_replaced=latest_ns > process.last_ns)
     source = process.source
+    life = liveness(signs, newest_ns, is_replaced=latest_ns > process.last_ns, is_gone=is_gone(source))
     return RankRow(
         rank=source.rank,
         attempt=source.attempt,
@@ -443,6 +444,28 @@ def errors(mains: Sequence[Watched], rows: Sequence[RankRow]) -> tuple[ErrorRow,
                 )
             )
     return tuple(sorted(found, key=lambda row: (not row.is_fatal, row.at_ns))[:_MOST_ROWS])
+
+
+def stalls(mains: Sequence[Watched]) -> tuple[StallRow, ...]:
+    """Return the stalls that ranks noticed, by time."""
+    found = [
+        StallRow(
+            rank=process.source.rank,
+            attempt=process.source.attempt,
+            step=one.step,
+            at_ns=one.began_ns,
+            usual_s=one.usual_s,
+            lasted_s=((process.last_ns if one.ended_ns is None else one.ended_ns) - one.began_ns) / 1e9,
+            is_over=one.ended_ns is not None,
+            span=one.span,
+            where=one.where,
+            waits=one.waits,
+            collective=one.collective,
+        )
+        for process in mains
+        for one in process.stalls
+    ]
+    return tuple(sorted(found, key=lambda row: (row.at_ns, row.rank))[:_MOST_ROWS])
 
 
 def not_finite(mains: Sequence[Watched]) -> NotFinite | None:

@@ -6,8 +6,6 @@ docs/verdicts.md describes each rule with its inputs and thresholds.
 
 from __future__ import annotations
 
-import os
-import platform
 import re
 import shlex
 from collections import Counter
@@ -27,6 +25,7 @@ from trackside.report._report import (
     RankRow,
     Report,
     Ruling,
+    StallRow,
     Verdict,
 )
 from trackside.report._tiles import tile_words
@@ -53,6 +52,8 @@ STOPPED_AFTER_S: Final = 60.0
 STOPPED_AFTER_STEPS: Final = 10
 DIED_AFTER_S: Final = 60.0
 """A log without an end whose newest event is so old belongs to a job that is gone."""
+UNWRITTEN_S: Final = 1.0
+"""The last second of a killed process may be in no log: events wait up to 0.7 s until they are written."""
 _NEAR_STEPS: Final = 100
 _MOST_HOSTS: Final = 3
 _MOST_LISTED: Final = 4
@@ -289,23 +290,25 @@ def _died(report: Report) -> Ruling:
         )
     if _is_hung(report, dead):
         return Ruling(rule="died", because="the ranks lived on after their last step: see the rule stopped")
-    first = min(dead, key=lambda row: (row.last_ns, row.rank))
+    first, is_clear = _first_dead(dead)
     ranks = sorted(row.rank for row in dead)
     span = next((row.name for row in report.open if row.rank == first.rank), "")
     after = f"after step {first.last_step}" if first.last_step >= 0 else "before its first step"
     within = f", in {span}" if span else ""
     if len(dead) == 1:
         title = f"Rank {first.rank} died {after}{within}: its log has no end."
-    elif len(dead) == report.ranks_total:
-        title = f"All {len(dead)} ranks died, rank {first.rank} first, {after}{within}: their logs have no end."
     else:
-        title = f"Ranks {_ranges(ranks)} died, rank {first.rank} first, {after}{within}: their logs have no end."
+        who = f"All {len(dead)} ranks" if len(dead) == report.ranks_total else f"Ranks {_ranges(ranks)}"
+        order = f"rank {first.rank} first, {after}{within}" if is_clear else after
+        title = f"{who} died, {order}: their logs have no end."
     unwritten = dict(report.losses.unwritten)
     evidence = [
         f"rank {row.rank}: last heard of at {words.clock(row.last_ns)}, last step {row.last_step}; "
         f"up to {words.plural(unwritten.get(row.rank, 0), 'step')} of it may be in no log"
         for row in sorted(dead, key=lambda row: row.last_ns)[:_MOST_LISTED]
     ]
+    if not is_clear:
+        evidence.append("they were last heard of within a second of each other: which one was first cannot be seen")
     if report.exit_status is not None:
         evidence.append(f"the launcher exited with {_status_words(report.exit_status)}")
     alive = [row for row in report.ranks if row.has_good_end]
@@ -320,8 +323,8 @@ def _died(report: Report) -> Ruling:
                 evidence=tuple(evidence),
                 look=f"It was {_where(first)}: see the launcher's output and the kernel's log (dmesg) for a signal or "
                 f"the OOM killer. Its last events: {_paste(report, 'tail', '-n', '40')}",
-                rank=first.rank,
-                section=span,
+                rank=first.rank if is_clear else None,
+                section=span if is_clear else "",
                 since_ns=first.last_ns,
                 since_step=first.last_step if first.last_step >= 0 else None,
                 ranks=tuple(ranks),
@@ -329,6 +332,17 @@ def _died(report: Report) -> Ruling:
         ),
         because="logs without an end whose processes were not heard of any more",
     )
+
+
+def _first_dead(dead: Sequence[RankRow]) -> tuple[RankRow, bool]:
+    """
+    Return which one died first, and whether that is certain.
+
+    A launcher kills the other ranks within moments, and the last second of each may be in no log.
+    """
+    ordered = sorted(dead, key=lambda row: (row.last_ns, row.last_step, row.rank))
+    is_clear = len(ordered) == 1 or (ordered[1].last_ns - ordered[0].last_ns) / 1e9 >= UNWRITTEN_S
+    return ordered[0], is_clear
 
 
 def _exit(report: Report) -> Ruling:
@@ -354,26 +368,13 @@ def _status_words(status: int) -> str:
 
 
 def _is_dead(report: Report, row: RankRow) -> bool:
-    """Return whether a rank without an end record is gone: others went on, its launcher ended, or all is long ago."""
-    if row.state == "died" or report.exit_status is not None or report.age_s > DIED_AFTER_S or _is_gone(row):
+    """Return whether a rank without an end has died: by its liveness, or as others went on, or all is long ago."""
+    if row.state == "died" or report.age_s > DIED_AFTER_S:
         return True
     if report.ranks_total > 1 and all(other.state == "ended" for other in report.ranks if other.rank != row.rank):
         return True
     newest_ns = max(other.last_ns for other in report.ranks)
     return (newest_ns - row.last_ns) / 1e9 > max(3.0, 3 * row.interval_s)
-
-
-def _is_gone(row: RankRow) -> bool:
-    """Return whether a rank ran on this machine and its process is no more."""
-    if row.pid <= 0 or row.host != platform.node():
-        return False
-    try:
-        os.kill(row.pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def _is_hung(report: Report, dead: Sequence[RankRow]) -> bool:
@@ -383,7 +384,7 @@ def _is_hung(report: Report, dead: Sequence[RankRow]) -> bool:
     silent_s = _silent_s(report)
     newest_ns = max(row.last_ns for row in report.ranks)
     together = all((newest_ns - row.last_ns) / 1e9 <= max(10.0, 3 * row.interval_s) for row in dead)
-    return together and silent_s >= _stopped_after_s(report)
+    return together and (silent_s >= _stopped_after_s(report) or bool(_stalls(report)))
 
 
 def _missing(report: Report) -> Ruling:
@@ -400,8 +401,8 @@ def _missing(report: Report) -> Ruling:
                 f"{'them' if many else 'it'}.",
                 evidence=(
                     (
-                        f"the launcher started {words.plural(report.ranks_total, 'rank')}, "
-                        f"and {words.plural(report.ranks_total - len(ranks), 'log')} are here"
+                        f"the launcher started {words.plural(report.ranks_total, 'rank')}; of "
+                        f"{report.ranks_total - len(ranks)} there is a log"
                     ),
                 ),
                 look="It died before it wrote anything, or wrote elsewhere: see that all ranks call "
@@ -455,31 +456,42 @@ def _stopped(report: Report) -> Ruling:
     rows = [row for row in report.ranks if row.stepped_ns]
     if all(row.has_good_end for row in report.ranks) or not rows:
         return Ruling(rule="stopped", because="every rank has a good end" if rows else "no step ended")
-    silent_s, after_s = _silent_s(report), _stopped_after_s(report)
-    if silent_s < after_s:
+    stalls = _stalls(report)
+    silent_s, after_s = max([_silent_s(report), *(one.lasted_s for one in stalls)]), _stopped_after_s(report)
+    if silent_s < after_s and not stalls:
         return Ruling(
             rule="stopped",
             because=f"the last step ended {words.seconds(silent_s)} before the last event; it takes "
             f"{words.seconds(after_s)}",
         )
     usual = report.goodput.step_time.p50_s or 0.0
-    odd = _odd_one(report)
+    odd = _odd_stall(stalls) if stalls else _odd_one(report)
     behind = min(rows, key=lambda row: (row.last_step, row.rank != odd, row.stepped_ns))
     evidence = [f"rank {behind.rank} stopped after step {behind.last_step}"]
     if odd == behind.rank:
         evidence[0] += ", and is not where all the others are"
-    evidence += [
+    evidence += _stall_lines(stalls, odd) or [
         f"rank {row.rank} is in {row.name}, for {words.duration(row.seen_ns - row.start_ns)}"
         for row in report.open[:_MOST_LISTED]
     ]
-    in_span = next((row.name for row in report.open if row.rank == behind.rank), "")
+    own = next((one for one in stalls if one.rank == behind.rank), None)
+    in_span = own.span if own else next((row.name for row in report.open if row.rank == behind.rank), "")
+    title = (
+        f"No step has ended for {words.seconds(silent_s)}, since step {max(row.last_step for row in rows)}; "
+        f"half of them took less than {words.seconds(usual)}."
+    )
+    if own is not None and odd == behind.rank and own.where:
+        title = f"{title[:-1]}: rank {odd} is in {own.where}."
     finding = Finding(
         kind="stopped",
-        title=f"No step has ended for {words.seconds(silent_s)}, since step {max(row.last_step for row in rows)}; "
-        f"half of them took less than {words.seconds(usual)}.",
+        title=title,
         evidence=tuple(evidence),
-        look=f"See what rank {behind.rank} does{f' in {in_span}' if in_span else ''}, {_where(behind)}: "
-        f"py-spy dump --pid {behind.pid}",
+        look=(
+            "The stacks of all threads: " + _paste(report, "tail", "-t", "'*stall*'")
+            if stalls
+            else f"See what rank {behind.rank} does{f' in {in_span}' if in_span else ''}, {_where(behind)}: "
+            f"py-spy dump --pid {behind.pid}"
+        ),
         cost_s=silent_s,
         rank=behind.rank,
         section=in_span if odd == behind.rank else "",
@@ -487,6 +499,68 @@ def _stopped(report: Report) -> Ruling:
         since_ns=max(row.stepped_ns for row in rows),
     )
     return Ruling(rule="stopped", findings=(finding,), because=f"no step ended for {words.seconds(silent_s)}")
+
+
+def _stalls(report: Report) -> list[StallRow]:
+    """Return the stalls of the last attempt that no step ended, one of each rank."""
+    last = {row.rank: row.attempt for row in report.ranks}
+    found = {one.rank: one for one in report.stalls if not one.is_over and last.get(one.rank) == one.attempt}
+    return list(found.values())
+
+
+def _odd_stall(stalls: Sequence[StallRow]) -> int | None:
+    """Return the rank that holds the others up: the first of few that do not wait where most do; else one alone."""
+    working = [one for one in stalls if not one.waits]
+    if 0 < len(working) < len(stalls):
+        return min(working, key=lambda one: (one.step, one.rank)).rank
+    counts = Counter(one.where for one in stalls)
+    alone = [one.rank for one in stalls if counts[one.where] == 1]
+    return alone[0] if len(counts) == 2 and len(alone) == 1 else None  # noqa: PLR2004
+
+
+def _stall_lines(stalls: Sequence[StallRow], odd: int | None) -> list[str]:
+    """Return where ranks are, a line for each place, the odd rank's first."""
+    places: dict[str, list[int]] = {}
+    for one in sorted(stalls, key=lambda one: (one.rank != odd, one.rank)):
+        within = f"in {one.span}, " if one.span else ""
+        last = f"; its last collective: {one.collective}" if one.collective else ""
+        places.setdefault(f"{within}{one.where or 'no stack is known'}{last}", []).append(one.rank)
+    return [
+        f"rank{'s' if len(ranks) > 1 else ''} {_ranges(ranks)} {'are' if len(ranks) > 1 else 'is'} "
+        f"{place if place.startswith('in ') else f'in {place}'}"
+        for place, ranks in list(places.items())[:_MOST_LISTED]
+    ]
+
+
+def _stalled(report: Report) -> Ruling:
+    """Find stalls after which training went on."""
+    by_step: dict[tuple[int, int], list[StallRow]] = {}
+    for one in report.stalls:
+        if one.is_over:
+            by_step.setdefault((one.attempt, one.step), []).append(one)
+    found = []
+    for (_, step), stalls in by_step.items():
+        cost = max(one.lasted_s - one.usual_s for one in stalls)
+        odd = _odd_stall(stalls)
+        one = next((one for one in stalls if one.rank == odd), stalls[0])
+        who = f": rank {odd} was in {one.where}" if odd is not None and one.where else ""
+        found.append(
+            Finding(
+                kind="stall",
+                title=f"Training stood still after step {step}, for {of_all(report, cost)}{who}.",
+                evidence=tuple(_stall_lines(stalls, odd)),
+                look="The stacks of all threads: " + _paste(report, "tail", "-t", "'*stall*'"),
+                cost_s=cost,
+                rank=odd,
+                section=one.span if odd is not None else "",
+                since_ns=one.at_ns,
+                since_step=step,
+                until_step=step + 1,
+            )
+        )
+    found.sort(key=lambda one: -one.cost_s)
+    because = f"{words.plural(len(found), 'stall')} ended" if found else "no stall was recorded that a step ended"
+    return Ruling(rule="stall", findings=tuple(found[:_MOST_HOSTS]), because=because)
 
 
 def _odd_one(report: Report) -> int | None:
@@ -941,6 +1015,7 @@ RULES: Final[tuple[Callable[[Report], Ruling], ...]] = (
     _missing,
     _not_finite,
     _stopped,
+    _stalled,
     _restarts,
     _checkpoints,
     _input,

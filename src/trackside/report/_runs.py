@@ -12,7 +12,7 @@ import attrs
 
 from trackside.events import UnreadableError
 from trackside.handlers.eventlog import SourceOutline, outline
-from trackside.handlers.models.liveness import LifeSigns, liveness, worst
+from trackside.handlers.models.liveness import LifeSigns, is_gone, liveness, worst
 from trackside.report._sessions import unified
 
 _MAIN: Final = "main"
@@ -231,7 +231,7 @@ def _process(main: _Launched, newest_ns: int | None) -> Process:
     seen = main.seen
     signs = LifeSigns(last_ns=seen.last_ns, heartbeat_interval_ns=seen.heartbeat_interval_ns, end_reason=seen.ended)
     is_replaced = main.next_ns is not None and main.next_ns > (seen.last_ns or 0)
-    life = liveness(signs, newest_ns or 0, is_replaced=is_replaced)
+    life = liveness(signs, newest_ns or 0, is_replaced=is_replaced, is_gone=is_gone(seen.source))
     told: dict[str, Any] = {
         name: getattr(seen, name) for name in ("first_ns", "last_ns", "last_heartbeat_ns", "last_step")
     }

@@ -20,13 +20,15 @@ from trackside.events import (
     Source,
     SpanEnded,
     SpanStarted,
+    StallDetected,
 )
 from trackside.events.span_names import TRAINING_ITERATION
 from trackside.handlers.models import CounterBoard, OpenSpans
 from trackside.handlers.models.goodput import GoodputAccumulator
-from trackside.handlers.models.liveness import DIED, ENDED, RUNNING, SILENT, LifeSigns, liveness
+from trackside.handlers.models.liveness import DIED, ENDED, RUNNING, SILENT, LifeSigns, Liveness, is_gone, liveness
 from trackside.handlers.models.scores import RELATIVE, ScoreAggregator, ScoreReport
 from trackside.handlers.models.steps import StepTimer
+from trackside.report._watched import Stall
 from trackside.wire import FrameView
 
 _RECENT_STEPS: Final = 50
@@ -47,6 +49,8 @@ class _Process:
     lengths_ns: deque[int] = attrs.field(factory=lambda: deque(maxlen=_RECENT_STEPS))
     """The step times of these steps."""
     timer: StepTimer = attrs.field(factory=StepTimer)
+    stall: Stall | None = None
+    """The one that it recorded and that no step has ended yet."""
     dropped: int = 0
     """Events that it gave up, since it began as far as it told."""
 
@@ -54,6 +58,11 @@ class _Process:
     def last_ns(self) -> int:
         """The time of its last event, in ns since the epoch; 0 if it has none."""
         return self.signs.last_ns or 0
+
+    def life(self, now_ns: int) -> Liveness:
+        """Return its state at *now_ns*."""
+        has_left = self.signs.end_reason is None and is_gone(self.source)
+        return liveness(self.signs, now_ns, is_gone=has_left)
 
     def recall(self, signs: LifeSigns, steps: Sequence[tuple[int, int, int]]) -> None:
         """Take over what a model knows, of which at first only the last part got here."""
@@ -185,7 +194,7 @@ class Top:
         if isinstance(event, IterationEnded):
             step = process.timer.iteration_ended(event)
             if event.kind == "training":
-                process.step = event.step
+                process.step, process.stall = event.step, None
             if step is not None:
                 process.ends_ns.append(event.at_ns)
                 process.lengths_ns.append(step.step_ns)
@@ -193,6 +202,8 @@ class Top:
             process.timer.span_started(event)
         elif isinstance(event, SpanEnded):
             process.timer.span_ended(event)
+        elif isinstance(event, StallDetected):
+            process.stall = Stall.of(event)
         elif isinstance(event, Heartbeat):
             told = event.counts.get("dropped")
             if isinstance(told, int):
@@ -223,7 +234,7 @@ class Top:
         """Return what is known at *now_ns*, in ns since the epoch."""
         ranks = self._current()
         sources = [one.source for one in ranks]
-        states = [liveness(one.signs, now_ns).state for one in ranks]
+        states = [one.life(now_ns).state for one in ranks]
         newest_ns = max((one.last_ns for one in self._processes.values()), default=None)
         lead = min(ranks, key=lambda one: one.source.rank, default=None)
         goodput, elapsed_s, badput = self._goodput()
@@ -287,10 +298,13 @@ class Top:
         found = []
         first = max((one.step for one in ranks), default=-1)
         for one in sorted(ranks, key=lambda one: (one.step, one.source.rank)):
-            life = liveness(one.signs, now_ns)
+            life = one.life(now_ns)
             if life.state in {SILENT, DIED}:
                 said = "silent" if life.state == SILENT else "dead: silent"
                 why = f"{said} for {words.duration(life.silent_ns or 0)}, at step {one.step}"
+            elif one.stall is not None and life.state == RUNNING:
+                place = f", in {one.stall.where}" if one.stall.where else ""
+                why = f"stalled for {words.duration(now_ns - one.stall.began_ns)}, since step {one.stall.step}{place}"
             elif life.error:
                 why = f"ended by {life.error}, at step {one.step}"
             elif first - one.step > 1:

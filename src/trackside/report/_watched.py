@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Sequence
 from typing import Any, Final
 
 import attrs
 
-from trackside.events import Source
+from trackside.events import Source, StallDetected
 from trackside.report._tiles import StepTiles
 
 _MOST_VALUES: Final = 64
@@ -87,6 +88,63 @@ class Raised:
     is_out_of_memory: bool
 
 
+_OF_A_LIBRARY: Final = re.compile(r"site-packages|dist-packages|[\\/]lib[\\/]python\d|^<frozen")
+_OF_AN_EXCHANGE: Final = re.compile(
+    r"torch[\\/](distributed|autograd|nn[\\/]parallel)|in (all_reduce|all_gather|reduce_scatter|barrier|backward)\b"
+)
+
+
+@attrs.define(kw_only=True)
+class Stall:
+    """A stall that a process recorded of itself."""
+
+    step: int
+    began_ns: int
+    """When its last step ended."""
+    usual_s: float
+    span: str
+    """The innermost span that was open."""
+    where: str
+    """What its main thread did."""
+    waits: bool
+    """Whether that is an exchange with other ranks."""
+    collective: str
+    ended_ns: int | None = None
+    """When the next step ended; None if none did."""
+
+    @classmethod
+    def of(cls, event: StallDetected) -> Stall:
+        """Return what is worth knowing of *event*."""
+        thread, stack = next(iter(event.stacks.items()), ("", ""))  # the main thread's comes first
+        name = [*event.open_spans.get(thread, []), "", ""][1]
+        last = event.collectives[-1] if event.collectives else {}
+        collective = " ".join(
+            str(last[key]) for key in ("profiling_name", "collective_seq_id", "state") if last.get(key) is not None
+        )
+        return cls(
+            step=event.step,
+            began_ns=event.at_ns - round(event.stalled_s * 1e9),
+            usual_s=event.usual_s,
+            span=str(name),
+            where=place_in(stack),
+            waits=bool(_OF_AN_EXCHANGE.search(stack)),
+            collective=collective[:100],
+        )
+
+
+def place_in(stack: str) -> str:
+    """Return the innermost frame of *stack* in words, and from where in the program's own code it was called."""
+    frames = stack.splitlines()
+    if not frames:
+        return ""
+    own = next((frame for frame in reversed(frames) if not _OF_A_LIBRARY.search(frame)), frames[-1])
+    path, _, function = own.rpartition(" in ")
+    file = re.split(r"[\\/]", path)[-1]
+    place = f"{function} ({file})"
+    inner = frames[-1].rpartition(" in ")[2]
+    return place if own is frames[-1] else f"{inner}, called by {place}"
+
+
 @attrs.define(eq=False)
 class Watched:
     """What is known of one process."""
@@ -127,6 +185,8 @@ class Watched:
     not_finite_ns: int = 0
     last_step_by_stat: dict[str, int] = attrs.field(factory=dict)
     """By name of a stat of losses: the last step that had ended when its latest window was read."""
+    stalls: list[Stall] = attrs.field(factory=list)
+    """The latest of them."""
 
     @property
     def is_rank(self) -> bool:

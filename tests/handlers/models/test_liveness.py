@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
+import sys
+
 import attrs
 import pytest
 
 from trackside.events import Heartbeat, IterationEnded, RankFellSilent, Source, SourceEnded, SourceStarted
 from trackside.handlers import EventLog, replay
 from trackside.handlers.models import GoodputAccumulator
-from trackside.handlers.models.liveness import DIED, ENDED, RUNNING, SILENT, LifeSigns, liveness, worst
+from trackside.handlers.models.liveness import DIED, ENDED, RUNNING, SILENT, LifeSigns, is_gone, liveness, worst
 from trackside.handlers.zeromq._sources import SourceRegistry
 from trackside.report import read_report, read_runs
 from trackside.report._top import Top
@@ -165,6 +170,40 @@ def collector_state(events, last_s, now_s):
     if state.ended is not None:
         return ENDED
     return SILENT if is_silent else RUNNING
+
+
+@pytest.fixture
+def gone():
+    """Give the source of a process of this machine that has exited, and that left no end record."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait(60)
+    return Source(id="gone", run_id="run", pid=process.pid, host=platform.node())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot be asked without a signal")
+class TestGone:
+    def test_every_view_of_logs(self, gone, tmp_path):
+        """A process of this machine that is no more, and left no end, has died at once: to runs, report and top."""
+        log, encoder, schemas, rows, top = EventLog(tmp_path), RowEncoder(), {}, [], Top()
+        log.open(gone)
+        for place, event in enumerate(stream(gone, 100, 1.0)):
+            schema, row = encoder.encode(event, place)
+            schemas[schema.number] = schema.entry
+            rows.append(row)
+            top.drive(event)
+        frame = encode_frame(gone.id, 0, len(rows) - 1, dropped={}, schemas=schemas.values(), rows=rows)
+        assert log.accept(frame, events=len(rows))
+        assert log.close()
+        (process,) = read_runs(tmp_path).sessions[0].runs[0].attempts[0].processes
+        (row,) = read_report(tmp_path).ranks
+        said = (DIED, "no end record, and its process is gone")
+        assert ((process.state, process.reason), (row.state, row.reason)) == (said, said)
+        assert top.view(100 * S).worst[0].why.startswith("dead")
+
+    def test_lives(self):
+        """This process is not gone, nor is one of another machine known to be."""
+        assert not is_gone(Source(id="a", run_id="run", pid=os.getpid(), host=platform.node()))
+        assert not is_gone(Source(id="a", run_id="run", pid=2**22 + 1, host="elsewhere"))
 
 
 class TestEveryView:

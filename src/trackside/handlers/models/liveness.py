@@ -6,12 +6,15 @@ One rule, which every view uses, live and over logs.
 
 from __future__ import annotations
 
+import os
+import platform
+import sys
 from collections.abc import Iterable
 from typing import Final
 
 import attrs
 
-from trackside.events import Event, Heartbeat, SourceEnded
+from trackside.events import Event, Heartbeat, Source, SourceEnded
 
 RUNNING: Final = "running"
 SILENT: Final = "silent"
@@ -81,18 +84,33 @@ def died_after_ns(heartbeat_interval_ns: int) -> int:
     return max(LEAST_DEATH_NS, DIED_AFTER_INTERVALS * heartbeat_interval_ns)
 
 
-def liveness(signs: LifeSigns, now_ns: int, *, is_replaced: bool = False) -> Liveness:
+def is_gone(source: Source) -> bool:
+    """Return whether a process ran on this machine and is no more. For views; a model asks nobody."""
+    if source.pid <= 0 or source.host != platform.node() or sys.platform == "win32":
+        return False
+    try:
+        os.kill(source.pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def liveness(signs: LifeSigns, now_ns: int, *, is_replaced: bool = False, is_gone: bool = False) -> Liveness:
     """
     Return the state of a process at *now_ns*.
 
     It has ended if it said so. It has died if its launcher saw it exit without that, if its rank was launched again
-    after it, or if nothing came for a minute and for ten heartbeat intervals. It is silent after three intervals and
-    at least three seconds. A process without heartbeats is silent after a minute, and never dead by silence alone.
+    after it, if its process is gone, or if nothing came for a minute and for ten heartbeat intervals. It is silent
+    after three intervals and at least three seconds. A process without heartbeats is silent after a minute, and never
+    dead by silence alone.
 
     Args:
         signs: What is known of the process.
         now_ns: The time, in ns since the epoch: in a job the clock's, over logs that of the newest event of all.
         is_replaced: Whether a later process took its rank.
+        is_gone: Whether this machine, on which it ran, has it no more.
     """
     if signs.end_reason is not None:
         error = "" if signs.end_reason in GOOD_ENDS else signs.end_reason
@@ -103,6 +121,8 @@ def liveness(signs: LifeSigns, now_ns: int, *, is_replaced: bool = False) -> Liv
         state, reason = DIED, f"no end record, and it exited with status {signs.exit_status}"
     elif is_replaced:
         state, reason = DIED, "no end record, and its rank was launched again"
+    elif is_gone:
+        state, reason = DIED, "no end record, and its process is gone"
     elif silent_ns is None:
         state, reason = SILENT, "no event"
     elif interval_ns is not None and silent_ns > died_after_ns(interval_ns):
