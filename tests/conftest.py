@@ -13,6 +13,7 @@ import zlib
 import hypothesis
 import pytest
 
+from trackside import implementation
 from trackside.events import _registry, set_process_source
 
 HANG_GUARD_S = 300.0
@@ -52,7 +53,7 @@ def pytest_unconfigure(config):
 
 
 def pytest_report_header(config):
-    return f"seed: {config.option.seed}, scale: {config.option.scale}"
+    return f"seed: {config.option.seed}, scale: {config.option.scale}, trackside: {implementation}"
 
 
 @pytest.hookimpl(wrapper=True)
@@ -122,7 +123,8 @@ def scaled(scale):
 def untouched_process(monkeypatch):
     """Hide what surrounds the tests, and undo after each what it changed for the whole process."""
     for name in [name for name in os.environ if name.startswith(FOREIGN_VARIABLES)]:
-        monkeypatch.delenv(name)
+        if name != "TRACKSIDE_PURE_PYTHON":  # so that the processes that tests start run what the tests run
+            monkeypatch.delenv(name)
     set_process_source(None)
     switch_interval = sys.getswitchinterval()
     yield

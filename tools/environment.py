@@ -84,13 +84,18 @@ class Environment:
         all_groups = sorted(groups.union(found.get("groups", ())))
         locked = fingerprint(ROOT / "pyproject.toml", self.constraints)
         wanted = {**here, "locked": locked, "extras": all_extras, "groups": all_groups}
-        if wanted == found:
-            return
+        if wanted != found:
+            self._provide_packages(wanted, found)
+        # Also where nothing is installed: the C sources may have changed.
+        run(self.python, ROOT / "native" / "build.py")
+        if wanted != found:
+            self._say(f"ready, {time.monotonic() - started:.0f} s")
+
+    def _provide_packages(self, wanted: dict[str, Any], found: dict[str, Any]) -> None:
         self._stamp.unlink(missing_ok=True)  # an interrupted installation must not look finished
-        news = set(all_extras).difference(found.get("extras", ()))
-        self._install(all_extras, all_groups, patience=" (torch takes a minute)" if "torch" in news else "")
+        news = set(wanted["extras"]).difference(found.get("extras", ()))
+        self._install(wanted["extras"], wanted["groups"], patience=" (torch takes a minute)" if "torch" in news else "")
         self._stamp.write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
-        self._say(f"ready, {time.monotonic() - started:.0f} s")
 
     def _read_stamp(self) -> dict[str, Any]:
         try:

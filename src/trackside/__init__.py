@@ -10,6 +10,7 @@ import importlib as _importlib
 import os as _os
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
+from trackside._implementation import implementation
 from trackside.bus import (
     Bus,
     close,
@@ -109,6 +110,7 @@ __all__ = [
     "follow",
     "fraction",
     "gauge",
+    "implementation",
     "instrument",
     "log",
     "metrics",

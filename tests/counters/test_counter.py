@@ -48,15 +48,15 @@ class TestAdd:
         stat = Stat("x")
         for value in range(10 * FOLD_AT):
             stat.record(value)
-            assert len(stat._buffer) <= FOLD_AT
+            assert stat.waiting <= FOLD_AT
 
     def test_bound_is_the_one_documented(self):
         """The buffer is folded at FOLD_AT, which `add` has as a plain number."""
         stat = filled(*range(FOLD_AT))
 
-        assert (len(stat._buffer), FOLD_AT in Stat.record.__code__.co_consts) == (FOLD_AT, True)
+        assert (stat.waiting, FOLD_AT in Stat.record.__code__.co_consts) == (FOLD_AT, True)
         stat.record(1)
-        assert len(stat._buffer) == 1
+        assert stat.waiting == 1
 
     def test_ints_are_exact(self):
         """Bytes of a long job are counted to the last one."""
@@ -298,7 +298,7 @@ class TestStuckFold:
         stuck.entered.wait()
         for _ in range(FULL_AT + 500):
             stat.record(1)
-        waiting = len(stat._buffer)
+        waiting = stat.waiting
         stuck.release.set()
         folding.join()
         stat.record(1)

@@ -72,6 +72,9 @@ def _run_lines(run_id: str, sources: list[SourceCheck]) -> list[str]:
             f"  {source.rank:>5} {source.attempt:>7}  {printable(source.role):<9} {printable(source.host)[:16]:<16}"
             f" {source.pid:>8}  {report.events:>10,}  {clock_text(report.first_ns):<24}  {length:>9}  {_state(report)}"
         )
+    cores = {source.source.versions.get("core", "") for source in sources} - {""}
+    if cores:
+        lines[0] += f", core {printable(' and '.join(sorted(cores)))}"
     if len(sources) > _MOST_LISTED * 10:
         lines.append(f"  … and {len(sources) - _MOST_LISTED * 10} more")
     return lines

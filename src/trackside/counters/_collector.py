@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from trackside.core import CircuitBreaker, ThreadSafeCount, complain
-from trackside.counters._aggregation import EXTREMES, Aggregation, needs_of
+from trackside.counters._aggregation import EXTREMES, SKETCH, SPREAD, Aggregation, needs_of
 from trackside.counters._samples import ALL_FINITE, Chunk, NonFinite, Summary, Total, as_float
 from trackside.events import CounterWindow
 
@@ -100,6 +100,11 @@ class Window:
         self._total_count = total_count
         self._total = total.copy()
 
+    @property
+    def needs_samples(self) -> bool:
+        """Whether the window takes the samples themselves: not only their sum, extremes and last."""
+        return self._limit is not None or self._raw is not None or bool(self.needs & (SKETCH | SPREAD))
+
     def extend(self, needs: int) -> None:
         """Know *needs* too: of this window if it has no values yet, of the next ones in any case."""
         self.needs |= needs
@@ -128,7 +133,7 @@ class Window:
     def _add(self, chunk: Chunk) -> None:
         self._summary.add(chunk)
         self._total.add(chunk.total)
-        self._total_count += len(chunk.values)
+        self._total_count += chunk.count
         if self._raw is not None:
             self._raw.extend(chunk.values[: MAX_RAW_SAMPLES - len(self._raw)])
 

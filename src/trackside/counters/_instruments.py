@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 import attrs
 
+from trackside._implementation import native
 from trackside.core import CircuitBreaker, RateLimitedLog, ThreadSafeCount, complain
 from trackside.counters._aggregation import EXTREMES, Aggregation, needs_of
-from trackside.counters._samples import Summary, checked, number
+from trackside.counters._samples import Chunk, Summary, checked, number
 from trackside.events import ConfigError, Value, clock
 
 if TYPE_CHECKING:
@@ -64,7 +65,37 @@ class _StrictBuffer(list[Any]):
         super().append(sample)
 
 
-class Instrument:
+if TYPE_CHECKING or native is None:
+
+    class Recorder:
+        """
+        The place where samples wait to be folded: a list.
+
+        The compiled one has a list too, and an array beside it for plain numbers.
+        """
+
+        __slots__ = ("_buffer",)
+
+        _buffer: list[Any]
+
+        @property
+        def waiting(self) -> int:
+            """How many samples wait to be folded."""
+            return len(self._buffer)
+
+        def _take(self, as_list: bool, /) -> tuple[int, float, float, float, float] | list[Any] | None:  # noqa: ARG002, FBT001
+            """Take the samples that wait in the array, of which there is none."""
+            return None
+
+        def _discard(self) -> None:
+            """Forget the samples that wait."""
+            self._buffer.clear()
+
+else:
+    Recorder = native.Recorder
+
+
+class Instrument(Recorder):
     """
     A buffer of recorded values, and what they have added up to.
 
@@ -78,13 +109,13 @@ class Instrument:
     """
 
     __slots__ = (
-        "_buffer",
         "_invalid",
         "_is_folding",
         "_is_stuck",
         "_lock",
         "_log",
         "_needs",
+        "_needs_samples",
         "_reason",
         "_refused",
         "_reported",
@@ -120,7 +151,7 @@ class Instrument:
     def forget(self) -> None:
         """Start at zero with a lock of its own, as a forked child must."""
         # The list stays: a signal handler that forked may have interrupted an append to it.
-        self._buffer.clear()
+        self._discard()
         self._lock = threading.RLock()
         self._is_folding = False
         self._is_stuck = False
@@ -138,13 +169,18 @@ class Instrument:
 
     def _overflow(self, value: float) -> None:
         """Make room, then append *value*."""
+        if self._make_room():
+            self._buffer.append(value)
+
+    def _make_room(self) -> bool:
+        """Fold; count a sample as refused, and return False, if as many wait as may."""
         if len(self._buffer) < FULL_AT:
             self.fold()  # not if another thread is folding, or this very thread before a signal came
         elif not self.fold(timeout_s=0.0 if self._is_stuck else LOCK_TIMEOUT_S):
             self._is_stuck = True
             self._refused.add()
-            return
-        self._buffer.append(value)
+            return False
+        return True
 
     def fold(self, then: Callable[[], None] | None = None, *, timeout_s: float = 0.0) -> bool:
         """
@@ -184,13 +220,20 @@ class Instrument:
         return True
 
     def _read_buffer(self) -> None:
+        taken = self._take(self._needs_samples)
+        if isinstance(taken, tuple):
+            self._add_chunk(Chunk.of_figures(*taken))
+        elif taken:
+            self._check(taken)
         buffer = self._buffer
         waiting = len(buffer)
-        if not waiting:
-            return
-        # Two steps, each atomic: what other threads append meanwhile stands behind.
-        samples = buffer[:waiting]
-        del buffer[:waiting]
+        if waiting:
+            # Two steps, each atomic: what other threads append meanwhile stands behind.
+            samples = buffer[:waiting]
+            del buffer[:waiting]
+            self._check(samples)
+
+    def _check(self, samples: list[Any]) -> None:
         chunk, invalid, reason, non_finite = checked(samples, self._needs, self.lowest)
         if invalid:
             self._invalid += invalid
@@ -199,9 +242,12 @@ class Instrument:
             for window in self._windows:
                 window.add_non_finite(non_finite)
         if chunk is not None:
-            self._totals.add(chunk)
-            for window in self._windows:
-                window.add(chunk)
+            self._add_chunk(chunk)
+
+    def _add_chunk(self, chunk: Chunk) -> None:
+        self._totals.add(chunk)
+        for window in self._windows:
+            window.add(chunk)
 
     # --- reading -----------------------------------------------------------------------------------------------
 
@@ -286,6 +332,7 @@ class Instrument:
         if self._totals.count == 0:  # later they would not be those of all values
             self._totals = Summary(needs & EXTREMES)
         self._needs = needs | self._totals.needs
+        self._needs_samples = any(window.needs_samples for window in self._windows)
 
 
 class Counter(Instrument):
@@ -494,3 +541,8 @@ class Timer:
                 return await function(*args, **kwargs)
 
         return timed
+
+
+if native is not None:
+    for _cls, _name in ((Counter, "add"), (Stat, "record"), (Gauge, "set")):
+        setattr(_cls, _name, native.recording(_cls, getattr(_cls, _name), _cls is Counter))

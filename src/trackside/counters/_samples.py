@@ -25,10 +25,11 @@ class NaNError(ValueError):
 class Chunk:
     """Some samples of one instrument, in the order in which they were recorded; shared by all its windows."""
 
-    __slots__ = ("last", "maximum", "minimum", "needs", "sketch", "squares", "total", "values")
+    __slots__ = ("count", "last", "maximum", "minimum", "needs", "sketch", "squares", "total", "values")
 
     def __init__(self, values: list[float], total: float, needs: int) -> None:
         self.values = values
+        self.count = len(values)
         self.total = total
         self.needs = needs
         self.last = float(values[-1])
@@ -45,6 +46,13 @@ class Chunk:
             mean = total / len(values)
             deviations = [value - mean for value in values]
             self.squares = sum(map(operator.mul, deviations, deviations))
+
+    @classmethod
+    def of_figures(cls, count: int, total: float, minimum: float, maximum: float, last: float) -> Chunk:
+        """Return a chunk without its samples, for an instrument of which nobody needs more than these figures."""
+        chunk = cls([last], total, 0)
+        chunk.count, chunk.minimum, chunk.maximum = count, minimum, maximum
+        return chunk
 
     def part(self, first: int, end: int) -> Chunk:
         """Return the samples from *first* up to before *end* as a chunk of their own."""
@@ -229,7 +237,7 @@ class Summary:
 
     def add(self, chunk: Chunk) -> None:
         """Add the values of *chunk*, which must know what `needs` asks."""
-        added = len(chunk.values)
+        added = chunk.count
         if self.needs & EXTREMES:
             self.minimum = min(self.minimum, chunk.minimum)
             self.maximum = max(self.maximum, chunk.maximum)

@@ -80,7 +80,7 @@ class Source(Value):
     world_size: int = 1
     application: str = ""
     versions: dict[str, str] = attrs.field(factory=dict, converter=_texts, hash=False)
-    """Versions of what may matter later: ``trackside``, ``python``."""
+    """Versions of what may matter later: ``trackside``, ``python``; and ``core``: ``compiled`` or ``pure``."""
     metadata: dict[str, str] = attrs.field(factory=dict, converter=_texts, hash=False)
     """What the user wants kept with the run."""
     parent: Parent | None = None

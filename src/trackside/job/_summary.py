@@ -24,8 +24,9 @@ def summarize(
 ) -> str:
     """Return the summary of one process's telemetry, as text of a few lines; *is_done* is as for `losses`."""
     who = f"{source.run_id}, rank {source.rank} of {source.world_size}, attempt {source.attempt}"
+    core = source.versions.get("core")
     lines = [
-        f"trackside: {who}, {elapsed_s:.1f} s",
+        f"trackside: {who}, {elapsed_s:.1f} s" + (f" ({core})" if core else ""),
         f"  events    {stats.published:,}: {_listed(stats.by_type)}" if stats.published else "  events    none",
     ]
     lines += [

@@ -1,0 +1,381 @@
+/*
+ * Recording the samples of counters, stats and gauges.
+ *
+ * A Recorder is the base of trackside.counters.Instrument. Samples wait for a fold in one of two places: plain ones,
+ * finite floats or whole numbers that a float holds exactly, in a C array of one kind; all others in the list that the
+ * Python methods use. Never in both: what leaves a sample to Python moves the array's into the list first. So the
+ * order of the samples, and the chunks of 1,024 in which they are folded, are those of pure Python, and so are the
+ * sums to the last bit.
+ */
+
+#include "trackside.h"
+
+#include <math.h>
+
+enum { FOLD_AT = 1024 };
+static const long long MOST_WHOLE = 1LL << 52; /* FOLD_AT of them add up without an overflow */
+
+typedef enum { FLOATS, WHOLES } Kind;
+
+typedef union {
+    double real;
+    long long whole;
+} Sample;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *list;   /* set by Instrument; NULL before, and once the garbage collector cleared it */
+    Sample *samples;  /* FOLD_AT of them; NULL before the first */
+    int count;
+    Kind kind;        /* of all samples, if there are any */
+} Recorder;
+
+static PyTypeObject *recorder_type;
+static PyObject *make_room_name;
+
+static PyObject *
+as_object(const Recorder *self, int place)
+{
+    Sample sample = self->samples[place];
+    return self->kind == FLOATS ? PyFloat_FromDouble(sample.real) : PyLong_FromLongLong(sample.whole);
+}
+
+/* Return the array's samples as a list. Floats and ints are no objects that the garbage collector visits. */
+static PyObject *
+as_list(const Recorder *self)
+{
+    PyObject *objects = PyList_New(self->count);
+    if (objects == NULL) {
+        return NULL;
+    }
+    /* PyList_New may have collected garbage, and a finalizer may have recorded or folded. */
+    if (PyList_GET_SIZE(objects) != self->count) {
+        Py_DECREF(objects);
+        return as_list(self);
+    }
+    for (int place = 0; place < self->count; place++) {
+        PyObject *object = as_object(self, place);
+        if (object == NULL) {
+            Py_DECREF(objects);
+            return NULL;
+        }
+        PyList_SET_ITEM(objects, place, object);
+    }
+    return objects;
+}
+
+/* Move the array's samples to the end of the list, which is empty unless a sample came to it meanwhile. */
+static int
+spill(Recorder *self)
+{
+    if (self->count == 0) {
+        return 0;
+    }
+    PyObject *objects = as_list(self);
+    if (objects == NULL) {
+        return -1;
+    }
+    Py_ssize_t end = PyList_GET_SIZE(self->list);
+    int done = PyList_SetSlice(self->list, end, end, objects);
+    if (done == 0) {
+        self->count = 0;
+    }
+    Py_DECREF(objects); /* the list has its elements, so nothing is freed but the list itself */
+    return done;
+}
+
+/* Have self._make_room() fold: 1 if the sample can be kept, 0 if it was refused, -1 with an exception. */
+static int
+make_room(Recorder *self)
+{
+    PyObject *answer = PyObject_CallMethodNoArgs((PyObject *)self, make_room_name);
+    if (answer == NULL) {
+        return -1;
+    }
+    int has_room = PyObject_IsTrue(answer);
+    Py_DECREF(answer);
+    return has_room;
+}
+
+static inline PyObject *
+record(PyTypeObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords, int only_grows)
+{
+    if (count == 0 || Py_TYPE(args[0]) != owner) {
+        return TS_TO_PYTHON;
+    }
+    Recorder *self = (Recorder *)args[0];
+    /* A strict bus has a list of its own class, which checks what it is given. */
+    if (self->list == NULL || !PyList_CheckExact(self->list)) {
+        return TS_TO_PYTHON;
+    }
+    if (count != 2 || keywords != NULL || PyList_GET_SIZE(self->list) != 0) {
+        goto python;
+    }
+    Sample sample;
+    Kind kind;
+    if (PyFloat_CheckExact(args[1])) {
+        kind = FLOATS;
+        sample.real = PyFloat_AS_DOUBLE(args[1]);
+        if (!isfinite(sample.real) || (only_grows && sample.real < 0.0)) {
+            goto python;
+        }
+    }
+    else if (PyLong_CheckExact(args[1])) {
+        int overflow;
+        kind = WHOLES;
+        sample.whole = PyLong_AsLongLongAndOverflow(args[1], &overflow);
+        if (overflow || sample.whole > MOST_WHOLE || sample.whole < (only_grows ? 0 : -MOST_WHOLE)) {
+            goto python;
+        }
+    }
+    else {
+        goto python;
+    }
+    if (self->count == FOLD_AT) {
+        int has_room = make_room(self);
+        if (has_room <= 0) {
+            return has_room < 0 ? NULL : Py_NewRef(Py_None);
+        }
+        /* The fold may not have been possible, and whatever it called may have recorded, or forked. */
+        if (self->list == NULL || !PyList_CheckExact(self->list)) {
+            Py_RETURN_NONE;
+        }
+        if (self->count == FOLD_AT || PyList_GET_SIZE(self->list) != 0) {
+            goto keep;
+        }
+    }
+    if (self->samples == NULL) {
+        self->samples = PyMem_Malloc(FOLD_AT * sizeof(Sample));
+        if (self->samples == NULL) {
+            goto python;
+        }
+    }
+    if (self->count == 0) {
+        self->kind = kind;
+    }
+    else if (self->kind != kind) {
+        goto python;
+    }
+    self->samples[self->count++] = sample;
+    Py_RETURN_NONE;
+
+keep: /* as Python does with a sample for which room was made */
+    if (spill(self) < 0 || PyList_Append(self->list, args[1]) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+
+python:
+    return spill(self) < 0 ? NULL : TS_TO_PYTHON;
+}
+
+static PyObject *
+record_amount(PyTypeObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    return record(owner, args, count, keywords, 1);
+}
+
+static PyObject *
+record_value(PyTypeObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    return record(owner, args, count, keywords, 0);
+}
+
+/*
+ * Add up as the interpreter's own sum() does, so that both implementations give the same figure: from 3.12 on with the
+ * compensation of Neumaier (1974), before without.
+ */
+static double
+sum_of(const Sample *samples, int count)
+{
+    double sum = 0.0;
+#if PY_VERSION_HEX >= 0x030C0000
+    double lost = 0.0;
+    for (int place = 0; place < count; place++) {
+        double sample = samples[place].real, after = sum + sample;
+        lost += fabs(sum) >= fabs(sample) ? (sum - after) + sample : (sample - after) + sum;
+        sum = after;
+    }
+    return lost != 0.0 && isfinite(lost) ? sum + lost : sum;
+#else
+    for (int place = 0; place < count; place++) {
+        sum += samples[place].real;
+    }
+    return sum;
+#endif
+}
+
+static PyObject *
+figures_of_floats(const Sample *samples, int count)
+{
+    double sum = sum_of(samples, count), least = samples[0].real, most = least;
+    for (int place = 1; place < count; place++) {
+        double sample = samples[place].real;
+        if (sample > most) {
+            most = sample;
+        }
+        else if (sample < least) {
+            least = sample;
+        }
+    }
+    return Py_BuildValue("(idddd)", count, sum, least, most, samples[count - 1].real);
+}
+
+static PyObject *
+figures_of_wholes(const Sample *samples, int count)
+{
+    long long sum = 0, least = samples[0].whole, most = least;
+    for (int place = 0; place < count; place++) {
+        long long sample = samples[place].whole;
+        sum += sample;
+        least = sample < least ? sample : least;
+        most = sample > most ? sample : most;
+    }
+    return Py_BuildValue("(iLddd)", count, sum, (double)least, (double)most, (double)samples[count - 1].whole);
+}
+
+PyDoc_STRVAR(take_doc,
+"_take($self, as_list, /)\n--\n\n"
+"Take the plain samples that wait: None if there are none, their figures, or a list of them.\n\n"
+"The figures are count, sum, minimum, maximum and last. It is a list if *as_list*, or if the sum is not finite.");
+
+static PyObject *
+recorder_take(Recorder *self, PyObject *as_a_list)
+{
+    /* Copied, because what is allocated below may record or fold. */
+    Sample samples[FOLD_AT];
+    int wants_list = PyObject_IsTrue(as_a_list), count = self->count;
+    if (wants_list < 0) {
+        return NULL;
+    }
+    if (count == 0) {
+        Py_RETURN_NONE;
+    }
+    memcpy(samples, self->samples, count * sizeof(Sample));
+    Recorder copy = {.samples = samples, .count = count, .kind = self->kind};
+    self->count = 0;
+    if (!wants_list && copy.kind == WHOLES) {
+        return figures_of_wholes(samples, count);
+    }
+    if (!wants_list && isfinite(sum_of(samples, count))) {
+        return figures_of_floats(samples, count);
+    }
+    return as_list(&copy);
+}
+
+PyDoc_STRVAR(discard_doc, "_discard($self, /)\n--\n\nForget the samples that wait.");
+
+static PyObject *
+recorder_discard(Recorder *self, PyObject *Py_UNUSED(ignored))
+{
+    self->count = 0;
+    if (self->list != NULL && PyList_Check(self->list)) {
+        if (PyList_SetSlice(self->list, 0, PyList_GET_SIZE(self->list), NULL) < 0) {
+            return NULL;
+        }
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+recorder_waiting(Recorder *self, void *Py_UNUSED(closure))
+{
+    Py_ssize_t others = self->list == NULL || !PyList_Check(self->list) ? 0 : PyList_GET_SIZE(self->list);
+    return PyLong_FromSsize_t(self->count + others);
+}
+
+static int
+recorder_traverse(Recorder *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->list);
+    return 0;
+}
+
+static int
+recorder_clear(Recorder *self)
+{
+    Py_CLEAR(self->list);
+    return 0;
+}
+
+static void
+recorder_dealloc(Recorder *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    recorder_clear(self);
+    PyMem_Free(self->samples);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef recorder_methods[] = {
+    {"_take", (PyCFunction)recorder_take, METH_O, take_doc},
+    {"_discard", (PyCFunction)recorder_discard, METH_NOARGS, discard_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef recorder_attributes[] = {
+    {"waiting", (getter)recorder_waiting, NULL, "How many samples wait to be folded.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef recorder_members[] = {
+    {"_buffer", T_OBJECT_EX, offsetof(Recorder, list), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot recorder_slots[] = {
+    {Py_tp_doc, "Samples that wait to be folded; base of trackside.counters.Instrument."},
+    {Py_tp_traverse, recorder_traverse},
+    {Py_tp_clear, recorder_clear},
+    {Py_tp_dealloc, recorder_dealloc},
+    {Py_tp_getset, recorder_attributes},
+    {Py_tp_methods, recorder_methods},
+    {Py_tp_members, recorder_members},
+    {0, NULL},
+};
+
+static PyType_Spec recorder_spec = {
+    .name = "trackside._native.Recorder",
+    .basicsize = sizeof(Recorder),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .slots = recorder_slots,
+};
+
+PyDoc_STRVAR(recording_doc,
+"recording(cls, python, only_grows, /)\n--\n\n"
+"Return the method *python* of *cls*, which records a sample, compiled.");
+
+static PyObject *
+recording(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyTypeObject *owner;
+    PyObject *python;
+    int only_grows;
+    if (!PyArg_ParseTuple(args, "O!Op", &PyType_Type, &owner, &python, &only_grows)) {
+        return NULL;
+    }
+    if (!PyType_IsSubtype(owner, recorder_type)) {
+        PyErr_SetString(PyExc_TypeError, "not a class of recorders");
+        return NULL;
+    }
+    return ts_method(owner, only_grows ? record_amount : record_value, python);
+}
+
+static PyMethodDef functions[] = {
+    {"recording", recording, METH_VARARGS, recording_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+int
+ts_add_counters(PyObject *module)
+{
+    recorder_type = (PyTypeObject *)PyType_FromSpec(&recorder_spec);
+    make_room_name = PyUnicode_InternFromString("_make_room");
+    if (recorder_type == NULL || make_room_name == NULL || PyModule_AddFunctions(module, functions) < 0) {
+        return -1;
+    }
+    return PyModule_AddObjectRef(module, "Recorder", (PyObject *)recorder_type);
+}

@@ -1,0 +1,44 @@
+/*
+ * The compiled core of trackside: what every source file relies on.
+ *
+ * Plain case or Python. A compiled function handles the case that nearly every call is, and leaves the rest, wrong
+ * calls included, to the Python method that it stands for. So it raises nothing of its own, logs nothing and knows no
+ * configuration, and each rule that is not plain is written once, in Python.
+ *
+ * Ownership. A function returns a new reference and borrows its arguments. A struct owns the references in it, shows
+ * them to the garbage collector and drops them in tp_clear. A pointer that is borrowed says so where it is declared.
+ *
+ * Invariants.
+ *   - All state is protected by the interpreter lock; the core is not built for interpreters without one.
+ *   - Allocating may run the garbage collector, and dropping a reference may run a finalizer; either may call any
+ *     function here again, on the same object, and so may each call of a Python function. A struct is therefore
+ *     changed in one go: nothing is allocated, dropped or called between its first change and its last.
+ *   - A signal handler runs in Python code alone, never within a function here that calls none.
+ *   - A fork copies every struct whole, because the thread that forks is in none of these functions.
+ *   - Static variables belong to the main interpreter, the only one that may import the module.
+ */
+#ifndef TRACKSIDE_H
+#define TRACKSIDE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+
+/* What a plain function returns for a call that it leaves to Python: not an object, and never given to anybody. */
+extern char ts_to_python;
+#define TS_TO_PYTHON ((PyObject *)&ts_to_python)
+
+/*
+ * A compiled method: ARGS holds COUNT positional arguments, the object first, and then the values of KEYWORDS, a tuple
+ * of names or NULL. OWNER is the class for whose own instances, not those of subclasses, it may do its work.
+ */
+typedef PyObject *(*ts_plain)(PyTypeObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
+
+/* Return a method that does what PYTHON does for instances of OWNER, by way of PLAIN where it can. */
+PyObject *ts_method(PyTypeObject *owner, ts_plain plain, PyObject *python);
+
+/* Each file adds what it has to the module: 0, or -1 with an exception. */
+int ts_add_methods(PyObject *module);
+int ts_add_counters(PyObject *module);
+
+#endif

@@ -1,0 +1,55 @@
+"""
+The switch between the compiled core and pure Python.
+
+The core is used where the package was built with it and nothing asks for pure Python, as ``TRACKSIDE_PURE_PYTHON=1``
+in the environment does. Each of its functions handles the plain case and leaves every other one to the Python method
+that it stands for, so what they do is written once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import zlib
+from pathlib import Path
+from typing import Any, Final
+
+
+def _load() -> Any:
+    """Return the compiled core, or None."""
+    if os.environ.get("TRACKSIDE_PURE_PYTHON", "0") not in ("", "0"):
+        return None
+    try:
+        found: Any = importlib.import_module("trackside._native")
+    except ModuleNotFoundError:
+        return None
+    except ImportError as error:
+        _warn(str(error))
+        return None
+    present = _fingerprint_of_checkout()
+    if present is not None and found.sources != present:
+        _warn("it was built from other sources than those here; run python3 native/build.py")
+        return None
+    return found
+
+
+def _fingerprint_of_checkout() -> str | None:
+    """Return a digest of the C sources, as ``native/build.py`` computes it; None where there are none."""
+    package = Path(__file__).parent
+    sources = sorted(package.parents[1].joinpath("native").glob("*.[ch]")) if package.parent.name == "src" else []
+    digest = 0
+    for source in sources:
+        digest = zlib.crc32(source.read_bytes(), digest)
+    return f"{digest:08x}" if sources else None
+
+
+def _warn(problem: str) -> None:
+    logging.getLogger("trackside").warning("trackside runs without its compiled core: %s", problem)
+
+
+native: Final[Any] = _load()
+"""The module ``trackside._native``, or None."""
+
+implementation: Final = "pure" if native is None else "compiled"
+"""What runs: ``compiled`` or ``pure``."""

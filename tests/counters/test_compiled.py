@@ -1,0 +1,206 @@
+"""Compiled recording against pure Python: the same samples give the same counts, sums and errors."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import math
+import sys
+import threading
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from implementations import needs_core, pure
+from trackside.counters import _instruments as compiled
+from trackside.counters._collector import Window
+
+pytestmark = needs_core
+
+PURE = pure("trackside.counters._instruments")
+RECORDING = [("Counter", "add"), ("Stat", "record"), ("Gauge", "set")]
+
+plain = st.one_of(
+    st.floats(),
+    st.integers(-(2**70), 2**70),
+    st.integers(-3, 3),
+    st.sampled_from([2**52, 2**52 + 1, -(2**52), -(2**52) - 1, 2**63, -0.0, math.inf, -math.inf, math.nan, 0.1]),
+)
+foreign = st.sampled_from([True, None, "1", 10**400, 1j, [1.0]])
+
+
+def recorded(cls, method, samples, **options):
+    """Return the snapshot and the windows of an instrument after *samples*."""
+    instrument = cls("x", aggregations=options.pop("aggregations", None))
+    closed = []
+    window = Window(instrument, put=closed.append, now_ns=lambda: 0, **options)
+    instrument.attach(window, 0)
+    for sample in samples:
+        getattr(instrument, method)(sample)
+    instrument.detach(window, 1, timeout_s=1.0)
+    windows = [(each.summary.count, each.total_count, each.total_sum, each.raw) for each in closed]
+    values = [each.summary.values(tuple(compiled.Aggregation)) for each in closed]
+    snapshot = instrument.snapshot()
+    return repr([[getattr(snapshot, name) for name in fields(snapshot)], windows, values])
+
+
+def fields(snapshot):
+    return [field for field in type(snapshot).__slots__ if not field.startswith("_")]
+
+
+@pytest.mark.parametrize(("kind", "method"), RECORDING)
+class TestSame:
+    @given(
+        samples=st.lists(st.one_of(plain, plain, plain, foreign), max_size=60),
+        repeated=st.sampled_from([1, 1, 50]),
+        options=st.fixed_dictionaries(
+            {"limit": st.sampled_from([None, None, 7]), "needs": st.integers(0, 7), "keeps_raw": st.booleans()}
+        ),
+    )
+    def test_any_samples(self, kind, method, *, samples, repeated, options):
+        """Whatever is recorded, totals, windows and counts of invalid samples are equal to the last bit."""
+        results = [
+            recorded(getattr(module, kind), method, samples * repeated, **options) for module in (compiled, PURE)
+        ]
+        assert results[0] == results[1]
+
+    @pytest.mark.parametrize("count", [1023, 1024, 1025, 5000])
+    @pytest.mark.parametrize("scale", [1, 0.1])
+    def test_long(self, kind, method, count, scale):
+        """Folds come after the same samples, so that sums of thousands are equal to the last bit."""
+        samples = [(place * 7919) % 1000 * scale for place in range(count)]
+        options = {"limit": None, "needs": 1, "keeps_raw": False}
+        results = [recorded(getattr(module, kind), method, samples, **options) for module in (compiled, PURE)]
+        assert results[0] == results[1]
+
+    @pytest.mark.parametrize(
+        ("args", "keywords"), [((), {}), ((1, 2), {}), ((), {"nonsense": 1}), ((1,), {"amount": 1, "value": 1})]
+    )
+    def test_wrong_calls(self, kind, method, args, keywords):
+        """A wrong call raises the same TypeError."""
+        said = []
+        for module in (compiled, PURE):
+            with pytest.raises(TypeError) as raised:
+                getattr(getattr(module, kind)("x"), method)(*args, **keywords)
+            said.append(str(raised.value))
+        assert said[0] == said[1]
+
+    def test_by_keyword(self, kind, method):
+        """A sample given by its keyword comes after those before it."""
+        instrument = getattr(compiled, kind)("x")
+        (name,) = inspect.signature(getattr(instrument, method)).parameters
+        getattr(instrument, method)(3.0)
+        getattr(instrument, method)(**{name: 2.0})
+
+        assert (instrument.count, instrument.snapshot().last) == (2, 2.0)
+
+    def test_looks_the_same(self, kind, method):
+        """Name, documentation and signature are those of the Python method."""
+        ours, theirs = (getattr(getattr(module, kind), method) for module in (compiled, PURE))
+
+        assert (ours.__name__, ours.__qualname__, ours.__doc__) == (
+            theirs.__name__,
+            theirs.__qualname__,
+            theirs.__doc__,
+        )
+        assert inspect.signature(ours) == inspect.signature(theirs)
+
+
+class TestCompiled:
+    def test_plain_samples_are_no_objects(self):
+        """Ten thousand floats recorded leave no block allocated but the first ones."""
+        stat = compiled.Stat("x")
+        stat.record(1.0)
+        gc.collect()
+        before = sys.getallocatedblocks()
+        for _ in range(100):
+            for _ in range(1000):
+                stat.record(1.0)
+            stat.fold()
+
+        assert sys.getallocatedblocks() - before < 50
+
+    def test_instruments_are_freed(self):
+        """Instruments that are dropped leave nothing allocated, their samples included."""
+
+        def make():
+            for place in range(100):
+                stat = compiled.Stat("x")
+                stat.record(float(place))
+                stat.record("foreign")
+
+        make()
+        gc.collect()
+        before = sys.getallocatedblocks()
+        for _ in range(20):
+            make()
+        gc.collect()
+
+        assert sys.getallocatedblocks() - before < 100
+
+    def test_strict(self):
+        """On a strict bus an invalid sample raises where it is recorded, and valid ones count."""
+        counter = compiled.Counter("x", strict=True)
+        counter.add(2.0)
+        with pytest.raises(ValueError, match="a counter only grows"):
+            counter.add(-1.0)
+
+        assert counter.sum == 2.0
+
+    def test_subclass(self):
+        """A subclass of a user records too."""
+
+        class Own(compiled.Stat):
+            pass
+
+        own = Own("x")
+        own.record(1.5)
+        assert own.sum == 1.5
+
+    def test_foreign_object(self):
+        """The method of one class refuses the object of another as Python's does."""
+        with pytest.raises(AttributeError):
+            compiled.Stat.record(object(), 1.0)
+
+    def test_threads(self):
+        """Four threads that record floats, whole numbers and others lose none."""
+        stat = compiled.Stat("x")
+        samples = [1.0, 1.0, 1, True] * 1000
+        sys.setswitchinterval(1e-5)
+
+        def record():
+            for sample in samples * 15:
+                stat.record(sample)
+
+        threads = [threading.Thread(target=record) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+        assert (stat.count, stat.sum, stat.snapshot().invalid) == (240_000, 240_000, 0)
+
+    def test_recorded_by_a_finalizer(self):
+        """A finalizer that records while the instrument is being folded loses nothing."""
+        stat = compiled.Stat("x")
+
+        class Recording:
+            def __init__(self):
+                self.self = self
+
+            def __del__(self):
+                stat.record(1.0)
+
+        threshold = gc.get_threshold()
+        gc.set_threshold(1)
+        try:
+            for _ in range(3000):
+                Recording()
+                stat.record(1.0)
+                stat.record(1)
+            gc.collect()
+        finally:
+            gc.set_threshold(*threshold)
+
+        assert stat.count == 9000
