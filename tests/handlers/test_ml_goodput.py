@@ -114,6 +114,12 @@ class TestBadLines:
         assert (found.last_step, found.productive_s) == (3, 8.0)
         assert found.problems == {"a step record without a whole number": 1}
 
+    def test_texts_that_have_no_utf8(self, write):
+        """A lone surrogate, which JSON can write, is read as an escape; a pair is the character that it stands for."""
+        lines = [line.replace('"job"', r'"job \ud800 \ud83d\ude00"') for line in WHOLE]
+        (model,) = feed(RecordFiles([write("a.jsonl", lines)]), GoodputAccumulator())
+        assert model.sessions() == ["job \\ud800 \N{GRINNING FACE}"]
+
     def test_bytes(self, tmp_path):
         """So is one of bytes that are no text."""
         path = tmp_path / "a.jsonl"

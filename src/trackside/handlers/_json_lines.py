@@ -72,6 +72,17 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
 def _object(line: bytes) -> dict[str, Any] | None:
     try:
         entry = json.loads(line)
+        if b"\\ud" in line.lower():
+            entry = _with_utf8(entry)
     except (ValueError, RecursionError):
         return None
     return entry if isinstance(entry, dict) else None
+
+
+def _with_utf8(value: Any) -> Any:
+    """Return *value* with an escape for each lone surrogate, which is how events write it too."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_with_utf8(key): _with_utf8(entry) for key, entry in value.items()}
+    return [_with_utf8(entry) for entry in value] if isinstance(value, list) else value
