@@ -44,9 +44,14 @@ test-long:  ## run the tests with the long recipes in full
 	@$(BIN)/python -m pytest --full -m integration tests/handlers/zeromq $(ARGS)
 
 .PHONY: fuzz
-fuzz:  ## feed damaged and random bytes to everything that reads the bytes of others, a minute each
+fuzz:  ## feed damaged and random input to everything that reads what others wrote, a minute each
 	@$(ENVIRONMENT) .venv --extra torch --group test
 	@$(BIN)/python tests/fuzz/run.py $(ARGS)
+
+.PHONY: soak
+soak:  ## run a job for an hour beside killed collectors and stopped viewers, and see that nothing grows
+	@$(ENVIRONMENT) .venv --extra torch --group test
+	@$(BIN)/python tests/soak/run.py $(ARGS)
 
 .PHONY: coverage
 coverage:  ## run all tests once more and say which lines and branches of the package they reach

@@ -1,0 +1,58 @@
+"""The soak, as far as a few seconds show it; ``make soak`` runs it for an hour."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+RUN = Path(__file__).with_name("run.py")
+
+
+@pytest.fixture(scope="module")
+def run():
+    """Give the tool as a module."""
+    spec = importlib.util.spec_from_file_location("soak_run", RUN)
+    module = sys.modules["soak_run"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["soak_run"]
+
+
+class Ran:
+    """A process that was sampled for ten minutes; its memory grew by *growth_mib*."""
+
+    name = "job"
+
+    def __init__(self, run, growth_mib):
+        self.samples = [
+            run.Sample(at_s, 100 * run.MIB + at_s * growth_mib * run.MIB // 600, 9, 3) for at_s in range(600)
+        ]
+
+
+class TestGrowth:
+    def test_none(self, run):
+        """Ten MiB in ten minutes are within what is allowed."""
+        assert run._growth(Ran(run, 10)) == []
+
+    def test_found(self, run):
+        """Fifty MiB are more than the sixteen that are allowed, and named."""
+        (wrong,) = run._growth(Ran(run, 50))
+        assert wrong.startswith("job: memory_bytes grew from ")
+
+    def test_too_short(self, run):
+        """A run that ended before anything was warm says that it cannot tell."""
+        ran = Ran(run, 0)
+        del ran.samples[100:]
+        assert run._growth(ran) == ["job: too short a run to say whether anything grows"]
+
+
+def test_itself(run):
+    """This process has memory, descriptors and a thread; one that is gone has none."""
+    found = run.sample(run.os.getpid(), 1.0)
+    assert found.memory_bytes > run.MIB
+    assert found.descriptors >= 3
+    assert found.threads >= 1
+    assert run.sample(2**22 + 1, 1.0) is None
