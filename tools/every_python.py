@@ -92,7 +92,7 @@ def main(arguments: Sequence[str]) -> int:
     outcomes = [test(this, this.path, *arguments)]
     left_out = LEFT_OUT if in_turn else ()
     found = [interpreter for interpreter in others(this) if interpreter.name not in left_out]
-    missing = {}
+    missing: dict[str, str] = {}
     if "--provide" in options:
         present = {this.name, *left_out, *(interpreter.name for interpreter in found)}
         provided, missing = provide([name for name in SUPPORTED if name not in present])

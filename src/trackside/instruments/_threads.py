@@ -27,11 +27,11 @@ def begin_outside_of_spans() -> None:
         return
     start = threading.Thread.start
 
-    @functools.wraps(start)
     def start_outside(thread: threading.Thread) -> None:
         context = copy_context()
         for variable in _OURS:
             context.run(variable.set, Context().run(variable.get))
         context.run(start, thread)
 
-    threading.Thread.start = start_outside  # type: ignore[method-assign]
+    functools.update_wrapper(start_outside, start)
+    threading.Thread.start = start_outside  # type: ignore[assignment, method-assign]
