@@ -27,6 +27,7 @@ import fuzzing as frames  # noqa: E402  inputs for the decoder, which its tests 
 from importers import Kineto, MlGoodput, Torchtitan  # noqa: E402
 from protocol import Protocol  # noqa: E402
 
+from trackside._implementation import native  # noqa: E402
 from trackside.events import ConfigError, DecodeError, IterationEnded  # noqa: E402
 from trackside.handlers.eventlog._format import decode_ending, decode_header, decode_loss  # noqa: E402
 from trackside.handlers.eventlog._scanner import Damage, Scanner  # noqa: E402
@@ -62,6 +63,33 @@ class Decoder:
             to_json(event)
             encoder.encode(event, 0)
         return True
+
+
+class CompiledDecoder:
+    """Of any bytes the compiled decoder and the one in Python make the same events, or both refuse them."""
+
+    def __init__(self) -> None:
+        self._corpus = frames.seeds()
+        self._compiled, self._pure = FrameDecoder(), frames.pure_decoder()
+
+    def make(self, rng: random.Random) -> bytes:
+        """Return a frame of any types, whole or damaged, or something of the shape of one."""
+        kind = rng.randrange(20)
+        if kind == 0:
+            return frames.composed(rng)
+        if kind < 5:
+            return frames.mutated(rng, self._corpus)
+        data = frames.plausible(rng)
+        if kind < 12:
+            return data
+        self._corpus[rng.randrange(len(self._corpus))] = data
+        return frames.mutated(rng, self._corpus) if kind < 19 else data[: rng.randrange(len(data))]
+
+    def check(self, data: bytes) -> bool:
+        """Return whether *data* is a frame."""
+        made = frames.outcome(self._compiled, data)
+        assert made == frames.outcome(self._pure, data), "the decoders differ"
+        return made is not None
 
 
 class LogScanner:
@@ -132,6 +160,8 @@ TARGETS: dict[str, Callable[[], Any]] = {
     "kineto": Kineto,
     "protocol": Protocol,
 }
+if native is not None:
+    TARGETS["compiled"] = CompiledDecoder
 
 
 def fuzz(name: str, seconds: float, seed: int) -> bool:

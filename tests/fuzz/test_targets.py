@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from trackside import implementation
+
 RUN = Path(__file__).with_name("run.py")
 TARGETS = ["decoder", "scanner", "rules", "ml-goodput", "torchtitan", "kineto", "protocol"]
+TARGETS += ["compiled"] if implementation == "compiled" else []
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -7,12 +7,16 @@ Prints one line of JSON: how many inputs were read and refused, what else was ra
 from __future__ import annotations
 
 import json
+import math
 import random
 import resource
 import sys
 import time
+import types
+import typing
 from pathlib import Path
 
+import attrs
 import msgpack
 
 from trackside.events import (
@@ -25,6 +29,8 @@ from trackside.events import (
     own_fields,
     process_source,
 )
+from trackside.events._fields import hints_of
+from trackside.events._registry import declared
 from trackside.wire import FrameDecoder, RowEncoder, encode_frame, to_json
 
 ROOM_BYTES = 160 << 20
@@ -115,6 +121,68 @@ def composed(rng):
         for offset in range(rng.randrange(4))
     ]
     return msgpack.packb([mostly(2), mostly("s"), mostly(0), mostly(5), mostly({}), mostly([schema]), mostly(rows)])
+
+
+WHOLE = (0, 1, -1, 127, 128, -32, -33, 255, 256, 2**31, 2**32, 2**53 + 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1, -(2**63))
+DOUBLES = (0.0, -0.0, 0.5, 1e308, 5e-324, math.inf, -math.inf, math.nan)
+TEXTS = ("", "a", "forward", "p99", "\0", "é", "\u20ac" * 9, "\U0001f600", "x" * 31, "x" * 32, "x" * 33, "y" * 300)
+
+
+def fitting(rng, hint, depth=0):
+    """Return a random value of the type *hint*, as it is on the wire, or something else now and then."""
+    if rng.random() < 0.03 or depth > 4:
+        return anything(rng, depth)
+    kind, arguments = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if kind in (typing.Union, types.UnionType):
+        return fitting(rng, rng.choice(arguments), depth)
+    if kind in (list, tuple, set, frozenset):
+        return [fitting(rng, (arguments or (typing.Any,))[0], depth + 1) for _ in range(rng.choice((0, 1, 2, 3, 20)))]
+    if kind is dict:
+        wanted = (arguments or (str, typing.Any))[1]
+        return {rng.choice(TEXTS): fitting(rng, wanted, depth + 1) for _ in range(rng.choice((0, 1, 2, 3, 20)))}
+    scalars = {int: WHOLE, float: DOUBLES, str: TEXTS, bool: (True, False), bytes: (b"", b"\0\xff" * 20)}
+    if kind in scalars:
+        return rng.choice(scalars[kind])
+    return None if kind is type(None) else anything(rng, depth)
+
+
+def plausible(rng):
+    """Return a frame of a few rows of registered types, nearly all of whose values are of the declared types."""
+    classes = rng.sample(list(declared().values()), rng.randrange(1, 4))
+    schemas, fields = [], []
+    for number, cls in enumerate(classes):
+        names = list(own_fields(cls))
+        if rng.random() < 0.1:  # as another version may write it
+            names = rng.sample(names, rng.randrange(len(names) + 1)) + ["new"] * rng.randrange(2)
+        schemas.append([number, cls.wire_name, 1 if rng.random() < 0.1 else cls.version, names])
+        fields.append([hints_of(cls).get(name, typing.Any) for name in names])
+    rows, first = [], rng.choice((0, 1, 1000, 2**62 - 100))
+    for offset in range(rng.choice((0, 1, 2, 3, 40))):
+        number = rng.randrange(len(classes))
+        envelope = [rng.choice((*WHOLE, 1_700_000_000_000_000_000)) for _ in range(3)]
+        rows.append([number, offset, *envelope, *(fitting(rng, hint) for hint in fields[number])])
+    dropped = {"trackside.counter.window": 3} if rng.random() < 0.2 else {}
+    return msgpack.packb([2, "s", first, first + len(rows) - 1, dropped, schemas, rows])
+
+
+def outcome(decoder, data):
+    """Return everything that *decoder* makes of *data*, such that equal outcomes are equal to the bit."""
+    try:
+        frame = decoder.decode(data)
+    except DecodeError:
+        return None
+    events = []
+    for event in frame.events:
+        fields = [getattr(event, field.name) for field in attrs.fields(type(event))]
+        events.append((type(event), event.source is frame.source, event.seq, repr(fields)))
+    return repr(frame.source), frame.first_seq, frame.last_seq, frame.dropped, events
+
+
+def pure_decoder():
+    """Return a decoder that makes no use of the compiled core."""
+    decoder = FrameDecoder()
+    decoder._native = None
+    return decoder
 
 
 def huge(rng, corpus):

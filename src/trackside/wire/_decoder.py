@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import attrs
 
+from trackside._implementation import native
 from trackside.events._compared import Value
 from trackside.events._errors import DecodeError
 from trackside.events._event import FROM_AMBIENT, Event, EventOfSpan
@@ -40,6 +41,10 @@ _STAMPS: Final = ("_source", "_seq")
 _MAX_LEARNED: Final = 64
 _MAX_LEARNED_CELLS: Final = 4096
 """Of the combinations of types that one decoder remembers: a stream needs a few, a hostile one would have many."""
+
+_KINDS: Final = {type(None): 1, bool: 2, int: 4, float: 8, str: 16, bytes: 32, list: 64, dict: 128}
+"""Of values, as the compiled decoder tells them apart."""
+_ANY_KIND: Final = 255
 
 _FEW: Final = 16
 """Fewer rows are decoded one by one: looking at columns has a price of its own."""
@@ -79,6 +84,7 @@ class RowDecoder:
         "_room",
         "_version",
         "_wire_name",
+        "layout",
         "width",
     )
 
@@ -95,14 +101,20 @@ class RowDecoder:
         self._pick: Callable[[Sequence[Any]], tuple[Any, ...]] | None = None
         self._fill = self._fill_numbered = _fill_unknown
         self._is_judged_by_type = False
-        if self._cls is None:
-            return
-        hints = hints_of(self._cls)
-        known = {field.name for field in fields_in(self._cls)}
+        self.layout: Any = None
+        """How the compiled decoder reads rows of this schema; None without one."""
+        if self._cls is not None:
+            self._learn_class(self._cls)
+        if native is not None:
+            self.layout = self._layout(native.RowLayout)
+
+    def _learn_class(self, cls: type[Event]) -> None:
+        hints = hints_of(cls)
+        known = {field.name for field in fields_in(cls)}
         self._hints = tuple(hints[name] if name in known else Any for name in self._names)
-        if _is_transparent(self._cls):
+        if _is_transparent(cls):
             self._is_judged_by_type = is_flat(hint for hint in self._hints if hint not in _ANYTHING)
-            self._prepare(self._cls)
+            self._prepare(cls)
 
     @property
     def describes_source(self) -> bool:
@@ -133,6 +145,26 @@ class RowDecoder:
         self._fill_numbered = _filler(cls, _STAMPS)
         self._constants = tuple(constants)
         self._pick = itemgetter(*(places[field.name] for field in fields_in(cls)))
+
+    def _layout(self, layout: Callable[..., Any]) -> Any:
+        """Return how the compiled decoder makes events of plain rows; of a class that does more, it makes none."""
+        if self._pick is None:
+            return layout(self.width)
+        stored = {field.name for field in fields_in(self._cls)}
+        whole = (_KINDS[int], 0, 0)
+        columns = [
+            *((name, *whole) for name in ENVELOPE),
+            *(
+                (name if name in stored else None, *_admitted(hint))
+                for name, hint in zip(self._names, self._hints, strict=True)
+            ),
+        ]
+        lacking = [field for field in fields_in(self._cls) if field.name not in {*ENVELOPE, *self._names}]
+        constants = tuple((field.name, _default(field)) for field in lacking)
+        try:
+            return layout(self.width, self._cls, tuple(columns), constants, _STAMPS)
+        except TypeError:  # a field that is kept elsewhere than in a slot
+            return layout(self.width)
 
     def decode(self, row: list[Any]) -> Event:
         """
@@ -303,6 +335,33 @@ def _is_as_read(value: Any, hint: Any) -> bool:
     if hint in _ANYTHING or type(value) is hint or (type(value) in (dict, list) and hint in _AS_READ):
         return True
     return is_union(hint) and type(value) in hint.__args__
+
+
+@functools.lru_cache(maxsize=4096)
+def _admitted(hint: Any) -> tuple[int, int, int]:
+    """
+    Return the kinds of values that are as *hint* asks without conversion: of a field's, a list's elements, a map's.
+
+    They are those for which `_is_as_read` and `_conversion` leave the value as it is. Of a list or map in a union
+    that is so only where no other option could take it.
+    """
+    if hint in _ANYTHING:
+        return _ANY_KIND, _ANY_KIND, _ANY_KIND
+    options = typing.get_args(hint) if is_union(hint) else (hint,)
+    value = sum(_KINDS[option] for option in options if option in _PLAIN)
+    inner = {list: 0, dict: 0}
+    for option in options:
+        if option in _PLAIN:
+            continue
+        kind, arguments = typing.get_origin(option) or option, typing.get_args(option)
+        if kind not in inner or inner[kind] or (kind is dict and arguments and arguments[0] is not str):
+            return value, 0, 0
+        wanted = arguments[-1] if arguments else Any
+        allowed = typing.get_args(wanted) if is_union(wanted) else (wanted,)
+        if not (wanted in _ANYTHING or _PLAIN.issuperset(allowed)):
+            return value, 0, 0
+        inner[kind] = _ANY_KIND if wanted in _ANYTHING else sum(map(_KINDS.__getitem__, allowed))
+    return value + sum(_KINDS[kind] for kind in inner if inner[kind]), inner[list], inner[dict]
 
 
 @functools.lru_cache(maxsize=4096)

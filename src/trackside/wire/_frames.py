@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from operator import itemgetter, lt
+from operator import attrgetter, itemgetter, lt
 from typing import Any, Final
 
 import attrs
 import msgpack
 
+from trackside._implementation import native
 from trackside.events._compared import Value
 from trackside.events._errors import DecodeError
 from trackside.events._event import Event
@@ -36,6 +37,12 @@ _DECODER_BYTES: Final = 64 << 10
 _LISTS: Final = frozenset((list,))
 _WHOLE: Final = frozenset((int,))
 
+_WIDTH: Final = 7
+"""The parts of a frame."""
+_NO_ROWS: Final = b"\x90"
+"""An empty list, in place of the rows."""
+
+_describes_source = attrgetter("describes_source")
 _first = itemgetter(0)
 _second = itemgetter(1)
 
@@ -71,7 +78,7 @@ def encode_frame(
     entries = list(schemas)
     frame = b"".join(
         (
-            packer.pack_array_header(7),
+            packer.pack_array_header(_WIDTH),
             packer.pack(FRAME_VERSION),
             packer.pack(source_id),
             packer.pack(first_seq),
@@ -100,6 +107,7 @@ class FrameDecoder:
     """
 
     def __init__(self) -> None:
+        self._native = native
         self._sources: Memo[str, Source] = Memo(_SOURCES_BYTES)
         self._decoders: Memo[tuple[str, int, tuple[str, ...]], RowDecoder] = Memo(_SCHEMAS_BYTES)
 
@@ -114,14 +122,25 @@ class FrameDecoder:
         Raises:
             DecodeError: if any part of it is malformed; then nothing of it is used.
         """
-        try:
-            version, source_id, first, last, dropped, schemas, rows = unpack(data, MAX_FRAME_BYTES)
-        except (TypeError, ValueError) as error:  # unpacking anything but seven
-            raise DecodeError("a frame is a list of seven") from error
+        # With the compiled decoder the rows are read from the bytes, and what stands before them as without it.
+        offset = -1 if self._native is None else self._native.rows_offset(data)
+        version, source_id, first, last, dropped, schemas, rows = _parts(
+            data if offset < 0 else data[:offset] + _NO_ROWS
+        )
         _check_header(version, source_id, first, last, dropped)
         decoders = self._decoders_of(schemas)
         known = self._sources.get(source_id) or Source.unknown(source_id)
-        source, events = _decode_rows(rows, decoders, first, last, known)
+        found: Any = None
+        if offset >= 0:
+            layouts = {number: decoder.layout for number, decoder in decoders.items()}
+            found = self._native.decode_rows(data, offset, layouts, first, last, known)
+            if found is None:
+                rows = _parts(data)[-1]
+        if found is None:
+            events = _decode_rows(rows, decoders, first, last, known)
+        else:
+            events = _completed(found[0], found[1], decoders, first, known)
+        source = _described_source(events, known) if any(map(_describes_source, decoders.values())) else known
         if source is not known:
             self.introduce(source)
         return Frame(source, first, last, dropped, events)
@@ -149,6 +168,13 @@ class FrameDecoder:
         return decoders
 
 
+def _parts(data: bytes) -> Any:
+    parts = unpack(data, MAX_FRAME_BYTES)
+    if type(parts) is not list or len(parts) != _WIDTH:
+        raise DecodeError("a frame is a list of seven")
+    return parts
+
+
 def _check_header(version: object, source_id: object, first: object, last: object, dropped: object) -> None:
     # Nothing here may show what is refused: the text of a list nested a thousand deep is an error of its own.
     if type(version) is not int:
@@ -166,25 +192,31 @@ def _check_header(version: object, source_id: object, first: object, last: objec
             raise DecodeError("a frame's drops are counts by name")
 
 
+def _completed(
+    events: list[Any], rest: Mapping[Any, list[Any]], decoders: Mapping[Any, RowDecoder], first: int, source: Source
+) -> list[Event]:
+    """Return the *events* with one in place of each row that is no plain one; by type these are the *rest*."""
+    if not rest:
+        return events
+    made = {number: iter(decoders[number].decode_all(rows, first, source)) for number, rows in rest.items()}
+    return [next(made[event[0]]) if type(event) is list else event for event in events]
+
+
 def _decode_rows(
     rows: object, decoders: Mapping[Any, RowDecoder], first: int, last: int, source: Source
-) -> tuple[Source, list[Event]]:
-    """Return the events, and their source as the first `SourceStarted` among them describes it."""
+) -> list[Event]:
+    """Return the events of *rows*."""
     if type(rows) is not list or len(rows) > MAX_FRAME_ROWS:
         raise DecodeError(f"a frame's rows are a list, of at most {MAX_FRAME_ROWS}")
     if not rows:
-        return source, []
+        return []
     groups = _grouped(rows, decoders)
     _check_order(rows, first, last)
     if len(groups) == 1:
         ((number, group),) = groups.items()
-        events = decoders[number].decode_all(group, first, source)
-    else:
-        in_turn = {number: iter(decoders[number].decode_all(group, first, source)) for number, group in groups.items()}
-        events = list(map(next, map(in_turn.__getitem__, map(_first, rows))))
-    if any(decoders[number].describes_source for number in groups):
-        return _described_source(events, source)
-    return source, events
+        return decoders[number].decode_all(group, first, source)
+    in_turn = {number: iter(decoders[number].decode_all(group, first, source)) for number, group in groups.items()}
+    return list(map(next, map(in_turn.__getitem__, map(_first, rows))))
 
 
 def _grouped(rows: list[Any], decoders: Mapping[Any, RowDecoder]) -> dict[Any, list[Any]]:
@@ -217,12 +249,12 @@ def _check_order(rows: list[Any], first: int, last: int) -> None:
         raise DecodeError("a row is out of order")
 
 
-def _described_source(events: list[Event], source: Source) -> tuple[Source, list[Event]]:
-    """Return the source as the first `SourceStarted` of *events* describes it, and the events, which carry it then."""
+def _described_source(events: list[Event], source: Source) -> Source:
+    """Return *source* as the first `SourceStarted` of *events* describes it, and let those from there on carry it."""
     place = next((place for place, event in enumerate(events) if type(event) is SourceStarted), None)
     if place is not None:
         started: SourceStarted = events[place]  # type: ignore[assignment]
         source = attrs.evolve(Source.from_wire(started.identity), id=source.id)
         for event in events[place:]:
             event._source = source  # noqa: SLF001  the decoder's to write
-    return source, events
+    return source
