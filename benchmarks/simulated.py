@@ -19,11 +19,9 @@ import zmq
 
 from trackside.events import IterationEnded, Source, SourceEnded, SourceStarted, clock
 from trackside.handlers.zeromq._connection import new_context, open_socket
-from trackside.handlers.zeromq._protocol import Filter
-from trackside.handlers.zeromq._ring import Ring, RingBudget
-from trackside.handlers.zeromq._server import ReadySnapshot, StreamServer
+from trackside.handlers.zeromq._protocol import Filter, Snapshot, SourcePosition, encode_snapshot
+from trackside.handlers.zeromq._server import ReadySnapshot, Ring, RingBudget, StreamServer
 from trackside.handlers.zeromq._session import Sent
-from trackside.handlers.zeromq._snapshot import Snapshot, SourcePosition, encode_snapshot
 from trackside.wire import RowEncoder, encode_frame
 
 Rows: TypeAlias = tuple[list[bytes], list[bytes]]

@@ -15,8 +15,9 @@ from trackside.handlers.models import ClockOffsets, CounterBoard, GoodputAccumul
 from trackside.handlers.zeromq import _attachment
 from trackside.handlers.zeromq._attachment import ViewerSession
 from trackside.handlers.zeromq._collector import Collection
-from trackside.handlers.zeromq._limits import CHUNK_BYTES, MAX_SNAPSHOT_BYTES
 from trackside.handlers.zeromq._protocol import (
+    CHUNK_BYTES,
+    MAX_SNAPSHOT_BYTES,
     PROTOCOL_VERSION,
     SOURCE_END,
     VIEWER_END,
@@ -24,15 +25,16 @@ from trackside.handlers.zeromq._protocol import (
     Message,
     Refused,
     Reset,
+    Snapshot,
+    SourcePosition,
     decode,
+    decode_snapshot,
     encode,
+    encode_snapshot,
 )
-from trackside.handlers.zeromq._receiver import Receiver
-from trackside.handlers.zeromq._ring import RingBudget
-from trackside.handlers.zeromq._server import StreamServer
+from trackside.handlers.zeromq._receiver import Receiver, SourceRegistry
+from trackside.handlers.zeromq._server import RingBudget, StreamServer
 from trackside.handlers.zeromq._session import Sent
-from trackside.handlers.zeromq._snapshot import Snapshot, SourcePosition, decode_snapshot, encode_snapshot
-from trackside.handlers.zeromq._sources import SourceRegistry
 from trackside.rules import rule_from_wire
 
 KINDS = {kind.__name__: kind for kind in Message.__subclasses__()}

@@ -14,7 +14,7 @@ from trackside.events import Heartbeat, IterationEnded, RankFellSilent, Source, 
 from trackside.handlers import EventLog, replay
 from trackside.handlers.models import GoodputAccumulator
 from trackside.handlers.models.liveness import DIED, ENDED, RUNNING, SILENT, LifeSigns, is_gone, liveness, worst
-from trackside.handlers.zeromq._sources import SourceRegistry
+from trackside.handlers.zeromq._receiver import SourceRegistry
 from trackside.report import read_report, read_runs
 from trackside.report._top import Top
 from trackside.wire import Frame, FrameView, RowEncoder, encode_frame

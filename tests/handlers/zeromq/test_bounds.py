@@ -12,8 +12,9 @@ from trackside.events import DecodeError, Heartbeat, Source, SourceStarted
 from trackside.handlers.zeromq import PeerLimits
 from trackside.handlers.zeromq._collector import Collection, with_rows
 from trackside.handlers.zeromq._connection import Connection
-from trackside.handlers.zeromq._limits import CHUNK_BYTES, MAX_COUNT, PeerBuckets
 from trackside.handlers.zeromq._protocol import (
+    CHUNK_BYTES,
+    MAX_COUNT,
     PROTOCOL_VERSION,
     SOURCE_END,
     VIEWER_END,
@@ -21,19 +22,30 @@ from trackside.handlers.zeromq._protocol import (
     FrameEntry,
     Hello,
     LossEntry,
+    PeerBuckets,
     Ping,
+    Snapshot,
+    SourcePosition,
     Subscribe,
     Subscribed,
     Verb,
     Welcome,
     decode,
+    decode_snapshot,
+    dump_models,
     encode,
+    encode_snapshot,
 )
-from trackside.handlers.zeromq._receiver import Producer, Receiver, SnapshotBudget, StreamConsumer
+from trackside.handlers.zeromq._receiver import (
+    Producer,
+    Receiver,
+    SnapshotBudget,
+    SourceRegistry,
+    SourceState,
+    StreamConsumer,
+)
 from trackside.handlers.zeromq._server import ReadySnapshot, StreamServer
 from trackside.handlers.zeromq._session import Sent
-from trackside.handlers.zeromq._snapshot import Snapshot, SourcePosition, decode_snapshot, dump_models, encode_snapshot
-from trackside.handlers.zeromq._sources import SourceRegistry, SourceState
 from trackside.wire import FrameDecoder, RowEncoder, encode_frame
 
 DEADLINE_S = 20.0

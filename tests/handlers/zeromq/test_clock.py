@@ -7,9 +7,8 @@ import pytest
 from trackside.events import ClockCompared, Source
 from trackside.handlers.zeromq import PeerLimits
 from trackside.handlers.zeromq._collector import Collection
-from trackside.handlers.zeromq._limits import PeerBuckets
-from trackside.handlers.zeromq._receiver import ClockOffset, Producer
-from trackside.handlers.zeromq._sources import SourceRegistry
+from trackside.handlers.zeromq._protocol import PeerBuckets
+from trackside.handlers.zeromq._receiver import ClockOffset, Producer, SourceRegistry
 
 
 def exchange(estimate, now_ns, offset_ns, there_ns, back_ns):

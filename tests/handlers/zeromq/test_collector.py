@@ -23,9 +23,9 @@ from trackside.handlers.models import ClockOffsets, CounterBoard, SpanBuilder
 from trackside.handlers.models.goodput import GoodputAccumulator
 from trackside.handlers.models.scores import ScoreAggregator
 from trackside.handlers.zeromq import PeerLimits
+from trackside.handlers.zeromq._collector import MultiLogWriter
 from trackside.handlers.zeromq._connection import new_context
-from trackside.handlers.zeromq._log_writer import MultiLogWriter
-from trackside.handlers.zeromq._sources import SourceRegistry
+from trackside.handlers.zeromq._receiver import SourceRegistry
 from trackside.wire import Frame, RowEncoder, encode_frame
 
 pytestmark = pytest.mark.once

@@ -4,9 +4,8 @@ import pytest
 
 from trackside.events import ConfigError, Heartbeat, IterationEnded, Source
 from trackside.handlers.zeromq._collector import CollectorStreams
-from trackside.handlers.zeromq._protocol import Filter
-from trackside.handlers.zeromq._ring import LostRange, Ring, RingBudget
-from trackside.handlers.zeromq._snapshot import SourcePosition, decode_snapshot
+from trackside.handlers.zeromq._protocol import Filter, SourcePosition, decode_snapshot
+from trackside.handlers.zeromq._server import LostRange, Ring, RingBudget
 from trackside.wire import FrameDecoder, RowEncoder, encode_frame
 
 SOURCE = Source.detect({}, run_id="run", rank=5)

@@ -11,15 +11,17 @@ from trackside.handlers.zeromq._protocol import (
     Filter,
     FrameEntry,
     LossEntry,
+    Snapshot,
+    SourcePosition,
     Welcome,
     decode,
+    decode_snapshot,
     encode,
+    encode_snapshot,
 )
 from trackside.handlers.zeromq._receiver import StreamConsumer
-from trackside.handlers.zeromq._ring import LostRange, RingBudget
-from trackside.handlers.zeromq._server import ReadySnapshot, StreamServer
+from trackside.handlers.zeromq._server import LostRange, ReadySnapshot, RingBudget, StreamServer
 from trackside.handlers.zeromq._session import Sent
-from trackside.handlers.zeromq._snapshot import Snapshot, SourcePosition, decode_snapshot, encode_snapshot
 
 BEAT_S = 1.0
 

@@ -10,7 +10,7 @@ from trackside.events import ClockCompared, DecodeError, RankFellSilent, Source,
 from trackside.handlers import check_logs
 from trackside.handlers.zeromq import attach
 from trackside.handlers.zeromq._forwarder import peek
-from trackside.handlers.zeromq._sources import OwnStream
+from trackside.handlers.zeromq._receiver import OwnStream
 from trackside.wire import fields_of
 
 pytestmark = pytest.mark.once

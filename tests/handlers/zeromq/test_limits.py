@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from trackside.handlers.zeromq._limits import BURST_S, PeerBuckets, PeerLimits
+from trackside.handlers.zeromq._protocol import BURST_S, PeerBuckets, PeerLimits
 
 SMALL = PeerLimits(events=10.0, size_bytes=1000.0, messages=5.0)
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from trackside.handlers.zeromq import PeerLimits
-from trackside.handlers.zeromq._limits import FORGET_AFTER_S
 from trackside.handlers.zeromq._protocol import (
+    FORGET_AFTER_S,
     PROTOCOL_VERSION,
     SOURCE_END,
     VIEWER_END,

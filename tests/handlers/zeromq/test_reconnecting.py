@@ -12,8 +12,7 @@ import pytest
 import trackside
 from trackside.events import EventsLost
 from trackside.handlers.zeromq import Filter, _connection, new_keys
-from trackside.handlers.zeromq._ring import Ring, RingBudget
-from trackside.handlers.zeromq._server import Stream
+from trackside.handlers.zeromq._server import Ring, RingBudget, Stream
 
 STEP = "test.step.taken"
 

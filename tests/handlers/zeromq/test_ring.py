@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trackside.handlers.zeromq._ring import LostRange, Ring, RingBudget
+from trackside.handlers.zeromq._server import LostRange, Ring, RingBudget
 
 
 class Clock:

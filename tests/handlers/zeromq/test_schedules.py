@@ -21,10 +21,11 @@ from trackside.handlers.zeromq import _attachment
 from trackside.handlers.zeromq._attachment import ViewerSession
 from trackside.handlers.zeromq._collector import Collection
 from trackside.handlers.zeromq._connection import SilenceTimer
-from trackside.handlers.zeromq._limits import RENEW_AFTER_S, WINDOW_BYTES
 from trackside.handlers.zeromq._protocol import (
     PROTOCOL_VERSION,
+    RENEW_AFTER_S,
     VIEWER_END,
+    WINDOW_BYTES,
     Beat,
     Chunk,
     Filter,
@@ -34,18 +35,18 @@ from trackside.handlers.zeromq._protocol import (
     Ping,
     Result,
     Skipped,
+    Snapshot,
+    SourcePosition,
     Subscribe,
     Subscribed,
     Welcome,
     decode,
     encode,
+    encode_snapshot,
 )
-from trackside.handlers.zeromq._receiver import Receiver
-from trackside.handlers.zeromq._ring import LostRange, RingBudget
-from trackside.handlers.zeromq._server import ReadySnapshot, StreamServer
+from trackside.handlers.zeromq._receiver import Receiver, SourceRegistry
+from trackside.handlers.zeromq._server import LostRange, ReadySnapshot, RingBudget, StreamServer
 from trackside.handlers.zeromq._session import Sent
-from trackside.handlers.zeromq._snapshot import Snapshot, SourcePosition, encode_snapshot
-from trackside.handlers.zeromq._sources import SourceRegistry
 from trackside.wire import RowEncoder, encode_frame
 
 TURN_S = 0.1

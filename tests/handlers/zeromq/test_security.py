@@ -19,10 +19,18 @@ import pytest
 from trackside.events import ConfigError, UnreadableError
 from trackside.handlers.zeromq import Filter, attach, new_keys
 from trackside.handlers.zeromq._connection import Connection, Safety, check_endpoint
-from trackside.handlers.zeromq._protocol import PROTOCOL_VERSION, SOURCE_END, FrameEntry, Hello, decode, encode
+from trackside.handlers.zeromq._protocol import (
+    PROTOCOL_VERSION,
+    SOURCE_END,
+    FrameEntry,
+    Hello,
+    Snapshot,
+    decode,
+    encode,
+    encode_snapshot,
+)
 from trackside.handlers.zeromq._receiver import StreamConsumer
 from trackside.handlers.zeromq._server import ReadySnapshot, StreamServer
-from trackside.handlers.zeromq._snapshot import Snapshot, encode_snapshot
 
 STEP = "test.step.taken"
 

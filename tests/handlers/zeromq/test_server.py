@@ -26,8 +26,7 @@ from trackside.handlers.zeromq._protocol import (
     decode,
     encode,
 )
-from trackside.handlers.zeromq._ring import RingBudget
-from trackside.handlers.zeromq._server import ReadySnapshot, StreamServer
+from trackside.handlers.zeromq._server import ReadySnapshot, RingBudget, StreamServer
 from trackside.handlers.zeromq._session import Sent
 
 VIEWER = b"address"

@@ -18,10 +18,9 @@ from trackside.handlers.zeromq._protocol import (
     decode,
     encode,
 )
-from trackside.handlers.zeromq._receiver import Receiver
+from trackside.handlers.zeromq._receiver import Receiver, SourceRegistry
 from trackside.handlers.zeromq._server import StreamServer
 from trackside.handlers.zeromq._session import Sent
-from trackside.handlers.zeromq._sources import SourceRegistry
 from trackside.wire import RowEncoder, encode_frame
 
 VIEWER = b"viewer"

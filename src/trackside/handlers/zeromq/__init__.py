@@ -1,8 +1,8 @@
 """
 The stream over ZeroMQ: out of a job, into other processes, through collectors.
 
-Importing this loads no zmq: `_zmq` does when the first socket is made, and every module here takes the library from
-there. `docs/remote-protocol.md` says what is sent when.
+Importing this loads no zmq: `_keys` does when the first socket is made.
+`docs/remote-protocol.md` says what is sent when.
 """
 
 from trackside.handlers.zeromq._attachment import Attachment, Gap, Joined, attach
@@ -11,11 +11,8 @@ from trackside.handlers.zeromq._control import Outcome, command, is_target, may_
 from trackside.handlers.zeromq._forwarder import Forwarder
 from trackside.handlers.zeromq._keys import ROLES as KEY_ROLES
 from trackside.handlers.zeromq._keys import new_keys
-from trackside.handlers.zeromq._limits import PeerLimits
-from trackside.handlers.zeromq._protocol import ALWAYS, VERBS, Filter, Result, Verb
-from trackside.handlers.zeromq._publisher import EndpointFile, Publisher, find_endpoints
-from trackside.handlers.zeromq._ring import RING_BYTES
-from trackside.handlers.zeromq._snapshot import names_of
+from trackside.handlers.zeromq._protocol import ALWAYS, VERBS, Filter, PeerLimits, Result, Verb, names_of
+from trackside.handlers.zeromq._server import RING_BYTES, EndpointFile, Publisher, find_endpoints
 
 __all__ = [
     "ALWAYS",

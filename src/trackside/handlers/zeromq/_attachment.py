@@ -13,8 +13,10 @@ import attrs
 from trackside.core import complain, described
 from trackside.events import ConfigError, DecodeError, Event, Priority, Source, UnknownEvent, UnreadableError, clock
 from trackside.handlers.zeromq._connection import Connection
-from trackside.handlers.zeromq._limits import BEAT_S, MAX_NAMES, SILENT_AFTER_BEATS
 from trackside.handlers.zeromq._protocol import (
+    BEAT_S,
+    MAX_NAMES,
+    SILENT_AFTER_BEATS,
     Beat,
     Bye,
     Filter,
@@ -22,12 +24,14 @@ from trackside.handlers.zeromq._protocol import (
     Message,
     Ping,
     Refused,
+    Snapshot,
     Welcome,
+    decode_snapshot,
+    model_name,
 )
-from trackside.handlers.zeromq._publisher import find_endpoints
 from trackside.handlers.zeromq._receiver import Entry, StreamConsumer
+from trackside.handlers.zeromq._server import find_endpoints
 from trackside.handlers.zeromq._session import Action, Role, Sent, Sessions, State
-from trackside.handlers.zeromq._snapshot import Snapshot, decode_snapshot, model_name
 from trackside.wire import Frame, FrameDecoder, SequenceTracker, deliver, views
 
 if TYPE_CHECKING:

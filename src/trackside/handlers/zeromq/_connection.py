@@ -25,10 +25,10 @@ from trackside.handlers.zeromq._keys import (
     load_client_keys,
     load_server_key,
     user_of,
+    zmq,
 )
-from trackside.handlers.zeromq._limits import RECEIVE_MESSAGES, RENEW_AFTER_S, RENEW_AT_MOST_S, SEND_MESSAGES
+from trackside.handlers.zeromq._protocol import RECEIVE_MESSAGES, RENEW_AFTER_S, RENEW_AT_MOST_S, SEND_MESSAGES
 from trackside.handlers.zeromq._session import Sent
-from trackside.handlers.zeromq._zmq import zmq
 
 OLDEST_LIBZMQ: Final = (4, 3, 5)
 """Older ones can be brought down by anybody who reaches a port, keys or not."""

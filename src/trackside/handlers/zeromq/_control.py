@@ -23,9 +23,8 @@ from trackside.handlers.zeromq._protocol import (
     Verb,
     encode,
 )
-from trackside.handlers.zeromq._receiver import Producer, Receiver
+from trackside.handlers.zeromq._receiver import Producer, Receiver, SourceRegistry, SourceState
 from trackside.handlers.zeromq._session import Action, Role, Sessions
-from trackside.handlers.zeromq._sources import SourceRegistry, SourceState
 
 _MOST_S: Final = 60.0
 _SHARE: Final = 0.8

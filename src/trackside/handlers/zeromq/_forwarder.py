@@ -17,19 +17,34 @@ from trackside.events import ClockCompared, ConfigError, DecodeError, Event, Sou
 from trackside.handlers.zeromq._connection import Connection, Safety, wait_for
 from trackside.handlers.zeromq._control import VerbForwarder
 from trackside.handlers.zeromq._keys import RANK, SERVER
-from trackside.handlers.zeromq._limits import (
+from trackside.handlers.zeromq._protocol import (
     EVENTS_PER_SOURCE,
     MAX_SOURCES,
     MAX_SOURCES_OF_ONE,
     WAITING_MESSAGES,
+    Filter,
+    LossEntry,
+    Message,
     PeerLimits,
+    Refused,
+    Result,
+    Snapshot,
+    SourcePosition,
+    decode_snapshot,
+    encode_snapshot,
 )
-from trackside.handlers.zeromq._protocol import Filter, LossEntry, Message, Refused, Result
-from trackside.handlers.zeromq._receiver import Entry, Producer, Receiver
-from trackside.handlers.zeromq._ring import RING_S, LostRange, Ring, RingBudget
-from trackside.handlers.zeromq._server import ReadySnapshot, StreamServer
-from trackside.handlers.zeromq._snapshot import Snapshot, SourcePosition, decode_snapshot, encode_snapshot
-from trackside.handlers.zeromq._sources import COLLECTORS, QUIET, RELAYS, SOURCE, OwnStream, SourceRegistry
+from trackside.handlers.zeromq._receiver import (
+    COLLECTORS,
+    QUIET,
+    RELAYS,
+    SOURCE,
+    Entry,
+    OwnStream,
+    Producer,
+    Receiver,
+    SourceRegistry,
+)
+from trackside.handlers.zeromq._server import RING_S, LostRange, ReadySnapshot, Ring, RingBudget, StreamServer
 from trackside.wire import FrameDecoder
 
 if TYPE_CHECKING:

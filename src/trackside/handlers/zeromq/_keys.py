@@ -18,12 +18,40 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
 from trackside.events import ConfigError
-from trackside.handlers.zeromq._zmq import z85, zmq
+
+# The library is loaded when it is first used: a job's `start` knows how to publish, and importing trackside must not
+# load zmq. `_connection` takes it from here.
+if TYPE_CHECKING:
+    import zmq
+    from zmq.utils import z85
+else:
+
+    class _WhenUsed:
+        def __init__(self, load: Any) -> None:
+            self._load = load
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._load(), name)
+
+    def _load_zmq() -> Any:
+        import zmq  # noqa: PLC0415  not before it is used
+
+        return zmq
+
+    def _load_z85() -> Any:
+        from zmq.utils import z85  # noqa: PLC0415
+
+        return z85
+
+    zmq = _WhenUsed(_load_zmq)
+    z85 = _WhenUsed(_load_z85)
+
+__all__ = ["z85", "zmq"]
 
 SERVER, RANK, VIEWER, CONTROL = "server", "rank", "viewer", "control"
 ROLES: Final = (SERVER, RANK, VIEWER, CONTROL)

@@ -19,8 +19,8 @@ from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 from trackside.core import RateLimitedLog, described
 from trackside.events import clock
 from trackside.handlers.zeromq._keys import CONTROL, RANK, VIEWER
-from trackside.handlers.zeromq._limits import BEAT_S
 from trackside.handlers.zeromq._protocol import (
+    BEAT_S,
     PROTOCOL_VERSION,
     SOURCE_END,
     VIEWER_END,
