@@ -230,5 +230,5 @@ class TestAnswers:
     def test_that_cannot_be_encoded(self):
         """A message that is too large is counted, and nothing is raised."""
         end = End(Role.SERVER)
-        assert end.sessions.post(b"a", Subscribe(1, ["x" * 70_000], 1, None, [], "", 0, 1)) is Sent.FULL
+        assert end.sessions.post(b"a", Subscribe(1, ["x" * 70_000], 1, None, [], "", 0, 1)) is Sent.INVALID
         assert end.sessions.counts["failed"] == 1
