@@ -37,6 +37,11 @@ test-floors:  ## run the core's tests beside the oldest libraries that are allow
 		tests/wire tests/events tests/counters tests/handlers/eventlog \
 		$(addprefix tests/handlers/zeromq/test_,attach.py bounds.py reconnecting.py) $(ARGS)
 
+.PHONY: test-in-turn
+test-in-turn:  ## as test-all, but of the Pythons besides the first one runs that much and each other one the core's tests
+	@$(ENVIRONMENT) .venv --extra torch --group test
+	@$(BIN)/python tools/every_python.py --provide --in-turn $(ARGS)
+
 .PHONY: test-long
 test-long:  ## run the tests with the long recipes in full
 	@$(ENVIRONMENT) .venv --extra torch --group test

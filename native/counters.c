@@ -24,7 +24,7 @@ typedef union {
 
 typedef struct {
     PyObject_HEAD
-    PyObject *list;   /* set by Instrument; NULL before, and once the garbage collector cleared it */
+    PyObject *list;   /* set by Instrument; NULL before */
     Sample *samples;  /* FOLD_AT of them; NULL before the first */
     int count;
     Kind kind;        /* of all samples, if there are any */
@@ -292,19 +292,12 @@ recorder_traverse(Recorder *self, visitproc visit, void *arg)
     return 0;
 }
 
-static int
-recorder_clear(Recorder *self)
-{
-    Py_CLEAR(self->list);
-    return 0;
-}
-
 static void
 recorder_dealloc(Recorder *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
-    recorder_clear(self);
+    Py_XDECREF(self->list);
     PyMem_Free(self->samples);
     type->tp_free(self);
     Py_DECREF(type);
@@ -329,7 +322,6 @@ static PyMemberDef recorder_members[] = {
 static PyType_Slot recorder_slots[] = {
     {Py_tp_doc, "Samples that wait to be folded; base of trackside.counters.Instrument."},
     {Py_tp_traverse, recorder_traverse},
-    {Py_tp_clear, recorder_clear},
     {Py_tp_dealloc, recorder_dealloc},
     {Py_tp_getset, recorder_attributes},
     {Py_tp_methods, recorder_methods},

@@ -53,21 +53,13 @@ method_traverse(Method *self, visitproc visit, void *arg)
     return 0;
 }
 
-/* What the interpreter calls of it is safe after this: without its class and its function it is no longer reachable. */
-static int
-method_clear(Method *self)
-{
-    Py_CLEAR(self->owner);
-    Py_CLEAR(self->python);
-    return 0;
-}
-
 static void
 method_dealloc(Method *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
-    method_clear(self);
+    Py_XDECREF(self->owner);
+    Py_XDECREF(self->python);
     PyObject_GC_Del(self);
     Py_DECREF(type);
 }
@@ -102,7 +94,6 @@ static PyMemberDef method_members[] = {
 static PyType_Slot method_slots[] = {
     {Py_tp_call, PyVectorcall_Call},
     {Py_tp_traverse, method_traverse},
-    {Py_tp_clear, method_clear},
     {Py_tp_dealloc, method_dealloc},
     {Py_tp_descr_get, method_bind},
     {Py_tp_getset, method_attributes},

@@ -5,8 +5,9 @@
  * calls included, to the Python method that it stands for. So it raises nothing of its own, logs nothing and knows no
  * configuration, and each rule that is not plain is written once, in Python.
  *
- * Ownership. A function returns a new reference and borrows its arguments. A struct owns the references in it, shows
- * them to the garbage collector and drops them in tp_clear. A pointer that is borrowed says so where it is declared.
+ * Ownership. A function returns a new reference and borrows its arguments. A struct owns the references in it and shows
+ * them to the garbage collector. None has a tp_clear: each cycle that leads through a struct leads through a list, a
+ * dict or a class too, which has one. So no function here can meet a struct that was emptied.
  *
  * Invariants.
  *   - All state is protected by the interpreter lock; the core is not built for interpreters without one.
@@ -40,6 +41,7 @@ PyObject *ts_method(PyTypeObject *owner, ts_plain plain, PyObject *python);
 /* Each file adds what it has to the module: 0, or -1 with an exception. */
 int ts_add_methods(PyObject *module);
 int ts_add_counters(PyObject *module);
+int ts_add_rows(PyObject *module);
 int ts_add_decoder(PyObject *module);
 
 #endif

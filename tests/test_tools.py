@@ -42,8 +42,14 @@ class TestEveryPython:
 
     def test_usable(self, tmp_path):
         """An interpreter that answers and can make environments is found."""
-        path = self.script(tmp_path, """echo '{"version": [3, 12, 7], "usable": true}'""")
-        assert self.every_python.probe(path) == ((3, 12, 7), path, ())
+        path = self.script(tmp_path, """echo '{"version": [3, 12, 7], "free_threaded": false, "usable": true}'""")
+        assert self.every_python.probe(path) == ((3, 12, 7), path, (), False)
+
+    def test_without_the_interpreter_lock(self, tmp_path):
+        """An interpreter without the lock goes by the name that its executable has, and not by that of its version."""
+        path = self.script(tmp_path, """echo '{"version": [3, 14, 7], "free_threaded": true, "usable": true}'""")
+        found = self.every_python.probe(path)
+        assert (found.name, str(found)) == ("3.14t", "Python 3.14.7t")
 
     @pytest.mark.parametrize(
         "body",
@@ -83,25 +89,79 @@ class TestEveryPython:
         assert self.every_python.others(interpreter((3, 11, 7), Path("e"))) == [found[3], found[1]]
 
     def test_says_what_is_untested(self, capsys):
-        """A supported version that was not run is called untested."""
-        ran = [self.every_python.Interpreter((3, minor, 0), Path("p")) for minor in (10, 11, 13)]
-        self.every_python.report([self.every_python.Outcome(each, "passed", 1.0) for each in ran])
-        assert capsys.readouterr().out.splitlines()[-1] == "untested: 3.12, 3.14, 3.15 (not on this machine)"
+        """A supported version that was not run is called untested, with the reason."""
+        ran = [self.every_python.Interpreter((3, minor, 0), Path("p")) for minor in (10, 11, 12, 14)]
+        outcomes = [self.every_python.Outcome(each, "passed", 1.0) for each in ran]
+        self.every_python.report(outcomes, {"3.15": "a chroot needs root"}, left_out=("3.13",))
+        assert capsys.readouterr().out.splitlines()[5:] == [
+            "untested: 3.13 (left to make test-all)",
+            "untested: 3.14t (not on this machine; make test-all provides it)",
+            "untested: 3.15 (a chroot needs root)",
+        ]
 
-    def test_says_why_none_is_provided(self, monkeypatch, capsys):
-        """Where no interpreter can be provided, one line names those that are lacking, and why."""
+    def test_missing_is_no_failure(self, monkeypatch):
+        """An interpreter that cannot be provided is reported with the reason, and the others are still asked for."""
         monkeypatch.setattr(os, "geteuid", lambda: 1000)
-        assert self.every_python.provided({"3.10", "3.11", "3.12", "3.13", "3.14"}) == []
-        assert capsys.readouterr().out == "no Python 3.15 here: a chroot needs root\n"
+        monkeypatch.setattr(self.every_python.interpreters, "SOURCES", {})
+        missing = {"3.14": "a chroot needs root", "3.15": "a chroot needs root"}
+        assert self.every_python.provide(["3.14", "3.15"]) == ([], missing)
+
+
+class TestTurns:
+    """``--in-turn`` with two further interpreters, the runs themselves replaced by a note of their arguments."""
+
+    every_python = load("every_python")
+
+    @pytest.fixture
+    def runs(self, monkeypatch, tmp_path):
+        """Give a function that returns, for a number of commits, the interpreters that ran all their tests."""
+        interpreter = self.every_python.Interpreter
+        found = [interpreter((3, minor, 0), Path("python")) for minor in (10, 12, 13)]
+        monkeypatch.setattr(self.every_python, "others", lambda this: found)
+        monkeypatch.setattr(self.every_python.subprocess, "run", lambda *command, **options: Finished())
+        outcome = self.every_python.Outcome
+        ran = []
+
+        def note(interpreter, python, *arguments):
+            ran.append((interpreter.name, "tests/bus" not in arguments))
+            return outcome(interpreter, "passed", 0.0)
+
+        monkeypatch.setattr(self.every_python, "test", note)
+
+        def run(commits):
+            monkeypatch.setattr(self.every_python, "commits", lambda: commits)
+            ran.clear()
+            assert self.every_python.main(["--in-turn"]) == 0
+            return [name for name, whole in ran[1:] if whole], [name for name, _ in ran[1:]]
+
+        return run
+
+    def test_one_runs_all(self, runs):
+        """After each commit another one runs all its tests, and each of the others those of the core."""
+        assert [runs(commits)[0] for commits in range(4)] == [["3.10"], ["3.12"], ["3.10"], ["3.12"]]
+
+    def test_left_out(self, runs):
+        """What is left to ``make test-all`` does not run."""
+        assert runs(0)[1] == ["3.10", "3.12"]
+
+    def test_core_exists(self):
+        """Each folder of the core's tests is there: pytest would end the run where one is not."""
+        assert [folder for folder in self.every_python.CORE if not (ROOT / "tests" / folder).is_dir()] == []
+
+
+class Finished:
+    returncode = 0
+    stdout = ""
 
 
 class TestInterpreters:
     interpreters = load("interpreters")
 
-    def test_nothing_lacks(self, monkeypatch):
-        """Who lacks nothing needs neither root nor a chroot."""
-        monkeypatch.setattr(os, "geteuid", lambda: 1000)
-        assert self.interpreters.provide([]) == []
+    @pytest.fixture(autouse=True)
+    def cache(self, monkeypatch, tmp_path):
+        """Keep what is kept between runs out of the way."""
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        return tmp_path / "trackside"
 
     @pytest.mark.parametrize(
         ("command", "reason"),
@@ -115,6 +175,51 @@ class TestInterpreters:
         """A command that fails is named, with the last line that it wrote."""
         with pytest.raises(self.interpreters.NotProvidedError, match=re.escape(reason)):
             self.interpreters.run(*command)
+
+    def test_built_once(self, monkeypatch, cache):
+        """What lies in the cache is used without a network or a compiler."""
+        monkeypatch.setattr(self.interpreters, "run", None)
+        python = cache / "cpython-3.14.7t" / "bin" / "python3.14t"
+        python.parent.mkdir(parents=True)
+        python.touch()
+        assert self.interpreters.provide("3.14t") == (python, ())
+
+    def test_other_sources(self, tmp_path):
+        """An archive that is not the expected one is refused before anything of it is unpacked."""
+        address = tmp_path / "sources"
+        address.write_text("not CPython")
+        with pytest.raises(self.interpreters.NotProvidedError, match="sources: not the archive that was expected"):
+            self.interpreters.download(address.as_uri(), tmp_path / "archive", "0" * 64)
+
+    def test_no_network(self, tmp_path):
+        """Where an archive cannot be had, the reason is that of the system."""
+        with pytest.raises(self.interpreters.NotProvidedError, match=r"sources: .*No such file"):
+            self.interpreters.download((tmp_path / "sources").as_uri(), tmp_path / "archive", "0" * 64)
+
+    def test_no_cache(self, monkeypatch, tmp_path):
+        """Where nothing can be kept, no interpreter is provided, and that is what is said."""
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+        with pytest.raises(self.interpreters.NotProvidedError, match="there is no cache: "):
+            self.interpreters.provide("3.14t")
+
+    @pytest.mark.parametrize(
+        ("answer", "mirror"),
+        [
+            ("http://one/debian-security\nhttp://two/debian/\n", "http://two/debian/"),
+            ("http://three/debian\n", "http://three/debian/"),
+        ],
+    )
+    def test_mirror(self, monkeypatch, answer, mirror):
+        """Archives come from the mirror that apt uses."""
+        monkeypatch.setattr(self.interpreters, "run", lambda *command: answer)
+        assert self.interpreters.mirror() == mirror
+
+    def test_no_mirror(self, monkeypatch):
+        """A machine whose apt knows no Debian archive is told so."""
+        monkeypatch.setattr(self.interpreters, "run", lambda *command: "http://one/ubuntu\n")
+        with pytest.raises(self.interpreters.NotProvidedError, match="apt knows no Debian archive here"):
+            self.interpreters.mirror()
 
 
 @pytest.fixture(scope="module")

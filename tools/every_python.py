@@ -1,12 +1,15 @@
 """
 Run the tests on every Python that this machine has, and say which ones it lacks.
 
-    .venv/bin/python tools/every_python.py [--provide] [pytest's arguments]
+    .venv/bin/python tools/every_python.py [--provide] [--in-turn] [pytest's arguments]
 
 First comes the interpreter that runs this script, in its own environment and with all tests; then each
 other CPython from 3.10 on that is on the PATH or known to pyenv and, with ``--provide``, those that
 `tools/interpreters.py` can provide; each in an environment of its own under .venvs/, without torch, with the long
 recipes cut shorter still and without what only reads the sources.
+
+With ``--in-turn``, as in CI, one of the others runs that much, another one after each commit, and the rest run the
+tests of the core. What was left out is said at the end.
 
 What fails is run once more: `tools/twice.py`.
 """
@@ -19,24 +22,30 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import interpreters
 
 ROOT = Path(__file__).resolve().parents[1]
-SUPPORTED = ("3.10", "3.11", "3.12", "3.13", "3.14", "3.15")
+SUPPORTED = ("3.10", "3.11", "3.12", "3.13", "3.14", "3.14t", "3.15")
+"""Those with a "t" run without the interpreter lock."""
+CORE = ("bus", "core", "counters", "events", "instruments", "wire", "handlers/eventlog", "handlers/zeromq")
+"""The folders of the tests that run everywhere: threads, processes, bytes and sockets."""
+LEFT_OUT = ("3.13",)
+"""What ``--in-turn`` leaves to ``make test-all``: its neighbours on both sides are run."""
 OLDEST = (3, 10)
 NO_TESTS = 5
 PROBE = """
 import importlib.util, json, sys, sysconfig
 print(json.dumps({
     "version": sys.version_info[:3],
+    "free_threaded": bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
     "usable": sys.implementation.name == "cpython"
     and sys.version_info.releaselevel == "final"
-    and not sysconfig.get_config_var("Py_GIL_DISABLED")
     and sys.prefix == sys.base_prefix
     and all(map(importlib.util.find_spec, ("venv", "ensurepip"))),
 }))
@@ -50,14 +59,15 @@ class Interpreter(NamedTuple):
     path: Path
     launcher: tuple[str, ...] = ()
     """The beginning of a command line that runs the rest of it where this interpreter is."""
+    free_threaded: bool = False
 
     @property
-    def minor(self) -> str:
-        """As people call it: 3.12."""
-        return "{}.{}".format(*self.version)
+    def name(self) -> str:
+        """As its executable calls it: 3.12, or 3.14t without the interpreter lock."""
+        return "{}.{}".format(*self.version) + "t" * self.free_threaded
 
     def __str__(self) -> str:
-        return "Python {}.{}.{}".format(*self.version)
+        return "Python {}.{}.{}".format(*self.version) + "t" * self.free_threaded
 
 
 class Outcome(NamedTuple):
@@ -66,6 +76,7 @@ class Outcome(NamedTuple):
     interpreter: Interpreter
     verdict: str
     seconds: float
+    extent: str = "all tests"
 
     @property
     def good(self) -> bool:
@@ -74,31 +85,50 @@ class Outcome(NamedTuple):
 
 
 def main(arguments: Sequence[str]) -> int:
-    wants_more = "--provide" in arguments
-    arguments = [argument for argument in arguments if argument != "--provide"]
-    this = Interpreter(sys.version_info[:3], Path(sys.executable))
+    options = {"--provide", "--in-turn"}.intersection(arguments)
+    arguments = [argument for argument in arguments if argument not in options]
+    in_turn = "--in-turn" in options
+    this = this_interpreter()
     outcomes = [test(this, this.path, *arguments)]
-    found = others(this)
-    if wants_more:
-        found += provided({this.minor, *(interpreter.minor for interpreter in found)})
+    left_out = LEFT_OUT if in_turn else ()
+    found = [interpreter for interpreter in others(this) if interpreter.name not in left_out]
+    missing: dict[str, str] = {}
+    if "--provide" in options:
+        present = {this.name, *left_out, *(interpreter.name for interpreter in found)}
+        provided, missing = provide([name for name in SUPPORTED if name not in present])
+        found += provided
+    whole = found[commits() % len(found)] if in_turn and found else None
     for interpreter in found:
-        environment = ROOT / ".venvs" / interpreter.minor
+        environment = ROOT / ".venvs" / interpreter.name
         script = str(ROOT / "tools" / "environment.py")
         make = [*interpreter.launcher, str(interpreter.path), script, str(environment), "--group", "test"]
         if subprocess.run(make, check=False, stdin=subprocess.DEVNULL).returncode:
             outcomes.append(Outcome(interpreter, "could not be set up", 0.0))
             continue
         # A hundredth of the long recipes: what differs between interpreters shows early.
-        shorter = (
-            "--scale",
-            "0.01",
-            "-m",
-            "not integration and not once",
-            "--ignore=tests/integration",
-        )
-        outcomes.append(test(interpreter, environment / "bin" / "python", *shorter, *arguments))
-    report(outcomes)
+        shorter = ["--scale", "0.01", "-m", "not integration and not once", "--ignore=tests/integration"]
+        extent = "all tests but those marked once, recipes cut short"
+        if in_turn and interpreter is not whole:
+            shorter += [f"tests/{folder}" for folder in CORE]
+            extent = "the core's tests, recipes cut short"
+        outcome = test(interpreter, environment / "bin" / "python", *shorter, *arguments)
+        outcomes.append(outcome._replace(extent=extent))
+    report(outcomes, missing, left_out)
     return 0 if all(outcome.good for outcome in outcomes) else 1
+
+
+def this_interpreter() -> Interpreter:
+    free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+    return Interpreter(sys.version_info[:3], Path(sys.executable), free_threaded=free_threaded)
+
+
+def commits() -> int:
+    """Return how many commits lie behind this checkout: whose turn it is follows from it; 0 outside of a clone."""
+    git = ["git", "-C", str(ROOT), "rev-list", "--count", "HEAD"]
+    try:
+        return int(subprocess.run(git, check=True, capture_output=True, text=True).stdout)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return 0
 
 
 def test(interpreter: Interpreter, python: Path, *arguments: str) -> Outcome:
@@ -110,40 +140,47 @@ def test(interpreter: Interpreter, python: Path, *arguments: str) -> Outcome:
     return Outcome(interpreter, verdict, time.monotonic() - started)
 
 
-def report(outcomes: Sequence[Outcome]) -> None:
+def report(outcomes: Sequence[Outcome], missing: Mapping[str, str], left_out: Sequence[str] = ()) -> None:
     print()
     for outcome in outcomes:
-        print(f"{outcome.interpreter!s:<15} {outcome.verdict}, {outcome.seconds:.0f} s")
-    ran = {outcome.interpreter.minor for outcome in outcomes}
-    missing = [minor for minor in SUPPORTED if minor not in ran]
-    if missing:
-        print(f"untested: {', '.join(missing)} (not on this machine)")
+        print(f"{outcome.interpreter!s:<15} {outcome.verdict}, {outcome.seconds:.0f} s ({outcome.extent})")
+    ran = {outcome.interpreter.name for outcome in outcomes}
+    for name in SUPPORTED:
+        if name in left_out:
+            print(f"untested: {name} (left to make test-all)")
+        elif name not in ran:
+            print(f"untested: {name} ({missing.get(name, 'not on this machine; make test-all provides it')})")
 
 
 def others(this: Interpreter) -> list[Interpreter]:
-    """Return the newest usable interpreter of each minor version but that of *this*."""
+    """Return the newest usable interpreter of each name but that of *this*."""
     found = sorted(filter(None, map(probe, set(candidates()))))
-    newest = {interpreter.minor: interpreter for interpreter in found if interpreter.minor != this.minor}
+    newest = {interpreter.name: interpreter for interpreter in found if interpreter.name != this.name}
     return list(newest.values())
 
 
-def provided(present: set[str]) -> list[Interpreter]:
-    """Return the supported interpreters that are not *present* and can be had from Debian; say why where not."""
-    lacking = [minor for minor in SUPPORTED if minor not in present]
-    try:
-        minors = interpreters.provide(lacking)
-    except interpreters.NotProvidedError as error:
-        print(f"no Python {', '.join(lacking)} here: {error}", flush=True)
-        return []
-    launcher = tuple(interpreters.launcher())
-    found = [probe(Path(f"/usr/bin/python{minor}"), launcher) for minor in minors]
-    return [interpreter for interpreter in found if interpreter is not None]
+def provide(names: Sequence[str]) -> tuple[list[Interpreter], dict[str, str]]:
+    """Return those of *names* that can be provided here, and why the others cannot."""
+    found: list[Interpreter] = []
+    missing: dict[str, str] = {}
+    for name in names:
+        try:
+            path, launcher = interpreters.provide(name)
+        except interpreters.NotProvidedError as error:
+            missing[name] = str(error)
+            continue
+        interpreter = probe(path, launcher)
+        if interpreter is None:
+            missing[name] = f"{path} does not run here"
+        else:
+            found.append(interpreter)
+    return found, missing
 
 
 def candidates() -> Iterator[Path]:
-    """Yield what may be a Python: pythonX.Y on the PATH, and pyenv's versions, chosen there or not."""
+    """Yield what may be a Python: pythonX.Y or X.Yt on the PATH, and pyenv's versions, chosen there or not."""
     for directory in os.get_exec_path():
-        yield from (path for path in Path(directory).glob("python3.*") if re.fullmatch(r"python3\.\d+", path.name))
+        yield from (path for path in Path(directory).glob("python3.*") if re.fullmatch(r"python3\.\d+t?", path.name))
     if shutil.which("pyenv"):
         root = subprocess.run(["pyenv", "root"], check=False, capture_output=True, text=True).stdout.strip()
         yield from Path(root, "versions").glob("*/bin/python")
@@ -158,7 +195,9 @@ def probe(path: Path, launcher: tuple[str, ...] = ()) -> Interpreter | None:
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
     version = tuple(found["version"])
-    return Interpreter(version, path, launcher) if found["usable"] and version >= OLDEST else None
+    if not found["usable"] or version < OLDEST:
+        return None
+    return Interpreter(version, path, launcher, found["free_threaded"])
 
 
 if __name__ == "__main__":

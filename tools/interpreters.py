@@ -1,29 +1,58 @@
 """
-Provide the Pythons that a machine lacks, from Debian's packages in a chroot.
+Provide the Pythons that a machine lacks.
 
-    python3 tools/interpreters.py 3.14 3.15
+    python3 tools/interpreters.py 3.14 3.15 3.14t
 
-The chroot is made once and kept in ``.venvs/debian``. A command runs in it through a launcher, in the same working
-directory and with the same environment variables; the launcher's mounts are in a namespace of their own and end with
-the command, so that removing ``.venvs`` removes nothing else. It needs root, and Debian's debootstrap.
+``3.14`` and the like are Debian's packages, in a chroot of Debian unstable. A command runs in it through a launcher, in
+the same working directory and with the same environment variables; the launcher's mounts are in a namespace of their
+own and end with the command. This needs root and Debian's debootstrap. ``3.14t``, without the interpreter lock, is
+built from the sources that Debian keeps; this needs a C compiler and the headers of OpenSSL, libffi and zlib.
+
+Both are kept in ``$XDG_CACHE_HOME/trackside`` (``~/.cache/trackside``), which all clones share. Archives come from the
+Debian mirror of this machine's apt, so a machine without apt gets none.
 """
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+import tarfile
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-CHROOT = ROOT / ".venvs" / "debian"
 SUITE = "unstable"
-MIRROR = "http://deb.debian.org/debian"
-TIMEOUT_S = 600
+TIMEOUT_S = 1800
+DOWNLOAD_TIMEOUT_S = 60
 # Read by pip and by TLS, inside as outside.
 SETTINGS = ("/etc/pip.conf", "/etc/resolv.conf", "/etc/ssl/certs/ca-certificates.crt", "~/.config/pip/pip.conf")
+
+
+class Archive(NamedTuple):
+    """The sources of a Python among Debian's packages."""
+
+    version: str
+    path: str
+    sha256: str
+
+
+SOURCES = {
+    "3.14t": Archive(
+        "3.14.7",
+        "pool/main/p/python3.14/python3.14_3.14.7.orig.tar.xz",
+        "3b48dac8fb59f62eaa67ac83c1eb12bda1b7a08406dd286e252c11a66be27f81",
+    ),
+}
+BUILD_OPTIONS = "OPT=-DNDEBUG -O1"
 
 ENTER = """
 set -e
@@ -36,92 +65,171 @@ mount --rbind /dev "$inside/dev"
 exec chroot "$inside" /usr/bin/env -C "$here" "$@"
 """
 
+# What pip and the tests need of a Python that was built here.
+WORKS = "import ctypes, ensurepip, ssl, sys, venv, zlib; assert not sys._is_gil_enabled()"
+
 
 class NotProvidedError(Exception):
     """An interpreter cannot be provided on this machine; the message says why."""
 
 
-def launcher() -> list[str]:
-    """Return the beginning of a command line that runs the rest of it in the chroot."""
-    return ["unshare", "--mount", "--propagation", "private", "sh", "-c", ENTER, "sh", str(CHROOT), str(ROOT)]
+class Provided(NamedTuple):
+    """An interpreter that was provided."""
+
+    path: Path
+    launcher: tuple[str, ...] = ()
+    """The beginning of a command line that runs the rest of it where this interpreter is."""
 
 
-def provide(minors: Iterable[str]) -> list[str]:
+def provide(name: str) -> Provided:
     """
-    Make the Pythons *minors*, as ``3.14``, available as ``/usr/bin/python3.14`` in the chroot.
-
-    Returns:
-        Those that Debian has; nothing is done for those that are there already.
+    Make the Python *name*, as ``3.14`` or ``3.14t``, available; nothing is done where that was done before.
 
     Raises:
-        NotProvidedError: if there can be no chroot here.
+        NotProvidedError: if there can be none here.
     """
-    wanted = list(minors)
-    if not wanted:
-        return []
+    with only_one():
+        if name in SOURCES:
+            return Provided(built(SOURCES[name]))
+        return Provided(installed(name), launcher())
+
+
+@contextmanager
+def only_one() -> Iterator[None]:
+    """Let other processes that provide interpreters wait until this one is ready."""
+    try:
+        cache().mkdir(parents=True, exist_ok=True)
+        lock = (cache() / "lock").open("w")
+    except OSError as error:
+        raise NotProvidedError(f"there is no cache: {error}") from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def cache() -> Path:
+    """Return the directory in which interpreters are kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trackside"
+
+
+def mirror() -> str:
+    """Return the address of the Debian archive that apt uses here, with a slash at its end."""
+    answer = run("apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Component: main")
+    addresses = [line for line in answer.splitlines() if line.rstrip("/").endswith("/debian")]
+    if not addresses:
+        raise NotProvidedError("apt knows no Debian archive here")
+    return addresses[0].rstrip("/") + "/"
+
+
+def launcher() -> tuple[str, ...]:
+    """Return the beginning of a command line that runs the rest of it in the chroot."""
+    inside = str(chroot())
+    return ("unshare", "--mount", "--propagation", "private", "sh", "-c", ENTER, "sh", inside, str(ROOT))
+
+
+def chroot() -> Path:
+    return cache() / f"debian-{SUITE}"
+
+
+def installed(minor: str) -> Path:
+    """Install Debian's Python *minor* in the chroot, which is made if there is none; return its path in there."""
     if os.geteuid() != 0:
         raise NotProvidedError("a chroot needs root")
-    if not (CHROOT / "usr" / "bin" / "env").exists():
+    inside = chroot()
+    if not (inside / "usr" / "bin" / "env").exists():
         make_chroot()
     for setting in SETTINGS:
         file = Path(setting).expanduser()
         if file.is_file():
-            copy = CHROOT / file.relative_to("/")
+            copy = inside / file.relative_to("/")
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, copy)
-    (CHROOT / ROOT.relative_to("/")).mkdir(parents=True, exist_ok=True)
-    return [minor for minor in wanted if is_there(minor) or install(minor)]
+    (inside / ROOT.relative_to("/")).mkdir(parents=True, exist_ok=True)
+    python = Path("/usr/bin", f"python{minor}")
+    if not (inside / python.relative_to("/")).exists():
+        apt = ("chroot", str(inside), "/usr/bin/env", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "apt-get", "-qq", "-y")
+        run(*apt, "install", "--no-install-recommends", f"python{minor}", f"python{minor}-venv")
+    run(*launcher(), str(python), "-c", "pass")
+    return python
 
 
 def make_chroot() -> None:
     if shutil.which("debootstrap") is None:
         run("apt-get", "update", "-qq")
         run("apt-get", "install", "-y", "-qq", "--no-install-recommends", "debootstrap")
-    print(f"{CHROOT.relative_to(ROOT)}: making a chroot of Debian {SUITE}", flush=True)
-    partial = CHROOT.with_name("debian-partial")
+    print(f"{chroot()}: making a chroot of Debian {SUITE}", flush=True)
+    partial = chroot().with_name("debian-partial")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.parent.mkdir(exist_ok=True)
     # The keys of a later Debian need not be known here; what is installed runs tests and nothing else.
-    run("debootstrap", "--variant=minbase", "--no-check-gpg", "--include=ca-certificates", SUITE, str(partial), MIRROR)
-    shutil.rmtree(CHROOT, ignore_errors=True)
-    partial.rename(CHROOT)
+    options = ("--variant=minbase", "--no-check-gpg", "--include=ca-certificates")
+    run("debootstrap", *options, SUITE, str(partial), mirror())
+    shutil.rmtree(chroot(), ignore_errors=True)
+    partial.rename(chroot())
 
 
-def is_there(minor: str) -> bool:
-    return (CHROOT / "usr" / "bin" / f"python{minor}").exists()
+def built(source: Archive) -> Path:
+    """Return the path of a Python without the interpreter lock, built from *source* if it was not before."""
+    prefix = cache() / f"cpython-{source.version}t"
+    python = prefix / "bin" / f"python{source.version.rpartition('.')[0]}t"
+    if python.exists():
+        return python
+    print(f"{prefix}: building Python {source.version} without the interpreter lock (minutes)", flush=True)
+    with tempfile.TemporaryDirectory(dir=cache(), prefix="building-") as directory:
+        archive = Path(directory, "sources")
+        download(mirror() + source.path, archive, source.sha256)
+        with tarfile.open(archive) as tar:
+            if sys.version_info >= (3, 12):
+                tar.extractall(directory, filter="data")
+            else:
+                tar.extractall(directory)  # noqa: S202  # its digest says that it is the archive we know
+        tree = next(entry for entry in Path(directory).iterdir() if entry.is_dir())
+        run("./configure", "-q", "--disable-gil", f"--prefix={prefix}", "--with-ensurepip=no", cwd=tree)
+        # Less optimized, and without debug symbols: the building gains more than the tests lose.
+        run("make", "-s", f"-j{os.cpu_count() or 1}", BUILD_OPTIONS, cwd=tree)
+        staged = Path(directory, "staged")
+        run("make", "-s", "install", BUILD_OPTIONS, f"DESTDIR={staged}", cwd=tree)
+        made = staged / prefix.relative_to("/")
+        run(str(made / python.relative_to(prefix)), "-c", WORKS)
+        shutil.rmtree(prefix, ignore_errors=True)
+        made.rename(prefix)
+    return python
 
 
-def install(minor: str) -> bool:
-    packages = (f"python{minor}", f"python{minor}-venv")
-    apt = ["chroot", str(CHROOT), "/usr/bin/env", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "apt-get", "-qq", "-y"]
+def download(address: str, path: Path, sha256: str) -> None:
     try:
-        run(*apt, "install", "--no-install-recommends", *packages)
-    except NotProvidedError:
-        return False
-    return is_there(minor)
+        with urllib.request.urlopen(address, timeout=DOWNLOAD_TIMEOUT_S) as answer:  # noqa: S310  # apt's own address
+            path.write_bytes(answer.read())
+    except (OSError, urllib.error.URLError) as error:
+        raise NotProvidedError(f"{address.rpartition('/')[2]}: {error}") from error
+    if hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
+        raise NotProvidedError(f"{address.rpartition('/')[2]}: not the archive that was expected")
 
 
-def run(*command: str) -> None:
+def run(*command: str, cwd: Path | None = None) -> str:
+    """Run *command* and return its output; raise NotProvidedError with its last line if it fails."""
     try:
         done = subprocess.run(
-            command, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=TIMEOUT_S
+            command, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=TIMEOUT_S, cwd=cwd
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NotProvidedError(f"{command[0]}: {error}") from error
     if done.returncode:
         last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no word"]
         raise NotProvidedError(f"{command[0]} failed: {last[0]}")
+    return done.stdout
 
 
-def main(arguments: Sequence[str]) -> int:
-    try:
-        found = provide(arguments)
-    except NotProvidedError as error:
-        print(f"not provided: {error}")
-        return 1
-    for minor in found:
-        print(f"{minor}: /usr/bin/python{minor} in {CHROOT.relative_to(ROOT)}")
-    return 0 if len(found) == len(arguments) else 1
+def main(names: Sequence[str]) -> int:
+    missing = 0
+    for name in names:
+        try:
+            found = provide(name)
+        except NotProvidedError as error:
+            print(f"{name}: not provided: {error}")
+            missing += 1
+        else:
+            print(f"{name}: {found.path}" + (f" in {chroot()}" if found.launcher else ""))
+    return 1 if missing else 0
 
 
 if __name__ == "__main__":

@@ -337,7 +337,6 @@ class TestFork:
         assert os.read(read, 100) == b"0 1 7"
         assert stat.count == 2000
 
-    @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
     def test_while_another_thread_folds(self, station):
         """A fork in the middle of another thread's fold leaves the child a stat that works."""
         stuck = Stuck()

@@ -407,7 +407,6 @@ class TestSampler:
         assert all(rounds.acquire(timeout=10) for _ in range(4))
         assert sampler.stop(10)
 
-    @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
     def test_in_a_forked_child(self):
         """A child has no thread until somebody resumes it."""
         registry = make_threaded(lambda window: None)

@@ -288,7 +288,6 @@ def identity():
     return process_source().to_wire()
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # the hang guard's thread
 class TestFork:
     def test_identity(self):
         """A forked child is a worker, with an id and a process of its own."""

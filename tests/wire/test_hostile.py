@@ -49,9 +49,9 @@ class TestClaims:
     )
     def test_claim(self, claim, wrap):
         """Four billion elements that do not follow cost nothing."""
-        began = time.perf_counter()
+        began = time.thread_time()
         refused(wrap(claim))
-        assert time.perf_counter() - began < 1
+        assert time.thread_time() - began < 1
 
     def test_many_claims(self):
         """Nor do claims within claims."""
@@ -171,24 +171,24 @@ def frame(schemas, rows):
 
 
 def takes_no_longer(data):
-    """Decode *data*, which is well-formed, in good time."""
+    """Decode *data*, which is well-formed, in five seconds of a processor."""
     assert len(data) <= MOST
     gc.freeze()  # what other tests left is not looked through again and again
     try:
-        began = time.perf_counter()
+        began = time.thread_time()
         FrameDecoder().decode(data)
-        assert time.perf_counter() - began < 5
+        assert time.thread_time() - began < 5
     finally:
         gc.unfreeze()
 
 
 class TestTime:
-    """No frame takes long: five seconds here stand for a machine that does other things too."""
+    """No frame takes long, whatever else the machine does."""
 
     def test_not_events(self):
         """Also if no row is what its class says."""
         names = own_fields(CounterWindow)
-        row = [0, 0, 0, "", "", "", 0, 0, 0, {"a": "x"}, b"", 0, 0.0]
+        row = [0, 0, 0, *({"a": "x"} if name == "values" else 0 for name in names)]
         schema = [0, "trackside.counter.window", 1, names]
         takes_no_longer(frame([schema], [[0, offset, *row] for offset in range(16_384)]))
 

@@ -37,9 +37,12 @@ from trackside.instruments._raised import record_exception
 from trackside.instruments._registry import is_evaluating, open_spans
 from trackside.instruments._section import Section
 from trackside.instruments._span import Span, span
+from trackside.instruments._threads import begin_outside_of_spans
 from trackside.instruments._within import data_loading, model_backward, model_forward, optimizer_update, zero_grad
 from trackside.instruments._wrapping import CallableId, restore_callables, wrap_callables
 from trackside.instruments.sections import close_section_window, configure_sections, section, waiting
+
+begin_outside_of_spans()
 
 __all__ = [
     "Application",

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import operator
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, TypeAlias
 
 import attrs
 import msgpack
 
+from trackside._implementation import native
 from trackside.events._event import Event
 from trackside.events._fields import ENVELOPE, hints_of, is_flat, own_fields
 from trackside.events._registry import is_declared
@@ -92,11 +93,11 @@ class RowEncoder:
             # Scalars first: one call reads them all.
             fields.sort(key=lambda field: not is_flat([field.hint]))
             schema = Schema(self._next_number(), cls.wire_name, cls.version, [field.name for field in fields])
-            encoding = self._encodings[schema.number] = self._encoding(schema, fields)
+            encoding = self._encodings[schema.number] = self._encoding(cls, schema, fields)
             self._by_class[cls] = schema, encoding
         return self._by_class[cls][0]
 
-    def _encoding(self, schema: Schema, fields: Sequence[_Field]) -> Encoding:
+    def _encoding(self, cls: type[Event], schema: Schema, fields: Sequence[_Field]) -> Encoding:
         number = schema.number
         flat = [field for field in fields if is_flat([field.hint])]
         nested = [(operator.attrgetter(field.name), *field.admitted()) for field in fields[len(flat) :]]
@@ -138,7 +139,12 @@ class RowEncoder:
             pack = _packer()  # the old one may have grown to what one huge event takes, and would never shrink
             return mend(schema, offset, (*row, *(entry[0](event) for entry in nested)), fields)
 
-        return encode
+        if native is None:
+            return encode
+        envelope = ((name, _mask(whole), -1, -1) for name in ENVELOPE)
+        own = ((field.name, _mask(field.scalars), _mask(field.entries), _mask(field.elements)) for field in fields)
+        compiled: Encoding = native.row_encoding(cls, number, (*envelope, *own), small, encode)
+        return compiled
 
     def _restore(self, event: UnknownEvent, offset: int) -> tuple[Schema, bytes]:
         """Write an event of unknown type as the type that it was read as."""
@@ -221,6 +227,11 @@ def _scalars_of(hint: Any) -> frozenset[type]:
     if float in found:  # which a whole number is read as
         found.add(int)
     return frozenset(found)
+
+
+def _mask(kinds: Collection[type] | None) -> int:
+    """Return the set of scalar types *kinds* as the compiled core knows it: a bit for each; -1 for no set."""
+    return -1 if kinds is None else sum(1 << place for place, kind in enumerate(SCALARS) if kind in kinds)
 
 
 def _arguments(hint: Any, container: type, count: int) -> tuple[Any, ...] | None:

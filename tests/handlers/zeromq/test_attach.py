@@ -302,7 +302,7 @@ class TestModels:
         for name, count in (("acme.asked.came", 3), ("acme.other.came", 2), ("acme.too.came", 1)):
             job.declare(name=name, count=count)
         job.end()
-        job.close(timeout_s=60)
+        job.close(timeout_s=10.0)
 
         assert [wire_name_of(event) for event in viewer] == ["acme.asked.came"] * 3 + ["acme.too.came"]
 

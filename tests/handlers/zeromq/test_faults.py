@@ -189,7 +189,7 @@ class TestStoppedViewer:
             events += viewer.read(5.0)
         viewer.close()
         job.end()
-        job.close(timeout_s=60)
+        job.close(timeout_s=10.0)
         told = json.loads(stopped.stdout.readline())
 
         assert grown <= 16 * MIB
@@ -236,7 +236,7 @@ class TestStoppedViewer:
             count += len(viewer.read(0.1))
         viewer.close()
         job.end()
-        job.close(timeout_s=60)
+        job.close(timeout_s=20.0)
         told = json.loads(stopped.stdout.readline())
         lags_ms.sort()
         print(

@@ -191,7 +191,7 @@ class TestCollector:
                 peer.sendall(b"\x03" + struct.pack(">Q", MIB // 2) + bytes(MIB // 2))
         logged = job.rest()
         job.end()
-        _, done = job.close(timeout_s=60)
+        _, done = job.close(timeout_s=30)
         codes, output = collector.end()
 
         report = next(one for one in check_logs(tmp_path / "log").sources if one.source.role == "main")
