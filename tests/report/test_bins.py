@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from trackside.report._bins import Bins
+from trackside.report._gather import Bins
 
 
 class TestBins:

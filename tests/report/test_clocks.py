@@ -7,7 +7,7 @@ import random
 import pytest
 
 from trackside.events import ClockAnchored, IterationEnded, Parent, Source
-from trackside.report._clocks import Readings, align
+from trackside.report._trace import Readings, align
 
 pytestmark = pytest.mark.once
 

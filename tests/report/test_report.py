@@ -10,7 +10,7 @@ import pytest
 
 from trackside.events import ConfigError, CounterWindow, IterationEnded, Source, SpanEnded, UnreadableError
 from trackside.report import read_report, report_page
-from trackside.report._charts import heat
+from trackside.report._html import heat
 from trackside.report._report import Heatmap
 
 pytestmark = pytest.mark.once

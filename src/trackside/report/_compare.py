@@ -12,12 +12,9 @@ import attrs
 from trackside.events import Source, UnreadableError
 from trackside.handlers import replay
 from trackside.handlers.models.goodput import GoodputResult
-from trackside.report._build import Progress, gather
-from trackside.report._gather import Gatherer
-from trackside.report._rows import part_series
+from trackside.report._build import Progress, gather, joined, part_series
+from trackside.report._gather import Gatherer, StepTimes
 from trackside.report._statistics import TRIM, Difference, difference
-from trackside.report._trends import joined
-from trackside.report._watched import StepTimes
 
 BETTER, WORSE, SAME = "better", "worse", "no difference shown"
 LEAST: Final = 0.01

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
+import statistics
+from array import array
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any, Final
 
 import attrs
@@ -35,9 +40,404 @@ from trackside.events import (
 )
 from trackside.handlers.models import CounterBoard, SpanBuilder
 from trackside.handlers.models.goodput import GoodputAccumulator
-from trackside.report._bins import Bins
-from trackside.report._tiles import gap
-from trackside.report._watched import Raised, Stall, StepTimes, Trace, Watched
+from trackside.report._whatif import StepTiles, gap
+
+_MOST_SAMPLES: Final = 64
+
+
+@attrs.define
+class Bin:
+    """One stretch of time."""
+
+    count: int = 0
+    total: float = 0.0
+    low: float = 0.0
+    high: float = -math.inf
+    high_step: int = -1
+    high_rank: int = -1
+    """Where `high` was."""
+    first_step: int = -1
+    last_step: int = -1
+    samples: list[float] = attrs.field(factory=list)
+    """Every *stride*-th value."""
+    stride: int = 1
+
+    def add(self, value: float, step: int, rank: int) -> None:
+        """Take in one value."""
+        if value > self.high:
+            self.high, self.high_step, self.high_rank = value, step, rank
+        if not self.count:
+            self.low = value
+            self.first_step = self.last_step = step
+        else:
+            if value < self.low:  # noqa: PLR1730  min() is a call for every value
+                self.low = value
+            if step > self.last_step:
+                self.last_step = step
+            elif step < self.first_step:
+                self.first_step = step
+        if not self.count % self.stride:
+            samples = self.samples
+            samples.append(value)
+            if len(samples) >= _MOST_SAMPLES:
+                del samples[1::2]
+                self.stride *= 2
+        self.count += 1
+        self.total += value
+
+    def add_many(self, values: Sequence[float], steps: Sequence[int], rank: int) -> None:
+        """Take in several values of one rank."""
+        high = max(values)
+        if high > self.high:
+            self.high, self.high_step, self.high_rank = high, steps[values.index(high)], rank
+        if not self.count:
+            self.low, self.first_step, self.last_step = values[0], steps[0], steps[0]
+        low, first, last = min(values), min(steps), max(steps)
+        self.low = min(self.low, low)
+        self.first_step = min(self.first_step, first)
+        self.last_step = max(self.last_step, last)
+        self.samples += values[-self.count % self.stride :: self.stride]
+        self._thin()
+        self.count += len(values)
+        self.total += sum(values)
+
+    def _thin(self) -> None:
+        while len(self.samples) >= _MOST_SAMPLES:
+            del self.samples[1::2]
+            self.stride *= 2
+
+    def merge(self, other: Bin) -> None:
+        """Take in all of *other*."""
+        if other.high > self.high:
+            self.high, self.high_step, self.high_rank = other.high, other.high_step, other.high_rank
+        self.low = min(self.low, other.low)
+        self.first_step = min(self.first_step, other.first_step)
+        self.last_step = max(self.last_step, other.last_step)
+        self.count += other.count
+        self.total += other.total
+        self.stride = max(self.stride, other.stride)
+        self.samples += other.samples
+        self._thin()
+
+    @property
+    def median(self) -> float:
+        """The median: exact of up to 63 values, else of as many, evenly spaced."""
+        return statistics.median(self.samples)
+
+    @property
+    def mean(self) -> float:
+        """The mean, exact."""
+        return self.total / self.count
+
+
+class Bins:
+    """
+    Values by time, in stretches whose length doubles whenever there are more than *most* of them.
+
+    Memory does not depend on how long the job was, nor on how many ranks it had; the lowest and the highest value of
+    each stretch are exact.
+    """
+
+    def __init__(self, most: int = 2_048, width_ns: int = 1 << 20) -> None:
+        self._most = most
+        self._shift = width_ns.bit_length() - 1
+        self._bins: dict[int, Bin] = {}
+
+    @property
+    def width_ns(self) -> int:
+        """The length of a stretch, in ns."""
+        return 1 << self._shift
+
+    def __len__(self) -> int:
+        return len(self._bins)
+
+    def add(self, at_ns: int, value: float, step: int = -1, rank: int = -1) -> None:
+        """Take in a *value* of the time *at_ns*."""
+        place = at_ns >> self._shift
+        try:
+            found = self._bins[place]
+        except KeyError:
+            found = self._bins[place] = Bin()
+            if len(self._bins) > self._most:
+                found.add(value, step, rank)
+                self._widen()
+                return
+        found.add(value, step, rank)
+
+    def add_many(self, times_ns: Sequence[int], values: Sequence[float], steps: Sequence[int], rank: int) -> None:
+        """Take in values of one rank, in the order of their times; where these are not in order, one by one."""
+        place, count = 0, len(times_ns)
+        if any(map(operator.gt, times_ns, islice(times_ns, 1, None))):
+            for at_ns, value, step in zip(times_ns, values, steps, strict=True):
+                self.add(at_ns, value, step, rank)
+            return
+        if times_ns[-1] - times_ns[0] >> self._shift >= count:  # far apart: about one to a stretch
+            self._add_sparse(times_ns, values, steps, rank)
+            return
+        while place < count:
+            at = times_ns[place] >> self._shift
+            end = bisect_left(times_ns, (at + 1) << self._shift, place + 1)
+            if end == place + 1:
+                self.add(times_ns[place], values[place], steps[place], rank)
+            else:
+                found = self._bins.get(at)
+                if found is None:
+                    found = self._bins[at] = Bin()
+                found.add_many(values[place:end], steps[place:end], rank)
+                if len(self._bins) > self._most:
+                    self._widen()
+            place = end
+
+    def _add_sparse(self, times_ns: Sequence[int], values: Sequence[float], steps: Sequence[int], rank: int) -> None:
+        bins, shift = self._bins, self._shift
+        for at_ns, value, step in zip(times_ns, values, steps, strict=True):
+            found = bins.get(at_ns >> shift)
+            if found is None:
+                self.add(at_ns, value, step, rank)
+                bins, shift = self._bins, self._shift
+            elif found.low <= value <= found.high and step == found.last_step and found.count % found.stride:
+                found.count += 1  # where ranks keep step with each other, most are like this
+                found.total += value
+            else:
+                found.add(value, step, rank)
+
+    def _widen(self) -> None:
+        while len(self._bins) > self._most:
+            self._shift += 1
+            wider: dict[int, Bin] = {}
+            for place, found in sorted(self._bins.items()):
+                known = wider.get(place >> 1)
+                if known is None:
+                    wider[place >> 1] = found
+                else:
+                    known.merge(found)
+            self._bins = wider
+
+    def points(self) -> list[tuple[int, Bin]]:
+        """Return the middle of each stretch that has values, in ns since the epoch, and the values."""
+        half = self.width_ns >> 1
+        return [((place << self._shift) + half, found) for place, found in sorted(self._bins.items())]
+
+    def coarse(self, most: int) -> list[tuple[int, Bin]]:
+        """Return at most *most* points: neighbours made one, the extremes kept."""
+        points = self.points()
+        if len(points) <= most:
+            return points
+        start, end = points[0][0], points[-1][0]
+        size = (end - start) // most + 1
+        found: dict[int, tuple[int, Bin]] = {}
+        for at_ns, one in points:
+            place = (at_ns - start) // size
+            if place in found:
+                found[place][1].merge(one)
+            else:
+                found[place] = start + place * size + size // 2, attrs.evolve(one, samples=list(one.samples))
+        return [found[place] for place in sorted(found)]
+
+
+def plain(points: list[tuple[int, Bin]]) -> list[dict[str, Any]]:
+    """Return *points* as plain data, of step times in ns."""
+    return [
+        {
+            "at_ns": at_ns,
+            "median_ns": one.median,
+            "min_ns": one.low,
+            "max_ns": one.high,
+            "max_step": one.high_step,
+            "max_rank": one.high_rank,
+            "steps": [one.first_step, one.last_step],
+            "count": one.count,
+        }
+        for at_ns, one in points
+    ]
+
+
+_MOST_VALUES: Final = 64
+_MOST_STEPS: Final = 1 << 17
+
+
+@attrs.define
+class Trace:
+    """A figure over time, thinned out evenly as it gets long."""
+
+    times_ns: array[int] = attrs.field(factory=lambda: array("q"))
+    values: array[float] = attrs.field(factory=lambda: array("d"))
+    stride: int = 1
+    seen: int = 0
+
+    def add(self, at_ns: int, value: float) -> None:
+        """Take in one value."""
+        if not self.seen % self.stride:
+            self.times_ns.append(at_ns)
+            self.values.append(value)
+            if len(self.values) >= _MOST_VALUES:
+                del self.times_ns[1::2], self.values[1::2]
+                self.stride *= 2
+        self.seen += 1
+
+
+@attrs.define
+class StepTimes:
+    """How long the steps of one process took, in order; of very many the means of some that follow each other."""
+
+    lengths_ns: array[float] = attrs.field(factory=lambda: array("d"))
+    numbers: array[int] = attrs.field(factory=lambda: array("q"))
+    """The first step of each."""
+    block: int = 1
+    _held: list[tuple[int, float]] = attrs.field(factory=list)
+    """Steps that do not make a block yet."""
+
+    def add_many(self, steps: Sequence[int], lengths_ns: Sequence[float]) -> None:
+        """Take in the next steps."""
+        if self.block == 1:
+            self.lengths_ns.extend(lengths_ns)
+            self.numbers.extend(steps)
+        else:
+            self._held += zip(steps, lengths_ns, strict=True)
+            size = self.block
+            whole = len(self._held) - len(self._held) % size
+            for start in range(0, whole, size):
+                block = self._held[start : start + size]
+                self.lengths_ns.append(sum([length_ns for _, length_ns in block]) / size)
+                self.numbers.append(block[0][0])
+            del self._held[:whole]
+        while len(self.lengths_ns) >= _MOST_STEPS:
+            self._halve()
+
+    def _halve(self) -> None:
+        own: Sequence[float] = self.lengths_ns
+        if len(own) % 2:
+            self._held[:0] = [(self.numbers[-1], own[-1])] * self.block
+            del self.lengths_ns[-1], self.numbers[-1]
+        self.lengths_ns = array("d", [(one + two) / 2 for one, two in zip(own[::2], own[1::2], strict=True)])
+        self.numbers = self.numbers[::2]
+        self.block *= 2
+
+
+@attrs.frozen
+class Raised:
+    """An exception that was recorded."""
+
+    rank: int
+    at_ns: int
+    step: int
+    span: str
+    """The innermost span that it left; empty if it left none."""
+    type: str
+    message: str
+    is_out_of_memory: bool
+
+
+_OF_A_LIBRARY: Final = re.compile(r"site-packages|dist-packages|[\\/]lib[\\/]python\d|^<frozen")
+_OF_AN_EXCHANGE: Final = re.compile(
+    r"torch[\\/](distributed|autograd|nn[\\/]parallel)|in (all_reduce|all_gather|reduce_scatter|barrier|backward)\b"
+)
+
+
+@attrs.define(kw_only=True)
+class Stall:
+    """A stall that a process recorded of itself."""
+
+    step: int
+    began_ns: int
+    """When its last step ended."""
+    usual_s: float
+    span: str
+    """The innermost span that was open."""
+    where: str
+    """What its main thread did."""
+    waits: bool
+    """Whether that is an exchange with other ranks."""
+    collective: str
+    ended_ns: int | None = None
+    """When the next step ended; None if none did."""
+
+    @classmethod
+    def of(cls, event: StallDetected) -> Stall:
+        """Return what is worth knowing of *event*."""
+        thread, stack = next(iter(event.stacks.items()), ("", ""))  # the main thread's comes first
+        name = [*event.open_spans.get(thread, []), "", ""][1]
+        last = event.collectives[-1] if event.collectives else {}
+        collective = " ".join(
+            str(last[key]) for key in ("profiling_name", "collective_seq_id", "state") if last.get(key) is not None
+        )
+        return cls(
+            step=event.step,
+            began_ns=event.at_ns - round(event.stalled_s * 1e9),
+            usual_s=event.usual_s,
+            span=str(name),
+            where=place_in(stack),
+            waits=bool(_OF_AN_EXCHANGE.search(stack)),
+            collective=collective[:100],
+        )
+
+
+def place_in(stack: str) -> str:
+    """Return the innermost frame of *stack* in words, and from where in the program's own code it was called."""
+    frames = stack.splitlines()
+    if not frames:
+        return ""
+    own = next((frame for frame in reversed(frames) if not _OF_A_LIBRARY.search(frame)), frames[-1])
+    path, _, function = own.rpartition(" in ")
+    file = re.split(r"[\\/]", path)[-1]
+    place = f"{function} ({file})"
+    inner = frames[-1].rpartition(" in ")[2]
+    return place if own is frames[-1] else f"{inner}, called by {place}"
+
+
+@attrs.define(eq=False)
+class Watched:
+    """What is known of one process."""
+
+    source: Source
+    first_ns: int = 0
+    last_ns: int = 0
+    heartbeat_interval_ns: int | None = None
+    """As its heartbeats say; None if there was none."""
+    end_reason: str | None = None
+    """Why it ended, in its own words; None if it did not say."""
+    steps: int = 0
+    steps_ns: int = 0
+    """All steps together."""
+    last_step: int = -1
+    first_step_ns: int = 0
+    """When its first step began."""
+    step_ended_ns: int = 0
+    samples: int = 0
+    tokens: int = 0
+    events: int = 0
+    counts: dict[str, Any] = attrs.field(factory=dict)
+    """Of the bus, as the last heartbeat told them."""
+    memory: dict[str, Trace] = attrs.field(factory=dict)
+    """By name, the counters whose unit is bytes."""
+    lengths: StepTimes | None = None
+    """Kept of the first rank of an attempt."""
+    tiles: StepTiles = attrs.field(factory=StepTiles)
+    """The steps, by the spans within them."""
+    windows: StepTiles = attrs.field(factory=StepTiles)
+    """The steps by section windows: each block is a window."""
+    raised: list[Raised] = attrs.field(factory=list)
+    """The exceptions that left spans, each once; the first 64."""
+    not_finite_step: int | None = None
+    """The first step whose loss was NaN or infinite; None if all were finite."""
+    not_finite: str = ""
+    """That loss: ``nan``, ``inf`` or ``-inf``."""
+    not_finite_ns: int = 0
+    last_step_by_stat: dict[str, int] = attrs.field(factory=dict)
+    """By name of a stat of losses: the last step that had ended when its latest window was read."""
+    stalls: list[Stall] = attrs.field(factory=list)
+    """The latest of them."""
+
+    @property
+    def is_rank(self) -> bool:
+        """Whether it is a rank and not a worker of one."""
+        return self.source.role == "main"
+
+    @property
+    def mean_step_ns(self) -> float | None:
+        """How long its steps took on average."""
+        return self.steps_ns / self.steps if self.steps else None
+
 
 _LONGEST_NS: Final = float(1 << 63)
 """No section is believed to take longer: 292 years."""

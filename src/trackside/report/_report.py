@@ -8,10 +8,43 @@ from typing import Any, Final
 import attrs
 
 from trackside.handlers.models.goodput import GoodputResult
-from trackside.report._bins import Bin, plain
-from trackside.report._gather import Mark
+from trackside.report._gather import Bin, Mark, plain
 from trackside.report._statistics import Difference
-from trackside.report._whatif import WhatIf
+from trackside.report._whatif import LateRank, Pause, WhatIf
+
+
+@attrs.frozen
+class Shown:
+    """How a bucket is shown."""
+
+    name: str
+    light: str
+    dark: str
+    """Colours, on light and on dark ground; chosen to be told apart by people who see fewer of them."""
+    terminal: str
+
+
+PRODUCTIVE: Final = "PRODUCTIVE"
+_SHOWN: Final = {
+    PRODUCTIVE: Shown("productive", "#1f8a5b", "#35b27b", "green"),
+    "WASTED_PROGRESS_FROM_DISRUPTION": Shown("steps done again", "#c8322b", "#e5655c", "red"),
+    "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION": Shown("until it was back", "#8e2c66", "#c45f9c", "magenta"),
+    "UNPRODUCTIVE_CHECKPOINT_SAVE_TIME": Shown("saving checkpoints", "#3566c0", "#6f9bf0", "blue"),
+    "UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME": Shown("loading checkpoints", "#6aa3e8", "#9cc4f5", "bright_blue"),
+    "DATA_LOADING_SYNC": Shown("waiting for data", "#d98a00", "#f0b03f", "yellow"),
+    "VALIDATION": Shown("validation", "#0f8f9e", "#3fbdca", "cyan"),
+    "ACCELERATOR_INITIALIZATION": Shown("starting accelerators", "#8a6d3b", "#b99a62", "bright_yellow"),
+    "TRAINING_PREP": Shown("preparing", "#a58d5f", "#cdb88a", "bright_cyan"),
+    "PROGRAM_STARTUP": Shown("the first step", "#bfae8e", "#8d7f63", "bright_magenta"),
+    "OTHER": Shown("nothing says what", "#9aa0a6", "#6d747b", "bright_black"),
+}
+_ELSE: Final = Shown("", "#5b4fb3", "#958af0", "white")
+
+
+def shown(bucket: str) -> Shown:
+    """Return how *bucket* is shown; custom and elastic ones have one colour and their own name."""
+    return _SHOWN.get(bucket) or attrs.evolve(_ELSE, name=bucket.lower().replace("_", " "))
+
 
 SCHEMA: Final = "trackside.report/1"
 """The version of `Report.to_json`: it grows by names, and a name keeps its meaning."""
@@ -125,46 +158,6 @@ class Part:
     """Of a step and rank."""
     share: float
     """Of the mean step."""
-
-
-@attrs.frozen(kw_only=True)
-class LateRank:
-    """A rank that the others waited for; see `Late`."""
-
-    rank: int
-    node: str
-    what: str
-    """The part, or ``outside measured parts``."""
-    where: str
-    """Where in the step: the part, or what the stretch lies between."""
-    own_ns: float
-    peers_ns: float
-    lateness_ns: float
-    since_step: int
-    since_ns: int
-    until_step: int
-    is_over: bool
-    lost_s: float
-    also_in: tuple[str, ...]
-    """Other parts in which it was slower."""
-    waited_in: str
-    """Where the others waited for it; empty if that is not known."""
-    certainty: float
-
-
-@attrs.frozen(kw_only=True)
-class Pauses:
-    """Steps that are longer at regular intervals."""
-
-    rank: int | None
-    """None if all ranks pause."""
-    every_steps: int
-    count: int
-    length_ns: float
-    """By how much such a step is longer."""
-    where: str
-    cost_s: float
-    first_step: int
 
 
 @attrs.frozen(kw_only=True)
@@ -387,13 +380,13 @@ class Report:
     """Of a step, what ranks waited for others; None if nothing says so."""
     heatmap: Heatmap | None
     what_if: WhatIf
-    """What comparing the ranks came to, of the last attempt; its late ranks are those of all attempts."""
+    """What comparing the ranks came to, of the last attempts with the same ranks; its late ranks are in `late`."""
     late: tuple[LateRank, ...]
     """The ranks that others waited for, what cost most first."""
     stalls: tuple[StallRow, ...]
     """What ranks recorded while no step ended for long."""
     not_finite: NotFinite | None
-    pauses: Pauses | None
+    pauses: Pause | None
     startup_s: float
     """From the first event of an attempt to the start of its first step, spans of known buckets left out."""
     slowdown: Slowdown | None

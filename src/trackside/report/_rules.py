@@ -9,26 +9,24 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from trackside.core import text as words
 from trackside.events import span_names
-from trackside.report._buckets import shown
-from trackside.report._parts import kind_of
 from trackside.report._report import (
     NOTHING,
     AttemptBar,
     ErrorRow,
     Finding,
-    LateRank,
     RankRow,
     Report,
     Ruling,
     StallRow,
     Verdict,
+    shown,
 )
-from trackside.report._tiles import tile_words
+from trackside.report._whatif import LateRank, kind_of, tile_words
 
 # Shares of the session's time from which on something is worth a sentence.
 RESTARTS_FROM: Final = 0.02
@@ -54,6 +52,8 @@ DIED_AFTER_S: Final = 60.0
 """A log without an end whose newest event is so old belongs to a job that is gone."""
 UNWRITTEN_S: Final = 1.0
 """The last second of a killed process may be in no log: events wait up to 0.7 s until they are written."""
+_Ruled = tuple[list[Finding], str]
+"""What a rule found, and why it spoke or did not."""
 _NEAR_STEPS: Final = 100
 _MOST_HOSTS: Final = 3
 _MOST_LISTED: Final = 4
@@ -77,7 +77,8 @@ FAILURES: Final = ("out-of-memory", "exception", "died", "exit", "missing-rank",
 
 def judge(report: Report) -> Verdict:
     """Return the conclusions of *report*: failures first, then what cost most."""
-    rulings = tuple(rule(report) for rule in RULES)
+    ruled = {name: rule(report) for name, rule in RULES.items()}
+    rulings = tuple(Ruling(rule=name, findings=tuple(own), because=why) for name, (own, why) in ruled.items())
     found = [finding for ruling in rulings for finding in ruling.findings]
     elapsed = report.goodput.elapsed_s
     # A finding without a known cost comes after what takes a twentieth of the time, and before the rest.
@@ -125,7 +126,7 @@ def _summary(report: Report, bound: str) -> str:
             lines.append("model_backward holds the wait for the other ranks too; how much of it is not known.")
     losses = lost_words(report)
     if losses:
-        lines.append(f"{losses}: there may be more than this report shows.")
+        lines.append(f"{losses[0].upper()}{losses[1:]}: there may be more than this report shows.")
     return " ".join(lines)
 
 
@@ -180,6 +181,8 @@ def _ranges(ranks: Iterable[int]) -> str:
 def listed(report: Report, kind: str) -> str:
     """Return the largest parts of a step of one *kind*, with their shares."""
     parts = [part for part in report.parts if part.kind == kind]
+    if len(parts) == 1:
+        return parts[0].name
     return ", ".join(f"{part.name} {words.percent(part.share, 0)}" for part in parts[:3])
 
 
@@ -225,14 +228,14 @@ def _where(row: RankRow) -> str:
 # --- failures ------------------------------------------------------------------------------------------------------
 
 
-def _raised(report: Report) -> Ruling:
+def _raised(report: Report) -> _Ruled:
     fatal = [error for error in report.errors if error.is_fatal and error.at_ns >= report.attempts[-1].start_ns]
     if not fatal:
         other = len(report.errors)
         because = (
             f"{words.plural(other, 'exception')} left spans, and the job went on" if other else "none was recorded"
         )
-        return Ruling(rule="raised", because=because)
+        return [], because
     first = min(fatal, key=lambda error: (bool(_PEER_LOST.search(error.message)), not error.message, error.at_ns))
     where = f" in {first.name}" if first.name else ""
     at = f" in step {first.step}" if first.step >= 0 else " outside of any step"
@@ -252,44 +255,43 @@ def _raised(report: Report) -> Ruling:
         look = "Use a smaller batch, accumulate gradients, or checkpoint activations. Memory over time: " + _paste(
             report, "report", "--html", "report.html"
         )
-    return Ruling(
-        rule="raised",
-        findings=(
-            Finding(
-                kind="out-of-memory" if first.is_out_of_memory else "exception",
-                title=title,
-                evidence=tuple(evidence),
-                look=look,
-                rank=first.rank,
-                section=first.name,
-                since_ns=first.at_ns,
-                since_step=first.step if first.step >= 0 else None,
-                ranks=tuple(sorted({error.rank for error in fatal})),
-            ),
-        ),
-        because="an exception was the last that its process recorded",
-    )
+    return [
+        Finding(
+            kind="out-of-memory" if first.is_out_of_memory else "exception",
+            title=title,
+            evidence=tuple(evidence),
+            look=look,
+            rank=first.rank,
+            section=first.name,
+            since_ns=first.at_ns,
+            since_step=first.step if first.step >= 0 else None,
+            ranks=tuple(sorted({error.rank for error in fatal})),
+        )
+    ], "an exception was the last that its process recorded"
+
+
+_PLACE_IN_C: Final = re.compile(r"\[\S*:\d+\] ")
+"""The place in torch's own sources with which its messages begin."""
 
 
 def _one_line(text: str, most: int = 160) -> str:
-    line = " ".join(text.split())
+    line = _PLACE_IN_C.sub("", " ".join(text.split()), count=1)
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
-def _died(report: Report) -> Ruling:
+def _died(report: Report) -> _Ruled:
     bad = [row for row in report.ranks if not row.has_good_end and not row.error]
     bad = [row for row in bad if not any(one.is_fatal and one.rank == row.rank for one in report.errors)]
     if not bad:
-        return Ruling(rule="died", because="every rank has an end record")
+        return [], "every rank has an end record"
     dead = [row for row in bad if _is_dead(report, row)]
     if not dead:
-        return Ruling(
-            rule="died",
-            because=f"{words.plural(len(bad), 'rank')} without an end record, heard of until the newest event, which "
-            f"is {words.seconds(report.age_s)} old",
+        return [], (
+            f"{words.plural(len(bad), 'rank')} without an end record, heard of until the newest event, which "
+            f"is {words.seconds(report.age_s)} old"
         )
     if _is_hung(report, dead):
-        return Ruling(rule="died", because="the ranks lived on after their last step: see the rule stopped")
+        return [], "the ranks lived on after their last step: see the rule stopped"
     first, is_clear = _first_dead(dead)
     ranks = sorted(row.rank for row in dead)
     span = next((row.name for row in report.open if row.rank == first.rank), "")
@@ -314,24 +316,20 @@ def _died(report: Report) -> Ruling:
     alive = [row for row in report.ranks if row.has_good_end]
     if alive:
         evidence.append(f"{words.plural(len(alive), 'rank')} ended in good order")
-    return Ruling(
-        rule="died",
-        findings=(
-            Finding(
-                kind="died",
-                title=title,
-                evidence=tuple(evidence),
-                look=f"It was {_where(first)}: see the launcher's output and the kernel's log (dmesg) for a signal or "
-                f"the OOM killer. Its last events: {_paste(report, 'tail', '-n', '40')}",
-                rank=first.rank if is_clear else None,
-                section=span if is_clear else "",
-                since_ns=first.last_ns,
-                since_step=first.last_step if first.last_step >= 0 else None,
-                ranks=tuple(ranks),
-            ),
-        ),
-        because="logs without an end whose processes were not heard of any more",
-    )
+    return [
+        Finding(
+            kind="died",
+            title=title,
+            evidence=tuple(evidence),
+            look=f"It was {_where(first)}: see the launcher's output and the kernel's log (dmesg) for a signal or "
+            f"the OOM killer. Its last events: {_paste(report, 'tail', '-n', '40')}",
+            rank=first.rank if is_clear else None,
+            section=span if is_clear else "",
+            since_ns=first.last_ns,
+            since_step=first.last_step if first.last_step >= 0 else None,
+            ranks=tuple(ranks),
+        )
+    ], "logs without an end whose processes were not heard of any more"
 
 
 def _first_dead(dead: Sequence[RankRow]) -> tuple[RankRow, bool]:
@@ -345,13 +343,13 @@ def _first_dead(dead: Sequence[RankRow]) -> tuple[RankRow, bool]:
     return ordered[0], is_clear
 
 
-def _exit(report: Report) -> Ruling:
+def _exit(report: Report) -> _Ruled:
     """Find a program that failed although its ranks ended well: what they did last may not be all that it did."""
     if not report.exit_status:
         because = "the launcher exited with status 0" if report.exit_status == 0 else "no launcher was recorded"
-        return Ruling(rule="exit", because=because)
-    if _raised(report).findings or _died(report).findings:
-        return Ruling(rule="exit", because="the ranks say why: see the rules raised and died")
+        return [], because
+    if _raised(report)[0] or _died(report)[0]:
+        return [], "the ranks say why: see the rules raised and died"
     how = _status_words(report.exit_status)
     finding = Finding(
         kind="exit",
@@ -360,7 +358,7 @@ def _exit(report: Report) -> Ruling:
         look=f"Read the program's own output. What the ranks did last: {_paste(report, 'tail', '-n', '40')}",
         since_ns=report.goodput.end_ns,
     )
-    return Ruling(rule="exit", findings=(finding,), because=f"its launcher saw it exit with {how}")
+    return [finding], f"its launcher saw it exit with {how}"
 
 
 def _status_words(status: int) -> str:
@@ -387,59 +385,54 @@ def _is_hung(report: Report, dead: Sequence[RankRow]) -> bool:
     return together and (silent_s >= _stopped_after_s(report) or bool(_stalls(report)))
 
 
-def _missing(report: Report) -> Ruling:
+def _missing(report: Report) -> _Ruled:
     if not report.missing_ranks:
-        return Ruling(rule="missing-rank", because="every rank of the last attempt left a log")
+        return [], "every rank of the last attempt left a log"
     ranks = list(report.missing_ranks)
     many = "s" if len(ranks) > 1 else ""
-    return Ruling(
-        rule="missing-rank",
-        findings=(
-            Finding(
-                kind="missing-rank",
-                title=f"Rank{many} {_ranges(ranks)} of {report.ranks_total} left no log: nothing is known of "
-                f"{'them' if many else 'it'}.",
-                evidence=(
-                    (
-                        f"the launcher started {words.plural(report.ranks_total, 'rank')}; of "
-                        f"{report.ranks_total - len(ranks)} there is a log"
-                    ),
+    return [
+        Finding(
+            kind="missing-rank",
+            title=f"Rank{many} {_ranges(ranks)} of {report.ranks_total} left no log: nothing is known of "
+            f"{'them' if many else 'it'}.",
+            evidence=(
+                (
+                    f"the launcher started {words.plural(report.ranks_total, 'rank')}; of "
+                    f"{report.ranks_total - len(ranks)} there is a log"
                 ),
-                look="It died before it wrote anything, or wrote elsewhere: see that all ranks call "
-                "trackside.start() with a directory that all of them share. What is here: " + _paste(report, "info"),
-                rank=ranks[0],
-                ranks=tuple(ranks),
             ),
-        ),
-        because="ranks that the launcher counted have no log",
-    )
+            look="It died before it wrote anything, or wrote elsewhere: see that all ranks call "
+            "trackside.start() with a directory that all of them share. What is here: " + _paste(report, "info"),
+            rank=ranks[0],
+            ranks=tuple(ranks),
+        )
+    ], "ranks that the launcher counted have no log"
 
 
-def _not_finite(report: Report) -> Ruling:
+_NOT_FINITE: Final = {"nan": "NaN", "inf": "infinite", "-inf": "negative infinite"}
+
+
+def _not_finite(report: Report) -> _Ruled:
     found = report.not_finite
     if found is None:
-        return Ruling(rule="not-finite", because="no loss was NaN or infinite, or none was recorded")
+        return [], "no loss was NaN or infinite, or none was recorded"
     ranks = list(found.ranks)
     many = "s" if len(ranks) > 1 else ""
-    return Ruling(
-        rule="not-finite",
-        findings=(
-            Finding(
-                kind="not-finite",
-                title=f"The loss is {found.value} since step {found.step}, on rank{many} {_ranges(ranks)}.",
-                evidence=(f"first on rank {found.first_rank}, at {words.clock(found.at_ns)}",),
-                look="Start again from a checkpoint before that step, and look at its batch, the learning rate and "
-                "the gradients' norm. That step: "
-                + _paste(report, "trace", "-o", "trace.json", "--steps", _steps_around(found.step)),
-                rank=found.first_rank,
-                section="loss",
-                since_ns=found.at_ns,
-                since_step=found.step,
-                ranks=tuple(ranks),
-            ),
-        ),
-        because="a loss was not finite",
-    )
+    return [
+        Finding(
+            kind="not-finite",
+            title=f"The loss is {_NOT_FINITE.get(found.value, found.value)} since step {found.step}, on rank{many} {_ranges(ranks)}.",
+            evidence=(f"first on rank {found.first_rank}, at {words.clock(found.at_ns)}",),
+            look="Start again from a checkpoint before that step, and look at its batch, the learning rate and "
+            "the gradients' norm. That step: "
+            + _paste(report, "trace", "-o", "trace.json", "--steps", _steps_around(found.step)),
+            rank=found.first_rank,
+            section="loss",
+            since_ns=found.at_ns,
+            since_step=found.step,
+            ranks=tuple(ranks),
+        )
+    ], "a loss was not finite"
 
 
 def _silent_s(report: Report) -> float:
@@ -452,17 +445,15 @@ def _stopped_after_s(report: Report) -> float:
     return max(STOPPED_AFTER_S, STOPPED_AFTER_STEPS * (report.goodput.step_time.p50_s or 0.0))
 
 
-def _stopped(report: Report) -> Ruling:
+def _stopped(report: Report) -> _Ruled:
     rows = [row for row in report.ranks if row.stepped_ns]
     if all(row.has_good_end for row in report.ranks) or not rows:
-        return Ruling(rule="stopped", because="every rank has a good end" if rows else "no step ended")
+        return [], ("every rank has a good end" if rows else "no step ended")
     stalls = _stalls(report)
     silent_s, after_s = max([_silent_s(report), *(one.lasted_s for one in stalls)]), _stopped_after_s(report)
     if silent_s < after_s and not stalls:
-        return Ruling(
-            rule="stopped",
-            because=f"the last step ended {words.seconds(silent_s)} before the last event; it takes "
-            f"{words.seconds(after_s)}",
+        return [], (
+            f"the last step ended {words.seconds(silent_s)} before the last event; it takes {words.seconds(after_s)}"
         )
     usual = report.goodput.step_time.p50_s or 0.0
     odd = _odd_stall(stalls) if stalls else _odd_one(report)
@@ -498,7 +489,7 @@ def _stopped(report: Report) -> Ruling:
         since_step=behind.last_step,
         since_ns=max(row.stepped_ns for row in rows),
     )
-    return Ruling(rule="stopped", findings=(finding,), because=f"no step ended for {words.seconds(silent_s)}")
+    return [finding], f"no step ended for {words.seconds(silent_s)}"
 
 
 def _stalls(report: Report) -> list[StallRow]:
@@ -532,7 +523,7 @@ def _stall_lines(stalls: Sequence[StallRow], odd: int | None) -> list[str]:
     ]
 
 
-def _stalled(report: Report) -> Ruling:
+def _stalled(report: Report) -> _Ruled:
     """Find stalls after which training went on."""
     by_step: dict[tuple[int, int], list[StallRow]] = {}
     for one in report.stalls:
@@ -560,7 +551,7 @@ def _stalled(report: Report) -> Ruling:
         )
     found.sort(key=lambda one: -one.cost_s)
     because = f"{words.plural(len(found), 'stall')} ended" if found else "no stall was recorded that a step ended"
-    return Ruling(rule="stall", findings=tuple(found[:_MOST_HOSTS]), because=because)
+    return found[:_MOST_HOSTS], because
 
 
 def _odd_one(report: Report) -> int | None:
@@ -573,15 +564,15 @@ def _odd_one(report: Report) -> int | None:
 # --- where the time went -------------------------------------------------------------------------------------------
 
 
-def _restarts(report: Report) -> Ruling:
+def _restarts(report: Report) -> _Ruled:
     later = report.attempts[1:]
     if not later:
-        return Ruling(rule="restarts", because="there was one attempt")
+        return [], "there was one attempt"
     wasted, recovery, restore = (bucket(report, name) for name in (WASTED, RECOVERY, RESTORE))
     again = sum(bar.buckets_s.get(name, 0.0) for bar in later for name in STARTING)
     cost = wasted + recovery + restore + again
     if not _is_worth(report, cost, RESTARTS_FROM):
-        return Ruling(rule="restarts", because=_too_little(report, "restarts cost", cost, RESTARTS_FROM))
+        return [], _too_little(report, "restarts cost", cost, RESTARTS_FROM)
     first = report.attempts[0]
     evidence = [
         (
@@ -607,7 +598,7 @@ def _restarts(report: Report) -> Ruling:
         since_ns=out.last_ns if out else later[0].start_ns,
         since_step=out.last_step if out else None,
     )
-    return Ruling(rule="restarts", findings=(finding,), because=f"restarts cost {of_all(report, cost)}")
+    return [finding], f"restarts cost {of_all(report, cost)}"
 
 
 def _out(bar: AttemptBar, errors: Sequence[ErrorRow]) -> list[str]:
@@ -622,10 +613,10 @@ def _out(bar: AttemptBar, errors: Sequence[ErrorRow]) -> list[str]:
     return [line, *(f"attempt {bar.number}: rank {error.rank}: {_one_line(error.error)}" for error in raised[:1])]
 
 
-def _checkpoints(report: Report) -> Ruling:
+def _checkpoints(report: Report) -> _Ruled:
     cost = bucket(report, SAVE)
     if not _is_worth(report, cost, CHECKPOINTS_FROM):
-        return Ruling(rule="checkpoints", because=_too_little(report, "saves took", cost, CHECKPOINTS_FROM))
+        return [], _too_little(report, "saves took", cost, CHECKPOINTS_FROM)
     saves = [mark for mark in report.marks if mark.kind == "checkpoint"]
     evidence: tuple[str, ...] = ()
     if saves:
@@ -646,10 +637,10 @@ def _checkpoints(report: Report) -> Ruling:
         cost_s=cost,
         since_ns=saves[0].at_ns if saves else None,
     )
-    return Ruling(rule="checkpoints", findings=(finding,), because=f"saves took {of_all(report, cost)}")
+    return [finding], f"saves took {of_all(report, cost)}"
 
 
-def _input(report: Report) -> Ruling:
+def _input(report: Report) -> _Ruled:
     """Find a loader that is slow on all ranks; one that is slow on some ranks is found by the rule stragglers."""
     cost = bucket(report, LOADING)
     parts = [part for part in report.parts if part.kind == "input"]
@@ -663,7 +654,7 @@ def _input(report: Report) -> Ruling:
         because = _too_little(report, "waiting for data took", cost, INPUT_FROM)
         if late_s:
             because += f"; {words.seconds(late_s)} more on single ranks: see the rule stragglers"
-        return Ruling(rule="input-bound", because=because)
+        return [], because
     name = parts[0].name if parts else "data_loading"
     evidence = [f"{part.name} takes {words.duration(part.mean_ns)} of a step, on all ranks" for part in parts[:3]]
     late = report.slowdown if report.slowdown is not None and report.slowdown.kind == "input" else None
@@ -683,7 +674,7 @@ def _input(report: Report) -> Ruling:
         since_ns=late.at_ns if late else None,
         since_step=late.step if late else None,
     )
-    return Ruling(rule="input-bound", findings=(finding,), because=f"waiting for data took {of_all(report, cost)}")
+    return [finding], f"waiting for data took {of_all(report, cost)}"
 
 
 def worthy(report: Report) -> list[LateRank]:
@@ -691,20 +682,18 @@ def worthy(report: Report) -> list[LateRank]:
     return [one for one in report.late if _is_worth(report, one.lost_s, STRAGGLER_FROM)]
 
 
-def _stragglers(report: Report) -> Ruling:
+def _stragglers(report: Report) -> _Ruled:
     """Name the slowest hosts, each once: ranks of one host are slow for one reason, as a rule."""
     late = worthy(report)
     if not late:
         if report.late:
-            return Ruling(
-                rule="stragglers", because=_too_little(report, "late ranks cost", report.late[0].lost_s, STRAGGLER_FROM)
-            )
+            return [], _too_little(report, "late ranks cost", report.late[0].lost_s, STRAGGLER_FROM)
         what_if = report.what_if
         because = what_if.why_not or (
             f"{words.plural(what_if.ranks, 'rank')} were compared over {words.plural(what_if.steps, 'step')} of "
             f"{words.duration(what_if.step_ns)}: none came late by more than noise"
         )
-        return Ruling(rule="stragglers", because=because)
+        return [], because
     found: list[Finding] = []
     named: set[tuple[str, int, str]] = set()
     for one in late:
@@ -712,11 +701,7 @@ def _stragglers(report: Report) -> Ruling:
         if place not in named and len(named) < _MOST_HOSTS:
             named.add(place)
             found.append(_straggler(report, one, late))
-    return Ruling(
-        rule="stragglers",
-        findings=tuple(found),
-        because=f"{words.plural(len(late), 'rank')} came late, the worst by {late[0].certainty:.0f} times the noise",
-    )
+    return found, f"{words.plural(len(late), 'rank')} came late, the worst by {late[0].certainty:.0f} times the noise"
 
 
 def _straggler(report: Report, one: LateRank, late: Sequence[LateRank]) -> Finding:
@@ -779,14 +764,14 @@ def _straggler(report: Report, one: LateRank, late: Sequence[LateRank]) -> Findi
     )
 
 
-def _pauses(report: Report) -> Ruling:
+def _pauses(report: Report) -> _Ruled:
     one = report.pauses
     if one is None:
-        return Ruling(rule="pauses", because="no step is longer at regular intervals")
+        return [], "no step is longer at regular intervals"
     if any(late.rank == one.rank or one.rank is None for late in worthy(report)):
-        return Ruling(rule="pauses", because="the rank that pauses is late: see the rule stragglers")
+        return [], "the rank that pauses is late: see the rule stragglers"
     if not _is_worth(report, one.cost_s, PAUSES_FROM):
-        return Ruling(rule="pauses", because=_too_little(report, "regular pauses cost", one.cost_s, PAUSES_FROM))
+        return [], _too_little(report, "regular pauses cost", one.cost_s, PAUSES_FROM)
     who = "Every rank pauses" if one.rank is None else f"Rank {one.rank} pauses"
     finding = Finding(
         kind="pauses",
@@ -800,25 +785,25 @@ def _pauses(report: Report) -> Ruling:
         rank=one.rank,
         since_step=one.first_step,
     )
-    return Ruling(rule="pauses", findings=(finding,), because=f"pauses cost {of_all(report, one.cost_s)}")
+    return [finding], f"pauses cost {of_all(report, one.cost_s)}"
 
 
-def _waiting(report: Report) -> Ruling:
+def _waiting(report: Report) -> _Ruled:
     share = report.waited_share
     if share is None:
-        return Ruling(rule="waiting", because="nothing says where ranks wait for each other")
+        return [], "nothing says where ranks wait for each other"
     # Of a stretch that no span measures only a part is known to be waiting.
     threshold = WAITING_FROM if any(part.kind == "waiting" for part in report.parts) else WAITING_OUTSIDE_FROM
     if share < threshold:
         because = f"{words.percent(share)} of a step; from {words.percent(threshold, 0)} on it would be said"
-        return Ruling(rule="waiting", because=because)
+        return [], because
     if worthy(report):
-        return Ruling(rule="waiting", because="a late rank explains it: see the rule stragglers")
-    if report.slowdown is not None and report.slowdown.kind == "waiting" and _slowdown(report).findings:
-        return Ruling(rule="waiting", because="it began in the middle of the job: see the rule slowdown")
+        return [], "a late rank explains it: see the rule stragglers"
+    if report.slowdown is not None and report.slowdown.kind == "waiting" and _slowdown(report)[0]:
+        return [], "it began in the middle of the job: see the rule slowdown"
     cost = share * report.goodput.productive_s
     if not _is_worth(report, cost, STRAGGLER_FROM):
-        return Ruling(rule="waiting", because=_too_little(report, "waiting took", cost, STRAGGLER_FROM))
+        return [], _too_little(report, "waiting took", cost, STRAGGLER_FROM)
     finding = Finding(
         kind="waiting",
         title=f"Ranks wait for each other: {words.percent(share)} of a step, {of_all(report, cost)}, "
@@ -829,7 +814,7 @@ def _waiting(report: Report) -> Ruling:
         cost_s=cost,
         section=next((part.name for part in report.parts if part.kind == "waiting"), ""),
     )
-    return Ruling(rule="waiting", findings=(finding,), because=f"{words.percent(share)} of a step")
+    return [finding], f"{words.percent(share)} of a step"
 
 
 def _waits_in(report: Report) -> str:
@@ -843,14 +828,14 @@ _GREW: Final = {
 }
 
 
-def _slowdown(report: Report) -> Ruling:
+def _slowdown(report: Report) -> _Ruled:
     one = report.slowdown
     if one is None:
-        return Ruling(rule="slowdown", because="steps did not become longer for good")
+        return [], "steps did not become longer for good"
     if not _is_worth(report, one.cost_s, SLOWDOWN_FROM):
-        return Ruling(rule="slowdown", because=_too_little(report, "longer steps cost", one.cost_s, SLOWDOWN_FROM))
-    if one.kind == "input" and any(finding.kind == "input-bound" for finding in _input(report).findings):
-        return Ruling(rule="slowdown", because="it is the input: see the rule input-bound")
+        return [], _too_little(report, "longer steps cost", one.cost_s, SLOWDOWN_FROM)
+    if one.kind == "input" and any(finding.kind == "input-bound" for finding in _input(report)[0]):
+        return [], "it is the input: see the rule input-bound"
     near = max(_NEAR_STEPS, one.step // 5)
     explained = sum(
         late.lost_s
@@ -858,7 +843,7 @@ def _slowdown(report: Report) -> Ruling:
         if abs(late.since_step - one.step) <= near or late.lost_s >= one.cost_s / 2
     )
     if explained >= one.cost_s / 3:
-        return Ruling(rule="slowdown", because="a rank became late then: see the rule stragglers")
+        return [], "a rank became late then: see the rule stragglers"
     grew = one.after_ns / one.before_ns - 1
     evidence = [f"{words.duration(one.before_ns)} a step before, {words.duration(one.after_ns)} since"]
     kind, look = "slowdown", "See what else changed then: the data, the length of the sequences, other jobs."
@@ -881,12 +866,12 @@ def _slowdown(report: Report) -> Ruling:
         since_ns=one.at_ns,
         since_step=one.step,
     )
-    return Ruling(rule="slowdown", findings=(finding,), because=f"steps took {words.percent(grew)} longer")
+    return [finding], f"steps took {words.percent(grew)} longer"
 
 
-def _memory(report: Report) -> Ruling:
+def _memory(report: Report) -> _Ruled:
     if not report.growth:
-        return Ruling(rule="memory-growth", because="no counter of bytes rose until the end")
+        return [], "no counter of bytes rose until the end"
     one = report.growth[0]
     finding = Finding(
         kind="memory-growth",
@@ -904,16 +889,16 @@ def _memory(report: Report) -> Ruling:
         section=one.name,
         since_ns=one.since_ns,
     )
-    return Ruling(rule="memory-growth", findings=(finding,), because=f"{one.name} rose until the end")
+    return [finding], f"{one.name} rose until the end"
 
 
-def _regression(report: Report) -> Ruling:
+def _regression(report: Report) -> _Ruled:
     found = report.baseline
     if found is None or found.change is None:
-        return Ruling(rule="regression", because="no baseline was given" if found is None else "too few steps")
+        return [], ("no baseline was given" if found is None else "too few steps")
     if not found.is_shown or found.change < REGRESSION_FROM or found.low is None or found.high is None:
         bounds = f"{words.change(found.low)} to {words.change(found.high)}"
-        return Ruling(rule="regression", because=f"steps differ by {words.change(found.change)}, {bounds}")
+        return [], f"steps differ by {words.change(found.change)}, {bounds}"
     cost = report.goodput.productive_s * found.change / (1 + found.change)
     finding = Finding(
         kind="regression",
@@ -928,13 +913,13 @@ def _regression(report: Report) -> Ruling:
         + " ".join(map(shlex.quote, report.paths)),
         cost_s=cost,
     )
-    return Ruling(rule="regression", findings=(finding,), because=f"steps take {words.change(found.change)}")
+    return [finding], f"steps take {words.change(found.change)}"
 
 
-def _evaluation(report: Report) -> Ruling:
+def _evaluation(report: Report) -> _Ruled:
     cost = bucket(report, "VALIDATION")
     if not _is_worth(report, cost, EVALUATION_FROM):
-        return Ruling(rule="evaluation", because=_too_little(report, "evaluation took", cost, EVALUATION_FROM))
+        return [], _too_little(report, "evaluation took", cost, EVALUATION_FROM)
     finding = Finding(
         kind="evaluation",
         title=f"Evaluation took {of_all(report, cost)}.",
@@ -942,10 +927,10 @@ def _evaluation(report: Report) -> Ruling:
         look="Evaluate less often, or on less.",
         cost_s=cost,
     )
-    return Ruling(rule="evaluation", findings=(finding,), because=f"evaluation took {of_all(report, cost)}")
+    return [finding], f"evaluation took {of_all(report, cost)}"
 
 
-def _custom(report: Report) -> Ruling:
+def _custom(report: Report) -> _Ruled:
     customs = report.goodput.badput_s.get("CUSTOM_BADPUT_EVENTS", {})
     found = [
         Finding(
@@ -960,14 +945,14 @@ def _custom(report: Report) -> Ruling:
         if _is_worth(report, cost, CUSTOM_FROM)
     ]
     because = "spans with a badput_type took that long" if found else "no bucket of your own took a tenth of the time"
-    return Ruling(rule="custom", findings=tuple(found), because=because)
+    return found, because
 
 
-def _startup(report: Report) -> Ruling:
+def _startup(report: Report) -> _Ruled:
     cost = _startup_s(report)
     if cost < LEAST_STARTUP_S or not _is_worth(report, cost, STARTUP_FROM):
         because = _too_little(report, "starting up took", cost, STARTUP_FROM)
-        return Ruling(rule="startup", because=f"{because}, of at least {LEAST_STARTUP_S:g} s")
+        return [], f"{because}, of at least {LEAST_STARTUP_S:g} s"
     longest = sorted(((bucket(report, name), name) for name in STARTING), reverse=True)
     finding = Finding(
         kind="startup",
@@ -981,7 +966,7 @@ def _startup(report: Report) -> Ruling:
         cost_s=cost,
         section="startup",
     )
-    return Ruling(rule="startup", findings=(finding,), because=f"starting up took {of_all(report, cost)}")
+    return [finding], f"starting up took {of_all(report, cost)}"
 
 
 def _startup_s(report: Report) -> float:
@@ -990,14 +975,14 @@ def _startup_s(report: Report) -> float:
     return sum(first.get(name, 0.0) for name in STARTING) + report.startup_s
 
 
-def _unaccounted(report: Report) -> Ruling:
-    elsewhere = sum(one.cost_s for rule in (_pauses,) for one in rule(report).findings)
+def _unaccounted(report: Report) -> _Ruled:
+    elsewhere = sum(one.cost_s for one in _pauses(report)[0])
     if not all(row.has_good_end for row in report.ranks):  # what follows a failure is the failure's
         elsewhere += _silent_s(report)
-    elsewhere += report.startup_s if _startup(report).findings else 0.0
+    elsewhere += report.startup_s if _startup(report)[0] else 0.0
     cost = bucket(report, "OTHER") - elsewhere
     if not _is_worth(report, cost, UNACCOUNTED_FROM):
-        return Ruling(rule="unaccounted", because=_too_little(report, "in no bucket are", cost, UNACCOUNTED_FROM))
+        return [], _too_little(report, "in no bucket are", cost, UNACCOUNTED_FROM)
     finding = Finding(
         kind="unaccounted",
         title=f"Nothing says what {of_all(report, cost)}, was spent on.",
@@ -1005,31 +990,31 @@ def _unaccounted(report: Report) -> Ruling:
         look="Put spans around what happens between the steps, with badput_type if it should be a bucket.",
         cost_s=cost,
     )
-    return Ruling(rule="unaccounted", findings=(finding,), because=f"in no bucket are {of_all(report, cost)}")
+    return [finding], f"in no bucket are {of_all(report, cost)}"
 
 
-RULES: Final[tuple[Callable[[Report], Ruling], ...]] = (
-    _raised,
-    _died,
-    _exit,
-    _missing,
-    _not_finite,
-    _stopped,
-    _stalled,
-    _restarts,
-    _checkpoints,
-    _input,
-    _stragglers,
-    _pauses,
-    _waiting,
-    _slowdown,
-    _memory,
-    _regression,
-    _evaluation,
-    _custom,
-    _startup,
-    _unaccounted,
-)
+RULES: Final[Mapping[str, Callable[[Report], _Ruled]]] = {
+    "raised": _raised,
+    "died": _died,
+    "exit": _exit,
+    "missing-rank": _missing,
+    "not-finite": _not_finite,
+    "stopped": _stopped,
+    "stall": _stalled,
+    "restarts": _restarts,
+    "checkpoints": _checkpoints,
+    "input-bound": _input,
+    "stragglers": _stragglers,
+    "pauses": _pauses,
+    "waiting": _waiting,
+    "slowdown": _slowdown,
+    "memory-growth": _memory,
+    "regression": _regression,
+    "evaluation": _evaluation,
+    "custom": _custom,
+    "startup": _startup,
+    "unaccounted": _unaccounted,
+}
 
 
 def explained(rulings: Iterable[Ruling]) -> list[str]:

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from trackside.core import text as words
-from trackside.report._buckets import PRODUCTIVE, shown
-from trackside.report._report import Finding, Heatmap, Report
+from trackside.report._report import PRODUCTIVE, Finding, Heatmap, Report, shown
 from trackside.report._rules import explained, lost_words
 
 Line = list[tuple[str, str]]

@@ -28,7 +28,7 @@ from trackside.handlers.models.goodput import GoodputAccumulator
 from trackside.handlers.models.liveness import DIED, ENDED, RUNNING, SILENT, LifeSigns, Liveness, is_gone, liveness
 from trackside.handlers.models.scores import RELATIVE, ScoreAggregator, ScoreReport
 from trackside.handlers.models.steps import StepTimer
-from trackside.report._watched import Stall
+from trackside.report._gather import Stall
 from trackside.wire import FrameView
 
 _RECENT_STEPS: Final = 50

@@ -5,17 +5,470 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+import statistics
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
 from typing import IO, Any, Final
 
 import attrs
 
-from trackside.events import ClockAnchored, Event, IterationEnded, Source, SpanEnded, UnreadableError
+from trackside.events import (
+    LIFECYCLE,
+    ClockAnchored,
+    CounterWindow,
+    Event,
+    Heartbeat,
+    IterationEnded,
+    Source,
+    SourceStarted,
+    SpanEnded,
+    SpanEventAdded,
+    SpanStarted,
+    UnreadableError,
+    span_names,
+)
 from trackside.handlers import replay
-from trackside.report import _kineto as kineto
 from trackside.report._build import Progress, choose
-from trackside.report._clocks import NONE, Alignment, Readings, align
-from trackside.report._slices import Shown, lanes, shown_of
+from trackside.report._gather import LEVELS
+from trackside.wire import fields_of, wire_name_of
+
+_MOST_DRIFT: Final = 1e-3
+"""More than that is no drift: the wall clock was set."""
+_MOST_STEPS: Final = 1_024
+_FEWEST_STEPS: Final = 20
+_LEAST_APART_NS: Final = 10_000_000
+"""Ranks end their steps some milliseconds apart; only what is more than that is taken for their clocks'."""
+_SPREADS: Final = 10
+_LARGE_UNCERTAINTY_NS: Final = 1_000_000
+
+CLOCK, STEPS, NONE = "clock", "steps", "none"
+
+
+@attrs.define(eq=False)
+class Readings:
+    """What one process tells of its clock."""
+
+    source: Source
+    anchors: list[tuple[int, int]] = attrs.field(factory=list)
+    """``at_ns`` and how far the wall clock was ahead of it."""
+    uncertainty_ns: int = 0
+    first_ns: int | None = None
+    """The earliest time of its events, starts of spans included."""
+    ends_ns: dict[int, int] = attrs.field(factory=dict)
+    """By number, when training steps ended: those whose number *stride* divides."""
+    stride: int = 1
+
+    def take(self, event: ClockAnchored | IterationEnded) -> None:
+        """Take in one event."""
+        if isinstance(event, ClockAnchored):
+            self.anchors.append((event.wall_ns - event.offset_ns, event.offset_ns))
+            self.uncertainty_ns = max(self.uncertainty_ns, event.uncertainty_ns)
+        elif event.kind == "training" and event.step >= 0 and not event.step % self.stride:
+            self.ends_ns[event.step] = event.at_ns
+            if len(self.ends_ns) > _MOST_STEPS:
+                # A power of two, so that what is kept of one rank is kept of the others.
+                self.stride *= 2
+                self.ends_ns = {step: at for step, at in self.ends_ns.items() if not step % self.stride}
+
+
+@attrs.define(eq=False)
+class Alignment:
+    """From one process's time to that of all of them."""
+
+    by: str
+    """``clock``, ``steps``, or ``none`` where nothing says how its clock relates to the others'."""
+    note: str = ""
+    """What is known of its clock, where that is worth saying."""
+    _times: list[int] = attrs.field(factory=list)
+    _offsets: list[int] = attrs.field(factory=list)
+    _apart_ns: float = 0.0
+    _drift: float = 0.0
+    _origin_ns: int = 0
+
+    def apply(self, at_ns: int) -> int:
+        """Return when *at_ns* of the process was, in ns since the epoch."""
+        wall_ns = at_ns + self.offset_ns(at_ns)
+        return wall_ns + self.apart_ns(wall_ns)
+
+    def offset_ns(self, at_ns: int) -> int:
+        """Return how far the wall clock was ahead at *at_ns*: between two readings on a straight line."""
+        times = self._times
+        if not times:
+            return 0
+        if len(times) == 1:
+            return self._offsets[0]
+        place = min(max(bisect_right(times, at_ns) - 1, 0), len(times) - 2)
+        before, after = self._offsets[place], self._offsets[place + 1]
+        share = (at_ns - times[place]) / (times[place + 1] - times[place])
+        return before + round((after - before) * share)
+
+    def apart_ns(self, wall_ns: int) -> int:
+        """Return how far the machine's wall clock is behind the others'."""
+        return round(self._apart_ns + self._drift * (wall_ns - self._origin_ns))
+
+
+def align(readings: Iterable[Readings]) -> dict[str, Alignment]:
+    """
+    Return for each source how its times become the common ones.
+
+    A process's time is its wall clock's at its start and goes on with the monotonic clock, so it is led back to the
+    wall clock by the pairs of `ClockAnchored`. Where the machines' wall clocks disagree, the steps show it: ranks that
+    train together end each step together. A rank whose ends keep a distance from the first one's that hardly varies is
+    moved by it, drift included.
+    """
+    known = sorted(readings, key=lambda one: (one.source.role != "main", one.source.attempt, one.source.rank))
+    found: dict[str, Alignment] = {}
+    first: dict[tuple[str, int], Readings] = {}
+    for one in known:
+        alignment = found[one.source.id] = _by_clock(one)
+        place = one.source.run_id, one.source.attempt
+        if one.source.role != "main" or not one.ends_ns:
+            continue
+        reference = first.setdefault(place, one)
+        if reference is not one:
+            _by_steps(one, alignment, reference, found[reference.source.id])
+    _follow_parents(known, found)
+    return found
+
+
+def _by_clock(one: Readings) -> Alignment:
+    anchors = sorted(one.anchors)
+    if not anchors:
+        return Alignment(by=NONE)
+    times, offsets, carried = [anchors[-1][0]], [anchors[-1][1]], 0
+    for (at_ns, offset_ns), (next_at_ns, next_offset_ns) in reversed(list(pairwise(anchors))):
+        if next_at_ns <= at_ns:
+            continue
+        if abs(next_offset_ns - offset_ns) > _MOST_DRIFT * (next_at_ns - at_ns):
+            carried += next_offset_ns - offset_ns  # it was set, and had been wrong until then
+        times.append(at_ns)
+        offsets.append(offset_ns + carried)
+    note = ""
+    if one.uncertainty_ns > _LARGE_UNCERTAINTY_NS:
+        note = f"clock known to {one.uncertainty_ns / 1e6:.1f} ms"
+    return Alignment(by=CLOCK, note=note, times=times[::-1], offsets=offsets[::-1])
+
+
+def _by_steps(one: Readings, own: Alignment, reference: Readings, theirs: Alignment) -> None:
+    """Move *own* by what its steps are apart from the reference's, if that is the clocks' doing."""
+    pairs = [
+        (own.apply(at_ns), theirs.apply(reference.ends_ns[step]))
+        for step, at_ns in one.ends_ns.items()
+        if step in reference.ends_ns
+    ]
+    if len(pairs) < _FEWEST_STEPS:
+        return
+    origin = pairs[0][0]
+    drift, apart = statistics.linear_regression(
+        [wall - origin for wall, _ in pairs], [there - wall for wall, there in pairs]
+    )
+    left = [abs(there - wall - apart - drift * (wall - origin)) for wall, there in pairs]
+    spread = statistics.median(left)
+    middle = abs(apart + drift * (pairs[len(pairs) // 2][0] - origin))
+    ends = max(abs(apart), abs(apart + drift * (pairs[-1][0] - origin)), middle)
+    if own.by == CLOCK and ends < max(_LEAST_APART_NS, _SPREADS * spread):
+        return
+    # Of ranks that do not wait for each other the distance wanders.
+    if spread > max(_LEAST_APART_NS, ends / _SPREADS) or abs(drift) > _MOST_DRIFT:
+        return
+    own._apart_ns, own._drift, own._origin_ns = apart, drift, origin  # noqa: SLF001  built here
+    if own.by == CLOCK:
+        own.note = f"its machine's clock is {-apart / 1e9:+.3f} s off; aligned by steps"
+    else:
+        own.note = "aligned by steps"
+    own.by = STEPS
+
+
+def _follow_parents(known: Iterable[Readings], found: Mapping[str, Alignment]) -> None:
+    """Give workers that read no clock the one of the process that started them: it is the same machine's."""
+    for one in known:
+        parent = one.source.parent
+        own = found[one.source.id]
+        if own.by == NONE and parent is not None and parent.source_id in found:
+            theirs = found[parent.source_id]
+            own.by, own.note = theirs.by, theirs.note
+            own._times, own._offsets = theirs._times, theirs._offsets  # noqa: SLF001  built here
+            own._apart_ns, own._drift = theirs._apart_ns, theirs._drift  # noqa: SLF001
+            own._origin_ns = theirs._origin_ns  # noqa: SLF001
+
+
+_FIRST_PID: Final = 1_000_000
+_PER_FILE: Final = 1_000
+_EPOCH_US: Final = 1e14
+"""Times below, in µs, cannot be since the epoch: they are relative to something that must be said."""
+_LATEST_US: Final = 1e16
+"""The year 2286. JSON has numbers of any size, ``Infinity`` and ``NaN``."""
+_FLOWS: Final = frozenset("stf")
+
+
+@attrs.frozen
+class Profile:
+    """One file."""
+
+    path: str
+    rank: int | None
+    base_ns: int
+    events: list[dict[str, Any]]
+
+    @property
+    def first_ns(self) -> int:
+        """When it begins, in ns since the epoch; 0 if it holds nothing."""
+        times = [event["ts"] for event in self.events if event.get("ph") == "X"]
+        return self.base_ns + round(min(times) * 1000) if times else 0
+
+
+def load_profile(path: str | os.PathLike[str]) -> Profile:
+    """
+    Read one file.
+
+    Raises:
+        UnreadableError: It cannot be read, is no such trace, or does not say when it was.
+    """
+    name, wanted = str(path), "give a trace that torch.profiler exported"
+    try:
+        data = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise UnreadableError(name, str(error.strerror), "see that it can be read") from error
+    except (ValueError, RecursionError) as error:
+        raise UnreadableError(name, f"is no JSON: {error}", wanted) from error
+    events = data.get("traceEvents") if isinstance(data, dict) else None
+    if not isinstance(events, list):
+        raise UnreadableError(name, "holds no traceEvents", wanted)
+    sound = [event for event in events if isinstance(event, dict) and _is_sound(event)]
+    base_ns = data.get("baseTimeNanoseconds")
+    base_ns = base_ns if isinstance(base_ns, int) and 0 <= base_ns < _LATEST_US * 1000 else 0
+    if not base_ns and any(event["ts"] < _EPOCH_US for event in sound if event.get("ph") == "X"):
+        raise UnreadableError(name, "does not say when it was: it has no baseTimeNanoseconds", wanted)
+    about = data.get("distributedInfo")
+    rank = about.get("rank") if isinstance(about, dict) else None
+    return Profile(name, rank if isinstance(rank, int) else None, base_ns, sound)
+
+
+def _is_sound(event: dict[str, Any]) -> bool:
+    at_us, phase = event.get("ts"), event.get("ph")
+    if not isinstance(phase, str):
+        return False
+    if at_us is None:
+        return phase == "M" and "ts" not in event
+    return isinstance(at_us, (int, float)) and -_LATEST_US < at_us < _LATEST_US
+
+
+def merge_profile(
+    profile: Profile,
+    number: int,
+    alignment: Alignment | None,
+    microseconds: Callable[[int], float],
+    put: Callable[[dict[str, Any]], None],
+) -> None:
+    """
+    Write *profile*'s events, in processes of their own.
+
+    Args:
+        profile: What to write.
+        number: Which file it is, from 0.
+        alignment: That of its rank: the profiler's times are the wall clock's.
+        microseconds: From ns since the epoch to the trace's times.
+        put: Writes one event.
+    """
+    pids: dict[Any, int] = {}
+    who = f"rank {profile.rank}" if profile.rank is not None else Path(profile.path).name
+    for event in profile.events:
+        pid = event.get("pid", 0)
+        pid = pid if isinstance(pid, (int, str)) else repr(pid)
+        if pid not in pids:
+            pids[pid] = _FIRST_PID + number * _PER_FILE + len(pids)
+            put(
+                {
+                    "ph": "M",
+                    "name": "process_name",
+                    "pid": pids[pid],
+                    "tid": 0,
+                    "args": {"name": f"{who} · profiler {pid}"},
+                }
+            )
+        if event.get("ph") == "M" and event.get("name") == "process_name":
+            continue
+        moved = {**event, "pid": pids[pid]}
+        if "ts" in event:
+            wall_ns = profile.base_ns + round(event["ts"] * 1000)
+            moved["ts"] = microseconds(wall_ns + (alignment.apart_ns(wall_ns) if alignment is not None else 0))
+        if event.get("ph") in _FLOWS:
+            moved["id"] = f"{number}:{event.get('id')}"
+        try:
+            put(moved)
+        except ValueError:  # a figure that JSON has no word for
+            continue
+
+
+MAIN_THREAD: Final = "main"
+_SLACK_NS: Final = 50_000
+"""A span and what is inside it read the clock one after the other: so much may they seem to overlap."""
+_MOST_FIELDS: Final = 8
+_MOST_TEXT: Final = 200
+_SILENT: Final = (Heartbeat, ClockAnchored, SourceStarted)
+
+
+@attrs.define(eq=False)
+class Slice:
+    """Something that lasted."""
+
+    id: int
+    parent_id: int
+    name: str
+    start_ns: int
+    end_ns: int
+    thread: str
+    step: int
+    told: dict[str, Any]
+
+
+@attrs.define
+class Shown:
+    """What is shown of one process."""
+
+    slices: list[Slice] = attrs.field(factory=list)
+    points: list[tuple[int, str, dict[str, Any]]] = attrs.field(factory=list)
+    figures: list[tuple[int, str, str, float]] = attrs.field(factory=list)
+    """When, which counter, its unit and where it stood."""
+
+
+def shown_of(batches: Iterable[Sequence[Event]], steps: range | None) -> Shown:
+    """
+    Return what to show of a process.
+
+    Args:
+        batches: Its events.
+        steps: Show these alone, and what was around them; all unless given.
+    """
+    found = Shown()
+    opened: dict[int, SpanStarted] = {}
+    last_ns = 0
+    for event in (event for batch in batches for event in batch):
+        last_ns = max(last_ns, event.at_ns)
+        if isinstance(event, SpanStarted):
+            opened[event.span_id] = event
+            continue
+        if isinstance(event, SpanEnded):
+            opened.pop(event.span_id, None)
+        if steps is not None and event.step >= 0 and event.step not in steps and not _is_long(event):
+            continue
+        _show(event, found)
+    for start in opened.values():
+        thread = str(start.attributes.get(span_names.THREAD, MAIN_THREAD))
+        told = {"open": "it had not ended when the process was last heard of"}
+        found.slices.append(
+            Slice(start.span_id, start.parent_span_id, start.name, start.at_ns, last_ns, thread, start.step, told)
+        )
+    _clamp(found.slices)
+    return found if steps is None else _around(found, steps)
+
+
+def _is_long(event: Event) -> bool:
+    return isinstance(event, SpanEnded) and event.name in span_names.LONG
+
+
+def _show(event: Event, found: Shown) -> None:
+    if isinstance(event, IterationEnded):
+        told = {"loss": event.loss} if event.loss is not None else {}
+        if event.failed:
+            told["failed"] = True
+        name = span_names.OF_ITERATION.get(event.kind, event.kind)
+        start_ns = event.at_ns - event.duration_ns
+        found.slices.append(
+            Slice(event.span_id, event.parent_span_id, name, start_ns, event.at_ns, MAIN_THREAD, event.step, told)
+        )
+    elif isinstance(event, SpanEnded):
+        told = {name: _plain(value) for name, value in list(event.attributes.items())[:_MOST_FIELDS]}
+        thread = str(told.pop(span_names.THREAD, MAIN_THREAD))
+        if event.error is not None:
+            told["error"] = _plain(f"{event.error.get('type', '')}: {event.error.get('message', '')}")
+        start_ns = event.at_ns - event.duration_ns
+        found.slices.append(
+            Slice(event.span_id, event.parent_span_id, event.name, start_ns, event.at_ns, thread, event.step, told)
+        )
+    elif isinstance(event, CounterWindow):
+        level = next((event.values[name] for name in LEVELS if name in event.values), None)
+        if level is not None:
+            found.figures.append((event.end_ns, event.name, event.unit or "value", level))
+    elif isinstance(event, SpanEventAdded):
+        fields = {name: _plain(value) for name, value in event.attributes.items()}
+        found.points.append((event.at_ns, event.name, fields))
+    elif type(event).priority is LIFECYCLE and not type(event).derived and not isinstance(event, _SILENT):
+        fields = {name: _plain(value) for name, value in list(fields_of(event).items())[:_MOST_FIELDS]}
+        found.points.append((event.at_ns, wire_name_of(event), fields))
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    return str(value)[:_MOST_TEXT]
+
+
+def _clamp(slices: Sequence[Slice]) -> None:
+    """Put what overlaps its parent's bounds by next to nothing inside them."""
+    by_id = {one.id: one for one in slices if one.id}
+    for one in slices:
+        parent = by_id.get(one.parent_id)
+        if parent is None or parent is one:
+            continue
+        if 0 < parent.start_ns - one.start_ns <= _SLACK_NS:
+            one.start_ns = parent.start_ns
+        if 0 < one.end_ns - parent.end_ns <= _SLACK_NS:
+            one.end_ns = parent.end_ns
+
+
+def _around(found: Shown, steps: range) -> Shown:
+    """Keep what lies within *steps*, and of what is longer the part that does."""
+    own = [one for one in found.slices if one.name == span_names.TRAINING_ITERATION and one.step in steps]
+    if not own:
+        return Shown()
+    start_ns, end_ns = min(one.start_ns for one in own), max(one.end_ns for one in own)
+    kept = Shown()
+    for one in found.slices:
+        if one.start_ns < end_ns and one.end_ns > start_ns:
+            if one.start_ns < start_ns or one.end_ns > end_ns:
+                one.told = {**one.told, "cut": "it is longer than what is shown"}
+                one.start_ns, one.end_ns = max(one.start_ns, start_ns), min(one.end_ns, end_ns)
+            kept.slices.append(one)
+    kept.points = [point for point in found.points if start_ns <= point[0] <= end_ns]
+    kept.figures = [figure for figure in found.figures if start_ns <= figure[0] <= end_ns]
+    return kept
+
+
+def lanes(slices: Sequence[Slice]) -> Iterator[tuple[str, int, list[Slice]]]:
+    """
+    Yield the slices of each thread in lanes within which they nest, those of each lane by time.
+
+    Yields:
+        The thread, the number of the lane from 0, and its slices.
+    """
+    threads: dict[str, list[Slice]] = {}
+    for one in sorted(slices, key=lambda one: (one.start_ns, -one.end_ns)):
+        threads.setdefault(one.thread, []).append(one)
+    for thread in sorted(threads, key=lambda name: (name != MAIN_THREAD, name)):
+        left, number = threads[thread], 0
+        while left:
+            lane, left = _nesting(left)
+            yield thread, number, lane
+            number += 1
+
+
+def _nesting(slices: Sequence[Slice]) -> tuple[list[Slice], list[Slice]]:
+    lane: list[Slice] = []
+    left: list[Slice] = []
+    ends: list[int] = []
+    for one in slices:
+        while ends and ends[-1] <= one.start_ns:
+            ends.pop()
+        if ends and one.end_ns > ends[-1]:
+            left.append(one)
+        else:
+            ends.append(one.end_ns)
+            lane.append(one)
+    return lane, left
+
 
 _WORKERS: Final = 100_000
 """Processes from here on are workers, of which a rank may have many."""
@@ -104,7 +557,7 @@ def write_trace(
     clocks = _read_clocks(choose(replay(*paths), session).sources)
     aligned = align(clocks.values())
     starts = [aligned[one.source.id].apply(one.first_ns) for one in clocks.values() if one.first_ns is not None]
-    profiles = [kineto.load(path) for path in merge]
+    profiles = [load_profile(path) for path in merge]
     base_ns = min([*starts, *(profile.first_ns for profile in profiles if profile.first_ns)], default=0)
     told = Traced()
     file = _File(out, base_ns)
@@ -126,7 +579,7 @@ def write_trace(
     told.ranks = len({source.rank for source, _ in chosen if source.role == "main"})
     first = {one.source.rank: aligned[one.source.id] for one in clocks.values() if one.source.role == "main"}
     for number, profile in enumerate(profiles):
-        kineto.merge(profile, number, first.get(profile.rank or 0), file.microseconds, file.put)
+        merge_profile(profile, number, first.get(profile.rank or 0), file.microseconds, file.put)
         told.merged += 1
     file.finish()
     told.events = file.events

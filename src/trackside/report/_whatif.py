@@ -11,14 +11,222 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Final
 
 import attrs
 
-from trackside.report._parts import kind_of
-from trackside.report._tiles import STANDSTILLS, StepTiles, is_gap
+from trackside.events import span_names
+
+KINDS: Final = (
+    (
+        "waiting",
+        re.compile(
+            r"wait|barrier|gradient_sync|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|collective|nccl|comm"
+        ),
+    ),
+    ("input", re.compile(r"data|load|fetch|input|batch|tokeni[sz]|augment|prefetch")),
+    ("compute", re.compile(r"forward|backward|optim|update|zero_grad|comput|matmul|attention|attn|mlp|gpu|step|grad")),
+)
+"""The first whose pattern a name holds is its kind."""
+OTHER: Final = "other"
+
+
+def kind_of(name: str, waits: set[str]) -> str:
+    """Return ``input``, ``compute``, ``waiting`` or ``other``: what *name* says, unless it is known to wait."""
+    # A backward pass contains waiting where gradients are exchanged in it, and computes all the same.
+    if name in waits and name not in span_names.WITHIN_STEP:
+        return "waiting"
+    low = name.lower()
+    return next((kind for kind, pattern in KINDS if pattern.search(low)), OTHER)
+
+
+OUTSIDE: Final = "outside measured parts"
+"""What all stretches between the parts are together."""
+STANDSTILLS: Final = frozenset(
+    {
+        "checkpoint_save_sync",
+        "checkpoint_save_async",
+        "checkpoint_save_finalization",
+        "checkpoint_load",
+        "validation_loop",
+        "testing_loop",
+        "validation_single_iteration",
+        "testing_single_iteration",
+    }
+)
+"""Spans between two steps in which training stands still: they are in buckets of their own and in no step."""
+_MOST_TILES: Final = 48
+_GAP: Final = "\N{RIGHTWARDS ARROW}"
+_MOST_PENDING: Final = 512
+
+Tile = tuple[int, int, str]
+"""When it started and ended, in ns since the epoch, and its name."""
+
+
+def gap(before: str, after: str) -> str:
+    """Return the name of the stretch between two parts; empty stands for the bounds of the step."""
+    return f"{before}{_GAP}{after}"
+
+
+def is_gap(name: str) -> bool:
+    """Return whether a tile is a stretch that no span measures."""
+    return _GAP in name
+
+
+def tile_words(name: str) -> str:
+    """Return how a tile is written: a part by its name, a gap by what is around it."""
+    if not is_gap(name):
+        return name
+    before, _, after = name.partition(_GAP)
+    if before and after:
+        return f"between {before} and {after}"
+    return f"before {after}" if after else f"after {before}" if before else OUTSIDE
+
+
+def tiled(start_ns: int, end_ns: int, parts: Iterable[Tile]) -> Iterator[tuple[str, int, int]]:
+    """Yield name, duration and end of each tile of a step, *parts* and gaps; together they are as long as the step."""
+    cursor, last = start_ns, ""
+    for part_start_ns, part_end_ns, name in parts:
+        began, ended = max(part_start_ns, cursor), min(part_end_ns, end_ns)
+        if ended < began:
+            continue
+        if began > cursor:
+            yield gap(last, name), began - cursor, began
+        yield name, ended - began, ended
+        cursor, last = ended, name
+    if cursor < end_ns or not last:
+        yield gap(last, ""), end_ns - cursor, end_ns
+
+
+@attrs.define(eq=False)
+class StepTiles:
+    """
+    How long each tile took and when it ended, in blocks of consecutive steps.
+
+    A block is one step until there are more than *most* of them; then neighbours are joined.
+    """
+
+    most: int = 4_096
+    block: int = 1
+    """Steps in a block."""
+    places: array[int] = attrs.field(factory=lambda: array("q"))
+    """Of each block, its steps' number over `block`."""
+    steps: array[int] = attrs.field(factory=lambda: array("l"))
+    """Of each block, how many steps were recorded."""
+    took: dict[str, array[float]] = attrs.field(factory=dict)
+    """By tile, the ns in it, over all steps of the block."""
+    ends: dict[str, array[float]] = attrs.field(factory=dict)
+    """By tile, the sum of the times when it ended, in ns since `base_ns`."""
+    first_steps: dict[int, int] = attrs.field(factory=dict)
+    """By window, its first step; empty where blocks are numbered by their steps."""
+    base_ns: int = 0
+    _pending: list[Tile] = attrs.field(factory=list)
+    _ended_ns: int = 0
+
+    def add_part(self, start_ns: int, end_ns: int, name: str) -> None:
+        """Record a part; one that encloses earlier parts takes their place."""
+        pending = self._pending
+        while pending and pending[-1][0] >= start_ns:
+            pending.pop()
+        if len(pending) < _MOST_PENDING:
+            pending.append((start_ns, end_ns, name))
+
+    def end_step(self, step: int, start_ns: int, end_ns: int) -> int:
+        """Record a step, which reaches from the end of the one before; return its length without standstills, in ns."""
+        parts, self._pending = self._pending, []
+        start_ns = min(start_ns, self._ended_ns) if self._ended_ns else start_ns
+        self._ended_ns = end_ns
+        if step < 0:
+            return end_ns - start_ns
+        if not self.places:
+            self.base_ns = start_ns
+        place = step // self.block
+        if not self.places or self.places[-1] != place:
+            if len(self.places) >= self.most:
+                self.coarsen(2 * self.block)
+                place = step // self.block
+            if not self.places or self.places[-1] != place:
+                self._append(place)
+        self.steps[-1] += 1
+        length_ns = 0
+        for name, duration_ns, ended_ns in tiled(start_ns, end_ns, parts):
+            self._add(name, duration_ns, ended_ns - self.base_ns)
+            if name not in STANDSTILLS:
+                length_ns += duration_ns
+        return length_ns
+
+    def add_window(self, window: int, first_step: int, steps: int, took: Mapping[str, float]) -> None:
+        """Record a window of *steps* steps of which only the durations are known, in ns over all steps."""
+        if len(self.places) >= self.most or (self.places and window <= self.places[-1]):
+            return
+        self.first_steps[window] = first_step
+        self._append(window)
+        self.steps[-1] = steps
+        for name, duration_ns in took.items():
+            self._add(name, duration_ns, 0.0)
+
+    def _append(self, place: int) -> None:
+        self.places.append(place)
+        self.steps.append(0)
+        for column in (*self.took.values(), *self.ends.values()):
+            column.append(0.0)
+
+    def _add(self, name: str, duration_ns: float, end_ns: float) -> None:
+        column = self.took.get(name)
+        if column is None:
+            if len(self.took) >= _MOST_TILES:
+                name = gap("", "")
+            column = self.took.get(name)
+            if column is None:
+                column = self.took[name] = array("d", bytes(8 * len(self.places)))
+                self.ends[name] = array("d", bytes(8 * len(self.places)))
+        column[-1] += duration_ns
+        self.ends[name][-1] += end_ns
+
+    def coarsen(self, block: int) -> None:
+        """Join neighbours until a block has *block* steps, a multiple by a power of two."""
+        factor = block // self.block
+        if factor <= 1:
+            return
+        groups = [
+            [at for at, _ in members]
+            for _, members in groupby(enumerate(self.places), key=lambda item: item[1] // factor)
+        ]
+        self.places = array("q", [self.places[group[0]] // factor for group in groups])
+        self.steps = array("l", [sum(self.steps[group[0] : group[-1] + 1]) for group in groups])
+        self.took = {name: array("d", _joined(column, groups)) for name, column in self.took.items()}
+        self.ends = {name: array("d", _joined(column, groups)) for name, column in self.ends.items()}
+        self.block = block
+
+    def first_step(self, at: int) -> int:
+        """Return the first step of the block at index *at*."""
+        place = self.places[at]
+        return self.first_steps.get(place, place * self.block)
+
+    def time_of(self, step: int) -> int:
+        """Return about when the block of *step* ended, in ns since the epoch; 0 if that is not known."""
+        for at in range(len(self.places)):
+            if self.first_step(at) + self.block > step and self.steps[at]:
+                last = max((column[at] for column in self.ends.values()), default=0.0)
+                return round(self.base_ns + last / self.steps[at])
+        return 0
+
+    @property
+    def named_share(self) -> float:
+        """The share of the steps' time that lies in named parts."""
+        sums = {name: sum(column) for name, column in self.took.items() if name not in STANDSTILLS}
+        whole = sum(sums.values())
+        return sum(own for name, own in sums.items() if not is_gap(name)) / whole if whole else 0.0
+
+
+def _joined(column: Sequence[float], groups: Sequence[Sequence[int]]) -> list[float]:
+    return [sum(column[group[0] : group[-1] + 1]) for group in groups]
+
 
 LEAST_LATE_NS: Final = 1e6
 """Lateness below a millisecond a step is no evidence on any machine."""
@@ -43,43 +251,43 @@ _PARTS_FROM: Final = 0.2
 
 
 @attrs.frozen(kw_only=True)
-class Late:
+class LateRank:
     """One rank that others waited for."""
 
     rank: int
     what: str
-    """The tile in which it lost most: a part, or a gap between parts."""
+    """Where it lost most: a part, or ``outside measured parts``."""
+    where: str
+    """The same place in the step: the part, or what the stretch lies between."""
     own_ns: float
     """Of a step, what it spent there."""
     peers_ns: float
     """The same, the median of the ranks that were not late."""
     lateness_ns: float
     """By how much later than its peers it arrived, of a step on average."""
-    step_ns: float
-    """The usual step, had it not been late."""
     since_step: int
     until_step: int
-    steps: int
-    """In how many steps it was late: from `since_step` to `until_step`."""
+    is_over: bool
+    """Whether it was as fast as its peers again at the end."""
     lost_s: float
     """What would be saved had its parts taken what its peers' took."""
     certainty: float
     """Standard errors by which its lateness is above zero."""
-    parts: tuple[tuple[str, float], ...]
-    """The tiles that make up its lateness and by how much, in ns of a step; the largest first."""
-    waited_in: str
-    """The tile in which the others waited; empty where ranks do not wait for each other."""
-    is_over: bool
-    """Whether it was as fast as its peers again at the end."""
-    attempt: int
+    also_in: tuple[str, ...] = ()
+    """Other parts in which it was slower."""
+    waited_in: str = ""
+    """Where the others waited for it; empty where that is not known, or ranks do not wait for each other."""
+    attempt: int = 0
     """The place of the attempt in which it began to be late."""
+    node: str = ""
+    since_ns: int = 0
 
 
 @attrs.frozen(kw_only=True)
 class WhatIf:
     """What comparing the ranks' steps came to."""
 
-    late: tuple[Late, ...] = ()
+    late: tuple[LateRank, ...] = ()
     """What cost most first."""
     waits_in: tuple[str, ...] = ()
     """The tiles in which ranks wait for each other."""
@@ -98,10 +306,12 @@ class Pause:
     """Steps of one rank, or of all, that are longer at regular intervals."""
 
     rank: int | None
+    """None if all ranks pause."""
     every_steps: int
     count: int
     length_ns: float
-    what: str
+    """By how much such a step is longer."""
+    where: str
     cost_s: float
     first_step: int
 
@@ -192,8 +402,9 @@ def _compared(grid: _Grid, waits: Collection[str], *, have_one_clock: bool) -> W
     pure = [name for name in sync if is_gap(name) or kind_of(name, set(waits)) == "waiting"]
     exchanged = [min(column) for column in zip(*grid.total(pure), strict=True)]
     largest = max(sync, key=lambda name: sum(map(math.fsum, grid.took[name])), default="")
+    waited_in = "" if not largest else tile_words(largest) if is_gap(largest) else f"in {largest}"
     return WhatIf(
-        late=tuple(attrs.evolve(one, waited_in=largest) for one in late),
+        late=tuple(attrs.evolve(one, waited_in=waited_in) for one in late),
         waits_in=tuple(sync),
         exchanged_ns=statistics.median(exchanged),
         step_ns=usual_ns,
@@ -338,7 +549,7 @@ def _order(name: str) -> int:
 
 def _find_late(
     grid: _Grid, own: Sequence[Sequence[float]], whole: Sequence[Sequence[float]], *, parts: Sequence[str]
-) -> list[Late]:
+) -> list[LateRank]:
     """Return the late ranks: the worst is found, left out of its peers' median, and the search begins again."""
     others = list(range(len(grid.ranks)))
     flagged: list[int] = []
@@ -359,12 +570,12 @@ def _find_late(
         late
         for at in flagged
         if (episode := _episode(grid, latenesses[at], whole)) is not None
-        and (late := _late(grid, at, others, latenesses[at], episode, whole=whole, parts=parts)) is not None
+        and (late := _late(grid, at, others, latenesses[at], episode=episode, parts=parts)) is not None
     ]
     return sorted(found_late, key=lambda late: (-late.lost_s, late.rank))
 
 
-def _find_behind(grid: _Grid, names: Sequence[str], whole: Sequence[Sequence[float]]) -> list[Late]:
+def _find_behind(grid: _Grid, names: Sequence[str], whole: Sequence[Sequence[float]]) -> list[LateRank]:
     """
     Return the ranks that are behind at every bound of their tiles, by the same time.
 
@@ -474,11 +685,10 @@ def _late(
     at: int,
     others: Sequence[int],
     lateness: Sequence[float],
-    episode: _Episode,
     *,
-    whole: Sequence[Sequence[float]],
+    episode: _Episode,
     parts: Sequence[str],
-) -> Late | None:
+) -> LateRank | None:
     first, last = episode.first, episode.last
     counts = grid.counts[first : last + 1]
     steps = math.fsum(counts)
@@ -495,21 +705,19 @@ def _late(
         return None
     lateness_ns = mean(lateness)
     by_part = sorted(((name, own - peers) for name, (own, peers) in excess.items()), key=lambda item: -item[1])
-    return Late(
+    return LateRank(
         rank=grid.ranks[at],
-        what=what,
+        what=OUTSIDE if is_gap(what) else what,
+        where=tile_words(what),
         own_ns=excess[what][0],
         peers_ns=excess[what][1],
         lateness_ns=lateness_ns,
-        step_ns=max(0.0, mean(whole[at]) - lateness_ns),
         since_step=grid.first_steps[first],
         until_step=grid.last_steps[last],
-        steps=round(steps),
+        is_over=last < len(grid.counts) - max(2, len(grid.counts) // 20),
         lost_s=lateness_ns * steps / 1e9,
         certainty=episode.certainty,
-        parts=tuple((name, by) for name, by in by_part if by >= _PARTS_FROM * lateness_ns),
-        waited_in="",
-        is_over=last < len(grid.counts) - max(2, len(grid.counts) // 20),
+        also_in=tuple(tile_words(name) for name, by in by_part if by >= _PARTS_FROM * lateness_ns and name != what),
         attempt=grid.attempts[first],
     )
 
@@ -572,13 +780,14 @@ def _pause_of(rank: int, own: StepTiles, sync: Collection[str]) -> Pause | None:
         name: math.fsum(own.took[name][place + 1] for place in at) / len(at) - statistics.median(own.took[name])
         for name in names
     }
+    longest = max(grew, key=lambda name: grew[name])
     cost_ns = math.fsum(lengths[place] - middle for place in at)
     return Pause(
         rank=rank,
         every_steps=round(usual),
         count=len(at),
         length_ns=cost_ns / len(at),
-        what=max(grew, key=lambda name: grew[name]),
+        where=tile_words(longest) if is_gap(longest) else f"in {longest}",
         cost_s=cost_ns / 1e9,
         first_step=steps[at[0]],
     )

@@ -15,8 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trackside.core import text as words
-from trackside.report._buckets import PRODUCTIVE, shown
-from trackside.report._report import Report
+from trackside.report._report import PRODUCTIVE, Report, shown
 from trackside.report._text import cells, report_lines, spark
 from trackside.report._top import TopView
 
