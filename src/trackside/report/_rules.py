@@ -418,10 +418,11 @@ def _not_finite(report: Report) -> _Ruled:
         return [], "no loss was NaN or infinite, or none was recorded"
     ranks = list(found.ranks)
     many = "s" if len(ranks) > 1 else ""
+    value = _NOT_FINITE.get(found.value, found.value)
     return [
         Finding(
             kind="not-finite",
-            title=f"The loss is {_NOT_FINITE.get(found.value, found.value)} since step {found.step}, on rank{many} {_ranges(ranks)}.",
+            title=f"The loss is {value} since step {found.step}, on rank{many} {_ranges(ranks)}.",
             evidence=(f"first on rank {found.first_rank}, at {words.clock(found.at_ns)}",),
             look="Start again from a checkpoint before that step, and look at its batch, the learning rate and "
             "the gradients' norm. That step: "
