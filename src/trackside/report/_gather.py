@@ -328,7 +328,9 @@ class Raised:
     is_out_of_memory: bool
 
 
-_OF_A_LIBRARY: Final = re.compile(r"site-packages|dist-packages|[\\/]lib[\\/]python\d|^<frozen")
+_OF_A_LIBRARY: Final = re.compile(
+    r"site-packages|dist-packages|trackside[\\/](integrations|instruments|job|bus)[\\/]|[\\/]lib[\\/]python\d|^<frozen"
+)
 _OF_AN_EXCHANGE: Final = re.compile(
     r"torch[\\/](distributed|autograd|nn[\\/]parallel)|in (all_reduce|all_gather|reduce_scatter|barrier|backward)\b"
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trackside.report import _watched as watched
+from trackside.report import _gather
 
 pytestmark = pytest.mark.once
 
@@ -12,16 +12,16 @@ pytestmark = pytest.mark.once
 class TestStepTimes:
     def test_few(self):
         """Few steps are kept as they are."""
-        times = watched.StepTimes()
+        times = _gather.StepTimes()
         times.add_many([5, 6, 7], [10.0, 20.0, 30.0])
         assert (list(times.numbers), list(times.lengths_ns), times.block) == ([5, 6, 7], [10.0, 20.0, 30.0], 1)
 
     @pytest.mark.parametrize("size", [1, 7, 8, 100])
     def test_many(self, size, monkeypatch, rng):
         """Of many the means of equal blocks are kept, each with its first step; at most one block's worth waits."""
-        monkeypatch.setattr(watched, "_MOST_STEPS", 16)
+        monkeypatch.setattr(_gather, "_MOST_STEPS", 16)
         lengths = [float(rng.randrange(100)) for _ in range(203)]
-        times = watched.StepTimes()
+        times = _gather.StepTimes()
         for start in range(0, len(lengths), size):
             part = lengths[start : start + size]
             times.add_many(range(start, start + len(part)), part)
