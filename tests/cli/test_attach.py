@@ -71,7 +71,7 @@ class TestAttach:
         """It ends when the job does."""
         threading.Timer(1.0, job.close).start()
         assert main(["attach", *job.endpoints, "--min-priority", "lifecycle"]) == 0
-        assert "trackside.source.ended" in capsys.readouterr().out
+        assert "source.ended" in capsys.readouterr().out
 
     @pytest.mark.parametrize(
         ("endpoint", "message"),

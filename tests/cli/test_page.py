@@ -31,6 +31,7 @@ MASKS = (
     (r"\d[\d.,]*", "N"),
     (r"[-+](?=N)", "±"),  # what is next to nothing may be on either side of it
     (r".*\.( report\.html says more)", r"VERDICT\1"),  # on a busy machine something else may cost most
+    (r"core (pure|compiled)", "core CORE"),
     (r" +", " "),
 )
 

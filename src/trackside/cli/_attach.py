@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
+from trackside.cli._event_text import EventLines, globs
 from trackside.cli._print import event_line, printable, warn
 from trackside.cli._serving import collecting_rarely
 from trackside.events import Event, Priority
@@ -46,6 +47,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("-n", "--count", metavar="N", type=_whole, help="stop after N events")
     parser.add_argument("--keys", metavar="DIR", help="a directory of keys, where the endpoint asks for such")
     parser.add_argument("--insecure", action="store_true", help="do without keys where they would be needed")
+    parser.add_argument("-v", "--verbose", action="store_true", help="all fields of each event, however long the line")
     parser.add_argument("--json", action="store_true", help="print JSON, one object a line")
     parser.set_defaults(run=run)
 
@@ -58,10 +60,10 @@ def _whole(text: str) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Print the events until the job ends; 1 if it fell silent instead and never came back before we were stopped."""
-    show: Callable[[Event], str] = to_json if options.json else event_line
+    show: Callable[[Event], str] = to_json if options.json else event_line if options.verbose else EventLines()
     watching = attach(
         *options.endpoint,
-        to=tuple(options.type) or Event,
+        to=globs(options.type) or Event,
         min_priority=Priority[options.min_priority.upper()] if options.min_priority else None,
         keys=options.keys,
         insecure=options.insecure,

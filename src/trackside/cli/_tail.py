@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from trackside.cli._event_text import EventLines, globs
 from trackside.cli._print import event_line, warn
 from trackside.cli._unread import readable, tell_unread
 from trackside.events import Event
@@ -34,6 +35,7 @@ def add_to(commands: Any) -> None:
         help="only types whose wire name matches, as 'acme.*' or '*.iteration.ended'; may be given more than once",
     )
     parser.add_argument("-n", "--last", metavar="N", type=_whole, help="only the last N events of what is there")
+    parser.add_argument("-v", "--verbose", action="store_true", help="all fields of each event, however long the line")
     parser.add_argument("--json", action="store_true", help="print JSON, one object a line")
     parser.set_defaults(run=run)
 
@@ -45,17 +47,25 @@ def _whole(text: str) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the events; 2 if part of the input could not be read."""
-    show = to_json if options.json else event_line
+    """Print the events; 1 if there is none, 2 if part of the input could not be read."""
+    show: Callable[[Event], str] = to_json if options.json else event_line if options.verbose else EventLines()
     if options.follow:
         return _follow(options, show)
     recorded = replay(*options.path)
-    events: Iterable[Event] = _matching(readable(recorded), options.type)
+    events: Iterable[Event] = _matching(readable(recorded), globs(options.type))
     if options.last is not None:
         events = collections.deque(events, maxlen=options.last)
+    has_any = False
     for event in events:
+        has_any = True
         print(show(event))
-    return tell_unread("tail", recorded)
+    code = tell_unread("tail", recorded)
+    if code or has_any or options.last == 0:
+        return code
+    warn(
+        f"trackside tail: no event of type {' or '.join(options.type)}" if options.type else "trackside tail: no event"
+    )
+    return 1
 
 
 def _follow(options: argparse.Namespace, show: Callable[[Event], str]) -> int:
@@ -65,12 +75,12 @@ def _follow(options: argparse.Namespace, show: Callable[[Event], str]) -> int:
     missing = [path for path in options.path if not os.path.exists(path)]  # noqa: PTH110  as above
     if missing:
         warn(f"trackside tail: waiting for {', '.join(missing)}: does not exist yet")
-    for event in _matching(follow(*options.path, wait=True), options.type):
+    for event in _matching(follow(*options.path, wait=True), globs(options.type)):
         print(show(event), flush=True)
     return 0
 
 
-def _matching(events: Iterable[Event], globs: list[str]) -> Iterator[Event]:
+def _matching(events: Iterable[Event], chosen: tuple[str, ...]) -> Iterator[Event]:
     for event in events:
-        if not globs or any(fnmatch.fnmatchcase(wire_name_of(event), glob) for glob in globs):
+        if not chosen or any(fnmatch.fnmatchcase(wire_name_of(event), glob) for glob in chosen):
             yield event
