@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from trackside.cli import main
+from trackside.cli._main import build_parser
 from trackside.events import __version__
 
 
@@ -38,6 +40,33 @@ class TestCommand:
 
         assert caught.value.code == 2
         assert "usage: trackside" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("arguments", "meant"),
+        [(["repot", "runs"], "report"), (["tail", "runs", "--folow"], "--follow"), (["tail", "--jsno", "x"], "--json")],
+    )
+    def test_mistyped(self, arguments, meant, capsys):
+        """A word that is nearly a command or an option is answered with what was meant."""
+        with pytest.raises(SystemExit):
+            main(arguments)
+
+        assert capsys.readouterr().err.endswith(f"did you mean {meant}?\n")
+
+    def test_nothing_meant(self, capsys):
+        """A word that is like no other is answered without a guess."""
+        with pytest.raises(SystemExit):
+            main(["nonsense"])
+
+        assert "did you mean" not in capsys.readouterr().err
+
+    def test_examples(self, capsys):
+        """Each command's help ends with an example that the parser understands."""
+        parser = build_parser()
+        (commands,) = [action.choices for action in parser._actions if isinstance(action.choices, dict)]
+        for name, command in commands.items():
+            words = shlex.split(command.epilog.removeprefix("example: "))
+            assert words[:2] == ["trackside", name]
+            assert parser.parse_args(words[1:]).command == name
 
 
 class TestStreams:
@@ -80,4 +109,13 @@ class TestStreams:
         out, err = child.communicate(timeout=60)
 
         assert (child.returncode, err) == (0, "")
-        assert r"text=lo\xdf loss=0.5" in out
+        assert r"text=lo\xdf" in out
+
+    def test_ellipsis_in_ascii(self, start, tmp_path, write_log):
+        """Signs of trackside's own become similar ones of ASCII, of the same width."""
+        write_log(tmp_path, steps=1, texts=["x" * 100])
+        ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "80"}
+        child = start("tail", tmp_path, "-t", "test.*", env=ascii_only)
+        (line,) = child.communicate(timeout=60)[0].splitlines()
+
+        assert (len(line), line[-2:]) == (80, "x.")

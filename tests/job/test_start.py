@@ -344,7 +344,7 @@ class TestReport:
 
         assert printed.out == ""
         assert printed.err.startswith(f"trackside: {job.source.run_id}, rank 0 of 1, attempt 0, ")
-        assert printed.err.endswith(f"  look      trackside info {job.directory}\n")
+        assert printed.err.endswith(f"  look      trackside report {job.directory}\n")
         assert "1 test.start.said" in printed.err
 
     def test_other_ranks(self, run, bus, capsys, monkeypatch):

@@ -46,7 +46,7 @@ class TestSummarize:
             "  counters  train.tokens: 4,000 tokens",
             "  lost      nothing",
             f"  log       {tmp_path}/a.tslog (1.5 KiB)",
-            f"  look      trackside info {tmp_path}",
+            f"  look      trackside report {tmp_path}",
         ]
 
     def test_nothing_happened(self, tmp_path):
@@ -55,7 +55,7 @@ class TestSummarize:
             "  events    none",
             "  lost      nothing",
             f"  log       nothing could be written below {tmp_path}",
-            f"  look      trackside info {tmp_path}",
+            f"  look      trackside report {tmp_path}",
         ]
 
     def test_losses(self, tmp_path):

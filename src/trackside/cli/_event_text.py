@@ -108,7 +108,8 @@ def said(event: Event) -> Iterator[str]:
 
 
 def _defaults(kind: type[Event]) -> dict[str, Any]:
-    return {field.name: field.default for field in attrs.fields(kind) if isinstance(field.default, (int, float, str))}
+    fields: tuple[attrs.Attribute[Any], ...] = kind.__attrs_attrs__  # type: ignore[attr-defined]  # attrs sets it
+    return {field.name: field.default for field in fields if isinstance(field.default, (int, float, str))}
 
 
 def _is_empty(value: Any) -> bool:

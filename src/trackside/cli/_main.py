@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import contextlib
+import difflib
 import io
 import os
+import re
 import sys
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Final, NoReturn
 
 from trackside.cli import (
     _attach,
@@ -53,6 +56,39 @@ _COMMANDS: Final = (
     _ctl,
     _keys,
 )
+_EXAMPLES: Final = {
+    "attach": "runs/ -t '*.iteration.ended'",
+    "collect": "--bind tcp://0.0.0.0:7700 --log logs/ --keys keys/",
+    "compare": "runs/before runs/after",
+    "ctl": "runs/ status",
+    "export": "runs/ --jsonl events.jsonl",
+    "forward": "--bind tcp://0.0.0.0:7701 --to tcp://collector:7700 --keys keys/",
+    "goodput": "runs/",
+    "import": "outputs/structured_logs -o runs/",
+    "info": "runs/",
+    "keys": "new keys/",
+    "report": "runs/ --html report.html",
+    "run": "--log runs/today -- torchrun --nproc-per-node 2 train.py",
+    "runs": "runs/",
+    "scores": "runs/",
+    "tail": "runs/ -n 20 -t 'acme.*'",
+    "top": "runs/",
+    "trace": "runs/ --out trace.json --steps 100:110",
+}
+_SIMILAR: Final = {
+    **dict(zip("▁▂▃▄▅▆▇█", "__..--=#", strict=True)),
+    "…": ".",
+    "–": "-",
+    "−": "-",
+    "µ": "u",
+    "·": "|",
+    "×": "x",
+    "│": "|",
+    "─": "-",
+    "Σ": "S",
+    "σ": "s",
+}
+"""For terminals without these signs: one of ASCII for each, so that columns stay where they are."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,8 +98,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0 for success, 1 if a command has something to object to, 2 for what cannot be read, written or understood.
     """
     options = build_parser().parse_args(arguments)
+    codecs.register_error("trackside.similar", _similar)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of few letters is no reason to stop
+        sys.stdout.reconfigure(errors="trackside.similar")  # a terminal of few letters is no reason to stop
     try:
         code: int = options.run(options)
         sys.stdout.flush()
@@ -88,9 +125,36 @@ def _give_up_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _similar(error: UnicodeError) -> tuple[str | bytes, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    found = _SIMILAR.get(error.object[error.start])
+    return (found, error.start + 1) if found else codecs.backslashreplace_errors(error)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that says what was probably meant by a word that it does not know."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print how the command is used, and *message*, and leave with exit code 2."""
+        found = re.search(r"invalid choice: '([^']*)'|unrecognized arguments: (--?[^\s=]+)", message)
+        close = difflib.get_close_matches(found[1] or found[2], list(self._words()), 1) if found else []
+        if found and found[1] is not None and "argument COMMAND" in message:
+            message = f"there is no command {found[1]!r}"
+        super().error(f"{message}; did you mean {close[0]}?" if close else message)
+
+    def _words(self) -> Iterator[str]:
+        for action in self._actions:
+            yield from action.option_strings
+            yield from map(str, action.choices or ())
+            if isinstance(action.choices, dict):
+                for command in action.choices.values():
+                    yield from (word for inner in command._actions for word in inner.option_strings)  # noqa: SLF001
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser with all commands."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="trackside",
         description="Look at the telemetry of machine-learning training jobs.",
         epilog="Each command explains itself: trackside COMMAND --help",
@@ -99,4 +163,6 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in _COMMANDS:
         command.add_to(commands)
+    for name, command_parser in commands.choices.items():
+        command_parser.epilog = f"example: trackside {name} {_EXAMPLES[name]}"
     return parser

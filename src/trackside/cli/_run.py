@@ -34,7 +34,6 @@ def add_to(commands: Any) -> None:
         help="run a job with a collector beside it, and report at its end",
         description="Run a job, such as torchrun, on this node with a collector beside it. Every process of it that "
         "calls trackside.start() finds the collector by itself. Ends with the job's exit code.",
-        epilog="example: trackside run --log runs/today -- torchrun --nproc-per-node 2 train.py",
     )
     parser.add_argument(
         "--log", metavar="DIR", default="runs", help="where the collector keeps the logs (default: runs)"

@@ -39,7 +39,7 @@ def summarize(
     lines += [f"  {'log' if not place else '':9} {path} ({_size(path)})" for place, path in enumerate(log.paths)]
     if not log.paths:
         lines.append(f"  log       nothing could be written below {log.directory}")
-    lines.append(f"  look      trackside info {log.directory}")
+    lines.append(f"  look      trackside report {log.directory}")
     return "\n".join(lines)
 
 
