@@ -196,7 +196,7 @@ class TestStart:
 
         assert (source.rank, source.local_rank, source.world_size, source.run_id) == (3, 1, 8, "exp-7")
         assert source.role == "main"
-        assert sorted(source.versions) == ["python", "trackside"]
+        assert sorted(source.versions) == ["core", "python", "trackside"]
 
     def test_parent(self, run, monkeypatch):
         """A process that was told whose child it is, says so."""
