@@ -183,7 +183,15 @@ def built(source: Archive) -> Path:
             else:
                 tar.extractall(directory)  # noqa: S202  # its digest says that it is the archive we know
         tree = next(entry for entry in Path(directory).iterdir() if entry.is_dir())
-        run("./configure", "-q", "--disable-gil", f"--prefix={prefix}", "--with-ensurepip=no", cwd=tree)
+        run(
+            "./configure",
+            "-q",
+            "--disable-gil",
+            "--disable-test-modules",
+            f"--prefix={prefix}",
+            "--with-ensurepip=no",
+            cwd=tree,
+        )
         # Less optimized, and without debug symbols: the building gains more than the tests lose.
         run("make", "-s", f"-j{os.cpu_count() or 1}", BUILD_OPTIONS, cwd=tree)
         staged = Path(directory, "staged")

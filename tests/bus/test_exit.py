@@ -47,6 +47,7 @@ class Ending:
     def interrupt(self):
         """Press Ctrl-C twice, the second time while the bus is being closed."""
         self.process.send_signal(signal.SIGINT)
+        self.process.stdout.readline()  # two at once would count as one
         time.sleep(0.5)
         self.was_waiting = self.process.poll() is None
         self.process.send_signal(signal.SIGINT)

@@ -6,6 +6,7 @@ WAY is what ends the program; STUCK is what keeps it. Prints when it begins to l
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -143,6 +144,7 @@ def main(way, stuck):
         raise ValueError("the end")
     elif way == "interrupted":
         _default.EXIT_S = 50.0  # far beyond what a busy machine takes to end what does not wait
+        atexit.register(say_when)  # before the bus is closed: the last that was registered is called first
         say_when()
         threading.Event().wait()
     elif way == "closed":
