@@ -32,10 +32,7 @@ def main() -> int:
         labelled = bed.Labelled(cause="healthy and noisy", kind=None, job=bed.healthy(seed))
         add(counts, f"healthy {seed}", "healthy and noisy", simulated(labelled), is_healthy=True)
     if not options.no_real:
-        for name, labelled in bed.REAL.items():
-            with tempfile.TemporaryDirectory() as directory:
-                mistakes = labelled.mistakes(bed.run_real(name, Path(directory)).verdict)
-            add(counts, f"real: {name}", f"{labelled.cause} (real)", mistakes, is_healthy=labelled.kind is None)
+        add_real(counts, bed)
     table = table_of(counts)
     print(table)
     if options.write:
@@ -43,6 +40,18 @@ def main() -> int:
         page = re.sub(r"(?s)(<!-- table -->\n).*?(<!-- end -->)", lambda found: found[1] + table + found[2], page)
         PAGE.write_text(page, encoding="utf-8")
     return int(any(own[1] or own[2] for own in counts.values()))
+
+
+def add_real(counts: dict[str, list[int]], bed: Any) -> None:
+    """Run and judge the real jobs, as far as their frameworks are installed."""
+    for name, labelled in {**bed.REAL, **bed.FRAMEWORKS}.items():
+        if labelled.framework != "workers" and labelled.framework and not importlib.util.find_spec(labelled.framework):
+            print(f"{name}: left out, {labelled.framework} is not installed", file=sys.stderr)
+            continue
+        with tempfile.TemporaryDirectory() as directory:
+            mistakes = labelled.mistakes(bed.run_real(labelled, Path(directory)).verdict)
+        cause = f"{labelled.cause} ({labelled.framework or 'plain loop'})"
+        add(counts, f"real: {name}", cause, mistakes, is_healthy=labelled.kind is None)
 
 
 def load_bed() -> Any:

@@ -46,6 +46,15 @@ class TestRun:
         steps = [event.step for event in trackside.replay(tmp_path / "logs") if isinstance(event, IterationEnded)]
         assert steps == list(range(20))
 
+    def test_same_directory(self, command, job, tmp_path):
+        """A job that logs into the collector's directory too is recorded in two files there, and read once."""
+        job[-1] = tmp_path / "logs"
+        subprocess.run([*command, *job, "0"], check=True, capture_output=True, timeout=60)
+        steps = [event.step for event in trackside.replay(tmp_path / "logs") if isinstance(event, IterationEnded)]
+        (main,) = (one for one in trackside.check_logs(tmp_path / "logs").sources if one.source.role == "main")
+        assert steps == list(range(20))
+        assert (main.by_type["trackside.iteration.ended"], main.missing, main.repeated) == (20, 0, main.events)
+
     def test_exit_code(self, command, job):
         """The exit code is the job's."""
         assert subprocess.run([*command, *job, "3"], check=False, capture_output=True, timeout=60).returncode == 3

@@ -37,7 +37,9 @@ class TestOneLoggerConfig:
 
     def test_functions_are_not_called_early(self):
         """A function that cannot tell yet is no error."""
-        OneLoggerConfig(**{**NEEDED, "world_size_or_fn": lambda: 1 // 0})
+        config = OneLoggerConfig(**{**NEEDED, "world_size_or_fn": lambda: 1 // 0})
+        with pytest.raises(ZeroDivisionError):
+            _ = config.world_size
 
     @pytest.mark.parametrize(
         ("field", "given"),

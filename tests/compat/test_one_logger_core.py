@@ -125,7 +125,8 @@ class TestTracingTimestamp:
 
     def test_eleven_minutes(self):
         """Eleven minutes ago is near enough: the limit is ten hours, as is said."""
-        TracingTimestamp.for_timestamp(time.time() - 660)
+        then = time.time() - 660
+        assert TracingTimestamp.for_timestamp(then).seconds_since_epoch == then
 
     @pytest.mark.parametrize("ahead_s", [-11 * 3600, 11 * 3600])
     def test_far_off(self, ahead_s):

@@ -16,21 +16,7 @@ from trackside.compat.straggler._interval import ReportInterval
 from trackside.events import GpuTimingUnavailable, SectionWindow, clock
 from trackside.handlers import Capture
 from trackside.instruments._section_times import SectionTimes
-
-
-class FakeClock:
-    """A monotonic clock that a test sets."""
-
-    def __init__(self):
-        self.now_ns = 10**9
-
-    def __call__(self):
-        """Return the time."""
-        return self.now_ns
-
-    def pass_ms(self, ms):
-        """Let so much time pass."""
-        self.now_ns += round(ms * 1e6)
+from trackside.testing import FakeClock
 
 
 @pytest.fixture
@@ -57,7 +43,7 @@ def timed(ticking):
     def enter(name, *durations):
         for ms in durations:
             with Detector.detection_section(name, profile_cuda=False):
-                ticking.pass_ms(ms)
+                ticking.advance(ms / 1000)
 
     return enter
 
@@ -141,7 +127,7 @@ class TestSections:
         pytest.importorskip("torch")
         detector()
         with Detector.detection_section("a"):
-            ticking.pass_ms(5)
+            ticking.advance(5 / 1000)
         report = Detector.generate_report()
         assert report.local_section_summaries["a"][Statistic.NUM] == 1
         assert math.isnan(report.gpu_relative_perf_scores[0])
@@ -203,7 +189,7 @@ class TestKernels:
         kernels.launches = {"gemm_blk_1_1_1_grid_1_1_1": 2_000, "ncclDevKernel_AllReduce": 9_000}
         for _ in range(3):
             with Detector.detection_section("step"):
-                ticking.pass_ms(1)
+                ticking.advance(1 / 1000)
         summaries = Detector.generate_report().local_kernel_summaries
         assert summaries["gemm_blk_1_1_1_grid_1_1_1"][Statistic.MED] == 2.0
         assert summaries["gemm_blk_1_1_1_grid_1_1_1"][Statistic.NUM] == 3
@@ -216,7 +202,7 @@ class TestKernels:
         for ns in (1_000, 2_000):
             kernels.launches = {"gemm": ns}
             with Detector.detection_section("step"):
-                ticking.pass_ms(1)
+                ticking.advance(1 / 1000)
             report = Detector.generate_report()
             scores.append((report.gpu_individual_perf_scores[0], report.gpu_relative_perf_scores[0]))
         assert scores == [(1.0, 1.0), (0.5, 1.0)]

@@ -10,6 +10,7 @@ from trackside.handlers import Capture
 from trackside.instruments import TrainingDefaults, sections, set_training_defaults
 from trackside.instruments._moments import end_all
 from trackside.instruments._span import open_by_id
+from trackside.testing import FakeClock
 
 
 @pytest.fixture(autouse=True)
@@ -34,30 +35,11 @@ def strict(monkeypatch):
     monkeypatch.setattr(default_bus, "strict", True)
 
 
-class FakeClock:
-    """A monotonic clock that a test sets; the wall clock is 10 s ahead of it."""
-
-    def __init__(self):
-        self.now_ns = 1_000_000_000
-
-    def __call__(self):
-        """Return the time, in ns."""
-        return self.now_ns
-
-    def wall(self):
-        """Return the wall clock's time, in ns."""
-        return self.now_ns + 10_000_000_000
-
-    def pass_ns(self, ns):
-        """Let so much time pass."""
-        self.now_ns += ns
-
-
 @pytest.fixture
 def ticking():
-    """Give a clock that stands still until it is told."""
-    fake = FakeClock()
-    with clock.installed(fake, fake.wall):
+    """Give a monotonic clock that stands still until it is told; the wall clock is 10 s ahead of it."""
+    fake = FakeClock(10**9)
+    with clock.installed(fake, lambda: fake.now_ns + 10 * 10**9):
         yield fake
 
 

@@ -19,6 +19,7 @@ from trackside.events import (
     ambient,
 )
 from trackside.instruments import SpanOrderError, TrainingDefaults, callbacks, set_training_defaults, span
+from trackside.instruments._span import open_by_id
 from trackside.instruments.callbacks import (
     on_app_end,
     on_app_start,
@@ -85,7 +86,7 @@ class TestPairs:
     def test_no_times(self, captured, ticking, stem, name):
         """Without times a span is from call to call."""
         getattr(callbacks, f"on_{stem}_start")()
-        ticking.pass_ns(70)
+        ticking.now_ns += 70
         getattr(callbacks, f"on_{stem}_end")()
         assert names_and_times(captured) == [(name, 11_000_000_070, 70)]
 
@@ -121,10 +122,11 @@ class TestPairs:
 
     @pytest.mark.parametrize("stem", PAIRS)
     def test_off(self, stem):
-        """While nobody listens both do nothing."""
-        getattr(callbacks, f"on_{stem}_start")()
+        """While nobody listens no span is numbered, nothing is left open, and a second end is no error."""
+        opened = getattr(callbacks, f"on_{stem}_start")()
         getattr(callbacks, f"on_{stem}_end")()
         getattr(callbacks, f"on_{stem}_end")()
+        assert (opened.id, open_by_id, ambient.get()) == (0, {}, (0, -1))
 
     def test_all_are_here(self):
         """These are all the callbacks there are, those of saves aside."""

@@ -65,7 +65,7 @@ class TestSync:
     def test_success(self, captured, ticking, tmp_path):
         """The success tells step, place, size, time and span."""
         with checkpoint_save(100, path=tmp_path) as save:
-            ticking.pass_ns(500)
+            ticking.now_ns += 500
             save.set(size_bytes=4_096)
         (event,) = captured.of(CheckpointSaveSucceeded)
         assert (event.global_step, event.strategy, event.path) == (100, "sync", str(tmp_path))
@@ -134,8 +134,8 @@ class TestAsync:
     def test_later(self, captured, ticking):
         """The success may come later; it lasts from the start of the save."""
         with checkpoint_save(100, strategy="async") as save:
-            ticking.pass_ns(5)
-        ticking.pass_ns(70)
+            ticking.now_ns += 5
+        ticking.now_ns += 70
         save.succeeded(size_bytes=9)
         (event,) = captured.of(CheckpointSaveSucceeded)
         assert (event.duration_ns, event.strategy, event.save_span_id) == (75, "async", save.id)

@@ -416,11 +416,11 @@ class TestSections:
     def test_own_time_is_left_out(self, make_sections, cupti, published, ticking, monkeypatch):
         """What it takes to switch CUPTI on and off is not the section's time."""
         enable, disable = cupti.activity_enable, cupti.activity_disable
-        monkeypatch.setattr(cupti, "activity_enable", lambda kind: (ticking.pass_ns(500), enable(kind)))
-        monkeypatch.setattr(cupti, "activity_disable", lambda kind: (ticking.pass_ns(500), disable(kind)))
+        monkeypatch.setattr(cupti, "activity_enable", lambda kind: (ticking.advance(500e-9), enable(kind)))
+        monkeypatch.setattr(cupti, "activity_disable", lambda kind: (ticking.advance(500e-9), disable(kind)))
         sections = make_sections()
         with sections.section("forward", gpu=True):
-            ticking.pass_ns(7)
+            ticking.now_ns += 7
         sections.step_ended(0)
         assert published.of(SectionWindow)[0].max_ns == [7.0]
 

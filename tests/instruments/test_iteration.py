@@ -41,7 +41,7 @@ class TestEvent:
     def test_times(self, captured, ticking):
         """It ends at its end, and lasts as long as it does."""
         with training_iteration(0):
-            ticking.pass_ns(70)
+            ticking.now_ns += 70
         assert (only(captured).at_ns, only(captured).duration_ns) == (11_000_000_070, 70)
 
     def test_every_field_is_set(self, captured):

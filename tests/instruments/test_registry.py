@@ -15,9 +15,9 @@ class TestOpenSpans:
     def test_innermost(self, captured, ticking):
         """Of each thread it is the innermost, with id, name and start."""
         with application():
-            ticking.pass_ns(5)
+            ticking.now_ns += 5
             with training_iteration(3) as iteration:
-                ticking.pass_ns(70)
+                ticking.now_ns += 70
                 assert open_spans() == {"MainThread": [iteration.id, "training_single_iteration", 11_000_000_005]}
 
     def test_after_the_inner_ended(self, captured):

@@ -44,7 +44,7 @@ def run(sections, ticking):
     def steps(*durations, first=0, name="s"):
         for step, duration in enumerate(durations, start=first):
             with sections.section(name):
-                ticking.pass_ns(duration)
+                ticking.now_ns += duration
             sections.step_ended(step)
 
     return steps
@@ -119,7 +119,7 @@ class TestWindows:
     def test_iterations(self, sections, windows, bus, ticking):
         """Windows close with training iterations, and with no others."""
         with sections.section("s"):
-            ticking.pass_ns(5)
+            ticking.now_ns += 5
         for kind, step in (("training", 0), ("validation", 1), ("training", 1)):
             assert windows == []
             bus.log(IterationEnded(kind=kind, step=step, duration_ns=1))
@@ -148,9 +148,9 @@ class TestEntering:
     def test_nested(self, sections, windows, ticking):
         """Sections may lie within each other."""
         with sections.section("outer"):
-            ticking.pass_ns(1)
+            ticking.now_ns += 1
             with sections.section("inner"):
-                ticking.pass_ns(10)
+                ticking.now_ns += 10
         sections.step_ended(1)
         assert (row(windows[0], "outer")[2], row(windows[0], "inner")[2]) == (11, 10)
 
@@ -158,22 +158,22 @@ class TestEntering:
         """One object may be entered again inside its own block, at any depth."""
         one = sections.section("s")
         with one:
-            ticking.pass_ns(1)
+            ticking.now_ns += 1
             with one:
-                ticking.pass_ns(10)
+                ticking.now_ns += 10
                 with one:
-                    ticking.pass_ns(100)
-            ticking.pass_ns(1000)
+                    ticking.now_ns += 100
+            ticking.now_ns += 1000
         sections.step_ended(1)
         assert row(windows[0])[:6] == (3, 3, 100, 1111, 110, pytest.approx(1321 / 3))
 
     def test_exception(self, sections, windows, ticking):
         """A block that raises is an entry without a time."""
         with contextlib.suppress(KeyError), sections.section("s"):
-            ticking.pass_ns(5)
+            ticking.now_ns += 5
             raise KeyError
         with sections.section("s"):
-            ticking.pass_ns(7)
+            ticking.now_ns += 7
         sections.step_ended(1)
         assert row(windows[0])[:3] == (1, 2, 7)
 
@@ -190,7 +190,7 @@ class TestEntering:
 
         @sections.section("s")
         def count_down(number):
-            ticking.pass_ns(1)
+            ticking.now_ns += 1
             return number and count_down(number - 1)
 
         assert count_down(2) == 0
@@ -203,7 +203,7 @@ class TestEntering:
         @sections.section("s")
         async def work():
             await asyncio.sleep(0)
-            ticking.pass_ns(9)
+            ticking.now_ns += 9
 
         asyncio.run(work())
         sections.step_ended(1)
@@ -302,11 +302,11 @@ class TestProfilingInterval:
         sections.configure(profiling_interval=2)
         one = sections.section("s")
         with one:
-            ticking.pass_ns(1)
+            ticking.now_ns += 1
             with one:
-                ticking.pass_ns(10)
+                ticking.now_ns += 10
                 with one:
-                    ticking.pass_ns(100)
+                    ticking.now_ns += 100
         sections.step_ended(1)
         assert row(windows[0])[:4] == (2, 3, 100, 111)
 
@@ -337,7 +337,7 @@ class TestNobodyListens:
         found = Capture()
         for step in range(4):
             with sections.section("s"):
-                ticking.pass_ns(5)
+                ticking.now_ns += 5
             if step == 1:
                 bus.subscribe(found, to=SectionWindow)
             sections.step_ended(step)

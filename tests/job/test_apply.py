@@ -6,7 +6,6 @@ import logging
 
 import pytest
 
-from trackside.bus import Bus
 from trackside.events import ConfigError, JobConfigured, Source, TrainingConfigured
 from trackside.handlers import Capture
 from trackside.instruments import TrainingDefaults, training_defaults
@@ -17,12 +16,11 @@ SOURCE = Source(id="a", run_id="r", rank=3, world_size=8)
 
 
 @pytest.fixture
-def bus():
+def bus(bus):
     """Give a bus with somebody who keeps everything."""
-    with Bus() as bus:
-        bus.captured = Capture()
-        bus.subscribe(bus.captured)
-        yield bus
+    bus.captured = Capture()
+    bus.subscribe(bus.captured)
+    return bus
 
 
 @pytest.fixture

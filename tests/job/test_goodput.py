@@ -15,31 +15,9 @@ from trackside.bus import Bus
 from trackside.events import GoodputUpdated, Heartbeat, IterationEnded, RunsOn, Source, SourceEnded, clock
 from trackside.handlers import EventLog, feed, replay
 from trackside.handlers.models.goodput import GoodputAccumulator, GoodputMonitor
-from trackside.job import JobConfig, start
+from trackside.job import JobConfig
 
 DEADLINE_S = 30.0
-
-
-@pytest.fixture
-def bus():
-    """Give a bus of the test's own."""
-    with Bus() as given:
-        yield given
-
-
-@pytest.fixture
-def run(bus, tmp_path):
-    """Give a function that starts a job on that bus."""
-    jobs = []
-
-    def begin(**options):
-        job = start(tmp_path / "runs", bus=bus, report=False, **options)
-        jobs.append(job)
-        return job
-
-    yield begin
-    for job in jobs:
-        job.close()
 
 
 def train(bus, steps, first=0):

@@ -6,7 +6,6 @@ import threading
 
 import pytest
 
-from trackside.bus import Bus
 from trackside.events import ClockAnchored, Event, Heartbeat, RunsOn, ambient, clock, event
 from trackside.handlers import Capture
 from trackside.job._heartbeat import HeartbeatThread
@@ -45,12 +44,6 @@ def clocks():
     """Give clocks, on which the process is anchored."""
     given = Clocks()
     with clock.installed(lambda: given.mono_ns, lambda: given.wall_ns):
-        yield given
-
-
-@pytest.fixture
-def bus():
-    with Bus() as given:
         yield given
 
 

@@ -30,12 +30,6 @@ def place(monkeypatch):
     shutil.rmtree(directory, ignore_errors=True)
 
 
-@pytest.fixture
-def bus():
-    with trackside.Bus() as bus:
-        yield bus
-
-
 class TestStart:
     def test_off(self, place, tmp_path, bus):
         """Unless asked to, a job binds nothing and says nothing."""

@@ -18,7 +18,6 @@ import attrs
 import pytest
 
 import trackside
-from trackside.bus import Bus
 from trackside.events import (
     ClockAnchored,
     ConfigError,
@@ -46,28 +45,6 @@ class Said(Event):
     """Something was said."""
 
     text: str = ""
-
-
-@pytest.fixture
-def bus():
-    """Give a bus of the test's own."""
-    with Bus() as given:
-        yield given
-
-
-@pytest.fixture
-def run(bus, tmp_path):
-    """Give a function that starts a job on that bus, quietly unless told otherwise."""
-    jobs = []
-
-    def begin(**options):
-        job = start(tmp_path / "runs", bus=bus, **{"report": False, **options})
-        jobs.append(job)
-        return job
-
-    yield begin
-    for job in jobs:
-        job.close()
 
 
 class Telegraph:

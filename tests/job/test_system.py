@@ -6,7 +6,6 @@ import threading
 
 import pytest
 
-from trackside.bus import Bus
 from trackside.events import MissingExtraError, SystemSamplingStarted
 from trackside.handlers import replay
 from trackside.instruments import psutil, system
@@ -14,13 +13,6 @@ from trackside.instruments._gauges import Gauge
 from trackside.job import start
 
 DEADLINE_S = 30.0
-
-
-@pytest.fixture
-def bus():
-    """Give a bus of the test's own."""
-    with Bus() as given:
-        yield given
 
 
 class TestSystem:

@@ -185,6 +185,16 @@ class TestLate:
         top.catch_up()
         assert (top.view(S).step, top.view(S).steps_per_s) == (299, whole.view(S).steps_per_s)
 
+    def test_step_time(self, joined, made_up):
+        """What it takes over has the step time of who saw all: from step to step, waiting for data included."""
+        events = list(replay(made_up(ranks=1, noise=0, stumbles=0, loading_s=0.05)))
+        top, whole = Top(), Top()
+        for event in events:
+            whole.drive(event)
+        top.goodput.load(whole.goodput.dump())
+        top.catch_up()
+        assert top.view(S).step_ns == pytest.approx(whole.view(S).step_ns, rel=0.01)
+
     def test_given_up_before(self, make_event):
         """What was given up before is in the heartbeats; what is given up now is not counted twice."""
         top = Top()

@@ -260,7 +260,9 @@ class Labelled:
     since: int | None = None
     within: int = 5
     """How far from `since` the step may be."""
-    job: SimulatedJob
+    job: SimulatedJob | None = None
+    framework: str = ""
+    """Of a real job: in whose loop `framework_job.py` trains; empty for the plain loop of `job.py`."""
 
     def mistakes(self, verdict):
         """Return what is wrong with *verdict*; empty if nothing is."""
@@ -403,36 +405,81 @@ def healthy(seed):
 JOBS = dict([*_of_one_rank(), *_of_all_ranks(), *_failures()])
 LARGE = dict(_large())
 JOBS["healthy"] = Labelled(cause="healthy", kind=None, job=SimulatedJob())
+JOBS["healthy, of few steps"] = Labelled(cause="healthy", kind=None, job=SimulatedJob(startup_s=2.5))
+JOBS["forward, of few steps"] = Labelled(
+    cause="forward",
+    kind="straggler",
+    rank=1,
+    section=FORWARD,
+    since=0,
+    job=SimulatedJob(startup_s=2.9, steps=60, delay=delayed(FORWARD, 0.02)),
+)
 JOBS["healthy and noisy"] = Labelled(
     cause="healthy and noisy", kind=None, job=SimulatedJob(noise=0.25, stumbles=0.02, seed=3)
 )
 
 
 REAL = {
-    "healthy": Labelled(cause="healthy", kind=None, job=SimulatedJob()),
+    "healthy": Labelled(cause="healthy", kind=None),
     "one rank's data": Labelled(
         cause="one rank's data", kind="input-bound", rank=1, section=DATA, since=0, job=SimulatedJob()
     ),
-    "forward": Labelled(cause="forward", kind="straggler", rank=1, section=FORWARD, since=0, job=SimulatedJob()),
-    "backward": Labelled(cause="backward", kind="straggler", rank=1, section=BACKWARD, since=0, job=SimulatedJob()),
+    "forward": Labelled(cause="forward", kind="straggler", rank=1, section=FORWARD, since=0),
+    "backward": Labelled(cause="backward", kind="straggler", rank=1, section=BACKWARD, since=0),
     "user code between the parts": Labelled(
         cause="user code between the parts", kind="straggler", rank=1, section=OUTSIDE, since=0, job=SimulatedJob()
     ),
-    "killed": Labelled(cause="killed", kind="died", rank=1, job=SimulatedJob()),
-    "raised": Labelled(cause="raised", kind="exception", rank=1, since=60, job=SimulatedJob()),
+    "killed": Labelled(cause="killed", kind="died", rank=1),
+    "raised": Labelled(cause="raised", kind="exception", rank=1, since=60),
 }
-"""Jobs that `job.py` runs for real."""
+"""Jobs that run for real."""
+
+FRAMEWORKS = {
+    "Lightning, healthy": Labelled(cause="healthy", kind=None, framework="lightning"),
+    "Lightning, one rank's data": Labelled(
+        cause="one rank's data", kind="input-bound", rank=1, section=DATA, since=0, framework="lightning"
+    ),
+    "Lightning, backward": Labelled(
+        cause="backward", kind="straggler", rank=1, section=BACKWARD, since=0, framework="lightning"
+    ),
+    "Transformers, healthy": Labelled(cause="healthy", kind=None, framework="transformers"),
+    "Transformers, forward": Labelled(
+        cause="forward", kind="straggler", rank=1, section=FORWARD, since=0, framework="transformers"
+    ),
+    "Accelerate, healthy": Labelled(cause="healthy", kind=None, framework="accelerate"),
+    "Accelerate, user code": Labelled(
+        cause="user code between the parts", kind="straggler", rank=1, section=OUTSIDE, since=0, framework="accelerate"
+    ),
+    "loader with workers, healthy": Labelled(cause="healthy", kind=None, framework="workers"),
+    "loader with workers, one rank's data": Labelled(
+        cause="one rank's data", kind="input-bound", rank=1, section=DATA, since=0, framework="workers"
+    ),
+    "loader with workers, optimizer": Labelled(
+        cause="optimizer", kind="straggler", rank=1, section=OPTIMIZER, since=0, framework="workers"
+    ),
+    "loader with workers, NaN in a stat": Labelled(
+        cause="NaN", kind="not-finite", rank=0, since=30, within=2, framework="workers"
+    ),
+    "loader with workers, log truncated": Labelled(cause="log truncated", kind="died", rank=1, framework="workers"),
+}
+"""Real jobs in the loops of frameworks, which need their packages: `make verdicts` runs them."""
 
 
-def run_real(cause, directory):
-    """Run the real job with *cause*, and return its report."""
+def run_real(labelled, directory):
+    """Run the real job *labelled*, and return its report."""
     program = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     program += ["--monitor-interval=3"]  # on a busy machine torchrun would end the healthy rank before it can say why
-    job = str(Path(__file__).with_name("job.py"))
+    if labelled.framework:
+        job = [str(Path(__file__).with_name("framework_job.py")), labelled.framework, labelled.cause]
+    else:
+        job = [str(Path(__file__).with_name("job.py")), labelled.cause]
     logs = directory / "runs"
     variables = {name: value for name, value in os.environ.items() if not name.startswith("TRACKSIDE_")}
     subprocess.run(
-        [*program, job, cause, str(logs)], env={**variables, "OMP_NUM_THREADS": "1"}, capture_output=True, timeout=100,
+        [*program, *job, str(logs)], env={**variables, "OMP_NUM_THREADS": "1"}, capture_output=True, timeout=200,
         check=False,
     )  # fmt: skip
+    if labelled.cause == "log truncated":
+        (log,) = logs.rglob("rank-00001.*.tslog")
+        os.truncate(log, log.stat().st_size * 6 // 10)
     return read_report(logs)

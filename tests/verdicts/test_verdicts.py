@@ -31,10 +31,11 @@ class TestSimulated:
 @pytest.mark.torch
 @pytest.mark.integration
 class TestReal:
-    @pytest.mark.hang_guard(120)
+    @pytest.mark.hang_guard(240)
     def test_cause_is_first(self, real, test_bed, tmp_path):
         """A real job of two ranks: the labelled cause is the first finding, with its rank."""
         pytest.importorskip("torch")
         if sys.platform == "win32":
             pytest.skip("torchrun's gloo needs POSIX here")
-        assert test_bed.REAL[real].mistakes(test_bed.run_real(real, tmp_path).verdict) == []
+        labelled = test_bed.REAL[real]
+        assert labelled.mistakes(test_bed.run_real(labelled, tmp_path).verdict) == []

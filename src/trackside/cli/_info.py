@@ -97,6 +97,9 @@ def _loss_lines(report: LogCheck) -> list[str]:
         if source.missing:
             shown = ", ".join(f"{first}-{last}" for first, last in source.holes[:_MOST_LISTED])
             lines.append(f"  {who}: {source.missing:,} missing, numbers {shown}")
+        if source.ended is None and source.source.role == "main":
+            steps = f"{source.unwritten_steps:,} step(s) of " if source.unwritten_steps else ""
+            lines.append(f"  {who}: no end record: if it died, up to {steps}its last second may be in no log")
         for loss in source.losses[:_MOST_LISTED]:
             since = clock_text(loss.since_ns)
             lines.append(f"  {who}: {loss.events:,} given up by the writer since {since}: {printable(loss.reason)}")
@@ -141,6 +144,7 @@ def _source_json(report: SourceCheck) -> dict[str, Any]:
             for loss in report.losses
         ],
         "ended": report.ended,
+        "unwritten_steps": report.unwritten_steps,
     }
 
 

@@ -26,6 +26,7 @@ from trackside.events import (
     span_names,
 )
 from trackside.handlers import Replay, replay
+from trackside.handlers.eventlog import UNWRITTEN_S
 from trackside.handlers.models import SpanReport
 from trackside.handlers.models.goodput import GoodputAccumulator, GoodputResult
 from trackside.handlers.models.liveness import ENDED, LifeSigns, is_gone, liveness, worst
@@ -48,7 +49,7 @@ from trackside.report._report import (
     StallRow,
     StepQuantiles,
 )
-from trackside.report._rules import UNWRITTEN_S, judge
+from trackside.report._rules import judge
 from trackside.report._runs import unified
 from trackside.report._statistics import TRIM, Difference, difference
 from trackside.report._whatif import (

@@ -14,6 +14,7 @@ from typing import Final
 
 from trackside.core import text as words
 from trackside.events import span_names
+from trackside.handlers.eventlog import UNWRITTEN_S
 from trackside.report._report import (
     NOTHING,
     AttemptBar,
@@ -50,8 +51,6 @@ STOPPED_AFTER_S: Final = 60.0
 STOPPED_AFTER_STEPS: Final = 10
 DIED_AFTER_S: Final = 60.0
 """A log without an end whose newest event is so old belongs to a job that is gone."""
-UNWRITTEN_S: Final = 1.0
-"""The last second of a killed process may be in no log: events wait up to 0.7 s until they are written."""
 _Ruled = tuple[list[Finding], str]
 """What a rule found, and why it spoke or did not."""
 _NEAR_STEPS: Final = 100
@@ -82,7 +81,8 @@ def judge(report: Report) -> Verdict:
     found = [finding for ruling in rulings for finding in ruling.findings]
     elapsed = report.goodput.elapsed_s
     # A finding without a known cost comes after what takes a twentieth of the time, and before the rest.
-    found.sort(key=lambda one: (*_failure_order(one, report), -(one.cost_s or elapsed / 20)))
+    # What names no cause comes last.
+    found.sort(key=lambda one: (*_failure_order(one, report), one.kind == "unaccounted", -(one.cost_s or elapsed / 20)))
     bound = _bound(report, found)
     state = "bad" if found else "good"
     headline = found[0].title if found else NOTHING
@@ -980,7 +980,7 @@ def _unaccounted(report: Report) -> _Ruled:
     elsewhere = sum(one.cost_s for one in _pauses(report)[0])
     if not all(row.has_good_end for row in report.ranks):  # what follows a failure is the failure's
         elsewhere += _silent_s(report)
-    elsewhere += report.startup_s if _startup(report)[0] else 0.0
+    elsewhere += report.startup_s  # what it is is known, be it worth a finding or not
     cost = bucket(report, "OTHER") - elsewhere
     if not _is_worth(report, cost, UNACCOUNTED_FROM):
         return [], _too_little(report, "in no bucket are", cost, UNACCOUNTED_FROM)

@@ -27,7 +27,7 @@ from trackside.handlers.models import CounterBoard, OpenSpans
 from trackside.handlers.models.goodput import GoodputAccumulator
 from trackside.handlers.models.liveness import DIED, ENDED, RUNNING, SILENT, LifeSigns, Liveness, is_gone, liveness
 from trackside.handlers.models.scores import RELATIVE, ScoreAggregator, ScoreReport
-from trackside.handlers.models.steps import StepTimer
+from trackside.handlers.models.steps import StepInterval, StepTimer
 from trackside.report._gather import Stall
 from trackside.wire import FrameView
 
@@ -70,8 +70,18 @@ class _Process:
             self.signs = signs
         if steps and (len(steps) > len(self.ends_ns) or steps[-1][2] > self.ends_ns[-1]):
             self.step = steps[-1][0]
-            self.ends_ns = deque((end_ns for _, _, end_ns in steps), maxlen=_RECENT_STEPS)
-            self.lengths_ns = deque((end_ns - start_ns for _, start_ns, end_ns in steps), maxlen=_RECENT_STEPS)
+            self.ends_ns.clear()
+            self.lengths_ns.clear()
+            self.timer = StepTimer()
+            for number, start_ns, end_ns in steps:
+                ended = IterationEnded(at_ns=end_ns, span_id=0, step=number, duration_ns=end_ns - start_ns)
+                self.add_step(self.timer.iteration_ended(ended))
+
+    def add_step(self, interval: StepInterval | None) -> None:
+        """Record a training step; None is none."""
+        if interval is not None:
+            self.ends_ns.append(interval.end_ns)
+            self.lengths_ns.append(interval.step_ns)
 
 
 @attrs.frozen(kw_only=True)
@@ -192,12 +202,9 @@ class Top:
             process.source = source
         process.signs.read(event)
         if isinstance(event, IterationEnded):
-            step = process.timer.iteration_ended(event)
             if event.kind == "training":
                 process.step, process.stall = event.step, None
-            if step is not None:
-                process.ends_ns.append(event.at_ns)
-                process.lengths_ns.append(step.step_ns)
+            process.add_step(process.timer.iteration_ended(event))
         elif isinstance(event, SpanStarted):
             process.timer.span_started(event)
         elif isinstance(event, SpanEnded):

@@ -24,6 +24,19 @@ class TestSources:
         assert (report.first_seq, report.last_seq) == (0, 2)
         assert (report.first_ns, report.last_ns) == (20, 50)
 
+    @pytest.mark.parametrize(("ended", "steps"), [(None, 5), ("closed", 0)])
+    def test_unwritten_steps(self, source, framed, tmp_path, ended, steps):
+        """Of nine steps in two seconds, the last second that is in no log holds five; none where an end is recorded."""
+        log = EventLog(tmp_path)
+        log.open(source)
+        events = [IterationEnded(at_ns=step * 250_000_000, duration_ns=1) for step in range(9)]
+        if ended is not None:
+            events.append(SourceEnded(at_ns=2 * 10**9, reason=ended))
+        log.accept(framed(source, 0, events), events=len(events))
+        log.close()
+        (report,) = check_logs(tmp_path).sources
+        assert report.unwritten_steps == steps
+
     def test_in_order(self, record, tmp_path):
         """Sources come by run, attempt and rank."""
         for run, attempt, rank in [("b", 0, 0), ("a", 1, 0), ("a", 0, 10), ("a", 0, 9)]:

@@ -5,7 +5,7 @@ The event log: a job's events in files that survive whatever happens to the job.
 """
 
 from trackside.handlers.eventlog._appender import Appender, Outcome, Vanished, create_file
-from trackside.handlers.eventlog._check import FileCheck, LogCheck, SourceCheck, check_logs
+from trackside.handlers.eventlog._check import UNWRITTEN_S, FileCheck, LogCheck, SourceCheck, check_logs
 from trackside.handlers.eventlog._format import Loss
 from trackside.handlers.eventlog._outline import LogOutline, SourceOutline, outline
 from trackside.handlers.eventlog._replay import Replay, feed, follow, replay
@@ -13,6 +13,7 @@ from trackside.handlers.eventlog._scanner import Damage
 from trackside.handlers.eventlog._writer import EventLog
 
 __all__ = [
+    "UNWRITTEN_S",
     "Appender",
     "Damage",
     "EventLog",

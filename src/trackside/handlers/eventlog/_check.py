@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from itertools import chain
@@ -9,13 +10,15 @@ from pathlib import Path
 
 import attrs
 
-from trackside.events import Event, Source, SourceEnded, UnreadableError
+from trackside.events import Event, IterationEnded, Source, SourceEnded, UnreadableError
 from trackside.handlers.eventlog._format import Ending, Header, Loss
 from trackside.handlers.eventlog._reader import Item, LogFile, LogReader, find_files, source_files
 from trackside.handlers.eventlog._scanner import DUPLICATE, Damage, joined
 from trackside.wire import Frame, FrameDecoder, SequenceTracker, wire_name_of
 
 _MOST_LISTED = 1000
+UNWRITTEN_S = 1.0
+"""The last second of a killed process may be in no log: events wait up to 0.7 s until they are written."""
 
 
 @attrs.define
@@ -41,6 +44,14 @@ class SourceCheck:
     lost_bytes: int = 0
     ended: str | None = None
     """Why the source ended, as it said itself; None if it did not: it runs, or died."""
+
+    @property
+    def unwritten_steps(self) -> int:
+        """At most how many steps a process without an end record, if it died, took into no log; 0 with one."""
+        steps = self.by_type[IterationEnded.wire_name]
+        if self.ended is not None or not steps or self.first_ns is None or self.last_ns is None:
+            return 0
+        return math.ceil(UNWRITTEN_S * steps * 1e9 / max(1, self.last_ns - self.first_ns))
 
     @property
     def missing(self) -> int:

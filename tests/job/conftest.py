@@ -1,0 +1,30 @@
+"""A bus of the test's own, and jobs on it."""
+
+from __future__ import annotations
+
+import pytest
+
+from trackside import start
+from trackside.bus import Bus
+
+
+@pytest.fixture
+def bus():
+    """Give a bus of the test's own."""
+    with Bus() as given:
+        yield given
+
+
+@pytest.fixture
+def run(bus, tmp_path):
+    """Give a function that starts a job on that bus, quietly unless told otherwise, and close it after the test."""
+    jobs = []
+
+    def begin(**options):
+        job = start(tmp_path / "runs", bus=bus, **{"report": False, **options})
+        jobs.append(job)
+        return job
+
+    yield begin
+    for job in jobs:
+        job.close()
