@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib
 import time
@@ -10,6 +11,7 @@ import pytest
 
 import trackside
 from trackside.compat import torch_monitor
+from trackside.compat.torch_monitor import _names
 from trackside.events import CounterWindow
 
 HOUR = datetime.timedelta(hours=1)
@@ -149,3 +151,24 @@ class TestOurs:
         for handle in handles:
             torch_monitor.unregister_event_handler(handle)
         assert [event.name for event in found] == ["e"]
+
+
+class TestWaitCounter:
+    def test_recorded(self, monkeypatch):
+        """A wait of a quarter of a second is a value of 0.25 of the stat of that name, also if an exception ends it."""
+        bus = trackside.Bus()
+        monkeypatch.setattr(_names, "default_bus", bus)
+        monkeypatch.setattr(_names.time, "perf_counter_ns", iter([0, 250_000_000]).__next__)
+        windows = []
+        bus.subscribe(windows.append, to=CounterWindow)
+
+        with (
+            bus.collect(interval_s=3600.0),
+            contextlib.suppress(TimeoutError),
+            torch_monitor._WaitCounter("store.get").guard(),
+        ):
+            raise TimeoutError
+        bus.flush()
+
+        (window,) = windows
+        assert (window.name, window.count, window.total_sum) == ("store.get", 1, 0.25)

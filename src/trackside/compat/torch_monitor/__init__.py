@@ -15,6 +15,7 @@ from trackside.compat.torch_monitor._names import (
     EventHandlerHandle,
     Stat,
     TensorboardEventHandler,
+    _WaitCounter,  # noqa: F401  private in torch.monitor too, and imported by its tests
     log_event,
     register_event_handler,
     unregister_event_handler,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import enum
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, TypeAlias
 
 import attrs
@@ -21,6 +22,7 @@ EventHandlerHandle: TypeAlias = Subscription
 
 _NO_LIMIT: Final = (1 << 63) - 1
 _MS_PER_S: Final = 1000
+_NS_PER_S: Final = 10**9
 _VALUES: Final = (str, int, float)
 
 
@@ -211,6 +213,27 @@ class _Values:
             Aggregation.MIN: self.least,
         }
         return {kind: found[kind] for kind in aggregations}
+
+
+class _WaitCounter:
+    """
+    Records how long waits took, in seconds, as the stat *key*. As private as torch's, which its own tests import.
+
+    Args:
+        key: What is waited for.
+    """
+
+    def __init__(self, key: str) -> None:
+        self._waits = default_bus.stat(key, unit="s")
+
+    @contextlib.contextmanager
+    def guard(self) -> Iterator[None]:
+        """Record how long the block took."""
+        began_ns = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            self._waits.record((time.perf_counter_ns() - began_ns) / _NS_PER_S)
 
 
 class TensorboardEventHandler:
