@@ -55,8 +55,8 @@ def main() -> int:
         parser.error(f"there is no family {', '.join(sorted(unknown))}; choose from {', '.join(FAMILIES)}")
     rows: list[Row] = []
     failed: dict[str, str] = {}
-    print(f"CPython {platform.python_version()}, {platform.machine()}, trackside {implementation}")
-    print("ns per operation, median of interleaved repeats")
+    python = f"CPython {platform.python_version()}, {platform.machine()}, trackside {implementation}"
+    print(f"{python}; ns per operation, median of interleaved repeats")
     print(f"{'operation':<56} {'ours':>9} {'peer':>9}  {'peer is':<20} {'ratio':>6} {'budget':>6}  met  spread of ours")
     for family in options.only or FAMILIES:
         try:

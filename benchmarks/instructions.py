@@ -2,7 +2,8 @@
 The instructions and the time of the hottest operations: ``make profile``.
 
 Prints how many instructions the hottest operations execute, as counted by callgrind, beside the baseline kept for
-this interpreter in ``benchmarks/baselines/``; then, for each, which functions the calling thread's time goes to.
+this interpreter and implementation in ``benchmarks/baselines/``; then, for each, which functions the calling thread's
+time goes to.
 Instructions are the same whatever else the machine does, so a change of a percent can be seen; ``--update`` keeps the
 new counts.
 """
@@ -137,10 +138,11 @@ def _counted_process(operation: str, loops: int) -> int:
 def show_counts(*, update: bool) -> int:
     """Print the counts beside the baselines; 1 if one is exceeded."""
     interpreter = "{}.{}".format(*sys.version_info[:2])
-    file = BASELINES / f"instructions-{interpreter}.json"
+    file = BASELINES / f"instructions-{interpreter}-{trackside.implementation}.json"
     kept: dict[str, float] = json.loads(file.read_text()) if file.exists() else {}
     found: dict[str, float] = {}
-    print(f"instructions of one operation, CPython {platform.python_version()} under callgrind")
+    python = f"CPython {platform.python_version()}, trackside {trackside.implementation}"
+    print(f"instructions of one operation, {python}, under callgrind")
     for name, (what, _) in OPERATIONS.items():
         found[name] = round(counted(name))
         before = kept.get(name)

@@ -122,8 +122,8 @@ class TestTurns:
         outcome = self.every_python.Outcome
         ran = []
 
-        def note(interpreter, python, *arguments):
-            ran.append((interpreter.name, "tests/bus" not in arguments))
+        def note(interpreter, python, *arguments, **variables):
+            ran.append((interpreter.name + "".join(variables), "tests/bus" not in arguments))
             return outcome(interpreter, "passed", 0.0)
 
         monkeypatch.setattr(self.every_python, "test", note)
@@ -132,7 +132,9 @@ class TestTurns:
             monkeypatch.setattr(self.every_python, "commits", lambda: commits)
             ran.clear()
             assert self.every_python.main(["--in-turn"]) == 0
-            return [name for name, whole in ran[1:] if whole], [name for name, _ in ran[1:]]
+            (first, _), (second, is_second_whole), *others = ran
+            assert (second, is_second_whole) == (f"{first}TRACKSIDE_PURE_PYTHON", False)
+            return [name for name, whole in others if whole], [name for name, _ in others]
 
         return run
 
@@ -146,7 +148,8 @@ class TestTurns:
 
     def test_core_exists(self):
         """Each folder of the core's tests is there: pytest would end the run where one is not."""
-        assert [folder for folder in self.every_python.CORE if not (ROOT / "tests" / folder).is_dir()] == []
+        folders = self.every_python.CORE + self.every_python.PURE
+        assert [folder for folder in folders if not (ROOT / "tests" / folder).is_dir()] == []
 
 
 class Finished:

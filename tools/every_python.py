@@ -3,7 +3,8 @@ Run the tests on every Python that this machine has, and say which ones it lacks
 
     .venv/bin/python tools/every_python.py [--provide] [--in-turn] [pytest's arguments]
 
-First comes the interpreter that runs this script, in its own environment and with all tests; then each
+First comes the interpreter that runs this script, in its own environment and with all tests; then the same without the
+compiled core, and with those tests that this takes part in; then each
 other CPython from 3.10 on that is on the PATH or known to pyenv and, with ``--provide``, those that
 `tools/interpreters.py` can provide; each in an environment of its own under .venvs/, without torch, with the long
 recipes cut shorter still and without what only reads the sources.
@@ -35,6 +36,8 @@ SUPPORTED = ("3.10", "3.11", "3.12", "3.13", "3.14", "3.14t", "3.15")
 """Those with a "t" run without the interpreter lock."""
 CORE = ("bus", "core", "counters", "events", "instruments", "wire", "handlers/eventlog", "handlers/zeromq")
 """The folders of the tests that run everywhere: threads, processes, bytes and sockets."""
+PURE = ("bus", "core", "counters", "events", "wire")
+"""The folders of the tests that run without the compiled core, too: all that it takes part in."""
 LEFT_OUT = ("3.13",)
 """What ``--in-turn`` leaves to ``make test-all``: its neighbours on both sides are run."""
 OLDEST = (3, 10)
@@ -90,6 +93,9 @@ def main(arguments: Sequence[str]) -> int:
     in_turn = "--in-turn" in options
     this = this_interpreter()
     outcomes = [test(this, this.path, *arguments)]
+    pure = [f"tests/{folder}" for folder in PURE]
+    outcome = test(this, this.path, "--scale", "0.01", *pure, *arguments, TRACKSIDE_PURE_PYTHON="1")
+    outcomes.append(outcome._replace(extent="pure Python, the core's tests, recipes cut short"))
     left_out = LEFT_OUT if in_turn else ()
     found = [interpreter for interpreter in others(this) if interpreter.name not in left_out]
     missing: dict[str, str] = {}
@@ -131,11 +137,12 @@ def commits() -> int:
         return 0
 
 
-def test(interpreter: Interpreter, python: Path, *arguments: str) -> Outcome:
-    print(f"\n== {interpreter} ==", flush=True)
+def test(interpreter: Interpreter, python: Path, *arguments: str, **variables: str) -> Outcome:
+    print(f"\n== {interpreter} {' '.join(f'{name}={value}' for name, value in variables.items())}".rstrip(), flush=True)
     started = time.monotonic()
     pytest = [*interpreter.launcher, str(python), str(ROOT / "tools" / "twice.py"), "--numprocesses", "2", *arguments]
-    status = subprocess.run(pytest, check=False, cwd=ROOT, stdin=subprocess.DEVNULL).returncode
+    environ = {**os.environ, **variables}
+    status = subprocess.run(pytest, check=False, cwd=ROOT, stdin=subprocess.DEVNULL, env=environ).returncode
     verdict = {0: "passed", NO_TESTS: "no tests"}.get(status, "FAILED")
     return Outcome(interpreter, verdict, time.monotonic() - started)
 
