@@ -6,6 +6,7 @@ import pytest
 
 from trackside.events import Heartbeat, IterationEnded, Source, SourceEnded, StallDetected
 from trackside.report import read_report
+from trackside.report._whatif import _onset
 
 pytestmark = pytest.mark.once
 
@@ -187,6 +188,21 @@ class TestAttempts:
         found = findings(ranks=2, killed_at=(204,), factor=late_data_from_200)
         (found,) = [one for one in found if one.kind == "input-bound"]
         assert found.since_step == 200
+
+
+class TestOnset:
+    @pytest.mark.parametrize(
+        ("lateness", "first", "expected"),
+        [
+            ([0, 0, 90, 80] + [1] * 10 + [20] * 40, 2, 14),  # two long steps before it began
+            ([0, 0] + [20] * 40, 2, 2),
+            ([0, 0, 20, 0, 20, 20, 0, 20] + [20] * 40, 2, 2),  # single steps that are not late are no other beginning
+            ([0] + ([200] + [0] * 9) * 5, 1, 1),  # pauses
+        ],
+    )
+    def test_votes(self, lateness, first, expected):
+        """Lateness begins where most of the steps from there on are late, however long single ones before were."""
+        assert _onset(lateness, first, len(lateness) - 1) == expected
 
 
 class TestInput:

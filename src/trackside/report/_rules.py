@@ -239,7 +239,7 @@ def _raised(report: Report) -> _Ruled:
     first = min(fatal, key=lambda error: (bool(_PEER_LOST.search(error.message)), not error.message, error.at_ns))
     where = f" in {first.name}" if first.name else ""
     at = f" in step {first.step}" if first.step >= 0 else " outside of any step"
-    title = f"{_one_line(first.error)} on rank {first.rank}{at}{where}."
+    title = f"{_one_line(first.error, 100)} on rank {first.rank}{at}{where}."
     if first.is_out_of_memory:
         title = f"Rank {first.rank} ran out of memory{at}{where}: {_one_line(first.error)}."
     same = sorted({error.rank for error in fatal if error.error == first.error and error.rank != first.rank})

@@ -632,6 +632,7 @@ def _episode(grid: _Grid, lateness: Sequence[float], whole: Sequence[Sequence[fl
         first, last = _best_stretch(lateness, bound_ns)
         level_ns = statistics.fmean(lateness[first : last + 1])
         bound_ns = max(least_ns / 2, level_ns / 2)
+    first = _onset(lateness, first, last)
     if sum(grid.counts[:first]) <= max(2, sum(grid.counts) // 50):
         first = 0  # the first steps are unlike all others
     inside = lateness[first : last + 1]
@@ -646,6 +647,23 @@ def _episode(grid: _Grid, lateness: Sequence[float], whole: Sequence[Sequence[fl
     if max(inside) > _MOST_SINGLE * math.fsum(value for value in inside if value > 0):
         return None
     return _Episode(first, last, level_ns, certainty)
+
+
+def _onset(lateness: Sequence[float], first: int, last: int) -> int:
+    """
+    Return where the stretch from *first* to *last* begins, each block counted as one vote.
+
+    By its sum alone, a few long blocks before the lateness began would belong to it.
+    """
+    level = statistics.median(lateness[first : last + 1])
+    if level <= 0 or statistics.fmean(lateness[first : last + 1]) > 2 * level:
+        return first  # late now and then, as by pauses: there is no level
+    total, lowest, onset = 0.0, 0.0, first
+    for at in range(first, last + 1):
+        total += min(max(lateness[at], -level), level) - level / 2
+        if total < lowest:
+            lowest, onset = total, at + 1
+    return onset
 
 
 def _best_stretch(values: Sequence[float], bound: float) -> tuple[int, int]:
