@@ -400,6 +400,16 @@ class TestMalformed:
             with pytest.raises(DecodeError, match="deeper than 32"):
                 decoder.decode([0, 0, 0, 0, 0, "a", 7, value])
 
+    def test_depth_behind_a_misfit(self):
+        """So is one behind a value that its field does not admit, in a row of types that were fine before."""
+        decoder = RowDecoder("test.decoder.typed", 1, ["colours", "ranks"])
+        decoder.decode([0, 0, 0, 0, 0, ["red"], [1]])
+        value = []
+        for _ in range(32):
+            value = [value]
+        with pytest.raises(DecodeError, match="deeper than 32"):
+            decoder.decode([0, 0, 0, 0, 0, ["no colour"], value])
+
     @pytest.mark.parametrize("wire_name", ["test.decoder.saved", "acme.never.declared"])
     def test_keys(self, wire_name):
         """So is a map whose keys are no texts."""

@@ -189,6 +189,8 @@ class RowDecoder:
             except _UnsoundError:
                 raise self._unsound() from None
             except Exception:  # of the right type, yet no value the class can have
+                if not all(values.is_sound(value) for value in row if type(value) in _NESTED):
+                    raise self._unsound() from None  # what lies in a later column was not looked at
                 return self._raw(row)
             row = whole
         event: Event = _new(self._cls)  # type: ignore[arg-type]
