@@ -61,6 +61,27 @@ class TestReference:
         assert len(described) == len(set(described))
 
 
+class TestTables:
+    def test_versions(self):
+        """The page on installing names the lower bound of each library that pyproject.toml asks for."""
+        project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+        asked = project[project.index("\ndependencies = [") : project.index("[project.scripts]")]
+        bounds = dict(re.findall(r'^[^#]*?"([\w-]+)>=([\d.]+)', asked, re.MULTILINE))
+        page = (DOCS / "install.md").read_text(encoding="utf-8")
+        named = dict(re.findall(r"\| ([\w-]+) \| (\d[\d.]*) \|", page))
+        assert named.items() <= bounds.items()
+        assert set(bounds) - set(named) == {"numpy", "opentelemetry-exporter-otlp-proto-http", "requests"}
+
+    def test_variables(self):
+        """The page on configuration names each of trackside's variables that the sources read, and no other."""
+        sources = Path(trackside.__file__).parent.rglob("*.py")
+        read = {
+            name for path in sources for name in re.findall(r"\bTRACKSIDE_[A-Z_]+", path.read_text(encoding="utf-8"))
+        }
+        page = (DOCS / "configuration.md").read_text(encoding="utf-8")
+        assert set(re.findall(r"^\| `(TRACKSIDE\w*)`", page, re.MULTILINE)) == read | {"TRACKSIDE"}
+
+
 class TestNavigation:
     def test_every_page(self):
         """Each page, the generated ones included, is reached from the landing page, once."""
