@@ -15,10 +15,11 @@ import trackside
 
 ROOT = Path(__file__).resolve().parents[2]
 SHOW = "import trackside; print(trackside.implementation)"
+FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 HAS_COMPILER = (
     shutil.which((sysconfig.get_config_var("CC") or "cc").split()[0]) is not None
     and Path(sysconfig.get_path("include"), "Python.h").exists()
-    and not sysconfig.get_config_var("Py_GIL_DISABLED")
+    and not FREE_THREADED
 )
 
 pytestmark = pytest.mark.skipif(not (ROOT / "native").is_dir(), reason="the C sources are not here")
@@ -56,6 +57,7 @@ class TestSwitch:
         assert run("-c", SHOW, checkout=checkout) == ("pure\n", "")
 
 
+@pytest.mark.skipif(FREE_THREADED, reason="the core is not built where there is no interpreter lock")
 class TestWithoutCompiler:
     def test_one_line(self, checkout):
         """Where the compiler fails, the build says so in one line, leaves nothing, and is no failure."""
