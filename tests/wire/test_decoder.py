@@ -51,6 +51,12 @@ class Typed(Event):
     pair: tuple[int, str] = (0, "")
 
 
+@event("test.decoder.painted")
+class Painted(Event):
+    colours: tuple[Colour, ...]
+    ranks: set[int]
+
+
 @event("test.decoder.checked")
 class Checked(Event):
     kind: str = attrs.field(validator=attrs.validators.in_(["a", "b"]))
@@ -402,8 +408,8 @@ class TestMalformed:
 
     def test_depth_behind_a_misfit(self):
         """So is one behind a value that its field does not admit, in a row of types that were fine before."""
-        decoder = RowDecoder("test.decoder.typed", 1, ["colours", "ranks"])
-        decoder.decode([0, 0, 0, 0, 0, ["red"], [1]])
+        decoder = RowDecoder("test.decoder.painted", 1, ["colours", "ranks"])
+        assert type(decoder.decode([0, 0, 0, 0, 0, ["red"], [1]])) is Painted
         value = []
         for _ in range(32):
             value = [value]
