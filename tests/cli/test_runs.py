@@ -111,17 +111,17 @@ trackside.flush()
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
-    def test_for_all_we_know(self, command, tmp_path):
-        """A log that just stops proves nothing; it is said when it was last heard of."""
+    def test_process_that_is_gone(self, command, tmp_path):
+        """A process of this host that left no end record and runs no more died; its last event's time is named."""
         subprocess.run([sys.executable, "-c", self.PROGRAM, tmp_path], check=False, timeout=60)
         lines = command("runs", tmp_path).lines
 
         assert lines[2].endswith(", last step 6")
-        assert lines[3].startswith("      running, or died: no end record; last heard of at 20")
+        assert lines[3].startswith("      died: no end record, and its process is gone; last heard of at 20")
         assert lines[3].endswith("Z, 0 ns before the newest event")
 
     def test_launched_again(self, command, tmp_path):
-        """Once its rank was launched again, it has died."""
+        """Each launch of a rank whose process is gone has died."""
         for _ in range(2):
             subprocess.run([sys.executable, "-c", self.PROGRAM, tmp_path], check=False, timeout=60)
         (session,) = json.loads(command("runs", tmp_path, "--json").out)["sessions"]
@@ -129,7 +129,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
         assert [(attempt["attempt"], attempt["launch"], attempt["state"]) for attempt in run["attempts"]] == [
             (0, 0, "died"),
-            (0, 1, "running"),
+            (0, 1, "died"),
         ]
 
 
