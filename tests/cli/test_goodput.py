@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trackside.bus import Bus
-from trackside.cli._goodput_text import _shares
+from trackside.cli._goodput import _shares
 from trackside.events import IterationEnded, Source, SourceEnded, UnreadableError, clock
 from trackside.handlers import EventLog, replay
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trackside.cli._times import time_ns
+from trackside.cli._goodput import time_ns
 from trackside.events import ConfigError
 
 pytestmark = pytest.mark.once

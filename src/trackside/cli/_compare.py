@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Iterator
 from typing import Any, Final
 
-from trackside.cli._print import printable, warn
-from trackside.cli._progress import ProgressLine
-from trackside.cli._unread import UNREADABLE
+from trackside.cli._print import UNREADABLE, ProgressLine, json_text, warn
 from trackside.core import text as words
+from trackside.core.text import printable
 from trackside.events import ConfigError, Source, UnreadableError
 from trackside.handlers.eventlog import outline
 from trackside.report import WORSE, Comparison, Row, Selected, compare
@@ -54,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     finally:
         progress.done()
     if options.json:
-        print(json.dumps(found.to_json()))
+        print(json_text(found.to_json()))
     else:
         for line in _lines(found):
             print(printable(line))

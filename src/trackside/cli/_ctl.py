@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
-from trackside.cli._print import printable
+from trackside.cli._print import json_text
+from trackside.core.text import printable
 from trackside.events import Priority
 from trackside.handlers.zeromq import VERBS, Outcome, command
 
@@ -69,7 +69,7 @@ def _arguments(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _json(outcome: Outcome) -> str:
-    return json.dumps({"source": outcome.source_id, "done": outcome.done, **outcome.values})
+    return json_text({"source": outcome.source_id, "done": outcome.done, **outcome.values})
 
 
 def _line(outcome: Outcome) -> str:

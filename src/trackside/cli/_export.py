@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Final
 
-from trackside.cli._print import printable
-from trackside.cli._unread import readable, tell_unread
+from trackside.cli._print import readable, report_unread
+from trackside.core.text import printable
 from trackside.events import UnreadableError
 from trackside.handlers import Replay, replay
 from trackside.wire import to_json
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     if options.jsonl == "-":
         recorded = replay(*options.path)
         _write(recorded, sys.stdout)
-        return tell_unread("export", recorded)
+        return report_unread("export", recorded)
     target = Path(options.jsonl)
     if os.path.lexists(target) and not options.force:
         raise UnreadableError(str(target), "exists", "give another name, or --force")
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
 def _tell(recorded: Replay, count: int, target: Path) -> int:
     if count or not recorded.problems:
         print(f"{count:,} events to {printable(str(target))}")
-    return tell_unread("export", recorded)
+    return report_unread("export", recorded)
 
 
 def _refused(target: Path, error: OSError) -> UnreadableError:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import json
+import datetime
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from typing import Any, Final
 
 import attrs
 
-from trackside.cli._goodput_text import Reading, lines
-from trackside.cli._print import printable, warn
-from trackside.cli._times import time_ns
-from trackside.cli._unread import UNREADABLE, readable, tell_unread
+from trackside.cli._print import UNREADABLE, json_text, readable, report_unread, warn
+from trackside.core.text import clock, printable
 from trackside.events import ConfigError, Event, Source, UnreadableError
 from trackside.handlers import replay
 from trackside.handlers.ml_goodput import RecordFiles, holds_records
-from trackside.handlers.models.goodput import GoodputAccumulator, GoodputResult
+from trackside.handlers.models.goodput import GoodputAccumulator, GoodputResult, StepTimes
 from trackside.wire import views
 
 _STEP_TIME: Final = ("ideal_s", "p50_s", "p90_s", "p99_s", "deviation_s")
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
         return code
     result = question.ask(model, _chosen(options, sessions))
     if options.json:
-        print(json.dumps(as_json(result)))
+        print(json_text(as_json(result)))
         for problem, count in result.problems.items():
             warn(f"trackside goodput: {count:,} × {problem}")
     else:
@@ -161,7 +161,7 @@ def _read(paths: list[str], form: str, model: GoodputAccumulator) -> tuple[Readi
             reading.missing = recorded.missing
             if recorded.missing:
                 model.missed(Source.unknown(""), recorded.missing)
-            code = tell_unread("goodput", recorded)
+            code = report_unread("goodput", recorded)
     if records:
         files = RecordFiles(records)
         _feed(files, model)
@@ -201,3 +201,200 @@ def _chosen(options: argparse.Namespace, sessions: list[str]) -> str:
     if options.session not in sessions:
         raise ConfigError("--session", options.session, f"there is {listed}")
     return str(options.session)
+
+
+_BAR_WIDTH: Final = 60
+_WHOLE: Final = 1000
+"""Tenths of a percent."""
+_INDENT: Final = "  "
+
+
+@attrs.define
+class Reading:
+    """What the account was made from."""
+
+    events: int = 0
+    missing: int = 0
+    """Events that are known to be in none of the files."""
+    records: int = 0
+    """Of ml-goodput-measurement."""
+    ideal_is_given: bool = False
+
+
+def lines(result: GoodputResult, reading: Reading) -> Iterator[str]:
+    """Yield *result* as lines."""
+    yield (
+        f"session {result.session}: goodput {_percent(result.goodput)}, {_s(result.productive_s)} of "
+        f"{_s(result.elapsed_s)} productive"
+    )
+    yield (
+        f"from {clock(result.start_ns, has_ms=True)} to {clock(result.end_ns, has_ms=True)}, "
+        f"{result.attempts} attempt(s), "
+        f"{result.disruptions} disruption(s), last step {'-' if result.last_step is None else result.last_step}"
+    )
+    yield _bar(result.goodput)
+    yield ""
+    yield from _buckets(result)
+    yield ""
+    for name, length in result.informational_s.items():
+        yield f"beside it: {name} {_s(length)}, in the background"
+    if result.excluded_s:
+        yield f"excluded: {_s(result.excluded_s)}, counted nowhere"
+    yield from _steps(result)
+    if len(result.ranks) > 1:
+        yield _ranks(result)
+    yield ""
+    yield "how it was computed"
+    yield from (f"{_INDENT}{line}" for line in _method(result, reading))
+    if result.problems:
+        yield ""
+        yield "problems"
+        yield from (f"{_INDENT}{count:,} × {problem}" for problem, count in result.problems.items())
+
+
+def _bar(goodput: float | None) -> str:
+    filled = round(_BAR_WIDTH * min(1.0, goodput or 0.0))
+    return f"[{'#' * filled}{'.' * (_BAR_WIDTH - filled)}]"
+
+
+def _buckets(result: GoodputResult) -> Iterator[str]:
+    """Yield a line for each bucket, the largest first, and the total; the percentages add up as they are shown."""
+    rows = [("productive", result.productive_s)]
+    for name, length in result.badput_s.items():
+        if isinstance(length, dict):
+            rows += [(f"{name}: {kind}", seconds) for kind, seconds in length.items()] or [(name, 0.0)]
+        else:
+            rows.append((name, length))
+    rows.sort(key=lambda row: -row[1])
+    shares = _shares([length for _, length in rows])
+    width = max(len(name) for name, _ in rows)
+    for (name, length), tenths in zip(rows, shares, strict=True):
+        yield _row(name, width, length, tenths)
+    yield _row("total", width, result.elapsed_s, sum(shares))
+
+
+def _row(name: str, width: int, length: float, tenths: int) -> str:
+    return f"{_INDENT}{name:<{width}}  {_s(length):>14}  {tenths / 10:>5.1f} %"
+
+
+def _shares(lengths: Sequence[float]) -> list[int]:
+    """Return what each of *lengths* is of all, in tenths of a percent: rounded so that they add up to the whole."""
+    total = sum(lengths)
+    if not total:
+        return [0] * len(lengths)
+    exact = [_WHOLE * length / total for length in lengths]
+    shares = [int(share) for share in exact]
+    rest = sorted(range(len(exact)), key=lambda place: shares[place] - exact[place])
+    for place in rest[: _WHOLE - sum(shares)]:
+        shares[place] += 1
+    return shares
+
+
+def _steps(result: GoodputResult) -> Iterator[str]:
+    times = result.step_time
+    if not times.count:
+        yield "step time: no step that tells"
+    else:
+        yield (
+            f"step time: ideal {_s(times.ideal_s)}, p50 {_s(times.p50_s)}, p90 {_s(times.p90_s)}, "
+            f"p99 {_s(times.p99_s)}, mean deviation {_s(times.deviation_s)}"
+        )
+        yield f"slow steps: {times.slow_steps:,} of {times.count:,}, longer than {_s(times.slow_from_s)}"
+        yield (
+            f"degraded: {_s(times.degraded_s)} productive beyond the ideal; "
+            f"effective goodput {_percent(result.effective_goodput)}"
+        )
+    yield from _open_step(times)
+
+
+def _open_step(times: StepTimes) -> Iterator[str]:
+    if times.open_step is not None:
+        yield f"in progress: step {times.open_step}, for {_s(times.open_s)}"
+
+
+def _ranks(result: GoodputResult) -> str:
+    slowest = result.slowest
+    told = "none" if slowest is None else f"rank {slowest.rank}: {slowest.bucket}, {_s(slowest.cost_s)}"
+    return f"ranks: {len(result.ranks)}; the job waited most for {told}"
+
+
+def _method(result: GoodputResult, reading: Reading) -> Iterator[str]:
+    read = [f"{reading.events:,} event(s)"] if reading.events else []
+    if reading.missing:
+        read.append(f"{reading.missing:,} missing")
+    if reading.records:
+        read.append(f"{reading.records:,} record(s) of ml-goodput-measurement")
+    yield f"read: {', '.join(read) or 'nothing'}"
+    end = "has ended" if result.has_ended else "has not ended well: it runs, died, or its log is torn"
+    yield f"the session {end}"
+    yield "of each attempt the time of the rank that got least out of it counts; validation is not productive"
+    ideal = "as given" if reading.ideal_is_given else "the mean of all steps but the slow ones"
+    yield f"the ideal step time is {ideal}"
+    if reading.records:
+        yield "a step in such records lasts until the next one begins: they do not tell when it ended"
+
+
+def _s(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:,.3f} s"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+_LATEST_S: Final = 4_000_000_000
+"""The year 2096."""
+_UNIX: Final = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
+_ISO: Final = re.compile(
+    r"(?P<year>\d{4})-?(?P<month>\d\d)-?(?P<day>\d\d)"
+    r"(?:[Tt ](?P<hour>\d\d):?(?P<minute>\d\d)(?::?(?P<second>\d\d)(?:[.,](?P<fraction>\d+))?)?)?"
+    r" ?(?P<zone>[Zz]|[+-]\d\d(?::?\d\d)?)?",
+    re.ASCII,
+)
+_FORMS: Final = "give a time as 2026-01-31T12:00:00Z or in seconds since 1970"
+
+
+def time_ns(option: str, text: str) -> int:
+    """
+    Return the time that *text* names, in ns since the epoch.
+
+    Args:
+        option: Where it was given.
+        text: ISO 8601 with a zone, or seconds since the epoch.
+
+    Raises:
+        ConfigError: It is neither; or it has no zone, so that nobody knows when it is.
+    """
+    if _UNIX.fullmatch(text):
+        at_ns = int(Decimal(text) * 10**9)
+    else:
+        found = _ISO.fullmatch(text)
+        if found is None:
+            raise ConfigError(option, text, _FORMS)
+        if found["zone"] is None:
+            raise ConfigError(option, text, "it has no time zone; add Z, or an offset such as +01:00")
+        try:
+            at_ns = _iso_ns(found)
+        except (ValueError, OverflowError) as error:
+            raise ConfigError(option, text, f"{error}; {_FORMS}") from error
+    if not 0 <= at_ns < _LATEST_S * 10**9:
+        raise ConfigError(option, text, f"no job ran then; {_FORMS}")
+    return at_ns
+
+
+def _iso_ns(found: re.Match[str]) -> int:
+    year, month, day, hour, minute, second = (
+        int(found[part] or 0) for part in ("year", "month", "day", "hour", "minute", "second")
+    )
+    at = datetime.datetime(year, month, day, hour, minute, second, tzinfo=_zone(found["zone"]))
+    since = at - datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+    fraction = (found["fraction"] or "")[:9].ljust(9, "0")
+    return (since.days * 86_400 + since.seconds) * 10**9 + int(fraction)
+
+
+def _zone(text: str) -> datetime.timezone:
+    if text in {"Z", "z"}:
+        return datetime.timezone.utc
+    digits = text[1:].replace(":", "").ljust(4, "0")
+    offset = datetime.timedelta(hours=int(digits[:2]), minutes=int(digits[2:]))
+    return datetime.timezone(-offset if text[0] == "-" else offset)

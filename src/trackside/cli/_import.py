@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from trackside.bus import Bus
-from trackside.cli._print import printable, warn
-from trackside.cli._unread import UNREADABLE
+from trackside.cli._print import UNREADABLE, warn
+from trackside.core.text import printable
 from trackside.events import Event, Source, SourceEnded, SourceStarted, UnreadableError
 from trackside.handlers import EventLog
 from trackside.handlers.torchtitan import TitanFiles

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections import Counter
 from typing import Any
 
-from trackside.cli._print import clock_text, duration_text, printable, warn
-from trackside.cli._unread import UNREADABLE
+from trackside.cli._print import UNREADABLE, json_text, warn
+from trackside.core.text import clock, duration, printable
 from trackside.handlers import LogCheck, check_logs
 from trackside.handlers.eventlog import FileCheck, SourceCheck
 
@@ -31,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
     """Print the report; 2 if part of the input could not be read."""
     report = check_logs(*options.path)
     if options.json:
-        print(json.dumps(as_json(report), indent=2))
+        print(json_text(as_json(report), indent=2))
     else:
         print(as_text(report))
     for problem in report.problems:
@@ -54,7 +53,7 @@ def as_text(report: LogCheck) -> str:
 def _run_lines(run_id: str, sources: list[SourceCheck]) -> list[str]:
     starts = [source.first_ns for source in sources if source.first_ns is not None]
     ends = [source.last_ns for source in sources if source.last_ns is not None]
-    span = duration_text(max(ends) - min(starts)) if starts and ends else "-"
+    span = duration(max(ends) - min(starts)) if starts and ends else "-"
     events = sum(source.events for source in sources)
     columns = f"  {'rank':>5} {'attempt':>7}  {'role':<9} {'host':<16} {'pid':>8}  {'events':>10}"
     lines = [
@@ -64,13 +63,14 @@ def _run_lines(run_id: str, sources: list[SourceCheck]) -> list[str]:
     for report in sources[: _MOST_LISTED * 10]:
         source = report.source
         length = (
-            duration_text(report.last_ns - report.first_ns)
+            duration(report.last_ns - report.first_ns)
             if report.first_ns is not None and report.last_ns is not None
             else "-"
         )
         lines.append(
             f"  {source.rank:>5} {source.attempt:>7}  {printable(source.role):<9} {printable(source.host)[:16]:<16}"
-            f" {source.pid:>8}  {report.events:>10,}  {clock_text(report.first_ns):<24}  {length:>9}  {_state(report)}"
+            f" {source.pid:>8}  {report.events:>10,}  {clock(report.first_ns, has_ms=True):<24}  {length:>9}"
+            f"  {_state(report)}"
         )
     cores = {source.source.versions.get("core", "") for source in sources} - {""}
     if cores:
@@ -101,7 +101,7 @@ def _loss_lines(report: LogCheck) -> list[str]:
             steps = f"{source.unwritten_steps:,} step(s) of " if source.unwritten_steps else ""
             lines.append(f"  {who}: no end record: if it died, up to {steps}its last second may be in no log")
         for loss in source.losses[:_MOST_LISTED]:
-            since = clock_text(loss.since_ns)
+            since = clock(loss.since_ns, has_ms=True)
             lines.append(f"  {who}: {loss.events:,} given up by the writer since {since}: {printable(loss.reason)}")
     return lines or ["  none"]
 

@@ -32,8 +32,7 @@ from trackside.cli import (
     _top,
     _trace,
 )
-from trackside.cli._print import warn
-from trackside.cli._unread import UNREADABLE
+from trackside.cli._print import UNREADABLE, warn
 from trackside.events import TracksideError, __version__
 
 INTERRUPTED: Final = 130

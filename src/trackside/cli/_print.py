@@ -1,42 +1,25 @@
-"""Text for terminals."""
+"""What commands print: events, JSON, problems, progress; and the files that they write."""
 
 from __future__ import annotations
 
-import datetime
+import json
+import math
 import os
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from trackside.core.text import clock, duration, printable
 from trackside.events import Event, UnreadableError
+from trackside.handlers import Replay
 from trackside.wire import fields_of, wire_name_of
 
-
-def printable(text: str) -> str:
-    """Return *text* with control characters escaped: what a log holds must not steer a terminal."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
-
-
-def clock_text(at_ns: int | None) -> str:
-    """Return a time as ``2026-01-31 12:00:00.123Z``."""
-    if at_ns is None:
-        return "-"
-    seconds, rest_ns = divmod(at_ns, 10**9)
-    try:
-        at = datetime.datetime.fromtimestamp(seconds, tz=datetime.timezone.utc)
-    except (OverflowError, ValueError, OSError):
-        return f"{at_ns} ns"
-    return f"{at:%Y-%m-%d %H:%M:%S}.{rest_ns // 1_000_000:03d}Z"
-
-
-def duration_text(duration_ns: float) -> str:
-    """Return a duration in the unit that suits it."""
-    for unit, size in (("h", 3.6e12), ("min", 6e10), ("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
-        if abs(duration_ns) >= size:
-            return f"{duration_ns / size:.4g} {unit}"
-    return f"{duration_ns:.0f} ns"
+UNREADABLE: Final = 2
+"""The exit code for what cannot be read or understood."""
+_PROGRESS_AFTER_S: Final = 1.0
+_PROGRESS_INTERVAL_S: Final = 0.2
 
 
 def event_line(event: Event) -> str:
@@ -45,7 +28,7 @@ def event_line(event: Event) -> str:
     step = f"step {event.step}" if event.step >= 0 else ""
     role = "" if event.source.role == "main" else f"/{event.source.role}"
     where = f"rank {event.source.rank}{role}"
-    head = f"{clock_text(event.at_ns)[11:]}  {where:<14} {event.seq or 0:>7}  {step:<11} {wire_name_of(event)}"
+    head = f"{clock(event.at_ns, has_ms=True)[11:]}  {where:<14} {event.seq or 0:>7}  {step:<11} {wire_name_of(event)}"
     return printable(f"{head}  {fields}".rstrip())
 
 
@@ -53,7 +36,7 @@ def _value(name: str, value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return str(value).lower() if isinstance(value, bool) else "-"
     if isinstance(value, int) and name.endswith("duration_ns"):
-        return duration_text(value)
+        return duration(value)
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, (bytes, bytearray)):
@@ -84,3 +67,67 @@ def write_private(path: str | Path, text: str, *, option: str) -> None:
             out.write(text)
     except OSError as error:
         raise UnreadableError(str(path), f"cannot be written: {error.strerror}", f"give another {option}") from error
+
+
+def json_text(value: Any, *, indent: int | None = None) -> str:
+    """Return *value* as JSON, which has no NaN and no infinity: null stands for such a number."""
+    return json.dumps(_finite(value), allow_nan=False, indent=indent)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(own) for key, own in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(own) for own in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def readable(recorded: Replay) -> Iterator[Event]:
+    """Yield what can be read of *recorded*, and stop there; `report_unread` says what could not be."""
+    try:
+        yield from recorded
+    except UnreadableError:
+        # It is among the replay's problems.
+        return
+
+
+def report_unread(command: str, recorded: Replay) -> int:
+    """Print to stderr what the files do not hold, so that a gap is not taken for silence; return the exit code."""
+    for problem in recorded.problems:
+        warn(f"trackside {command}: {problem}")
+    if recorded.missing:
+        warn(f"trackside {command}: {recorded.missing:,} event(s) are missing from these files; see trackside info")
+    if recorded.damaged_bytes:
+        warn(f"trackside {command}: {recorded.damaged_bytes:,} damaged byte(s) were passed over; see trackside info")
+    return UNREADABLE if recorded.problems else 0
+
+
+class ProgressLine:
+    """Shows on a terminal what was read so far, if it takes more than a second."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._is_shown = sys.stderr.isatty()
+        self._due_s = time.monotonic() + _PROGRESS_AFTER_S
+        self._width = 0
+
+    def __call__(self, sources: int, of: int, events: int) -> None:
+        """Show how many of the sources, and how many events, were read."""
+        if not self._is_shown or time.monotonic() < self._due_s:
+            return
+        self._due_s = time.monotonic() + _PROGRESS_INTERVAL_S
+        filled = round(20 * sources / max(1, of))
+        line = f"{self._what} [{'#' * filled}{'.' * (20 - filled)}] {sources:,} of {of:,} sources, {events:,} events"
+        self._put(line)
+
+    def _put(self, line: str) -> None:
+        sys.stderr.write("\r" + line.ljust(self._width))
+        sys.stderr.flush()
+        self._width = len(line)
+
+    def done(self) -> None:
+        """Take the line away."""
+        if self._width:
+            self._put("")
+            sys.stderr.write("\r")
+            sys.stderr.flush()

@@ -9,9 +9,8 @@ import shutil
 import sys
 from typing import Any
 
-from trackside.cli._print import printable, warn, write_private
-from trackside.cli._progress import ProgressLine
-from trackside.cli._unread import UNREADABLE
+from trackside.cli._print import UNREADABLE, ProgressLine, warn, write_private
+from trackside.core.text import printable
 from trackside.report import Report, read_report, report_lines, report_page
 
 _WIDTH = 100

@@ -15,8 +15,9 @@ from typing import Any, Final
 
 from trackside.bus import Bus
 from trackside.cli._collect import read_rule
-from trackside.cli._print import printable, warn
+from trackside.cli._print import warn
 from trackside.cli._report import run as report
+from trackside.core.text import printable
 from trackside.events import ProgramEnded, Source, TracksideError, UnreadableError
 from trackside.handlers import EventLog
 from trackside.handlers.zeromq import Collector

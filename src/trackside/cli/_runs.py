@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from typing import Any
 
-from trackside.cli._print import clock_text, duration_text, printable, warn
-from trackside.cli._ranges import ranges
-from trackside.cli._unread import UNREADABLE
+from trackside.cli._print import UNREADABLE, json_text, warn
+from trackside.core.text import clock, duration, printable, ranges
 from trackside.handlers.models.liveness import DIED, ENDED, RUNNING, SILENT
 from trackside.report import Attempt, Process, Run, RunsReport, Session, read_runs
 
@@ -34,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     """Print the list; 2 if part of the input could not be read."""
     report = read_runs(*options.path)
     if options.json:
-        print(json.dumps(as_json(report), indent=2))
+        print(json_text(as_json(report), indent=2))
     else:
         print("\n".join(map(printable, _lines(report))))
     for problem in report.problems:
@@ -58,7 +56,7 @@ def _lines(report: RunsReport) -> Iterator[str]:
                 if missing:
                     yield f"      no log of rank(s) {ranges(missing, most=_MOST_RANGES)}"
                 yield from (f"      {line}" for line in _state_lines(attempt, report.newest_ns))
-    yield f"newest event: {clock_text(report.newest_ns)}"
+    yield f"newest event: {clock(report.newest_ns, has_ms=True)}"
 
 
 def _attempt_line(run: Run, attempt: Attempt) -> str:
@@ -67,8 +65,8 @@ def _attempt_line(run: Run, attempt: Attempt) -> str:
     parts = [
         f"run {run.run_id} attempt {_number(attempt)}{' baseline' if run.baseline else ''}",
         f"{ranks} of {attempt.world_size} rank(s)",
-        f"from {clock_text(first_ns)}",
-        f"for {duration_text(last_ns - first_ns) if first_ns is not None and last_ns is not None else '-'}",
+        f"from {clock(first_ns, has_ms=True)}",
+        f"for {duration(last_ns - first_ns) if first_ns is not None and last_ns is not None else '-'}",
         f"last step {'-' if attempt.last_step is None else attempt.last_step}",
     ]
     if attempt.workers:
@@ -93,7 +91,7 @@ def _since(members: list[Process], newest_ns: int | None) -> str:
     last_ns = max((one.last_ns for one in members if one.last_ns is not None), default=None)
     if last_ns is None or newest_ns is None:
         return ""
-    return f"; last heard of at {clock_text(last_ns)}, {duration_text(newest_ns - last_ns)} before the newest event"
+    return f"; last heard of at {clock(last_ns, has_ms=True)}, {duration(newest_ns - last_ns)} before the newest event"
 
 
 def as_json(report: RunsReport) -> dict[str, Any]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from trackside.cli._print import printable
-from trackside.cli._ranges import ranges
-from trackside.cli._unread import readable, tell_unread
+from trackside.cli._print import json_text, readable, report_unread
+from trackside.core.text import printable, ranges
 from trackside.events import (
     Event,
     GpuTimingUnavailable,
@@ -52,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     shown = _Json(options.window) if options.json else _Text(options.window)
     _score(readable(recorded), options.group, shown.take)
     shown.finish()
-    code = tell_unread("scores", recorded)
+    code = report_unread("scores", recorded)
     if not shown.count and not code:
         what = "any window" if options.window is None else f"a window {options.window}"
         raise UnreadableError(
@@ -89,7 +87,7 @@ class _Json:
     def take(self, run_id: str, report: ScoreReport) -> None:
         if self._window in {None, report.window}:
             sys.stdout.write('{"windows": [' if not self.count else ", ")
-            sys.stdout.write(json.dumps({"run": run_id, **_plain(report)}))
+            sys.stdout.write(json_text({"run": run_id, **_plain(report)}))
             self.count += 1
 
     def finish(self) -> None:

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from trackside.cli._event_text import EventLines, globs
-from trackside.cli._print import event_line, warn
-from trackside.cli._unread import readable, tell_unread
+from trackside.cli._print import event_line, readable, report_unread, warn
 from trackside.events import Event
 from trackside.handlers import follow, replay
 from trackside.wire import to_json, wire_name_of
@@ -59,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     for event in events:
         has_any = True
         print(show(event))
-    code = tell_unread("tail", recorded)
+    code = report_unread("tail", recorded)
     if code or has_any or options.last == 0:
         return code
     warn(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import threading
@@ -13,7 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from trackside.cli._print import clock_text, printable
+from trackside.cli._print import json_text
+from trackside.core.text import clock, printable
 from trackside.events import ConfigError, Event, MissingExtraError, UnreadableError
 from trackside.handlers import follow, replay
 from trackside.handlers.models.goodput import GoodputAccumulator
@@ -146,10 +146,10 @@ def _followed(top: Top, paths: list[str]) -> Read:
 @contextmanager
 def _screen(options: argparse.Namespace, *, is_plain: bool) -> Iterator[Callable[[TopView], None]]:
     if options.json:
-        yield lambda view: print(json.dumps(view.to_json()), flush=True)
+        yield lambda view: print(json_text(view.to_json()), flush=True)
         return
     if is_plain:
-        yield lambda view: print(printable(f"{clock_text(view.at_ns)[11:19]}  {top_line(view)}"), flush=True)
+        yield lambda view: print(printable(f"{clock(view.at_ns, has_ms=True)[11:19]}  {top_line(view)}"), flush=True)
         return
     try:
         from trackside.report.rich import live_top, print_top

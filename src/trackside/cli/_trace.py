@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 from pathlib import Path
@@ -11,9 +10,8 @@ from typing import Any, Final
 
 import attrs
 
-from trackside.cli._print import printable, private, warn
-from trackside.cli._progress import ProgressLine
-from trackside.cli._unread import UNREADABLE
+from trackside.cli._print import UNREADABLE, ProgressLine, json_text, private, warn
+from trackside.core.text import printable
 from trackside.events import ConfigError, UnreadableError
 from trackside.report import Traced, write_trace
 
@@ -72,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     finally:
         progress.done()
     if options.json:
-        print(json.dumps({"file": str(target), **attrs.asdict(told), "problems": [str(one) for one in told.problems]}))
+        print(json_text({"file": str(target), **attrs.asdict(told), "problems": [str(one) for one in told.problems]}))
     else:
         _tell(told, target)
     for problem in told.problems:
