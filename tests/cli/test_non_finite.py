@@ -135,6 +135,7 @@ COMMANDS = {
     "tail": ["tail", "--json"],
     "report": ["report", "--json"],
     "goodput": ["goodput", "--json"],
+    "top": ["top", "--once", "--json"],
     "scores": ["scores", "--json"],
     "runs": ["runs", "--json"],
 }
@@ -181,7 +182,11 @@ class TestText:
     def test_printed(self, command, odd_logs, name, tmp_path):
         """No command ends in an error because of such values."""
         pytest.importorskip("rich")
-        arguments = ["report", "--html", tmp_path / "page.html"] if name == "html" else COMMANDS[name][:1]
+        arguments = (
+            ["report", "--html", tmp_path / "page.html"]
+            if name == "html"
+            else [part for part in COMMANDS[name] if part != "--json"]
+        )
         outcome = command(*arguments, odd_logs)
 
         assert outcome.code in (0, 1)
