@@ -809,7 +809,7 @@ def _waiting(report: Report) -> _Ruled:
     finding = Finding(
         kind="waiting",
         title=f"Ranks wait for each other: {words.percent(share)} of a step, {of_all(report, cost)}, "
-        "and none of them is late.",
+        "and none of them is late beyond noise.",
         evidence=(f"waited in {listed(report, 'waiting') or _waits_in(report) or 'collectives'}",),
         look="See what the network does, how much is exchanged in each step, and whether it overlaps with compute. "
         + _paste(report, "trace", "-o", "trace.json", "--steps", "10-20"),
