@@ -17,7 +17,7 @@ from trackside.events import Event, UnreadableError
 from trackside.handlers.ml_goodput import RecordFiles
 from trackside.handlers.models import GoodputAccumulator
 from trackside.handlers.torchtitan import TitanFiles
-from trackside.report import _kineto as kineto
+from trackside.report import _trace as traces
 from trackside.wire import FrameDecoder, RowEncoder, encode_frame, pack, to_json, views
 
 START_S = 1_700_000_000.0
@@ -191,9 +191,9 @@ class Kineto(_Files):
     def check(self, data: bytes) -> bool:
         """Return whether *data* is a profile."""
         try:
-            profile = kineto.load(self.write(data))
+            profile = traces.load_profile(self.write(data))
         except UnreadableError:
             return False
         assert isinstance(profile.first_ns, int)
-        kineto.merge(profile, 0, None, lambda ns: ns / 1000, lambda event: json.dumps(event, allow_nan=False))
+        traces.merge_profile(profile, 0, None, lambda ns: ns / 1000, lambda event: json.dumps(event, allow_nan=False))
         return True
