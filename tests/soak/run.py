@@ -106,12 +106,18 @@ def job(directory: str, collector: str, steps_per_s: str) -> None:
 
 
 def viewer(endpoint: str) -> None:
-    """Watch until everybody has left; print how far behind it is once a second, and at the end what came."""
+    """
+    Watch until the job has left; print how far behind it is once a second, and at the end what came.
+
+    One that was stopped, or had not begun, when the job left has not heard so: once stdin is closed, silence will do.
+    """
+    stop = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
     numbers = lost = 0
     due: int | None = None
     with trackside.attach(endpoint, to=StepTaken, models=[SpanBuilder()]) as attached:
         said_s, lags_s = time.monotonic(), [0.0]
-        while events := attached.read(0.5) or not attached.is_over:
+        while events := attached.read(0.5) or not (attached.is_over or (stop.is_set() and attached.is_silent)):
             if isinstance(events, list):
                 lags_s.append((clock.now_ns() - events[-1].at_ns) / 1e9)
                 for event in events:
