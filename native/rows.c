@@ -262,9 +262,8 @@ python:
     return PyObject_Vectorcall(self->python, args, flags, keywords);
 }
 
-/* Find the slot of the field NAME: 1, 0 if CLS has none of this name, -1 with an exception. */
-static int
-find_slot(PyTypeObject *cls, PyObject *name, Py_ssize_t *offset)
+int
+ts_find_slot(PyTypeObject *cls, PyObject *name, Py_ssize_t *offset)
 {
     PyObject *found = PyObject_GetAttr((PyObject *)cls, name);
     int is_slot = 0;
@@ -318,7 +317,7 @@ row_encoding(PyObject *Py_UNUSED(module), PyObject *args)
             Py_DECREF(self);
             return NULL;
         }
-        int is_slot = find_slot(cls, name, &field->offset);
+        int is_slot = ts_find_slot(cls, name, &field->offset);
         if (is_slot <= 0) {
             Py_DECREF(self);
             return is_slot < 0 ? NULL : Py_NewRef(python);

@@ -38,10 +38,14 @@ typedef PyObject *(*ts_plain)(PyTypeObject *owner, PyObject *const *args, Py_ssi
 /* Return a method that does what PYTHON does for instances of OWNER, by way of PLAIN where it can. */
 PyObject *ts_method(PyTypeObject *owner, ts_plain plain, PyObject *python);
 
+/* Find the slot in which instances of CLS hold NAME: 1, 0 if there is none, -1 with an exception. */
+int ts_find_slot(PyTypeObject *cls, PyObject *name, Py_ssize_t *offset);
+
 /* Each file adds what it has to the module: 0, or -1 with an exception. */
 int ts_add_methods(PyObject *module);
 int ts_add_counters(PyObject *module);
 int ts_add_rows(PyObject *module);
 int ts_add_decoder(PyObject *module);
+int ts_add_events(PyObject *module);
 
 #endif

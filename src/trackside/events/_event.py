@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 import sys
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 import attrs
 
+from trackside._implementation import native
 from trackside.events import clock
 from trackside.events._ambient import ambient
 from trackside.events._compared import Compared
 from trackside.events._errors import ConfigError
+from trackside.events._fields import ENVELOPE, fields_in
 from trackside.events._priority import ITERATION, Priority
 from trackside.events._registry import check_names, register
 from trackside.events._source import Source, process_source
@@ -86,6 +89,13 @@ _offset_ns = clock.offset_ns
 def _set_clock(monotonic_ns: Callable[[], int], offset_ns: int) -> None:
     global _monotonic_ns, _offset_ns
     _monotonic_ns, _offset_ns = monotonic_ns, offset_ns
+    if native is not None:
+        native.set_clock(monotonic_ns, offset_ns, monotonic_ns is time.monotonic_ns and sys.platform == "linux")
+
+
+if native is not None:
+    native.set_surroundings(ambient, FROM_AMBIENT)
+    _set_clock(_monotonic_ns, _offset_ns)
 
 
 @_define_envelope
@@ -175,9 +185,32 @@ def event(name: str, *, priority: Priority = ITERATION, version: int = 1, derive
         if "__attrs_post_init__" in vars(declared):
             declared.__attrs_post_init__ = _stamping(declared.__attrs_post_init__)
         register(declared)
+        if native is not None:
+            _compile(declared)
         return declared  # type: ignore[no-any-return]
 
     return declare
+
+
+def _compile(cls: Any) -> None:
+    """Have calls of *cls* build its events in the compiled core, if all that they do is to fill slots."""
+    init = vars(cls).get("__init__")
+    if not getattr(init, "__code__", _set_clock.__code__).co_filename.startswith("<attrs generated"):
+        return
+    fields = []
+    for field in fields_in(cls):
+        default: Any = field.default
+        is_factory = isinstance(default, attrs.Factory)  # type: ignore[arg-type]  # a class, to attrs
+        is_plain = field.init and field.alias == field.name and field.converter is None and field.validator is None
+        if not is_plain or field.kw_only is (field.name in ENVELOPE) or (is_factory and default.takes_self):
+            return
+        kind = 2 if is_factory else 0 if default is attrs.NOTHING else 1
+        fields.append((field.name, kind, default.factory if is_factory else default))
+    if hasattr(cls, "__attrs_pre_init__"):
+        return
+    posts = (Event.__attrs_post_init__, EventOfSpan.__attrs_post_init__)
+    post = cls.__attrs_post_init__
+    native.compile_class(cls, tuple(fields), posts.index(post) if post in posts else len(posts))
 
 
 def _stamping(own: Callable[[Any], None]) -> Callable[[Any], None]:

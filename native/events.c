@@ -1,0 +1,464 @@
+/*
+ * Building events: what attrs's initializer does for a declared class, without running it.
+ *
+ * A class is called through its tp_vectorcall, which a class of Python's does not have and its subclasses do not
+ * inherit: ours is set on each declared class, and attrs's __init__ stays where it is, for everybody who looks at the
+ * class or calls it by name. Arguments that the plain case does not know, and classes that somebody changed since, go
+ * through it.
+ *
+ * What is known of a class is its plan. Plans lie in a table beside the classes, because whatever lies in a class is
+ * seen by those who copy classes, as cloudpickle does. A class is not kept alive by its plan: a weak reference ends it.
+ */
+
+#include "trackside.h"
+
+#include <time.h>
+
+enum { MOST_FIELDS = 64, ENVELOPE = 3 };
+enum { AT_NS, SPAN_ID, STEP, PARENT_SPAN_ID };
+enum { REQUIRED, DEFAULT, FACTORY };
+enum { POST_INIT_OF_EVENT, POST_INIT_OF_SPAN, POST_INIT_OWN };
+
+typedef struct {
+    PyObject *name;    /* interned */
+    Py_ssize_t offset; /* of the slot */
+    int kind;
+    PyObject *value;   /* the default, or what makes it; NULL if required */
+} Field;
+
+typedef struct {
+    PyObject *weak;
+    unsigned int version; /* of the class when it was last looked at; 0 if it had none */
+    const void *init;     /* borrowed, only ever compared: owned, they would keep the class */
+    const void *post_init;
+    int post_init_kind;
+    Py_ssize_t count;
+    Field fields[];
+} Plan;
+
+typedef struct {
+    PyTypeObject *type; /* borrowed; stays when the class is gone, for the next one at its address */
+    Plan *plan;         /* NULL when the class is gone */
+} Entry;
+
+static Entry *table;
+static size_t table_size, table_used;
+
+static PyObject *from_ambient, *ambient, *zero, *init_name, *post_init_name;
+static PyObject *monotonic, *offset_ns; /* what reads the clock, and what is added */
+static long long offset;                /* the same as a number */
+static int reads_real_clock;
+
+/* --- the table --------------------------------------------------------------------------------------------------- */
+
+static Entry *
+find_entry(PyTypeObject *type)
+{
+    size_t place = ((size_t)type >> 4) * 0x9E3779B1u;
+    for (;; place++) {
+        Entry *entry = &table[place & (table_size - 1)];
+        if (entry->type == type || entry->type == NULL) {
+            return entry;
+        }
+    }
+}
+
+static int
+grow_table(void)
+{
+    Entry *before = table;
+    size_t size = table_size, larger = size ? 2 * size : 256;
+    Entry *made = PyMem_Calloc(larger, sizeof(Entry));
+    if (made == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    table = made;
+    table_size = larger;
+    for (size_t place = 0; place < size; place++) {
+        if (before[place].type != NULL) {
+            *find_entry(before[place].type) = before[place];
+        }
+    }
+    PyMem_Free(before);
+    return 0;
+}
+
+static void
+free_plan(Plan *plan)
+{
+    for (Py_ssize_t place = 0; place < plan->count; place++) {
+        Py_XDECREF(plan->fields[place].name);
+        Py_XDECREF(plan->fields[place].value);
+    }
+    Py_XDECREF(plan->weak);
+    PyMem_Free(plan);
+}
+
+/* Called with the weak reference when the class has gone; SELF is a capsule with the class's address. */
+static PyObject *
+forget_class(PyObject *self, PyObject *Py_UNUSED(weak))
+{
+    PyTypeObject *type = PyCapsule_GetPointer(self, NULL);
+    if (type == NULL) {
+        return NULL;
+    }
+    Entry *entry = find_entry(type);
+    Plan *plan = entry->plan;
+    entry->plan = NULL;
+    if (plan != NULL) {
+        free_plan(plan);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef forget_definition = {"forget", forget_class, METH_O, NULL};
+
+static int
+keep_plan(PyTypeObject *type, Plan *plan)
+{
+    if (2 * table_used >= table_size && grow_table() < 0) {
+        return -1;
+    }
+    PyObject *capsule = PyCapsule_New(type, NULL, NULL);
+    PyObject *forget = capsule == NULL ? NULL : PyCFunction_New(&forget_definition, capsule);
+    Py_XDECREF(capsule);
+    plan->weak = forget == NULL ? NULL : PyWeakref_NewRef((PyObject *)type, forget);
+    Py_XDECREF(forget);
+    if (plan->weak == NULL) {
+        return -1;
+    }
+    Entry *entry = find_entry(type);
+    table_used += entry->type == NULL;
+    entry->type = type;
+    entry->plan = plan;
+    return 0;
+}
+
+/* --- building ---------------------------------------------------------------------------------------------------- */
+
+/* Call the class as if it had no tp_vectorcall. */
+static PyObject *
+call_python(PyObject *type, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    PyObject *positional = PyTuple_New(count), *named = NULL, *made = NULL;
+    if (positional == NULL) {
+        return NULL;
+    }
+    for (Py_ssize_t place = 0; place < count; place++) {
+        PyTuple_SET_ITEM(positional, place, Py_NewRef(args[place]));
+    }
+    if (keywords != NULL && PyTuple_GET_SIZE(keywords) > 0) {
+        named = PyDict_New();
+        if (named == NULL) {
+            goto done;
+        }
+        for (Py_ssize_t place = 0; place < PyTuple_GET_SIZE(keywords); place++) {
+            if (PyDict_SetItem(named, PyTuple_GET_ITEM(keywords, place), args[count + place]) < 0) {
+                goto done;
+            }
+        }
+    }
+    made = Py_TYPE(type)->tp_call(type, positional, named);
+done:
+    Py_DECREF(positional);
+    Py_XDECREF(named);
+    return made;
+}
+
+/* Return whether the class still has the methods for which the plan was made: 1, 0, or -1 with an exception. */
+static int
+is_unchanged(PyTypeObject *type, Plan *plan)
+{
+    unsigned int version = type->tp_version_tag;
+#if PY_VERSION_HEX < 0x030D0000
+    if (!PyType_HasFeature(type, Py_TPFLAGS_VALID_VERSION_TAG)) {
+        version = 0;
+    }
+#endif
+    if (version != 0 && version == plan->version) {
+        return 1;
+    }
+    PyObject *init = PyObject_GetAttr((PyObject *)type, init_name); /* also gives the class a version */
+    PyObject *post_init = init == NULL ? NULL : PyObject_GetAttr((PyObject *)type, post_init_name);
+    Py_XDECREF(init);
+    Py_XDECREF(post_init);
+    if (post_init == NULL) {
+        if (!PyErr_ExceptionMatches(PyExc_AttributeError)) {
+            return -1;
+        }
+        PyErr_Clear();
+        return 0;
+    }
+    plan->version = init == plan->init && post_init == plan->post_init ? type->tp_version_tag : 0;
+    return init == plan->init && post_init == plan->post_init;
+}
+
+static PyObject *
+now_ns(void)
+{
+    struct timespec now;
+    if (reads_real_clock && clock_gettime(CLOCK_MONOTONIC, &now) == 0) {
+        return PyLong_FromLongLong(offset + (long long)now.tv_sec * 1000000000 + now.tv_nsec);
+    }
+    PyObject *reading = PyObject_CallNoArgs(monotonic);
+    PyObject *sum = reading == NULL ? NULL : PyNumber_Add(offset_ns, reading);
+    Py_XDECREF(reading);
+    return sum;
+}
+
+static inline void
+replace(PyObject **value, PyObject *by)
+{
+    Py_SETREF(*value, Py_NewRef(by));
+}
+
+/* Fill what the envelope takes from its surroundings, as __attrs_post_init__ does: 0, or -1 with an exception. */
+static int
+fill_envelope(PyObject **values, int is_of_span)
+{
+    PyObject *around = NULL;
+    if (values[SPAN_ID] == from_ambient && is_of_span) {
+        replace(&values[SPAN_ID], zero);
+    }
+    if (values[SPAN_ID] == from_ambient || values[STEP] == from_ambient
+        || (is_of_span && values[PARENT_SPAN_ID] == from_ambient)) {
+        if (PyContextVar_Get(ambient, NULL, &around) < 0) {
+            return -1;
+        }
+        if (around == NULL || !PyTuple_CheckExact(around) || PyTuple_GET_SIZE(around) != 2) {
+            PyErr_SetString(PyExc_SystemError, "the ambient context is no pair");
+            Py_XDECREF(around);
+            return -1;
+        }
+        if (is_of_span && values[PARENT_SPAN_ID] == from_ambient) {
+            replace(&values[PARENT_SPAN_ID], PyTuple_GET_ITEM(around, 0));
+        }
+        if (values[SPAN_ID] == from_ambient) {
+            replace(&values[SPAN_ID], PyTuple_GET_ITEM(around, 0));
+        }
+        if (values[STEP] == from_ambient) {
+            replace(&values[STEP], PyTuple_GET_ITEM(around, 1));
+        }
+        Py_DECREF(around);
+    }
+    if (values[AT_NS] == from_ambient) {
+        PyObject *now = now_ns();
+        if (now == NULL) {
+            return -1;
+        }
+        Py_SETREF(values[AT_NS], now);
+    }
+    return 0;
+}
+
+static inline Py_ssize_t
+place_of(const Plan *plan, PyObject *name, Py_ssize_t guess)
+{
+    for (Py_ssize_t step = 0; step < plan->count; step++) {
+        Py_ssize_t place = (guess + step) % plan->count;
+        if (plan->fields[place].name == name) {
+            return place;
+        }
+    }
+    return -1;
+}
+
+static PyObject *
+construct(PyObject *callable, PyObject *const *args, size_t flags, PyObject *keywords)
+{
+    PyTypeObject *type = (PyTypeObject *)callable;
+    Py_ssize_t count = PyVectorcall_NARGS(flags), named = keywords == NULL ? 0 : PyTuple_GET_SIZE(keywords);
+    Plan *plan = find_entry(type)->plan;
+    if (plan == NULL || count > ENVELOPE) {
+        return call_python(callable, args, count, keywords);
+    }
+    int unchanged = is_unchanged(type, plan);
+    if (unchanged <= 0) {
+        return unchanged < 0 ? NULL : call_python(callable, args, count, keywords);
+    }
+    PyObject *values[MOST_FIELDS];
+    Py_ssize_t size = plan->count;
+    memset(values, 0, size * sizeof(PyObject *));
+    for (Py_ssize_t place = 0; place < count; place++) {
+        values[place] = args[place];
+    }
+    Py_ssize_t guess = ENVELOPE;
+    for (Py_ssize_t each = 0; each < named; each++) {
+        Py_ssize_t place = place_of(plan, PyTuple_GET_ITEM(keywords, each), guess);
+        if (place < 0 || values[place] != NULL) {
+            return call_python(callable, args, count, keywords);
+        }
+        values[place] = args[count + each];
+        guess = place + 1;
+    }
+    for (Py_ssize_t place = 0; place < size; place++) {
+        if (values[place] == NULL && plan->fields[place].kind == REQUIRED) {
+            return call_python(callable, args, count, keywords);
+        }
+    }
+    /* From here on the values are owned. A factory may run anything, but the class, and so its plan, is in use. */
+    PyObject *event = NULL;
+    Py_ssize_t owned = 0;
+    for (; owned < size; owned++) {
+        const Field *field = &plan->fields[owned];
+        if (values[owned] != NULL) {
+            Py_INCREF(values[owned]);
+        }
+        else if (field->kind == DEFAULT) {
+            values[owned] = Py_NewRef(field->value);
+        }
+        else {
+            values[owned] = field->value == (PyObject *)&PyDict_Type   ? PyDict_New()
+                            : field->value == (PyObject *)&PyList_Type ? PyList_New(0)
+                                                                       : PyObject_CallNoArgs(field->value);
+            if (values[owned] == NULL) {
+                goto failed;
+            }
+        }
+    }
+    if (plan->post_init_kind != POST_INIT_OWN
+        && fill_envelope(values, plan->post_init_kind == POST_INIT_OF_SPAN) < 0) {
+        goto failed;
+    }
+    event = type->tp_alloc(type, 0);
+    if (event == NULL) {
+        goto failed;
+    }
+    for (Py_ssize_t place = 0; place < size; place++) {
+        *(PyObject **)((char *)event + plan->fields[place].offset) = values[place];
+    }
+    if (plan->post_init_kind == POST_INIT_OWN) {
+        PyObject *done = PyObject_CallMethodNoArgs(event, post_init_name);
+        if (done == NULL) {
+            Py_DECREF(event);
+            return NULL;
+        }
+        Py_DECREF(done);
+    }
+    return event;
+
+failed:
+    for (Py_ssize_t place = 0; place < owned; place++) {
+        Py_DECREF(values[place]);
+    }
+    return NULL;
+}
+
+/* --- declaring --------------------------------------------------------------------------------------------------- */
+
+PyDoc_STRVAR(compile_doc,
+"compile_class(cls, fields, post_init_kind, /)\n--\n\n"
+"Have calls of *cls* build its instances in C; return whether it can be.\n\n"
+"Each of *fields*, the envelope first, is a name, a kind (0: required, 1: default, 2: factory) and a value. The kind of\n"
+"__attrs_post_init__ is 0 for that of events, 1 for that of events of spans, 2 for any other.");
+
+static PyObject *
+compile_class(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyTypeObject *cls;
+    PyObject *fields;
+    int post_init_kind;
+    if (!PyArg_ParseTuple(args, "O!O!i", &PyType_Type, &cls, &PyTuple_Type, &fields, &post_init_kind)) {
+        return NULL;
+    }
+    Py_ssize_t count = PyTuple_GET_SIZE(fields);
+    if (!Py_IS_TYPE(cls, &PyType_Type) || cls->tp_new != PyBaseObject_Type.tp_new || cls->tp_itemsize != 0
+        || !PyType_HasFeature(cls, Py_TPFLAGS_HEAPTYPE) || cls->tp_vectorcall != NULL || count < ENVELOPE
+        || count > MOST_FIELDS) {
+        Py_RETURN_FALSE;
+    }
+    if (table == NULL && grow_table() < 0) {
+        return NULL;
+    }
+    Plan *plan = PyMem_Calloc(1, sizeof(Plan) + count * sizeof(Field));
+    if (plan == NULL) {
+        return PyErr_NoMemory();
+    }
+    plan->post_init_kind = post_init_kind;
+    plan->count = count;
+    for (Py_ssize_t place = 0; place < count; place++) {
+        Field *field = &plan->fields[place];
+        PyObject *name, *value;
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(fields, place), "UiO", &name, &field->kind, &value)) {
+            goto failed;
+        }
+        field->value = Py_NewRef(value);
+        field->name = Py_NewRef(name);
+        PyUnicode_InternInPlace(&field->name);
+        int is_slot = ts_find_slot(cls, name, &field->offset);
+        if (is_slot <= 0) {
+            free_plan(plan);
+            return is_slot < 0 ? NULL : Py_NewRef(Py_False);
+        }
+    }
+    PyObject *init = PyObject_GetAttr((PyObject *)cls, init_name);
+    PyObject *post_init = init == NULL ? NULL : PyObject_GetAttr((PyObject *)cls, post_init_name);
+    plan->init = init;
+    plan->post_init = post_init;
+    Py_XDECREF(init);
+    Py_XDECREF(post_init);
+    if (post_init == NULL || keep_plan(cls, plan) < 0) {
+        goto failed;
+    }
+    cls->tp_vectorcall = construct;
+    Py_RETURN_TRUE;
+
+failed:
+    free_plan(plan);
+    return NULL;
+}
+
+PyDoc_STRVAR(set_clock_doc,
+"set_clock(monotonic_ns, offset_ns, is_real, /)\n--\n\n"
+"Read the time of events from *monotonic_ns*, which *is_real* if it is the system's.");
+
+static PyObject *
+set_clock(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *read, *added;
+    int is_real, overflow;
+    if (!PyArg_ParseTuple(args, "OO!p", &read, &PyLong_Type, &added, &is_real)) {
+        return NULL;
+    }
+    offset = PyLong_AsLongLongAndOverflow(added, &overflow);
+    reads_real_clock = is_real && overflow == 0;
+    Py_XSETREF(monotonic, Py_NewRef(read));
+    Py_XSETREF(offset_ns, Py_NewRef(added));
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(set_surroundings_doc,
+"set_surroundings(ambient, from_ambient, /)\n--\n\n"
+"Take the envelope from the variable *ambient* where its value is *from_ambient*.");
+
+static PyObject *
+set_surroundings(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *variable, *mark;
+    if (!PyArg_ParseTuple(args, "O!O", &PyContextVar_Type, &variable, &mark)) {
+        return NULL;
+    }
+    Py_XSETREF(ambient, Py_NewRef(variable));
+    Py_XSETREF(from_ambient, Py_NewRef(mark));
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef functions[] = {
+    {"compile_class", compile_class, METH_VARARGS, compile_doc},
+    {"set_clock", set_clock, METH_VARARGS, set_clock_doc},
+    {"set_surroundings", set_surroundings, METH_VARARGS, set_surroundings_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+int
+ts_add_events(PyObject *module)
+{
+    zero = PyLong_FromLong(0);
+    init_name = PyUnicode_InternFromString("__init__");
+    post_init_name = PyUnicode_InternFromString("__attrs_post_init__");
+    if (zero == NULL || init_name == NULL || post_init_name == NULL) {
+        return -1;
+    }
+    return PyModule_AddFunctions(module, functions);
+}
