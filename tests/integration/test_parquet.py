@@ -188,21 +188,21 @@ class TestRows:
 
     def test_undeclared_types(self, tmp_path, rng):
         """A type that only the job declared has the columns of its first events; what comes later is nowhere lost."""
-        assert lookup("acme.batch.skipped") is None
+        assert lookup("acme.batch.undeclared") is None
         told = [
             {"loss": None, "why": "nan", "index": 1, "ok": True, "raw": b"\x00", "nested": {"a": [1]}},
             {"loss": 0.5, "why": None, "index": 2, "ok": False, "raw": b"", "nested": None},
             {"loss": 2, "why": "inf", "index": 3, "ok": None, "raw": None, "nested": [1, 2]},
         ]
         other = [{"loss": "gone", "why": 7, "index": 1.5, "ok": 1, "raw": "text", "more": {"x": 1}}, {}]
-        events = [UnknownEvent(name="acme.batch.skipped", fields=fields) for fields in told]
-        late = [UnknownEvent(name="acme.batch.skipped", fields=fields) for fields in other]
+        events = [UnknownEvent(name="acme.batch.undeclared", fields=fields) for fields in told]
+        late = [UnknownEvent(name="acme.batch.undeclared", fields=fields) for fields in other]
         record(tmp_path / "logs", *events, id="a" * 16)
         record(tmp_path / "logs", *late, id="b" * 16)
 
         assert export(tmp_path / "logs", tmp_path / "parquet") == 0
         assert_equal_to_replay(tmp_path / "logs", tmp_path / "parquet")
-        rows = read(tmp_path / "parquet", "acme.batch.skipped")
+        rows = read(tmp_path / "parquet", "acme.batch.undeclared")
         assert [(row["loss"], row["why"], row["index"]) for row in rows[:3]] == [
             (None, "nan", 1),
             (0.5, None, 2),

@@ -90,7 +90,7 @@ def said(event: Event) -> Iterator[str]:
     for plain in ("name", "kind"):
         if isinstance(fields.get(plain), str) and fields[plain] and fields[plain] != defaults.get(plain):
             yield fields.pop(plain)
-    for key in sorted(fields, key=lambda key: _FIRST.index(key) if key in _FIRST else len(_FIRST)):
+    for key in sorted(fields, key=_place):
         value = fields[key]
         if key in _HIDDEN or _is_empty(value) or (key in defaults and value == defaults[key]):
             continue
@@ -105,6 +105,11 @@ def said(event: Event) -> Iterator[str]:
             yield key
         else:
             yield _field(key, value)
+
+
+def _place(key: str) -> int:
+    """Return where a field stands: before the others, among them, or behind them, as what only a program compares."""
+    return _FIRST.index(key) if key in _FIRST else len(_FIRST) + key.endswith("_id")
 
 
 def _defaults(kind: type[Event]) -> dict[str, Any]:
