@@ -19,8 +19,10 @@ from trackside.events import _registry, set_process_source
 HANG_GUARD_S = 300.0
 FULL_GUARD_FACTOR = 10.0
 
-# What a launcher or a scheduler around the tests would tell the processes under test about themselves.
-FOREIGN_VARIABLES = tuple("TRACKSIDE_ TRACEPARENT SLURM_ TORCHELASTIC_ MASTER_ RANK LOCAL_RANK WORLD_SIZE".split())
+# What a launcher, a scheduler or pytest-xdist around the tests would tell the processes under test about themselves.
+FOREIGN_VARIABLES = tuple(
+    "TRACKSIDE_ TRACEPARENT SLURM_ TORCHELASTIC_ MASTER_ RANK LOCAL_RANK WORLD_SIZE COLUMNS".split()
+)
 
 hypothesis.settings.register_profile(
     "trackside",

@@ -40,6 +40,7 @@ KEYWORDS = {"allow_pickle", "shell"}
 # number of a class's fields and the names of the scalar types. No data reaches any of them.
 EXCEPTIONS = {
     ("__init__.py", "import_module"),
+    ("_implementation.py", "import_module"),
     ("integrations/__init__.py", "import_module"),
     ("wire/_encoder.py", "compile"),
     ("wire/_encoder.py", "exec"),

@@ -491,7 +491,7 @@ class TestRequests:
         printed, tailed = in_child(program, tmp_path).splitlines()
 
         assert printed == "Checkpointed(at_ns=1, span_id=0, step=3, path='last.pt')"
-        assert tailed.endswith("step 3      test.rfc0018.checkpointed  path=last.pt")
+        assert tailed.endswith("step 3     test.rfc0018.checkpointed  path=last.pt")
 
 
 @pytest.fixture(scope="module")

@@ -69,7 +69,7 @@ class TestPage:
         for line in COMMANDS:
             arguments = [part.strip("'") for part in line.split()[1:]]
             printed = watched(tmp_path, [sys.executable, "-c", MAIN, *arguments])
-            assert printed.count("trackside.iteration.ended") >= 2, printed
+            assert printed.count("  iteration.ended  ") >= 2, printed
 
     def test_all_found(self):
         """The page has programs and commands."""
