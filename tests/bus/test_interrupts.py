@@ -17,9 +17,8 @@ from trackside.events import ITERATION, Event, RunsOn, event
 from trackside.rules import every, where
 
 SECONDS = 1.5
-COUNTED_TWICE = pytest.mark.skipif(
-    sys.version_info < (3, 11), reason="Python 3.10 runs signal handlers also after a queued event was counted"
-)
+IS_EXACT = sys.version_info >= (3, 11)
+"""Python 3.10 runs signal handlers before and after each call, so that a few events in 100,000 are counted wrongly there."""
 INTERRUPTED = ("bus/_bus.py", "bus/_admission.py", "bus/_subscribers.py", "test_interrupts.py")
 
 
@@ -36,6 +35,11 @@ def begun_at():
     """Return the line of `Bus.log` from which on an event counts as logged."""
     lines, first = inspect.getsourcelines(Bus.log)
     return first + next(place for place, line in enumerate(lines) if "for arrived, handle" in line)
+
+
+def timeouts(error):
+    """Return *error* and those that were on their way when it was raised, as on Python 3.10 behind a call."""
+    return [error, *timeouts(error.__context__)] if isinstance(error, Timeout) else []
 
 
 class Alarm:
@@ -79,8 +83,8 @@ class TestSignalHandlers:
             {},
             {"keep": every(3)},
             {"keep": where(is_wanted)},
-            pytest.param({"runs_on": RunsOn.WORKER}, marks=COUNTED_TWICE),
-            pytest.param({"runs_on": RunsOn.DISPATCHER}, marks=COUNTED_TWICE),
+            {"runs_on": RunsOn.WORKER},
+            {"runs_on": RunsOn.DISPATCHER},
         ],
         ids=["plain", "sampled", "filtered", "sink", "model"],
     )
@@ -101,13 +105,13 @@ class TestSignalHandlers:
                 ticked = Ticked(number=logged)
                 try:
                     bus.log(ticked)
-                except Timeout:
-                    came += 1
+                except Timeout as error:
+                    came += len(timeouts(error))
                 logged += 1
         assert bus.flush(20)
 
         assert (came, came > 10) == (alarm.raised, True)
-        for subscription in subscriptions:
+        for subscription in subscriptions if IS_EXACT else ():
             stats = subscription.stats()
             assert (stats.logged, stats.balance, stats.handled >= 0) == (logged + 1, 0, True)
 
