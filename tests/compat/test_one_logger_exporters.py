@@ -206,10 +206,13 @@ class TestExportHandler:
         recording.initialize()
         handler = ExportHandler(recording)
         with default_bus.subscribe(handler, to=READS):
-            for _ in range(1000):
-                span("short").open().event("told")
+            opened = [span("short") for _ in range(1000)]
+            for each in opened:
+                each.open().event("told")
             assert default_bus.flush(10)
             assert len(handler._early) <= 64
+            for each in reversed(opened):
+                each.close()
         assert process_source() is not None
 
 
