@@ -43,6 +43,16 @@ class Decoded(trackside.Event):
     whatever: object = None
 
 
+@trackside.event("tests.compiled.doubled")
+class Doubled(trackside.Event):
+    """An event whose class has an initializer of its own."""
+
+    number: int
+
+    def __init__(self, number, **envelope):
+        self.__attrs_init__(number=2 * number, **envelope)
+
+
 def both(data):
     """Return the outcomes of the compiled decoder and of the one in Python."""
     return fuzzing.outcome(FrameDecoder(), data), fuzzing.outcome(fuzzing.pure_decoder(), data)
@@ -105,6 +115,13 @@ class TestSame:
         """Of a row with an extension, a time or a double of single precision."""
         data = frame((0.5, None, [], None, None))
         assert same(data[:-1] + extension)
+
+    @pytest.mark.parametrize("count", [1, 2, 20])
+    def test_own_initializer(self, count):
+        """Of a class with an initializer of its own, which builds each event."""
+        data = frame(*[(3,)] * count, name="tests.compiled.doubled")
+        assert same(data)
+        assert [event.number for event in FrameDecoder().decode(data).events] == [6] * count
 
     def test_golden_frame(self):
         """Of the recorded frame."""

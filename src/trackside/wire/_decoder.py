@@ -321,6 +321,7 @@ def _is_transparent(cls: Any) -> bool:
     """Return whether building a *cls* does nothing but set its fields."""
     return (
         cls.__attrs_post_init__ in _ENVELOPES
+        and not hasattr(cls, "__attrs_init__")  # where attrs puts its own if the class has another
         and cls.__setattr__ is object.__setattr__
         and all(field.validator is None and field.converter is None for field in fields_in(cls))
         and not any(field.name in _STAMPS for field in fields_in(cls))
