@@ -1,4 +1,4 @@
-"""What commands print: events, JSON, problems, progress; and the files that they write."""
+"""Output of the commands: events, JSON, problems, progress, and the files that they write."""
 
 from __future__ import annotations
 
