@@ -195,6 +195,15 @@ class TestText:
         places = [text.index(title) for title in titles]
         assert places == sorted(places)
 
+    def test_least_loss(self, printed, tmp_path, write_events):
+        """Of losses 2, 1, 2/3 … 0.02 the least is 0.02, however few stretches are drawn."""
+        steps = [
+            IterationEnded(at_ns=(step + 1) * 1_000_000, duration_ns=900_000, step=step, loss=2 / (step + 1))
+            for step in range(100)
+        ]
+        write_events(tmp_path, Source(run_id="run"), steps)
+        assert "least 0.02 " in printed(read_report(tmp_path))
+
     def test_plain(self, printed, made_up):
         """Where there is no terminal it has no control characters, and no line is longer than 100 characters."""
         text = printed(read_report(made_up()))

@@ -192,7 +192,9 @@ def _steps(report: Report, width: int) -> Iterator[Line]:
         yield [(f"  loss: {found.value} since step {found.step}", "bold red")]
     elif len(report.loss) > 1:
         values = [one.median for _, one in report.loss]
-        ends = f"loss {words.amount(values[0])} to {words.amount(values[-1])}, least {words.amount(min(values))}  "
+        least = min(one.low for _, one in report.loss)
+        course = f"{words.amount(values[0])} to {words.amount(values[-1])} (medians of stretches)"
+        ends = f"loss {course}, least {words.amount(least)}  "
         yield [(f"  {ends}", ""), (spark(values, max(0, min(40, width - len(ends) - 4))), "green")]
     kinds: dict[str, int] = {}
     for mark in report.marks:
