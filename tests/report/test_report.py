@@ -198,7 +198,7 @@ class TestText:
     def test_least_loss(self, printed, tmp_path, write_events):
         """Of losses 2, 1, 2/3 … 0.02 the least is 0.02, however few stretches are drawn."""
         steps = [
-            IterationEnded(at_ns=(step + 1) * 1_000_000, duration_ns=900_000, step=step, loss=2 / (step + 1))
+            IterationEnded(at_ns=(step + 1) * 100_000, duration_ns=90_000, step=step, loss=2 / (step + 1))
             for step in range(100)
         ]
         write_events(tmp_path, Source(run_id="run"), steps)
