@@ -146,9 +146,13 @@ def fitting(rng, hint, depth=0):
     return None if kind is type(None) else anything(rng, depth)
 
 
+OURS = ("trackside.", "tests.compiled.")
+"""How the names of the types begin that frames are made of: other tests' classes may keep what they are built of."""
+
+
 def plausible(rng):
     """Return a frame of a few rows of registered types, nearly all of whose values are of the declared types."""
-    classes = rng.sample(list(declared().values()), rng.randrange(1, 4))
+    classes = rng.sample([cls for name, cls in declared().items() if name.startswith(OURS)], rng.randrange(1, 4))
     schemas, fields = [], []
     for number, cls in enumerate(classes):
         names = list(own_fields(cls))
