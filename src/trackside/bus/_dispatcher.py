@@ -1,7 +1,8 @@
 """
 The dispatcher: the thread that empties the queue, numbers the events, encodes each once and delivers it.
 
-It calls no foreign code but rules, redaction and what models do, so no sink can stall it.
+Foreign code that it runs: rules with predicates, redaction, models, frame sinks and what is subscribed with
+`RunsOn.DISPATCHER`. Those must not block. Event sinks have threads of their own, so none of them can stall it.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ from trackside.events import (
 from trackside.wire import RowEncoder, Schema
 
 POLL_S: Final = 0.2
-"""Between two drains of the queue if no thread asks for one: to be woken costs a thread more than some events do."""
+"""The pause between two drains if none is asked for, in seconds. A wake-up costs more than a few events do."""
 BUSY_POLL_S: Final = 0.05
-"""The same while many events come: then that is little, and a viewer does not wait long."""
+"""The pause under load, in seconds: a wake-up is cheap beside so many events, and viewers get frames sooner."""
 _BUSY_PER_S: Final = 10_000
 ROUNDS: Final = 3
-"""How often a drain goes on with what models published; more would let a model that feeds itself keep it."""
+"""Passes over events that models published, in one drain; a model that feeds itself cannot keep the thread for ever."""
 _READ_CLOCK_EVERY: Final = 256
 _REPORT_DROPPED_NS: Final = 10**9
 _INJECTED_BYTES: Final = 512
@@ -113,9 +114,9 @@ class StreamIdentity:
 
     def renew(self, ended: Source) -> Source:
         """
-        Return *ended* under another id: ``(source, number)`` is one event for ever, so a second stream needs another.
+        Return *ended* under a new id, since a pair of source and number must never be used twice.
 
-        If the bus or the process had the ended source, it has the new one from now on, also as the parent of others.
+        If the bus or the process used the ended source, it uses the new one from now on, also as the parent of others.
         """
         fresh = attrs.evolve(ended, id=os.urandom(8).hex())
         if self._given is ended:
@@ -149,7 +150,7 @@ class FanOut:
 
     def __init__(self, admission: Admission, subscribers: Sequence[QueuedSubscriber]) -> None:
         frames = [each for each in subscribers if isinstance(each, FrameSubscriber) and each.group is not None]
-        # One of each group stands for it: the others have the same filter.
+        # Subscribers with the same filter share a group; one of each is enough here.
         leaders = {each.filter_key: each for each in frames}
         self.admission = admission
         self.schema: Schema | None = None
@@ -163,7 +164,7 @@ class FanOut:
         self.needs_number = bool(self.models or self.sinks or self.ruled)
         """Whether a subscriber reads the event itself, and so its number."""
         self.is_plain = not self.needs_number and len(self.appends) == 1
-        """Whether the event is wanted in one group alone, as a row: so are most where many come."""
+        """Whether exactly one group wants the event, and only as a row: the common case of frequent events."""
 
 
 class Dispatcher:
@@ -226,7 +227,7 @@ class Dispatcher:
         self._requests.put(_WAKE)
 
     def start(self) -> bool:
-        """Start the thread if it was not started; False if none can be: flush and close drain in their own thread."""
+        """Start the thread if it was not started; False if none can be: then flush and close drain in the caller's."""
         return self._thread.start()
 
     def inject(self, events: Sequence[Event]) -> bool:
@@ -247,7 +248,7 @@ class Dispatcher:
         self._wake()
 
     def publish(self, event: Event) -> None:
-        """Queue an event of a model, and process it before the drain that the model is in has ended."""
+        """Queue an event of a model; normally it is processed within the current drain (see ROUNDS)."""
         self._has_published = True
         self.admission(type(event)).offer(event)
 
@@ -323,7 +324,7 @@ class Dispatcher:
 
     @contextlib.contextmanager
     def held(self, timeout_s: float) -> Iterator[None]:
-        """Hold the dispatcher still, unless it does not come to that within *timeout_s*."""
+        """Hold the dispatcher still; go on without that if it takes longer than *timeout_s*."""
         was_held = self.is_here()
         try:
             self.hold(timeout_s)
@@ -404,7 +405,7 @@ class Dispatcher:
         return True
 
     def _survive(self, error: BaseException) -> None:
-        """Go on after a mistake of ours; an interrupt of a thread that drains for lack of a dispatcher is its own."""
+        """Log a fault of ours and go on; a Ctrl-C or exit in a thread that drains in our stead is for that thread."""
         if isinstance(error, (KeyboardInterrupt, SystemExit)) and not self._thread.is_current:
             raise error
         self._log.complain("the dispatcher failed: %s; it goes on", described(error))
@@ -509,7 +510,7 @@ class Dispatcher:
         admission = fan_out.admission
         if self.source is None:
             if self._is_over:
-                admission.dropped.add()  # of a log() that had begun before the bus was closed
+                admission.dropped.add()  # logged by a call that began before the bus was closed
                 return False
             self._begin(self._identity.find())
         admission.taken += 1
@@ -537,7 +538,7 @@ class Dispatcher:
         except BaseException as error:  # one bad value costs one event
             admission.invalid += 1
             if not isinstance(error, Exception):
-                raise  # an interrupt may be meant for the thread that drains; the dispatcher decides
+                raise  # an interrupt may be meant for the thread that drains; `_survive` decides
             _report_invalid(admission, error)
             return False
         batcher.offset += 1
@@ -555,7 +556,7 @@ class Dispatcher:
 
     def _deliver_alike(self, most: int) -> int:
         """
-        Deliver at most *most* events from the queue that are of its first one's type, as `_deliver` does.
+        Deliver up to *most* events of the same type as the first in the queue, as `_deliver` does.
 
         It stops at the first that cannot be encoded.
 
@@ -575,7 +576,7 @@ class Dispatcher:
                 append(row)
                 offset += 1
                 batcher.room_bytes -= len(row) + ROW_EXTRA_BYTES
-        except Exception:  # noqa: S110  `_deliver` meets it again
+        except Exception:  # noqa: S110  `_deliver` comes to the same event, and counts its fault
             pass
         finally:
             fan_out.admission.taken += offset - first
@@ -632,10 +633,10 @@ class Dispatcher:
 
 
 def _redacted(event: Event, redact: Callable[[Event], Event | None]) -> Event | None:
-    """Return what the user's redaction makes of *event*; without one nothing may leave."""
+    """Return the result of the user's redaction, None to leave the event out; if it fails, none is delivered."""
     kept = redact(event)
     if kept is not None and type(kept) is not type(event):
-        # Its subscribers and its counts were settled by its type.
+        # Routing and counts were decided by the original type, so it may not change.
         raise TypeError(f"redact returned a {type(kept).__name__} for a {type(event).__name__}")
     return kept
 

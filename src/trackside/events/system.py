@@ -17,6 +17,6 @@ class SystemSamplingStarted(Event):
     """
 
     sampled: list[str]
-    """The counters that the readings go into."""
+    """The names of the gauges that have the readings."""
     absent: dict[str, str] = attrs.field(factory=dict)
-    """Of what cannot be read (``cpu``, ``gpu``) why not."""
+    """Why a part (``cpu``, ``gpu``) cannot be read, by its name."""
