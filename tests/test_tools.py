@@ -99,8 +99,9 @@ class TestEveryPython:
             "untested: 3.15 (a chroot needs root)",
         ]
 
-    def test_missing_is_no_failure(self, monkeypatch):
+    def test_missing_is_no_failure(self, monkeypatch, tmp_path):
         """An interpreter that cannot be provided is reported with the reason, and the others are still asked for."""
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # not the user's, where another run may be at work
         monkeypatch.setattr(os, "geteuid", lambda: 1000)
         monkeypatch.setattr(self.every_python.interpreters, "SOURCES", {})
         missing = {"3.14": "a chroot needs root", "3.15": "a chroot needs root"}
