@@ -165,7 +165,7 @@ class TestErrors:
             losses = frameworks.train_with_accelerate(tmp_path, instrument.TracksideTracker(), steps=3)
         assert len(losses) == 6
         assert [record.message for record in caplog.records if record.name == "trackside"] == [
-            "trackside tells nothing more of this loop"
+            "trackside records no more of this loop"
         ]
 
     def test_in_the_loop(self, tmp_path):

@@ -272,7 +272,7 @@ class TestErrors:
             trainer.fit(module, frameworks.loader(), frameworks.loader())
         assert trainer.global_step == 10
         assert [record.message for record in caplog.records if record.name == "trackside"] == [
-            "trackside tells nothing more of this run"
+            "trackside records no more of this run"
         ]
         assert checks.left_open(events) == []
 

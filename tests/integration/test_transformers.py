@@ -238,7 +238,7 @@ class TestLoads:
         with caplog.at_level(logging.WARNING, logger="trackside"):
             self.go_on(tmp_path, checkpoint, Broken())
         said = [record.message for record in caplog.records if record.name == "trackside"]
-        assert said == ["trackside does not tell of this load"] * 2
+        assert said == ["trackside does not record this load"] * 2
 
     def test_late_callback(self, checkpoint, tmp_path):
         """A callback that came later than the trainer turns telemetry on for the load already."""
@@ -301,7 +301,7 @@ class TestErrors:
             trainer.train()
         assert trainer.state.global_step == 3
         assert [record.message for record in caplog.records if record.name == "trackside"] == [
-            "trackside tells nothing more of this trainer"
+            "trackside records no more of this trainer"
         ]
 
     def test_in_the_model(self, tmp_path):

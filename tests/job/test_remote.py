@@ -80,7 +80,7 @@ class TestStart:
         with (
             trackside.start(tmp_path, bus=bus, remote=trackside.Remote(publish=f"ipc://{place}/job"), report=False),
             trackside.Bus() as other,
-            pytest.raises(ConfigError, match="somebody is there"),
+            pytest.raises(ConfigError, match="it is in use"),
         ):
             trackside.start(tmp_path, bus=other, remote=trackside.Remote(publish=f"ipc://{place}/job"), report=False)
 
@@ -225,7 +225,7 @@ class TestWhereNobodyCanBeKeptOut:
         monkeypatch.setattr(tempfile, "mkdtemp", refuse)
         with trackside.start(tmp_path, remote=trackside.Remote(publish=True), bus=bus, report=False) as job:
             assert job.endpoints == []
-        assert any("nobody can watch this job" in record.message for record in caplog.records)
+        assert any("this job cannot be watched" in record.message for record in caplog.records)
 
 
 def test_importing_loads_no_zmq():

@@ -16,7 +16,7 @@ from trackside.bus._dispatcher import Barrier, Begin, Dispatcher, End, StreamIde
 from trackside.bus._sink_worker import InlineForwarder
 from trackside.bus._stats import BusStats, HandlerStats, RetiredStatistics
 from trackside.bus._subscribers import (
-    NOBODY,
+    NO_HANDLER,
     FrameSubscriber,
     InlineSubscriber,
     Join,
@@ -277,9 +277,9 @@ class Bus:
         # The table first, the subscribers second: a subscriber that comes meanwhile discards the table.
         routes = self._routes
         if not _is_event_type(cls):
-            return ((uncounted, self._refuse, None, NOBODY),)
+            return ((uncounted, self._refuse, None, NO_HANDLER),)
         if self._is_closed:
-            route: tuple[Step, ...] = ((self._after_close.add, _ignore, None, NOBODY),)
+            route: tuple[Step, ...] = ((self._after_close.add, _ignore, None, NO_HANDLER),)
         else:
             wanting = [subscriber for subscriber in list(self._subscribers) if subscriber.wants(cls)]
             steps = [subscriber.step() for subscriber in wanting if isinstance(subscriber, InlineSubscriber)]

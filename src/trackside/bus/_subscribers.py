@@ -66,7 +66,7 @@ class Target(Protocol):
         """Count a delivery that a signal handler of the program ended by raising *error*."""
 
 
-class Nobody:
+class NoHandler:
     """The target of a step that has no handler: it counts events without a subscriber."""
 
     ceiling: float = math.inf
@@ -82,7 +82,7 @@ class Nobody:
         """Do nothing."""
 
 
-NOBODY: Final = Nobody()
+NO_HANDLER: Final = NoHandler()
 
 
 def is_too_deep(log: CodeType) -> bool:

@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
         limits=PeerLimits(events=options.quota),
         read_rule=read_rule,
     )
-    collector.models.append(_tell)
+    collector.models.append(_print_notice)
     with until_signalled(collector.stop), collecting_rarely():
         try:
             _greet(collector, options)
@@ -89,7 +89,7 @@ def read_rule(wire: list[Any]) -> Callable[[Event], bool]:
     return lambda event: decide(event) is None
 
 
-def _tell(event: Event) -> None:
+def _print_notice(event: Event) -> None:
     is_news = not isinstance(event, ControlUsed) or event.source.role == "collector"  # ranks say it too
     if isinstance(event, _TOLD) and is_news:
         warn(event_line(event))

@@ -123,14 +123,14 @@ def _lines(found: Comparison) -> Iterator[str]:
 
 
 def _line(row: Row) -> str:
-    told = row.difference
-    change = "–" if told.change is None else _change(told.change, row)
+    found = row.difference
+    change = "–" if found.change is None else _change(found.change, row)
     bounds = "unknown"
-    if told.low is not None and told.high is not None:
-        bounds = f"{_change(told.low, row)} and {_change(told.high, row)}"
+    if found.low is not None and found.high is not None:
+        bounds = f"{_change(found.low, row)} and {_change(found.high, row)}"
     verdict = row.verdict if row.verdict != "no difference shown" else ""
     name = row.name if len(row.name) <= _WIDTH - 3 else f"{row.name[: _WIDTH - 6]}..."
-    before, after = _figure(told.before, row), _figure(told.after, row)
+    before, after = _figure(found.before, row), _figure(found.after, row)
     return f"  {name:<{_WIDTH - 2}}{before:>12}{after:>12}{change:>10}  {bounds:<22}{verdict}".rstrip()
 
 

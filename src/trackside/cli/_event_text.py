@@ -72,7 +72,7 @@ def globs(chosen: Iterable[str]) -> tuple[str, ...]:
 
 
 def said(event: Event) -> Iterator[str]:
-    """Yield what *event* says, the most telling first; what has its default value is left out."""
+    """Yield what *event* says, the most informative first; what has its default value is left out."""
     fields = dict(fields_of(event))
     identity = fields.get("identity")
     if isinstance(identity, Mapping):

@@ -60,10 +60,10 @@ def run(options: argparse.Namespace) -> int:
         count = _write_whole(recorded, target)
     except OSError as error:
         raise _refused(target, error) from error
-    return _tell(recorded, count, target)
+    return _print_result(recorded, count, target)
 
 
-def _tell(recorded: Replay, count: int, target: Path) -> int:
+def _print_result(recorded: Replay, count: int, target: Path) -> int:
     if count or not recorded.problems:
         print(f"{count:,} events to {printable(str(target))}")
     return report_unread("export", recorded)
@@ -101,7 +101,7 @@ def _export_parquet(options: argparse.Namespace) -> int:
     except OSError as error:
         raise _refused(target, error) from error
     _end_progress(files.events)
-    return _tell(recorded, files.events, target)
+    return _print_result(recorded, files.events, target)
 
 
 @contextlib.contextmanager
@@ -142,7 +142,7 @@ def _write(recorded: Replay, file: IO[str]) -> int:
 
 
 def _show_progress(count: int, added: int) -> None:
-    """Say how many events were written, where somebody sees it, if the last *added* made another hundred thousand."""
+    """Print to a terminal how many events were written, if the last *added* made another hundred thousand."""
     if count % _PROGRESS_EVERY < added and sys.stderr.isatty():
         print(f"\r{count:,} events", end="", file=sys.stderr, flush=True)
 

@@ -183,7 +183,7 @@ def _feed(events: Iterator[Event], model: GoodputAccumulator) -> int:
 
 def _chosen(options: argparse.Namespace, sessions: list[str]) -> str:
     """
-    Return the session to tell of.
+    Return the session to show.
 
     Raises:
         ConfigError: There is none of that name.
@@ -314,8 +314,8 @@ def _open_step(times: StepTimes) -> Iterator[str]:
 
 def _ranks(result: GoodputResult) -> str:
     slowest = result.slowest
-    told = "none" if slowest is None else f"rank {slowest.rank}: {slowest.bucket}, {_s(slowest.cost_s)}"
-    return f"ranks: {len(result.ranks)}; the job waited most for {told}"
+    waited_for = "none" if slowest is None else f"rank {slowest.rank}: {slowest.bucket}, {_s(slowest.cost_s)}"
+    return f"ranks: {len(result.ranks)}; the job waited most for {waited_for}"
 
 
 def _method(result: GoodputResult, reading: Reading) -> Iterator[str]:
@@ -363,7 +363,7 @@ def time_ns(option: str, text: str) -> int:
         text: ISO 8601 with a zone, or seconds since the epoch.
 
     Raises:
-        ConfigError: It is neither; or it has no zone, so that nobody knows when it is.
+        ConfigError: It is neither; or it has no zone, so that the moment is not known.
     """
     if _UNIX.fullmatch(text):
         at_ns = int(Decimal(text) * 10**9)

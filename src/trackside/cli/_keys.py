@@ -10,8 +10,8 @@ from trackside.handlers.zeromq import KEY_ROLES, new_keys
 _WHO = {
     "server": "stays with the collector; server.*.public goes to everybody",
     "rank": "goes to the ranks and forwarders, which send",
-    "viewer": "goes to whoever may watch",
-    "control": "goes to whoever may also use `trackside ctl`",
+    "viewer": "goes to those who may watch",
+    "control": "goes to those who may also use `trackside ctl`",
 }
 
 

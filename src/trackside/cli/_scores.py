@@ -104,7 +104,7 @@ def _plain(report: ScoreReport) -> dict[str, Any]:
         **{kind: _scores(report, scores) for kind, scores in report.kinds()},
         "waited_s_per_step": dict(zip(report.ranks, report.waited_s_per_step, strict=True)),
         "nccl_s_per_step": dict(zip(report.ranks, report.left_out_s_per_step, strict=True)),
-        "missing": [{"rank": told.rank, "what": told.what, "why": told.why} for told in report.missing],
+        "missing": [{"rank": one.rank, "what": one.what, "why": one.why} for one in report.missing],
         "stragglers": _sorted_ids(report.identify_stragglers()),
     }
 
@@ -150,7 +150,7 @@ class _Text:
 
 
 def _lines(run_id: str, report: ScoreReport) -> Iterator[str]:
-    silent = sum(told.what == "all" for told in report.missing)
+    silent = sum(one.what == "all" for one in report.missing)
     ranks = f"{len(report.ranks) - silent} of {len(report.ranks)} rank(s)"
     yield (
         f"run {run_id}: window {report.window}, steps {report.first_step} to {report.last_step}, "
@@ -216,7 +216,7 @@ def _cell(score: float | None) -> str:
 def _missing(missing: list[Missing]) -> Iterator[str]:
     """Yield a line for each reason, with the ranks that it holds for."""
     together: dict[tuple[str, str], list[int]] = {}
-    for told in missing:
-        together.setdefault((told.what, told.why), []).append(told.rank)
+    for one in missing:
+        together.setdefault((one.what, one.why), []).append(one.rank)
     for (what, why), ranks in together.items():
         yield f"  {what}: {why}, rank(s) {ranges(ranks)}"

@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         try:
             with open(part, "w", encoding="utf-8", opener=private) as out:
-                told = write_trace(
+                traced = write_trace(
                     out,
                     *options.path,
                     session=options.session,
@@ -70,20 +70,22 @@ def run(options: argparse.Namespace) -> int:
     finally:
         progress.done()
     if options.json:
-        print(json_text({"file": str(target), **attrs.asdict(told), "problems": [str(one) for one in told.problems]}))
+        print(
+            json_text({"file": str(target), **attrs.asdict(traced), "problems": [str(one) for one in traced.problems]})
+        )
     else:
-        _tell(told, target)
-    for problem in told.problems:
+        _print_summary(traced, target)
+    for problem in traced.problems:
         warn(f"trackside trace: {problem}")
-    return UNREADABLE if told.problems else 0
+    return UNREADABLE if traced.problems else 0
 
 
-def _tell(told: Traced, target: Path) -> None:
-    print(printable(f"{told.events:,} events of {told.ranks:,} rank(s) to {target}: open it at ui.perfetto.dev"))
-    for rank, note in sorted(told.notes.items())[:8]:
+def _print_summary(traced: Traced, target: Path) -> None:
+    print(printable(f"{traced.events:,} events of {traced.ranks:,} rank(s) to {target}: open it at ui.perfetto.dev"))
+    for rank, note in sorted(traced.notes.items())[:8]:
         print(printable(f"rank {rank}: {note}"))
-    if told.unaligned:
-        ranks = ", ".join(map(str, told.unaligned[:16]))
+    if traced.unaligned:
+        ranks = ", ".join(map(str, traced.unaligned[:16]))
         warn(f"trackside trace: the clock of rank(s) {ranks} could not be aligned; they are marked")
 
 

@@ -49,7 +49,7 @@ class Chunk:
 
     @classmethod
     def of_figures(cls, count: int, total: float, minimum: float, maximum: float, last: float) -> Chunk:
-        """Return a chunk without its samples, for an instrument of which nobody needs more than these figures."""
+        """Return a chunk without its samples, for an instrument of which no more than these figures is needed."""
         chunk = cls([last], total, 0)
         chunk.count, chunk.minimum, chunk.maximum = count, minimum, maximum
         return chunk

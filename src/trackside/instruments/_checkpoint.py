@@ -36,21 +36,21 @@ class CheckpointSave(Span):
     A checkpoint being saved: the span of the save, or of its blocking part, and what became of it.
 
     Made by `checkpoint_save`. A synchronous save has succeeded when its block is left without an exception. Of an
-    asynchronous one `succeeded` or `failed` tells later, from any thread, also after the loop or the job ended.
+    asynchronous one `succeeded` or `failed` records that later, from any thread, also after the loop or the job ended.
 
     Attributes:
         global_step: The iteration that the checkpoint is of; it identifies the save.
         strategy: ``sync`` or ``async``.
     """
 
-    __slots__ = ("_asks", "_is_told", "_opened_ns", "global_step", "strategy")
+    __slots__ = ("_asks", "_has_outcome", "_opened_ns", "global_step", "strategy")
 
     def __init__(self, global_step: int, strategy: str, attributes: dict[str, Any], *, asks: bool = False) -> None:
         super().__init__(span_names.OF_CHECKPOINT_SAVE[strategy], SpanEnded, attributes)
         self.global_step = global_step
         self.strategy = strategy
         self._asks = asks
-        self._is_told = False
+        self._has_outcome = False
         self._opened_ns: int | None = None
 
     def open(self, *, at_ns: int | None = None) -> Self:
@@ -60,7 +60,7 @@ class CheckpointSave(Span):
         Args:
             at_ns: When it began, in ns since the epoch; now unless given.
         """
-        self._is_told = False
+        self._has_outcome = False
         self._opened_ns = clock.now_ns() if at_ns is None else at_ns
         _pending.pop(self.global_step, None)
         _pending[self.global_step] = self
@@ -80,7 +80,7 @@ class CheckpointSave(Span):
             error: The exception that ended it: the save has failed.
         """
         end_ns = clock.now_ns() if at_ns is None else at_ns
-        if not self._is_told and self._opened_ns is not None:
+        if not self._has_outcome and self._opened_ns is not None:
             if error is not None or (self._asks and self.strategy == "sync"):
                 self.failed(error, at_ns=end_ns)
             elif self.strategy == "sync":
@@ -106,7 +106,7 @@ class CheckpointSave(Span):
             at_ns: When that was so, in ns since the epoch; now unless given.
         """
         at_ns = clock.now_ns() if at_ns is None else at_ns
-        self._tell()
+        self._settle()
         if _wants(CheckpointSaveSucceeded):
             size = self.attributes.get("size_bytes") if size_bytes is None else size_bytes
             _log(CheckpointSaveSucceeded(at_ns=at_ns, size_bytes=size, **self._identity(at_ns, path)))
@@ -120,13 +120,13 @@ class CheckpointSave(Span):
             at_ns: When, in ns since the epoch; now unless given.
         """
         at_ns = clock.now_ns() if at_ns is None else at_ns
-        self._tell()
+        self._settle()
         if _wants(CheckpointSaveFailed):
-            told = None if error is None else {"type": type_name(error), "message": message_of(error)}
-            _log(CheckpointSaveFailed(at_ns=at_ns, error=told, **self._identity(at_ns, None)))
+            described = None if error is None else {"type": type_name(error), "message": message_of(error)}
+            _log(CheckpointSaveFailed(at_ns=at_ns, error=described, **self._identity(at_ns, None)))
 
-    def _tell(self) -> None:
-        self._is_told = True
+    def _settle(self) -> None:
+        self._has_outcome = True
         if _pending.get(self.global_step) is self:
             _pending.pop(self.global_step, None)
 
@@ -194,7 +194,7 @@ def save_attributes(
 
 
 def save_of(global_step: int) -> CheckpointSave:
-    """Return the save of *global_step* whose outcome is open; one that nobody saw begin if there is none."""
+    """Return the save of *global_step* whose outcome is open; one whose begin was not seen if there is none."""
     save = _pending.get(global_step)
     if save is None:
         strategy = training_defaults().save_checkpoint_strategy
@@ -252,7 +252,7 @@ def checkpoint_load(
     Return the span of loading a checkpoint; use it with ``with``, or as a decorator.
 
     Args:
-        global_step: The iteration that the checkpoint is of, if it is known before; `Span.set` tells it later as
+        global_step: The iteration that the checkpoint is of, if it is known before; `Span.set` sets it later as
             ``current_iteration``.
         path: Where it is.
         attributes: What else is known of it.

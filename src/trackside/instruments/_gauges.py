@@ -1,4 +1,4 @@
-"""Things that can be read off a machine now and then."""
+"""Values that the sampler reads off the machine now and then."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 
-class Gauge(NamedTuple):
-    """One of them. Reading it may fail or tell None: it is then absent, and never 0."""
+class Reading(NamedTuple):
+    """A value that can be read off the machine. Reading it may fail or return None: it is then absent, and never 0."""
 
     name: str
     unit: str

@@ -46,9 +46,9 @@ def _suggest(names: Iterable[str]) -> None:
 
 next_step: Final[ContextVar[Callable[[], int]]] = ContextVar(
     "trackside.next_step",
-    default=itertools.count().__next__,  # one count for all loops that nobody numbered
+    default=itertools.count().__next__,  # one count for all loops without numbers of their own
 )
-"""Gives the training loop around its next step, where iterations are not told theirs."""
+"""Gives the training loop around its next step, where iterations are not given theirs."""
 
 
 class Iteration(Span):
@@ -106,7 +106,7 @@ class Iteration(Span):
         if _wants(IterationEnded) or _span.annotator is not None:
             self._enter(around, step, at_ns)
         else:
-            # Nobody asked for iterations; what others log inside has its step nevertheless.
+            # No handler wants iterations; what others log inside has its step nevertheless.
             self.id = 0
             self._around = around
             self._inside = inside = around[0], step

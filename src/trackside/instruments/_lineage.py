@@ -19,7 +19,7 @@ _W3C: Final = re.compile(r"[0-9a-f]{2}-(?P<trace>[0-9a-f]{32})-(?P<span>[0-9a-f]
 
 def parent_from(environ: Mapping[str, str] | None = None) -> Parent | None:
     """
-    Return the span under which this process was started, or None if nobody told.
+    Return the span under which this process was started, or None if its parent did not name one.
 
     Read are ``TRACKSIDE_PARENT``, else W3C's ``TRACEPARENT``, of which the source is the trace: 32 hexadecimal
     digits, or the 16 of a source of ours. What is malformed is passed over, as the W3C recommends.
@@ -43,7 +43,7 @@ def environ_for_child() -> dict[str, str]:
         subprocess.run(command, env={**os.environ, **environ_for_child()})
     """
     source, span_id = process_source(), ambient.get()[0]
-    told = {VARIABLE: f"{source.id}:{span_id}"}
+    variables = {VARIABLE: f"{source.id}:{span_id}"}
     if is_traceable(source) and span_id:
-        told[W3C_VARIABLE] = f"00-{trace_of(source)}-{global_id(source, span_id):016x}-01"
-    return told
+        variables[W3C_VARIABLE] = f"00-{trace_of(source)}-{global_id(source, span_id):016x}-01"
+    return variables

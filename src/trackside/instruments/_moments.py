@@ -90,7 +90,7 @@ def end_with(error: BaseException) -> None:
 
 
 def _abandon(span: Span) -> None:
-    """Let an iteration that nobody ended count as failed."""
+    """Let an iteration that was not ended count as failed."""
     if isinstance(span, Iteration):
         span.fail()
 

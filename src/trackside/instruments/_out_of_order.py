@@ -19,10 +19,10 @@ class SpanOrderError(TracksideError):
 
 
 class RunError(TracksideError):
-    """A framework's run ended with an exception, and nobody told us with which."""
+    """A framework's run ended with an exception that it did not pass on."""
 
     def __str__(self) -> str:
-        return "the run ended with an exception that was not told"
+        return "the run ended with an exception that the framework did not pass on"
 
 
 def report_out_of_order(name: str, problem: str, *, span_id: int = 0, may_raise: bool = True) -> None:

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 Target: TypeAlias = int | Callable[[], int | None] | None
-"""A number, or a function that tells it when it is needed."""
+"""A number, or a function that returns it when it is needed."""
 
 
 @attrs.frozen(eq=False, repr=False)
 class LoopFacts(Value):
-    """Where a training loop starts and where it is to end, as it was told."""
+    """Where a training loop starts and where it is to end, as given by the caller."""
 
     iterations_start: int
     samples_start: int | None
@@ -34,7 +34,7 @@ class LoopFacts(Value):
     samples_target: Target
 
     def attributes(self) -> dict[str, int]:
-        """Return what is known now, what was not told being taken from the training's configuration."""
+        """Return what is known now; what was not given is taken from the training's configuration."""
         defaults = training_defaults()
         batch = defaults.global_batch_size
         start = _count("train_iterations_start", self.iterations_start) or 0
@@ -119,7 +119,7 @@ class TrainingLoop(Span):
         """
         self._given = {**self._given, **self._facts.attributes()}
         super().open(at_ns=at_ns)
-        # Also while nobody listens, so that who comes later sees the right steps.
+        # Also while no handler wants it, so that one that comes later sees the right steps.
         start = self._given[span_names.TRAIN_ITERATIONS_START]
         self._next_step = next_step.set(itertools.count(start).__next__)
         return self
@@ -173,8 +173,8 @@ def training_loop(
     Args:
         train_iterations_start: The number of its first iteration: above 0 after a checkpoint was loaded.
         train_samples_start: Samples processed before it, over all ranks; by default iterations times batch size.
-        train_iterations_target: The number of iterations after which training is done, or a function that tells.
-        train_samples_target: The number of samples after which training is done, or a function that tells.
+        train_iterations_target: The number of iterations after which training is done, or a function that returns it.
+        train_samples_target: The number of samples after which training is done, or a function that returns it.
         attributes: What else is known of it.
     """
     facts = LoopFacts(train_iterations_start, train_samples_start, train_iterations_target, train_samples_target)

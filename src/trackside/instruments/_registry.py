@@ -48,8 +48,8 @@ def open_spans() -> dict[str, list[Any]]:
         if known is None or found.id > known.id:
             innermost[found.thread_id] = found
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    told: dict[str, list[Any]] = {}
+    spans: dict[str, list[Any]] = {}
     for ident, found in innermost.items():
         name = names.get(ident, f"thread {ident}")
-        told[f"{name} ({ident})" if name in told else name] = [found.id, found.name, found.start_ns]
-    return told
+        spans[f"{name} ({ident})" if name in spans else name] = [found.id, found.name, found.start_ns]
+    return spans

@@ -33,7 +33,7 @@ class Section:
 
     As a context manager it times its block, and may be entered again inside it. As a decorator it times each call,
     of several threads too. A block that raises is not timed: it measured something else. An object belongs to the
-    thread that enters it; another thread asks `section` for its own. While nobody wants `SectionWindow` nothing is
+    thread that enters it; another thread asks `section` for its own. While no handler wants `SectionWindow` nothing is
     timed.
     """
 

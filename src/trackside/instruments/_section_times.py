@@ -78,7 +78,7 @@ class SectionTimes:
         self._stride = 1
 
     def after_fork(self) -> None:
-        """Begin with nothing, and with a lock that nobody holds."""
+        """Begin with nothing, and with a lock that is free."""
         self._lock = threading.Lock()
         self.times.clear()
         self._clear()

@@ -80,11 +80,11 @@ class Span:
     used again once it is closed. As a decorator it makes a span of its own for each call, so it serves threads,
     tasks and recursion. `open` and `close` are for code that has no block.
 
-    While nobody listens, it is nothing: no id, no clock is read, nothing is published.
+    While no handler wants it, it has no id, reads no clock and publishes nothing.
 
     Attributes:
         name: What it is called.
-        id: Its number in this process, from 1; 0 until it is open, and while nobody listens.
+        id: Its number in this process, from 1; 0 until it is open, and while no handler wants it.
         parent_id: The span around it; 0 for none.
         start_ns: When it was opened, in ns since the epoch.
         attributes: What is known of it so far.
@@ -216,7 +216,7 @@ class Span:
         __exit__ = _leave
 
     def _step_out(self, inside: Ambient | None, error: BaseException | None) -> bool:
-        """Leave in any but the plain way; False if this process was forked inside: the end is the parent's to tell."""
+        """Leave in any but the plain way; False in a child forked inside: the parent records the end."""
         is_innermost = _surroundings() is inside
         if is_innermost:
             _surround(self._around)
@@ -284,7 +284,7 @@ class Span:
 
     @property
     def is_open(self) -> bool:
-        """Whether it was opened and not closed since, and somebody listens."""
+        """Whether it was opened and not closed since, and a handler wants it."""
         return self._inside is not None
 
     @property

@@ -75,7 +75,7 @@ class Layers:
         """
         Undo the latest `wrap`.
 
-        What somebody else has wrapped again since stays as they left it.
+        What was wrapped again since by others stays as they left it.
 
         Args:
             everything: Undo all of them.

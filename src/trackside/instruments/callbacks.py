@@ -337,7 +337,7 @@ def on_save_checkpoint_failure(
 
 
 def on_save_checkpoint_end(finish_time_msec: float | None = None) -> None:
-    """Close the span of saving a checkpoint; a synchronous save of which no success was told has failed."""
+    """Close the span of saving a checkpoint; a synchronous save of which no success was reported has failed."""
     save = take(*span_names.OF_CHECKPOINT_SAVE.values())
     if save is not None:
         end(save, to_ns(save.name, finish_time_msec))

@@ -20,9 +20,9 @@ BUFFER_BYTES: Final = 1 << 20
 MAX_BUFFERS: Final = 8
 """That CUPTI may hold at a time; while it holds as many, no further entry of a section is recorded."""
 MAX_KERNELS: Final = 8192
-"""Kernels and launch shapes that are told apart in one window."""
+"""Kernels and launch shapes that are kept apart in one window."""
 MAX_NAME_LENGTH: Final = 256
-"""In characters; a longer name is cut, and told apart by a digest of the whole."""
+"""In characters; a longer name is cut, and gets a digest of the whole."""
 MAX_NAMES_BYTES: Final = 100_000
 """Of all names in one window: of more kernels those that took the longest are kept."""
 QUIET_WINDOWS: Final = 3
@@ -208,14 +208,14 @@ def kernel_recorder() -> KernelRecorder:
         RuntimeError: if that cannot be done, with the reason.
     """
     try:
-        from cupti import cupti  # noqa: PLC0415  whoever does not ask for it need not have it
+        from cupti import cupti  # noqa: PLC0415  needed only by those who ask for it
     except ImportError as error:
         reason = "cupti-python is not installed" if error.name == "cupti" else f"cupti-python does not load: {error}"
         raise RuntimeError(reason) from None
     return KernelRecorder(cupti)
 
 
-def _nothing(*_told: object) -> None:
+def _nothing(*_arguments: object) -> None:
     """Be called by CUPTI; no callback is ever enabled."""
 
 

@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from trackside.instruments._gauges import Gauge
+from trackside.instruments._gauges import Reading
 
 _MILLI = 1e-3
 _MEGA = 1e6
 
 
-def gauges(local_rank: int, environ: Mapping[str, str] = os.environ) -> list[Gauge]:
+def gauges(local_rank: int, environ: Mapping[str, str] = os.environ) -> list[Reading]:
     """
     Return what can be read of the GPU of one rank.
 
@@ -24,7 +24,7 @@ def gauges(local_rank: int, environ: Mapping[str, str] = os.environ) -> list[Gau
         RuntimeError: if there is nothing to read, with the reason.
     """
     try:
-        import pynvml  # noqa: PLC0415  whoever does not ask for it need not have it
+        import pynvml  # noqa: PLC0415  needed only by those who ask for it
     except ImportError:
         raise RuntimeError("nvidia-ml-py is not installed") from None
     try:
@@ -54,9 +54,9 @@ def device_of(local_rank: int, visible: str | None) -> int | str:
     return int(device) if device.isdigit() else device
 
 
-def gauges_of(pynvml: Any, device: int | str) -> list[Gauge]:
+def gauges_of(pynvml: Any, device: int | str) -> list[Reading]:
     """
-    Return what the module *pynvml* can read of *device*: what the GPU does not tell now is left out.
+    Return what the module *pynvml* can read of *device*: what the GPU does not report now is left out.
 
     Raises:
         pynvml.NVMLError: if there is no driver or no such device.
@@ -77,34 +77,34 @@ def _tells(read: Callable[[], object], refusal: type[Exception]) -> bool:
     return True
 
 
-def _gauges(pynvml: Any, handle: Any) -> Iterator[Gauge]:
+def _gauges(pynvml: Any, handle: Any) -> Iterator[Reading]:
     def clock(kind: int) -> Callable[[], float]:
         return lambda: pynvml.nvmlDeviceGetClockInfo(handle, kind) * _MEGA
 
-    yield Gauge(
+    yield Reading(
         "hw.gpu.utilization",
         "1",
         "share of the time in which any kernel ran",
         lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
     )
-    yield Gauge(
+    yield Reading(
         "hw.gpu.memory.usage",
         "By",
         "memory of the GPU that is allocated",
         lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used,
     )
-    yield Gauge("hw.gpu.power", "W", "power drawn", lambda: pynvml.nvmlDeviceGetPowerUsage(handle) * _MILLI)
-    yield Gauge(
+    yield Reading("hw.gpu.power", "W", "power drawn", lambda: pynvml.nvmlDeviceGetPowerUsage(handle) * _MILLI)
+    yield Reading(
         "hw.gpu.energy",
         "J",
         "energy drawn since the driver was loaded",
         lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) * _MILLI,
     )
-    yield Gauge(
+    yield Reading(
         "hw.gpu.temperature",
         "Cel",
         "temperature of the GPU",
         lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
     )
-    yield Gauge("hw.gpu.clock.sm", "Hz", "clock of the multiprocessors", clock(pynvml.NVML_CLOCK_SM))
-    yield Gauge("hw.gpu.clock.memory", "Hz", "clock of the memory", clock(pynvml.NVML_CLOCK_MEM))
+    yield Reading("hw.gpu.clock.sm", "Hz", "clock of the multiprocessors", clock(pynvml.NVML_CLOCK_SM))
+    yield Reading("hw.gpu.clock.memory", "Hz", "clock of the memory", clock(pynvml.NVML_CLOCK_MEM))

@@ -6,13 +6,13 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from trackside.instruments._gauges import Gauge, Share
+from trackside.instruments._gauges import Reading, Share
 
 _IDLE = ("idle", "iowait")
 _WITHIN_OTHERS = ("guest", "guest_nice")  # counted in ``user`` and ``nice`` as well
 
 
-def gauges() -> list[Gauge]:
+def gauges() -> list[Reading]:
     """
     Return what can be read here.
 
@@ -20,13 +20,13 @@ def gauges() -> list[Gauge]:
         RuntimeError: if psutil is not installed.
     """
     try:
-        import psutil  # noqa: PLC0415  whoever does not ask for it need not have it
+        import psutil  # noqa: PLC0415  needed only by those who ask for it
     except ImportError:
         raise RuntimeError("psutil is not installed") from None
     return list(gauges_of(psutil))
 
 
-def gauges_of(psutil: Any) -> Iterator[Gauge]:
+def gauges_of(psutil: Any) -> Iterator[Reading]:
     """Yield what the module *psutil* can read."""
     process = psutil.Process()
 
@@ -38,20 +38,20 @@ def gauges_of(psutil: Any) -> Iterator[Gauge]:
         memory = psutil.virtual_memory()
         return float(memory.total - memory.available)
 
-    yield Gauge(
+    yield Reading(
         "process.cpu.utilization",
         "1",
         "CPU time of this process per second; 1 is a whole core",
         Share(own_s, time.monotonic).read,
     )
-    yield Gauge("process.memory.usage", "By", "RAM that this process occupies", lambda: process.memory_info().rss)
-    yield Gauge(
+    yield Reading("process.memory.usage", "By", "RAM that this process occupies", lambda: process.memory_info().rss)
+    yield Reading(
         "system.cpu.utilization",
         "1",
         "share of the machine's CPU time that was not idle",
         Share(lambda: _cpu_s(psutil, busy=True), lambda: _cpu_s(psutil, busy=False)).read,
     )
-    yield Gauge("system.memory.usage", "By", "RAM of the machine that no other process could have now", used_bytes)
+    yield Reading("system.memory.usage", "By", "RAM of the machine that no other process could have now", used_bytes)
 
 
 def _cpu_s(psutil: Any, *, busy: bool) -> float:

@@ -70,7 +70,7 @@ class Sections:
         self._gpu = GpuSections(self._bus, self._find_timer, self._find_kernels)
 
     def after_fork(self) -> None:
-        """Begin without what the parent timed, and with a lock that nobody holds."""
+        """Begin without what the parent timed, and with a lock that is free."""
         self._lock = threading.RLock()
         known = self._times  # decorated functions hold on to these
         self._make_fresh()
@@ -91,7 +91,7 @@ class Sections:
         Change how sections are timed, from the next window on; what is not given stays as it is.
 
         Args:
-            window_steps: How many steps make a window; the same on all ranks. 100 unless told.
+            window_steps: How many steps make a window; the same on all ranks. 100 by default.
             window_s: How many seconds make one, instead.
             profiling_interval: Time every so many entries of each section, the first one included; 0 times none.
             groups: The rank's place in the job, ``{"pipeline_stage": "3"}``: ranks that share a value are peers.
@@ -199,7 +199,7 @@ class Sections:
             following.close()
 
     def _set_interval(self) -> None:
-        """Let nothing be timed while nobody wants to know."""
+        """Let nothing be timed while no handler wants it."""
         self._is_wanted = self._bus.wants(SectionWindow)
         every = self._every if self._is_wanted else 0
         for times in self._times.values():
@@ -247,7 +247,7 @@ class Sections:
         self._publish(closed)
 
     def _publish(self, closed: list[SectionWindow | KernelWindow]) -> None:
-        # Outside the lock: whoever receives a window may use sections.
+        # Outside the lock: the handler that receives a window may use sections.
         for event in closed:
             self._bus.log(event)
 

@@ -13,10 +13,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from trackside.bus import Bus, default_bus
-from trackside.counters import Gauge as BusGauge
+from trackside.counters import Gauge
 from trackside.events import MissingExtraError, SystemSamplingStarted, process_source
 from trackside.instruments import nvml, psutil
-from trackside.instruments._gauges import Gauge
+from trackside.instruments._gauges import Reading
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -25,7 +25,7 @@ EVERY_S: Final = 2.0
 MAX_FAILURES: Final = 5
 """In a row, after which a gauge is read no more."""
 
-Find = Callable[[], Sequence[Gauge]]
+Find = Callable[[], Sequence[Reading]]
 
 
 class SystemSampling:
@@ -60,7 +60,7 @@ class SystemSampling:
     def close(self, timeout_s: float = 1.0) -> bool:
         """Read no more; False if a reading did not come back in time. Safe to call twice."""
         self._stop.set()
-        if threading.current_thread() is self._thread:  # a plain callable, told of what we log, ends the job
+        if threading.current_thread() is self._thread:  # an inline handler of what we log ends the job
             return False
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -84,7 +84,7 @@ class SystemSampling:
 
     def _begin(self) -> list[_Reading]:
         """Find the gauges, and say which there are."""
-        found: list[Gauge] = []
+        found: list[Reading] = []
         absent: dict[str, str] = {}
         for what, find in self._find.items():
             try:
@@ -94,15 +94,15 @@ class SystemSampling:
         self._bus.log(SystemSamplingStarted(sampled=[gauge.name for gauge in found], absent=absent, step=-1, span_id=0))
         return [_Reading(gauge, self._gauge(gauge)) for gauge in found]
 
-    def _gauge(self, gauge: Gauge) -> BusGauge:
-        told = ("mean", "min", "max", "value")
-        return self._bus.gauge(gauge.name, unit=gauge.unit, help=gauge.help, aggregations=told)
+    def _gauge(self, gauge: Reading) -> Gauge:
+        aggregations = ("mean", "min", "max", "value")
+        return self._bus.gauge(gauge.name, unit=gauge.unit, help=gauge.help, aggregations=aggregations)
 
 
 class _Reading:
     """A gauge of the machine, and the bus's gauge of its values."""
 
-    def __init__(self, gauge: Gauge, values: BusGauge) -> None:
+    def __init__(self, gauge: Reading, values: Gauge) -> None:
         self._gauge = gauge
         self._values = values
         self._failures = 0

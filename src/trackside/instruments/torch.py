@@ -97,7 +97,7 @@ def cuda_event_timer() -> CudaEventTimer:
         RuntimeError: if that cannot be done, with the reason.
     """
     try:
-        import torch  # noqa: PLC0415  whoever does not ask for it need not have it
+        import torch  # noqa: PLC0415  needed only by those who ask for it
     except ImportError:
         raise RuntimeError("torch is not installed") from None
     if not torch.cuda.is_available():
@@ -120,7 +120,7 @@ def watch_backward(
         synchronized: Called when those of the other ranks are.
 
     Returns:
-        What ends that; None where the two cannot be told apart: on a GPU, whose work the CPU's clock does not show.
+        What ends that; None where the two cannot be separated: on a GPU, whose work the CPU's clock does not show.
     """
     if not getattr(loss, "requires_grad", False) or loss.device.type != "cpu" or is_compiling():
         return None
@@ -280,7 +280,7 @@ def torch_module(asked: str) -> Any:
         MissingExtraError: if torch is not installed.
     """
     try:
-        import torch  # noqa: PLC0415  whoever does not ask for it need not have it
+        import torch  # noqa: PLC0415  needed only by those who ask for it
     except ImportError as missing:
         raise MissingExtraError(f"annotate={asked!r}", "torch", missing) from None
     return torch

@@ -65,17 +65,17 @@ class AcceleratorWatch:
             callbacks.on_train_end()
             close_section_window()
 
-    def _safely(self, tell: Callable[..., None], *args: Any) -> None:
-        """Keep what *tell* raises out of the training, unless the bus is strict; nothing more is told then."""
+    def _safely(self, record: Callable[..., None], *args: Any) -> None:
+        """Keep what *record* raises out of the training, unless the bus is strict; nothing more is recorded then."""
         if self._is_off:
             return
         try:
-            tell(*args)
+            record(*args)
         except Exception as error:
             if default_bus.strict:
                 raise
             self._is_off = True
-            LOGGER.warning("trackside tells nothing more of this loop", exc_info=error)
+            LOGGER.warning("trackside records no more of this loop", exc_info=error)
             end_with(error)
 
     # --- data --------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ class AcceleratorWatch:
 def _steps_done(place: Path) -> int | None:
     """Return how many steps were done when the state in *place* was saved; None if it does not say."""
     try:
-        told = json.loads((place / STEP_FILE).read_text(encoding="utf-8"))["step"]
+        step = json.loads((place / STEP_FILE).read_text(encoding="utf-8"))["step"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return told if isinstance(told, int) and told >= 0 else None
+    return step if isinstance(step, int) and step >= 0 else None

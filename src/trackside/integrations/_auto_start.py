@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trackside.events import Handler
 
 RUN_VARIABLE: Final = "TRACKSIDE_RUN_ID"
-"""The run's id, from the process that starts the others to those; where a launcher tells one, it is not used."""
+"""The run's id, from the process that starts the others to those; where a launcher gives one, it is not used."""
 OPT_IN_VARIABLE: Final = "TRACKSIDE"
 """Where telemetry goes, or 1 for ``runs``: frameworks that look for callbacks find ours then."""
 
@@ -65,10 +65,10 @@ class AutoStart:
 
     def _described(self, ranks: dict[str, int]) -> JobConfig:
         job = self._config or JobConfig(application_name=Path(sys.argv[0]).stem or "training")
-        told: dict[str, Any] = {name: value for name, value in ranks.items() if getattr(job, name) is None}
+        known: dict[str, Any] = {name: value for name, value in ranks.items() if getattr(job, name) is None}
         if job.run_id is None:
-            told["run_id"] = _agree_on_run()
-        return attrs.evolve(job, **told)
+            known["run_id"] = _agree_on_run()
+        return attrs.evolve(job, **known)
 
     def end(self) -> None:
         """Turn off what was turned on here; safe to call twice."""
@@ -80,7 +80,7 @@ class AutoStart:
 
 
 def _agree_on_run() -> str | None:
-    """Return the id of the run that this process and those it starts belong to; None where a launcher tells it."""
+    """Return the id of the run that this process and those it starts belong to; None where a launcher gives it."""
     if any(os.environ.get(variable) for variable in _LAUNCHERS):
         return None
     return os.environ.setdefault(RUN_VARIABLE, f"run-{os.urandom(6).hex()}")
@@ -88,7 +88,7 @@ def _agree_on_run() -> str | None:
 
 def opted_in() -> str | None:
     """Return the directory that the environment says telemetry is to go to; None if it says nothing."""
-    told = os.environ.get(OPT_IN_VARIABLE, "")
-    if told.lower() in {"", "0", "false", "no"}:
+    opted = os.environ.get(OPT_IN_VARIABLE, "")
+    if opted.lower() in {"", "0", "false", "no"}:
         return None
-    return "runs" if told.lower() in {"1", "true", "yes"} else told
+    return "runs" if opted.lower() in {"1", "true", "yes"} else opted

@@ -31,20 +31,20 @@ _watching: Final[WeakKeyDictionary[Any, LightningHooks]] = WeakKeyDictionary()
 """By trainer, the one callback that watches its present run: of several the others do nothing."""
 
 
-def _hook(tell: Callable[..., None]) -> Any:
+def _hook(record: Callable[..., None]) -> Any:
     """
-    Return a hook of Lightning's that calls *tell* with the watch of the trainer in place of trainer and module.
+    Return a hook of Lightning's that calls *record* with the watch of the trainer in place of trainer and module.
 
     What it raises stays out of the training, unless the bus is strict; the callback then does without this run.
     """
 
-    @functools.wraps(tell)
+    @functools.wraps(record)
     def hook(self: LightningHooks, trainer: Any, _module: Any, *args: Any, **kwargs: Any) -> None:
         watch = self._watch
         if watch is None or watch.trainer is not trainer:
             return
         try:
-            tell(watch, *args, **kwargs)
+            record(watch, *args, **kwargs)
         except Exception as error:
             self._give_up(trainer, error)
 
@@ -118,7 +118,7 @@ class LightningHooks:
         """Do without the rest of this run, because of *error*; a strict bus raises it."""
         if default_bus.strict:
             raise error
-        LOGGER.warning("trackside tells nothing more of this run", exc_info=error)
+        LOGGER.warning("trackside records no more of this run", exc_info=error)
         _watching.pop(trainer, None)
         self._let_go()
         withhold(error)

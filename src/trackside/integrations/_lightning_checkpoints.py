@@ -1,4 +1,4 @@
-"""Checkpoints of a trainer: the whole of a save, whoever asks for it, and of a load."""
+"""Checkpoints of a trainer: the whole of a save, by callback or by the script, and of a load."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TimedSaves:
 
 
 class BackgroundSaves:
-    """Stands in for ``save_checkpoint`` of what writes in another thread, and tells the outcome of each save."""
+    """Stands in for ``save_checkpoint`` of what writes in another thread, and reports the outcome of each save."""
 
     def __init__(self, write: Any, pending: dict[str, CheckpointSave]) -> None:
         self._write = write
@@ -85,7 +85,7 @@ class Checkpoints:
 
     Args:
         trainer: The trainer.
-        patches: Puts things in place for as long as the run lasts.
+        patches: Replaces methods for as long as the run lasts.
     """
 
     def __init__(self, trainer: Any, patches: Patches) -> None:

@@ -123,7 +123,7 @@ class StragglerHooks(LightningHooks):
         self._step = trainer.global_step
         report = watch.report_if_due()
         if report is not None:
-            self._tell(report, pl_module)
+            self._report(report, pl_module)
         if watch.should_stop(self._step - 1):
             self._stop(trainer)
 
@@ -141,7 +141,7 @@ class StragglerHooks(LightningHooks):
         if subscription is not None:
             subscription.close(_END_S)
 
-    def _tell(self, report: ScoreReport, pl_module: Any) -> None:
+    def _report(self, report: ScoreReport, pl_module: Any) -> None:
         key = (report.attempt, report.window, report.revision)
         if key == self._seen:
             return
@@ -172,7 +172,7 @@ class StragglerHooks(LightningHooks):
 
 def described(report: ScoreReport, most: int) -> Iterator[str]:
     """
-    Yield a line for each kind of score and thing scored.
+    Yield a line for each kind of score and each section or kernel.
 
     Args:
         report: The scores.
@@ -191,10 +191,10 @@ def described(report: ScoreReport, most: int) -> Iterator[str]:
                 continue
             named = [f"rank {rank} ({node or 'unknown node'}) {score:.2f}" for score, rank, node in known]
             if len(named) > 2 * most:
-                told = f"worst {', '.join(named[:most])}; best {', '.join(named[-most:][::-1])}"
+                text = f"worst {', '.join(named[:most])}; best {', '.join(named[-most:][::-1])}"
             else:
-                told = ", ".join(named)
-            yield f"{kind} {what}, steps {report.first_step} to {report.last_step}: {told}"
+                text = ", ".join(named)
+            yield f"{kind} {what}, steps {report.first_step} to {report.last_step}: {text}"
 
 
 def warnings_of(report: ScoreReport) -> Iterator[str]:
@@ -207,16 +207,16 @@ def warnings_of(report: ScoreReport) -> Iterator[str]:
 
 
 def scalars(report: ScoreReport) -> dict[str, float]:
-    """Return the smallest, the median and the largest score of each kind, by name; those that nobody has left out."""
-    told: dict[str, float] = {}
+    """Return the smallest, the median and the largest score of each kind that any rank has, by name."""
+    summary: dict[str, float] = {}
     for kind, scores in report.kinds():
         for what, column in scores.columns():
             known = [score for score in column if score is not None]
             name = f"gpu_{kind}_perf" if what == "gpu" else f"section_{kind}_perf/{what.removeprefix('section ')}"
             if known:
-                told |= {
+                summary |= {
                     f"{name}/min": min(known),
                     f"{name}/median": statistics.median(known),
                     f"{name}/max": max(known),
                 }
-    return told
+    return summary

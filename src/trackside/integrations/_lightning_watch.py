@@ -238,7 +238,7 @@ class Watch:
             _LOOPS[kind][1]()
 
     def evaluation_begins(self, kind: str) -> None:
-        """Learn that a batch of such a loop begins; of one whose step returned nothing Lightning may tell no end."""
+        """Learn that a batch of such a loop begins; for one whose step returned nothing Lightning may report no end."""
         if self._is_checking:
             return
         self._end_evaluation()
@@ -267,7 +267,7 @@ class Watch:
 
 
 def _target_of(trainer: Any) -> int | None:
-    """Return after how many optimizer steps training is to end; None if the trainer cannot tell."""
+    """Return after how many optimizer steps training is to end; None if the trainer does not know."""
     try:
         target = trainer.estimated_stepping_batches
     except Exception:  # it asks loaders, strategies and other callbacks

@@ -28,8 +28,8 @@ class Parts:
     Attributes:
         gpu: Whether sections time the GPU too.
         is_shared: Whether other ranks work on the same step. Then a backward pass ends with waiting for them, a part
-            of its own. Where the two cannot be told apart, who is long in the backward pass is not slow: its section
-            is timed and not scored.
+            of its own. Where the two cannot be separated, a rank that is long in the backward pass is not slow: its
+            section is timed and not scored.
     """
 
     def __init__(self) -> None:

@@ -39,16 +39,16 @@ class TrainerWatch:
     """
     The spans of one trainer.
 
-    An iteration is an optimizer step. The trainer tells when something is over and not when it begins: what it does
-    next is read off its control flags, and begins at the last thing that it told.
+    An iteration is an optimizer step. The trainer reports the end of its work and not the beginning: what it does
+    next is read off its control flags, and begins at the last call that it made.
     """
 
     def __init__(self) -> None:
         self._parts = Parts()
         self._undo: list[Callable[[], None]] = []
         self._is_training = False
-        self._told_ns = 0
-        """When the trainer told something last."""
+        self._called_ns = 0
+        """When the trainer called a hook last."""
         self._batches = self._samples = 0
         self._losses: list[Any] = []
         self._is_loss_a_share = False
@@ -67,7 +67,7 @@ class TrainerWatch:
 
     def train_begins(self, args: Any, state: Any, model: Any, loader: Any) -> None:
         """Learn that training begins."""
-        if self._is_training:  # the one before ended with an exception, which the trainer tells nobody
+        if self._is_training:  # the one before ended with an exception, which the trainer does not report
             error = RunError()
             withhold(error)
             self._parts.fail(error)
@@ -91,7 +91,7 @@ class TrainerWatch:
                 model.register_forward_hook(self._forward_ended),
             ]
             self._undo += [handle.remove for handle in handles]
-        self._told()
+        self._mark_call()
 
     def train_ended(self) -> None:
         """Learn that it ended."""
@@ -113,8 +113,8 @@ class TrainerWatch:
         self._batches = self._samples = 0
         self._losses = []
 
-    def _told(self) -> None:
-        self._told_ns = clock.now_ns()
+    def _mark_call(self) -> None:
+        self._called_ns = clock.now_ns()
 
     def _fetched(self, batch: Any) -> None:
         self._batches += 1
@@ -138,16 +138,16 @@ class TrainerWatch:
 
     def step_begins(self, state: Any) -> None:
         """Learn that an optimizer step begins; all its batches have been fetched."""
-        if not self._batches and self._told_ns and self._is_training:
-            # A loader that the trainer made for the rest of an epoch: the wait is what lies since it told something.
-            self._parts.took(span_names.DATA_LOADING, self._told_ns)
+        if not self._batches and self._called_ns and self._is_training:
+            # A loader that the trainer made for the rest of an epoch: the wait is the time since its last call.
+            self._parts.took(span_names.DATA_LOADING, self._called_ns)
         callbacks.on_training_single_iteration_start(step=state.global_step)
-        self._told()
+        self._mark_call()
 
     def backward_ended(self) -> None:
         """Learn that the gradients of a batch are there."""
         self._parts.end(span_names.MODEL_BACKWARD)
-        self._told()
+        self._mark_call()
 
     def optimizer_begins(self) -> None:
         """Learn that the optimizer is about to step."""
@@ -181,7 +181,7 @@ class TrainerWatch:
         self._expected = [what for what, is_due in due.items() if is_due]
         self._step = state.global_step - 1
         self._path = f"{args.output_dir}/checkpoint-{state.global_step}"
-        self._told()
+        self._mark_call()
         self._begin_next()
 
     def _begin_next(self) -> None:
@@ -196,7 +196,7 @@ class TrainerWatch:
         """Learn that the trainer did *what*, and perhaps left out what should have come before."""
         if what in self._expected:
             del self._expected[: self._expected.index(what) + 1]
-        self._told()
+        self._mark_call()
         self._begin_next()
 
     def logged(self, state: Any, values: dict[str, Any]) -> None:
@@ -208,9 +208,9 @@ class TrainerWatch:
     def saved(self, args: Any, state: Any) -> None:
         """Learn that a checkpoint has been saved."""
         save, self._save = self._save, None
-        if save is None:  # nobody said that it would come
+        if save is None:  # no hook announced it
             path = f"{args.output_dir}/checkpoint-{state.global_step}"
-            save = checkpoint_save(state.global_step - 1, path=path).open(at_ns=self._told_ns or None)
+            save = checkpoint_save(state.global_step - 1, path=path).open(at_ns=self._called_ns or None)
         save.close()
         self._done(_SAVE)
 
@@ -218,14 +218,14 @@ class TrainerWatch:
 
     def _begin_validation(self) -> None:
         self._is_validating = True
-        self._batch_from_ns = self._told_ns
-        begin(validation_loop(), self._told_ns / 1e6)
+        self._batch_from_ns = self._called_ns
+        begin(validation_loop(), self._called_ns / 1e6)
 
     def predicted(self) -> None:
         """Learn that a batch has been evaluated."""
         now_ns = clock.now_ns()
         if not self._is_training:
-            # What it belongs to is told at its end, and when its first batch began is not told at all.
+            # Its step is known at its end, and when its first batch began is not reported at all.
             if len(self._ends_ns) < _MOST_REMEMBERED:
                 self._ends_ns.append(now_ns)
             return
@@ -254,15 +254,15 @@ class TrainerWatch:
 
 def time_loads(trainer: Any, find: _Find, patches: Patches) -> None:
     """
-    Stand in for what trainers load checkpoints with, because no hook tells of that.
+    Stand in for what trainers load checkpoints with, because there is no hook for that.
 
     Of a checkpoint that training goes on from, the model is one load and the state of optimizer and schedule another:
     between them the trainer prepares what it trains, which is no loading.
 
     Args:
-        trainer: The class of the trainers. Of a version that has other methods nothing is told.
+        trainer: The class of the trainers. A version that has other methods is not watched.
         find: Gets a trainer; returns what turns telemetry on for it when called with the trainer's arguments, or None
-            if nobody watches it.
+            if it is not watched.
         patches: Keeps what is stood in for.
     """
     patches.replace(trainer, "_load_from_checkpoint", lambda load: _timed(load, find, _model))
@@ -289,7 +289,7 @@ def _span_of(trainer: Any, find: _Find, made: _Method, given: list[Any]) -> Abst
     except Exception as error:
         if default_bus.strict:
             raise
-        LOGGER.warning("trackside does not tell of this load", exc_info=error)
+        LOGGER.warning("trackside does not record this load", exc_info=error)
         return nullcontext()
     return found
 

@@ -72,7 +72,7 @@ class TracksideTracker(GeneralTracker):  # type: ignore[misc]  # its types are n
         super().__init__()
         self._telemetry = AutoStart(opted_in() if directory is None else directory, job, handlers)
         self._watch: AcceleratorWatch | None = None
-        self._is_told = False
+        self._is_logged = False
         # Accelerate calls trackers on its main process alone, whatever they say of themselves.
         self._patches = Patches()
         self._patches.replace(Accelerator, "init_trackers", self._on_all_start)
@@ -91,9 +91,9 @@ class TracksideTracker(GeneralTracker):  # type: ignore[misc]  # its types are n
 
     def _on_all_log(self, log: Any) -> Any:
         def on_all(accelerator: Any, values: dict[str, Any], step: int | None = None, *args: Any, **kwargs: Any) -> Any:
-            self._is_told = False
+            self._is_logged = False
             done = log(accelerator, values, step, *args, **kwargs)
-            if self in accelerator.trackers and not self._is_told:
+            if self in accelerator.trackers and not self._is_logged:
                 self.log(values, step)
             return done
 
@@ -119,7 +119,7 @@ class TracksideTracker(GeneralTracker):  # type: ignore[misc]  # its types are n
 
     def log(self, values: dict[str, Any], step: int | None = None, **_: Any) -> None:
         """Record what is logged."""
-        self._is_told = True
+        self._is_logged = True
         if self._watch is not None:
             metrics(values, step=self._watch.step - 1 if step is None else step)
 

@@ -1,4 +1,4 @@
-"""One line for a loop of one's own under Lightning Fabric: telemetry turned on, and its iterations told."""
+"""One line for a loop of one's own under Lightning Fabric: it turns telemetry on and records the iterations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 class TracksideCallback:
     """
-    Turns telemetry on when a model is set up, and tells each training iteration.
+    Turns telemetry on when a model is set up, and records each training iteration.
 
     ::
 
@@ -25,11 +25,11 @@ class TracksideCallback:
         model, optimizer = fabric.setup(model, optimizer)
 
     An iteration lasts from the first forward pass of a model in training to the end of an optimizer's step. Fabric has
-    no hook for the parts of a step: `trackside.instrument` tells those, in place of this.
+    no hook for the parts of a step: `trackside.instrument` records those, in place of this.
 
     Args:
         directory: Where the event log goes, the same on all ranks; None leaves it to the script to turn telemetry on.
-        job: Who the run is, as `trackside.start` takes it; what it leaves open Fabric tells.
+        job: The identity of the run, as `trackside.start` takes it; Fabric fills in what it leaves open.
         handlers: Models, sinks and callables to subscribe.
     """
 

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 LOGGER: Final = logging.getLogger("trackside")
 
 _claims: Final[weakref.WeakKeyDictionary[Any, weakref.ref[Any]]] = weakref.WeakKeyDictionary()
-"""By model, the one callback that tells of it: of several on one trainer the others do nothing."""
+"""By model, the one callback that records it: of several on one trainer the others do nothing."""
 _patches: Final = Patches()
 """On the trainer's class, from the first callback on: a checkpoint is loaded before any hook is called."""
 
 
 def _loading_of(trainer: Any) -> Any:
-    """Return what one of the callbacks of *trainer* learns by of a load; None if there is none that tells."""
+    """Return the method by which a callback of *trainer* learns of a load; None if no callback records it."""
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, TracksideCallback) and callback.is_watching:
             return callback.before_load
@@ -75,7 +75,7 @@ class TracksideCallback(TrainerCallback):  # type: ignore[misc]  # its types are
 
     @property
     def is_watching(self) -> bool:
-        """Whether it tells of its trainer; not after something went wrong inside."""
+        """Whether it records its trainer; not after something went wrong inside."""
         return self._watch is not None
 
     def before_load(self, args: Any) -> None:
@@ -89,7 +89,7 @@ class TracksideCallback(TrainerCallback):  # type: ignore[misc]  # its types are
         """Turn off what was turned on here, as at the end of the process."""
         self._telemetry.end()
 
-    def _tell(self, method: str, model: Any, *told: Any, **more: Any) -> None:
+    def _record(self, method: str, model: Any, *args: Any, **more: Any) -> None:
         watch = self._watch
         if watch is None:
             return
@@ -99,11 +99,11 @@ class TracksideCallback(TrainerCallback):  # type: ignore[misc]  # its types are
                 self._claim(model)
             elif owner() is not self:
                 return
-            getattr(watch, method)(*told, **more)
+            getattr(watch, method)(*args, **more)
         except Exception as error:
             if default_bus.strict:
                 raise
-            LOGGER.warning("trackside tells nothing more of this trainer", exc_info=error)
+            LOGGER.warning("trackside records no more of this trainer", exc_info=error)
             self._watch = None
             watch.release()
             withhold(error)
@@ -130,35 +130,35 @@ class TracksideCallback(TrainerCallback):  # type: ignore[misc]  # its types are
     ) -> None:
         """Turn telemetry on, if the callback came later than the trainer, and open the training loop."""
         self._begin(args)
-        self._tell("train_begins", model, args, state, model, train_dataloader)
+        self._record("train_begins", model, args, state, model, train_dataloader)
 
     def on_train_end(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:  # noqa: ARG002
         """Close the training loop."""
-        self._tell("train_ended", model)
+        self._record("train_ended", model)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:
         """Begin what comes next."""
-        self._tell("comes_next", model, args, state, control)
+        self._record("comes_next", model, args, state, control)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:  # noqa: ARG002
         """Open an iteration."""
-        self._tell("step_begins", model, state)
+        self._record("step_begins", model, state)
 
     def on_substep_end(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:  # noqa: ARG002
         """Close the backward pass of a batch after which the optimizer does not step."""
-        self._tell("backward_ended", model)
+        self._record("backward_ended", model)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:  # noqa: ARG002
         """Close the backward pass, and open the optimizer's step."""
-        self._tell("optimizer_begins", model)
+        self._record("optimizer_begins", model)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:  # noqa: ARG002
         """Close the optimizer's step."""
-        self._tell("optimizer_ended", model)
+        self._record("optimizer_ended", model)
 
     def on_step_end(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:
         """Close the iteration, and begin what comes next."""
-        self._tell("step_ended", model, args, state, control)
+        self._record("step_ended", model, args, state, control)
 
     def on_log(
         self,
@@ -171,19 +171,19 @@ class TracksideCallback(TrainerCallback):  # type: ignore[misc]  # its types are
         **_: Any,
     ) -> None:
         """Publish what is logged."""
-        self._tell("logged", model, state, logs or {})
+        self._record("logged", model, state, logs or {})
 
     def on_save(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:  # noqa: ARG002
         """Close the save."""
-        self._tell("saved", model, args, state)
+        self._record("saved", model, args, state)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:  # noqa: ARG002
         """Publish an iteration of an evaluation."""
-        self._tell("predicted", model)
+        self._record("predicted", model)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:  # noqa: ARG002
         """Close the validation loop."""
-        self._tell("evaluated", model, is_prediction=False)
+        self._record("evaluated", model, is_prediction=False)
 
     def on_predict(
         self,
@@ -196,4 +196,4 @@ class TracksideCallback(TrainerCallback):  # type: ignore[misc]  # its types are
         **_: Any,
     ) -> None:
         """Publish the testing loop."""
-        self._tell("evaluated", model, is_prediction=True)
+        self._record("evaluated", model, is_prediction=True)

@@ -42,7 +42,7 @@ class AppliedConfig:
         On a rank that does not take part, that is one line in the log, and nothing else from then on.
 
         Raises:
-            ConfigError: if a function that tells a field does not, or a handler cannot be subscribed.
+            ConfigError: if a function that was given for a field fails, or a handler cannot be subscribed.
         """
         if self.job.log is not None:
             self._log_handlers = self.job.log.apply()
@@ -61,7 +61,7 @@ class AppliedConfig:
         Say what the training is; once.
 
         Raises:
-            ConfigError: if it was said before, or a function that tells a field does not.
+            ConfigError: if it was said before, or a function that was given for a field fails.
         """
         if self._training is not None:
             raise ConfigError("training", training, "it was given before, and is given once")
@@ -108,7 +108,7 @@ def apply(job: JobConfig, source: Source, bus: Bus = default_bus) -> AppliedConf
     Put *job* into effect in the process *source*.
 
     Raises:
-        ConfigError: if a function that tells a field does not, or a handler cannot be subscribed.
+        ConfigError: if a function that was given for a field fails, or a handler cannot be subscribed.
     """
     global _applied  # noqa: PLW0603  a process runs one job
     applied = AppliedConfig(job, source, bus)

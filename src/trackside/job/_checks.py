@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 Check: TypeAlias = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 OrFunction: TypeAlias = T | Callable[[], T]
-"""A value, or a function of no arguments that tells it when it is needed."""
+"""A value, or a function of no arguments that returns it when it is needed."""
 
 
 def _check(is_right: Callable[[Any], bool], remedy: str, *, or_function: bool) -> Check:
@@ -94,12 +94,12 @@ def one_of(*allowed: str) -> Check:
     return _check(lambda given: isinstance(given, str) and given in allowed, remedy, or_function=False)
 
 
-def told(field: str, given: OrFunction[Any], *, owner: Any) -> Any:
+def resolved(field: str, given: OrFunction[Any], *, owner: Any) -> Any:
     """
-    Return the value of *field*, calling the function that tells it and checking what it says.
+    Return the value of *field*, calling the function that was given for it and checking what that returns.
 
     Raises:
-        ConfigError: if the function raises, or says something wrong.
+        ConfigError: if the function raises, or returns a value that is wrong.
     """
     if not callable(given):
         return given

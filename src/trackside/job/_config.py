@@ -67,7 +67,7 @@ class JobConfig:
     world_size: OrFunction[int | None] = attrs.field(
         default=None, validator=checks.count(or_function=True, optional=True)
     )
-    """The number of ranks, if the launcher's variables do not tell."""
+    """The number of ranks, if the launcher's variables do not say."""
     is_baseline_run: OrFunction[bool] = attrs.field(default=False, validator=checks.flag(or_function=True))
     """Whether others are compared with this run."""
     run_id: str | None = attrs.field(default=None, validator=attrs.validators.optional(checks.text()))
@@ -87,7 +87,7 @@ class JobConfig:
     """
     Raise what handlers raise, and what is wrong with the order of spans, into the training; for development.
 
-    Otherwise nothing is raised: one notice, and the counts tell the rest.
+    Otherwise nothing is raised: one notice, and the counts show the rest.
     """
     enable_for_current_rank: OrFunction[bool] = attrs.field(default=True, validator=checks.flag(or_function=True))
     """Whether this rank takes part. Where it does not, every instrument costs next to nothing."""
@@ -127,13 +127,13 @@ class JobConfig:
         Return what is said here of the process, as `Source.detect` takes it.
 
         Raises:
-            ConfigError: if a function that tells a field raises, or says something wrong.
+            ConfigError: if a function that was given for a field raises, or returns a value that is wrong.
         """
         said = {
             "application": self.application_name,
-            "session_tag": self._told("session_tag"),
-            "baseline": self._told("is_baseline_run"),
-            "world_size": self._told("world_size"),
+            "session_tag": self._resolved("session_tag"),
+            "baseline": self._resolved("is_baseline_run"),
+            "world_size": self._resolved("world_size"),
             "perf_tags": self.training.perf_tags if self.training is not None else None,
             "run_id": self.run_id,
             "rank": self.rank,
@@ -149,12 +149,12 @@ class JobConfig:
         Return whether *rank*, which is this process's, takes part.
 
         Raises:
-            ConfigError: if a function that tells it raises, or says something wrong.
+            ConfigError: if the function that was given for it raises, or returns a value that is wrong.
         """
-        return self._told("enable_for_current_rank") and not is_among(rank, self.disabled_ranks)
+        return self._resolved("enable_for_current_rank") and not is_among(rank, self.disabled_ranks)
 
     def configured(self, source: Source) -> JobConfigured:
-        """Return the event that tells of the job, in the process *source*."""
+        """Return the event that describes the job, in the process *source*."""
         return JobConfigured(
             world_size=source.world_size,
             rank=source.rank,
@@ -182,5 +182,5 @@ class JobConfig:
             for handler in chosen
         ]
 
-    def _told(self, field: str) -> Any:
-        return checks.told(field, getattr(self, field), owner=self)
+    def _resolved(self, field: str) -> Any:
+        return checks.resolved(field, getattr(self, field), owner=self)

@@ -30,7 +30,7 @@ Answer = tuple[bool, dict[str, Any]]
 
 @attrs.frozen
 class Restriction:
-    """What is recorded of a job while somebody asked for less; what matters most always is."""
+    """What is recorded of a job while less was asked for; LIFECYCLE events always are."""
 
     min_priority: Priority = Priority.PROFILE
     """The lowest level."""
@@ -81,12 +81,12 @@ class Controls:
             done, values = act(self, arguments) if act is not None else (False, {"error": f"no verb {verb[:40]!r}"})
         except _ArgumentError as error:
             done, values = False, {"error": str(error)}
-        self.tell(verb, arguments, by, done=done, outcome=str(values.get("error", "")))
+        self.record(verb, arguments, by, done=done, outcome=str(values.get("error", "")))
         return done, values
 
     def on_verb(self, publisher: Publisher, address: bytes, verb: Verb, user: str) -> None:
         """
-        Do what somebody asks of *publisher*, if it is meant for this process and they may, and answer.
+        Carry out a request to *publisher*, if it is meant for this process and its sender may ask, and answer.
 
         Args:
             publisher: Through whom it was asked, and is answered.
@@ -128,10 +128,10 @@ class Controls:
 
     def _refuse(self, verb: Verb, by: str) -> Answer:
         reason = "it takes the control key, or a socket of this user's own"
-        self.tell(verb.verb, verb.arguments, by, done=False, outcome=reason)
+        self.record(verb.verb, verb.arguments, by, done=False, outcome=reason)
         return False, {"error": reason}
 
-    def tell(self, verb: str, arguments: Mapping[str, Any], by: str, *, done: bool, outcome: str) -> None:
+    def record(self, verb: str, arguments: Mapping[str, Any], by: str, *, done: bool, outcome: str) -> None:
         """Publish that something was asked."""
         self._bus.log(
             ControlUsed(

@@ -49,5 +49,5 @@ def _earlier(directory: str | os.PathLike[str], here: Source) -> Iterator[Event]
 
     try:
         yield from replay(directory, sources=is_earlier)
-    except UnreadableError:  # what can be read was; whoever asks about the log is told of the rest
+    except UnreadableError:  # what can be read was; commands that read the log report the rest
         return

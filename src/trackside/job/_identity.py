@@ -57,7 +57,7 @@ def identity_in_group(source: Source, job: JobConfig | None) -> Source | None:
 
 
 def _agreed(source: Source, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the run's id that all processes of the group agree on, where none of them was told one."""
+    """Return the run's id that all processes of the group agree on, where none of them was given one."""
     if "run_id" in given or not source.run_id.startswith(_MADE_UP) or not pytorch.is_distributed():
         return {}
     return {"run_id": pytorch.agree_in_group(_RUN_KEY, source.run_id)}

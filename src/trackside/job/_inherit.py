@@ -115,15 +115,15 @@ def join_parent() -> bool:
     if note is None or not _is_started_afresh() or not default_bus.is_idle:
         return False
     try:
-        told = json.loads(note)
-        parent = Source.from_wire(told["source"])
-        log = EventLog(told["directory"])
+        described = json.loads(note)
+        parent = Source.from_wire(described["source"])
+        log = EventLog(described["directory"])
         child = attrs.evolve(
             parent.child(),
-            parent=Parent(parent.id, int(told.get("span_id", 0))),
-            metadata=_read_private(told.get("metadata", "")),
+            parent=Parent(parent.id, int(described.get("span_id", 0))),
+            metadata=_read_private(described.get("metadata", "")),
         )
-    except Exception:  # a note that somebody garbled must not keep a worker from starting
+    except Exception:  # a garbled note must not keep a worker from starting
         return False
     set_process_source(child)
     _inherited = default_bus.subscribe(log)

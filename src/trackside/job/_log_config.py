@@ -36,7 +36,7 @@ class LogConfig:
         Set the level and add a handler for each file.
 
         Returns:
-            The handlers, for whoever wants to take them away again.
+            The handlers, so that the caller can remove them again.
 
         Raises:
             ConfigError: if a file cannot be written.

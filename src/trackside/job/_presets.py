@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @attrs.frozen(kw_only=True)
 class Preset:
     """
-    What a handler is to get, as `subscribe` takes it: the rest is not even built while nobody else wants it.
+    What a handler is to get, as `subscribe` takes it: the rest is not even built while no other handler wants it.
 
     ::
 

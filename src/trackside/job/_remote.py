@@ -124,7 +124,7 @@ class RemoteAccess:
 
     @property
     def is_watched(self) -> bool:
-        """Whether somebody gets a stream now."""
+        """Whether a viewer gets a stream now."""
         return any(publisher.is_watched for publisher in self._publishers)
 
     @property
@@ -162,7 +162,7 @@ class RemoteAccess:
             if refused:
                 complain("viewers find this job at %s, because %s", publisher.endpoint, refused)
             return publisher
-        complain("nobody can watch this job: %s", refused)
+        complain("this job cannot be watched: %s", refused)
         return None
 
     def _new_directory(self) -> Path:
@@ -223,7 +223,7 @@ def keep_for_viewers(bus: Bus, handlers: Iterable[Handler], config: Remote) -> l
 
 
 def read_status(bus: Bus) -> dict[str, Any]:
-    """Return what a job says of itself each second while somebody watches."""
+    """Return what a job reports of itself each second while it has a viewer."""
     stats = bus.stats()
     counts = {
         "published": stats.published,

@@ -261,7 +261,7 @@ class Job:
         Turn telemetry off: publish the last windows, write everything, print the summary.
 
         Args:
-            reason: Why, for whoever reads the log.
+            reason: Why, as recorded in the log.
             timeout_s: The longest this may take, in seconds, whatever is stalled.
 
         Returns:
@@ -295,8 +295,8 @@ class Job:
         done = self._leave(deadline_s) and done
         # Not before every handler has left: some lose events as they do.
         stats = self.bus.stats(max(_LOOK_S, deadline_s - time.monotonic()))
-        told = self.source.rank == 0 or losses(stats, is_done=done) if self._report is None else self._report
-        if self.log is not None and told:
+        is_reported = self.source.rank == 0 or losses(stats, is_done=done) if self._report is None else self._report
+        if self.log is not None and is_reported:
             elapsed_s = time.monotonic() - self._began_s
             _say(summarize(self.source, stats, counters, self.log, elapsed_s, is_done=done))
         return done
@@ -346,5 +346,5 @@ class Job:
 
 def _say(text: str) -> None:
     if sys.stderr is not None:
-        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more, or it was closed
+        with contextlib.suppress(OSError, ValueError):  # its reader is gone, or it was closed
             print(text, file=sys.stderr, flush=True)  # noqa: T201

@@ -37,12 +37,12 @@ CALLS: Final = "calls"
 _READ: Final[tuple[type[Event], ...]] = (SectionWindow, KernelWindow, GpuTimingUnavailable, TrainingConfigured)
 _MAX_OWN: Final = 256
 """Events of this rank that wait to be gathered; beyond, the oldest are left out."""
-_MAX_TOLD: Final = 64
+_MAX_UNREPORTED: Final = 64
 
 
 class StragglerWatch:
     """
-    Scores all ranks while they train, tells of stragglers, and stops the job if that is asked for.
+    Scores all ranks while they train, reports stragglers, and stops the job if that is asked for.
 
     ::
 
@@ -52,7 +52,7 @@ class StragglerWatch:
                 ...
                 report = watch.report_if_due()
 
-    Rank 0 makes the reports, unless told otherwise from what it reads in the event logs below the job's directory, on a
+    Rank 0 makes the reports, by default from what it reads in the event logs below the job's directory, on a
     thread of its own. There is no collective but for *windows_from* ``gather`` and for *stop_if_detected*.
 
     Args:
@@ -116,7 +116,7 @@ class StragglerWatch:
         self._poll_s = poll_s
         self._lock = threading.RLock()
         """Held while the model is used."""
-        self._told: deque[ScoreReport] = deque(maxlen=_MAX_TOLD)
+        self._unreported: deque[ScoreReport] = deque(maxlen=_MAX_UNREPORTED)
         self._own: deque[Event] = deque(maxlen=_MAX_OWN)
         self._makes_reports = True
         self._reads_log = False
@@ -222,7 +222,7 @@ class StragglerWatch:
     def _take(self, event: Event) -> None:
         with self._lock:
             self._aggregator(event)
-        self._tell()
+        self._report_stragglers()
 
     def _pass_on(self, event: Event) -> None:
         # The logs of earlier attempts are read for what the ranks were capable of; that was reported then.
@@ -234,13 +234,13 @@ class StragglerWatch:
             return
         self._is_detected = bool(report.stragglers)
         if report.stragglers:
-            self._told.append(report)
+            self._unreported.append(report)
 
-    def _tell(self) -> None:
-        """Tell of the stragglers that were found, with no lock held."""
-        while self._told:
+    def _report_stragglers(self) -> None:
+        """Report the stragglers that were found, with no lock held."""
+        while self._unreported:
             try:
-                report = self._told.popleft()
+                report = self._unreported.popleft()
             except IndexError:  # another thread was quicker
                 return
             if self._on_straggler is not None:
@@ -320,7 +320,7 @@ class StragglerWatch:
         return self._group
 
     def _be_alone(self, what: str, error: Exception) -> None:
-        """Do without the others: a rank that is dead holds nobody up twice."""
+        """Do without the others: a rank that is dead delays the others only once."""
         self._is_alone, self._group = True, None
         LOGGER.warning("%s, and no more is tried: %s", what, error)
 

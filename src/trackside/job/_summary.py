@@ -45,9 +45,9 @@ def summarize(
 
 def _listed(by_type: dict[str, int]) -> str:
     ordered = sorted(by_type.items(), key=lambda item: (-item[1], item[0]))
-    told = [f"{count:,} {name.removeprefix('trackside.')}" for name, count in ordered[:_MOST_LISTED]]
+    listed = [f"{count:,} {name.removeprefix('trackside.')}" for name, count in ordered[:_MOST_LISTED]]
     rest = sum(count for _, count in ordered[_MOST_LISTED:])
-    return ", ".join(told) + (f", {rest:,} of {len(ordered) - _MOST_LISTED} other types" if rest else "")
+    return ", ".join(listed) + (f", {rest:,} of {len(ordered) - _MOST_LISTED} other types" if rest else "")
 
 
 def _counter(counter: CounterSnapshot) -> str:
@@ -69,7 +69,7 @@ def losses(stats: BusStats, *, is_done: bool = True) -> str:
     Return what handlers lost and what they may have lost, as part of a line; empty if it is certain that they did not.
 
     Args:
-        stats: Of the bus, when whoever should have left it has.
+        stats: Of the bus, after its handlers have left.
         is_done: Whether everything was delivered in time; then what waits was logged later, for others.
     """
     # No total: an event that two handlers lost is two losses, and still one event.

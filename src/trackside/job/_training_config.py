@@ -73,9 +73,9 @@ class TrainingConfig:
         The tags as a tuple.
 
         Raises:
-            ConfigError: if the function that tells them does not.
+            ConfigError: if the function that was given for them fails.
         """
-        tag = checks.told("perf_tag", self.perf_tag, owner=self)
+        tag = checks.resolved("perf_tag", self.perf_tag, owner=self)
         return (tag,) if isinstance(tag, str) else tuple(tag)
 
     def resolved(self) -> TrainingConfig:
@@ -86,14 +86,14 @@ class TrainingConfig:
             ConfigError: if one of them raises, or says something wrong.
         """
         values = {
-            field.name: checks.told(field.name, getattr(self, field.name), owner=self)
+            field.name: checks.resolved(field.name, getattr(self, field.name), owner=self)
             for field in attrs.fields(type(self))
         }
         return TrainingConfig(**values)
 
     def configured(self) -> TrainingConfigured:
         """
-        Return the event that tells of it.
+        Return the event that records it.
 
         Raises:
             ConfigError: as `resolved`.

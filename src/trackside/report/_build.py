@@ -173,7 +173,7 @@ def _runs(processes: Iterable[Watched]) -> list[list[float]]:
 
 @attrs.define
 class Episode:
-    """What one rank's slowness in one thing came to."""
+    """What one rank's slowness in one section came to."""
 
     rank: int
     node: str
@@ -200,8 +200,8 @@ class Episodes:
 
     def take(self, report: ScoreReport) -> None:
         """Take in one window."""
-        present = len(report.ranks) - sum(told.what == "all" for told in report.missing)
-        self.windows += present > 1  # a rank alone is compared with nobody
+        present = len(report.ranks) - sum(one.what == "all" for one in report.missing)
+        self.windows += present > 1  # a rank alone is compared with no other
         if report.is_closed or self.latest is None:
             self.latest = report
         steps = max(1, report.last_step - report.first_step + 1)
@@ -754,8 +754,8 @@ def _losses(gathered: Gatherer, recorded: Replay, too_late: int, last: Sequence[
     own = {process.source.id for process in gathered.processes}
 
     def counted(name: str) -> int:
-        told = (process.counts.get(name, 0) for process in gathered.processes)
-        return sum(number for number in told if isinstance(number, int))
+        counts = (process.counts.get(name, 0) for process in gathered.processes)
+        return sum(number for number in counts if isinstance(number, int))
 
     return Losses(
         dropped=dict(gathered.dropped),
@@ -794,7 +794,7 @@ def _step_time(mains: Sequence[Watched]) -> StepQuantiles:
 
 
 def _rates(mains: Sequence[Watched], result: GoodputResult) -> tuple[float | None, float | None]:
-    """Return samples and tokens in a second of productive time; ranks tell those of all of them together."""
+    """Return samples and tokens in a second of productive time; each rank reports those of all ranks together."""
     lead = [process for process in mains if process.lengths is not None]
     seconds = sum(process.steps_ns for process in lead) / 1e9
     if not seconds or not result.productive_s:
@@ -833,7 +833,7 @@ def read_report(
         paths: Log files, or directories with such at any depth.
         session: Its tag or, without one, its run id; the one that started last unless given.
         baseline: Logs of runs that this one is expected to match.
-        progress: Told how far the reading is.
+        progress: Called with how far the reading is.
 
     Raises:
         UnreadableError: There is nothing to read.

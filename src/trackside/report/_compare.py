@@ -55,10 +55,10 @@ class Row:
     @property
     def verdict(self) -> str:
         """``better``, ``worse`` or ``no difference shown``."""
-        told = self.difference
-        if told.change is None or not told.is_shown or abs(told.change) < self.least:
+        found = self.difference
+        if found.change is None or not found.is_shown or abs(found.change) < self.least:
             return SAME
-        return WORSE if (told.change > 0) is self.is_worse_when_larger else BETTER
+        return WORSE if (found.change > 0) is self.is_worse_when_larger else BETTER
 
 
 @attrs.frozen(kw_only=True)
@@ -77,8 +77,8 @@ class Comparison:
     @property
     def verdict(self) -> str:
         """``worse`` if anything judged is, else ``better`` if anything is, else ``no difference shown``."""
-        told = {row.verdict for row in self.judged}
-        return next((one for one in (WORSE, BETTER) if one in told), SAME)
+        verdicts = {row.verdict for row in self.judged}
+        return next((one for one in (WORSE, BETTER) if one in verdicts), SAME)
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as plain data."""
@@ -124,7 +124,7 @@ def compare(before: Selected, after: Selected, *, least: float = LEAST, progress
         before: The reference.
         after: What is judged.
         least: The share by which step time must change to matter.
-        progress: Told how far the reading is.
+        progress: Called with how far the reading is.
 
     Raises:
         UnreadableError: There is nothing to read.
@@ -151,16 +151,16 @@ def compare(before: Selected, after: Selected, *, least: float = LEAST, progress
     )
 
 
-def _row(name: str, told: Difference, least: float) -> Row:
-    return Row(name=name, is_share=False, difference=told, is_worse_when_larger=True, least=least)
+def _row(name: str, change: Difference, least: float) -> Row:
+    return Row(name=name, is_share=False, difference=change, is_worse_when_larger=True, least=least)
 
 
 def _share(
     name: str, here: Sequence[Sequence[float]], there: Sequence[Sequence[float]], *, is_worse_when_larger: bool = True
 ) -> Row:
-    told = difference(here, there, 0.0, is_share=True)
+    change = difference(here, there, 0.0, is_share=True)
     return Row(
-        name=name, is_share=True, difference=told, is_worse_when_larger=is_worse_when_larger, least=LEAST_GOODPUT
+        name=name, is_share=True, difference=change, is_worse_when_larger=is_worse_when_larger, least=LEAST_GOODPUT
     )
 
 

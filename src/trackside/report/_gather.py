@@ -1,4 +1,4 @@
-"""Reading a session once, for everything that a report tells."""
+"""One reading of a session, for all that a report contains."""
 
 from __future__ import annotations
 
@@ -411,7 +411,7 @@ class Watched:
     tokens: int = 0
     events: int = 0
     counts: dict[str, Any] = attrs.field(factory=dict)
-    """Of the bus, as the last heartbeat told them."""
+    """Of the bus, as the last heartbeat reported them."""
     memory: dict[str, Trace] = attrs.field(factory=dict)
     """By name, the counters whose unit is bytes."""
     lengths: StepTimes | None = None
@@ -543,7 +543,7 @@ class Gatherer:
             if not batch:
                 continue
             if batch[0].source.id != self._now.source.id:
-                self._turn_to(batch[0].source)  # somebody joined the logs of several to one file
+                self._turn_to(batch[0].source)  # the logs of several were joined to one file
             now, last_ns, run = self._now, self._now.last_ns, self._run
             for event in batch:
                 kind = event.__class__
@@ -625,7 +625,7 @@ class Gatherer:
         return max([event.at_ns for event in run])
 
     def _iterate_one(self, event: IterationEnded) -> None:
-        """Take in what somebody derived from an iteration; the model has had it."""
+        """Take in what was derived from an iteration; the model has had it."""
         self._keep((event,))
 
     def _keep(self, run: Sequence[IterationEnded]) -> None:

@@ -154,7 +154,7 @@ class Axis:
 
 
 def curve(
-    points: Points, kind: str, told: Callable[[float], str], marks: Sequence[Mark] = (), *, height: int = HEIGHT
+    points: Points, kind: str, format_value: Callable[[float], str], marks: Sequence[Mark] = (), *, height: int = HEIGHT
 ) -> str:
     """
     Return figures over time: the median as a line, the lowest and the highest as a band, what happened as lines.
@@ -162,7 +162,7 @@ def curve(
     Args:
         points: At least one.
         kind: The class of the line.
-        told: Writes a figure with its unit.
+        format_value: Writes a figure with its unit.
         marks: What happened.
         height: Of the chart, in pixels.
     """
@@ -184,9 +184,10 @@ def curve(
     band = " ".join(_band(stretch, across, axis) for stretch in stretches)
     line = " ".join(_line(stretch, across, axis) for stretch in stretches)
     lines = "".join(_mark(mark, across, height) for mark in _thinned(marks))
-    peaks = "".join(_peak(at, one, across, axis, told) for at, one in _peaks(points))
+    peaks = "".join(_peak(at, one, across, axis, format_value) for at, one in _peaks(points))
     labels = "".join(
-        f'<span style="top:{100 * axis.place(tick) / height:.1f}%">{escaped(told(tick))}</span>' for tick in ticks
+        f'<span style="top:{100 * axis.place(tick) / height:.1f}%">{escaped(format_value(tick))}</span>'
+        for tick in ticks
     )
     scale = ", logarithmic" if axis.is_log else ""
     return (
@@ -229,9 +230,11 @@ def _peaks(points: Points) -> Points:
     return sorted(points, key=lambda point: -point[1].high)[:5]
 
 
-def _peak(at_ns: int, one: Bin, across: Callable[[int], float], axis: Axis, told: Callable[[float], str]) -> str:
+def _peak(
+    at_ns: int, one: Bin, across: Callable[[int], float], axis: Axis, format_value: Callable[[float], str]
+) -> str:
     x, y = across(at_ns), axis.place(one.high)
-    text = f"{told(one.high)}: step {one.high_step}, rank {one.high_rank}"
+    text = f"{format_value(one.high)}: step {one.high_step}, rank {one.high_rank}"
     return f'<path class="curve" d="M{x - 3:.1f} {y:.1f}h6"><title>{escaped(text)}</title></path>'
 
 
@@ -357,13 +360,13 @@ def _body(report: Report) -> Iterator[str]:
 
 
 def _section(name: str, title: str, content: str, note: str = "") -> str:
-    told = f'<p class="note">{escaped(note)}</p>' if note else ""
-    return f'<section id="{name}"><h2>{escaped(title)}</h2>{content}{told}</section>'
+    footnote = f'<p class="note">{escaped(note)}</p>' if note else ""
+    return f'<section id="{name}"><h2>{escaped(title)}</h2>{content}{footnote}</section>'
 
 
 def _header(report: Report) -> str:
     result = report.goodput
-    told = [
+    parts = [
         report.application,
         f"{words.plural(report.ranks_total, 'rank')} on {words.plural(report.hosts, 'host')}",
         words.plural(len(report.attempts), "attempt"),
@@ -376,13 +379,13 @@ def _header(report: Report) -> str:
         others = f"<p>The latest of {len(report.others) + 1} sessions in these logs.</p>"
     return (
         f"<header><h1>{escaped(report.session)}</h1>"
-        f"<p>{escaped(' · '.join(part for part in told if part))}</p>{others}</header>"
+        f"<p>{escaped(' · '.join(part for part in parts if part))}</p>{others}</header>"
     )
 
 
 def _verdict(report: Report) -> str:
     verdict = report.verdict
-    items = "".join(_finding(finding, is_told=not place) for place, finding in enumerate(verdict.findings))
+    items = "".join(_finding(finding, is_headline=not place) for place, finding in enumerate(verdict.findings))
     return (
         f'<section id="verdict" class="{verdict.state}">'
         f'<p class="headline">{escaped(verdict.headline)}</p><p class="summary">{escaped(verdict.summary)}</p>'
@@ -390,9 +393,9 @@ def _verdict(report: Report) -> str:
     )
 
 
-def _finding(finding: Finding, *, is_told: bool) -> str:
+def _finding(finding: Finding, *, is_headline: bool) -> str:
     """Return a finding; the first one's title is the page's headline already."""
-    title = "" if is_told else escaped(finding.title)
+    title = "" if is_headline else escaped(finding.title)
     evidence = "".join(f"<li>{escaped(line)}</li>" for line in finding.evidence)
     return (
         f'<li><div class="title"><span class="kind">{escaped(finding.kind)}</span>{title}</div>'
@@ -402,7 +405,7 @@ def _finding(finding: Finding, *, is_told: bool) -> str:
 
 def _figures(report: Report) -> str:
     result, times = report.goodput, report.step_time
-    told = [
+    figures = [
         (words.percent(result.goodput), "goodput"),
         (words.seconds(result.elapsed_s), "elapsed"),
         (words.seconds(times.p50_s), "step time, p50"),
@@ -412,10 +415,10 @@ def _figures(report: Report) -> str:
     ]
     for rate, unit in ((report.samples_per_s, "samples/s"), (report.tokens_per_s, "tokens/s")):
         if rate:
-            told.append((words.amount(float(f"{rate:.3g}")), unit))
+            figures.append((words.amount(float(f"{rate:.3g}")), unit))
     at_least = "at least " if report.losses.unwritten or report.missing_ranks else ""
-    told.append((f"{at_least}{report.losses.total:,}", "events lost"))
-    cells = "".join(f"<div><b>{escaped(value)}</b><span>{escaped(name)}</span></div>" for value, name in told)
+    figures.append((f"{at_least}{report.losses.total:,}", "events lost"))
+    cells = "".join(f"<div><b>{escaped(value)}</b><span>{escaped(name)}</span></div>" for value, name in figures)
     return f'<div class="figures">{cells}</div>'
 
 
@@ -471,8 +474,8 @@ def _steps(report: Report) -> str:
     content = f'<div id="chart-steps">{chart}</div><ul class="legend">{legend}</ul>'
     if report.not_finite is not None:
         found = report.not_finite
-        told = f"The loss is {found.value} since step {found.step}: only finite values are drawn."
-        content += f'<p class="bad">{escaped(told)}</p>'
+        notice = f"The loss is {found.value} since step {found.step}: only finite values are drawn."
+        content += f'<p class="bad">{escaped(notice)}</p>'
     if len(report.loss) > 1:
         content += f"<h3>Training loss</h3>{curve(report.loss, 'loss', words.amount, height=110)}"
     note = (
@@ -485,12 +488,12 @@ def _steps(report: Report) -> str:
 def _heatmap(report: Report) -> str:
     found = report.heatmap
     if found is None or not found.names:
-        told = "No sections were timed on more than one rank: nothing compares them."
-        empty = f'<p id="chart-heatmap" class="dim">{told}</p>'
+        notice = "No sections were timed on more than one rank: nothing compares them."
+        empty = f'<p id="chart-heatmap" class="dim">{notice}</p>'
         return _section("ranks-map", "Slow ranks", empty)
     bounds = ["below 0.60", "below 0.75: slow", "below 0.85", "below 0.92", "below 0.97", "the fastest"]
     assert len(bounds) == len(SHADES) + 1
-    legend = "".join(f'<li><i class="s{place}"></i>{told}</li>' for place, told in enumerate(bounds))
+    legend = "".join(f'<li><i class="s{place}"></i>{bound}</li>' for place, bound in enumerate(bounds))
     rows = [
         (f"{one.rank}", one.node, one.what if one.what == one.where else f"{one.what}, {one.where}",
          words.duration(one.lateness_ns), f"{one.since_step} to {one.until_step}", words.seconds(one.lost_s))
@@ -521,7 +524,7 @@ def _parts(report: Report) -> str:
 
 
 _WHOLE: Final = "rank step count failed score"
-"""Columns of plain numbers, which are never broken in two: they are short, whatever a job calls things."""
+"""Columns of plain numbers, which are never broken in two: they are short, whatever names a job uses."""
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: str = "", optional: str = "") -> str:
@@ -597,9 +600,9 @@ def _losses(report: Report) -> str:
         ("files that could not be read", len(losses.unread), "; ".join(losses.unread[:5])),
     ]
     body = "".join(
-        f'<tr><td>{escaped(what)} <span class="dim">{escaped(told)}</span></td>'
+        f'<tr><td>{escaped(what)} <span class="dim">{escaped(detail)}</span></td>'
         f'<td class="n {"bad" if count else "ok"}">{count:,}</td></tr>'
-        for what, count, told in rows
+        for what, count, detail in rows
     )
     return _section("losses", "What is missing", f"<table><tbody>{body}</tbody></table>")
 

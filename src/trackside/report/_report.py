@@ -20,7 +20,7 @@ class Shown:
     name: str
     light: str
     dark: str
-    """Colours, on light and on dark ground; chosen to be told apart by people who see fewer of them."""
+    """Colours, on light and on dark ground; distinct also for people who see fewer of them."""
     terminal: str
 
 

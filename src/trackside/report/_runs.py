@@ -204,10 +204,10 @@ def read_runs(*paths: str | os.PathLike[str]) -> RunsReport:
     )
 
 
-def _grouped(things: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+def _grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     groups: dict[K, list[T]] = {}
-    for thing in things:
-        groups.setdefault(key(thing), []).append(thing)
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
     return groups
 
 
@@ -293,8 +293,10 @@ def _process(main: _Launched, newest_ns: int | None) -> Process:
     signs = LifeSigns(last_ns=seen.last_ns, heartbeat_interval_ns=seen.heartbeat_interval_ns, end_reason=seen.ended)
     is_replaced = main.next_ns is not None and main.next_ns > (seen.last_ns or 0)
     life = liveness(signs, newest_ns or 0, is_replaced=is_replaced, is_gone=is_gone(seen.source))
-    told: dict[str, Any] = {
+    described: dict[str, Any] = {
         name: getattr(seen, name) for name in ("first_ns", "last_ns", "last_heartbeat_ns", "last_step")
     }
     source = seen.source
-    return Process(rank=source.rank, host=source.host, pid=source.pid, state=life.state, reason=life.reason, **told)
+    return Process(
+        rank=source.rank, host=source.host, pid=source.pid, state=life.state, reason=life.reason, **described
+    )

@@ -26,7 +26,7 @@ class Location:
     error: float
     """The standard error of `value`, dependence between neighbours included; infinite of too few values."""
     effective: float
-    """How many independent values would tell as much."""
+    """How many independent values would be as informative."""
 
 
 def location(values: Sequence[float], trim: float = 0.0) -> Location:
@@ -137,22 +137,22 @@ def difference(
         before: A series of each run.
         after: Likewise.
         trim: See `location`.
-        is_share: Whether values are shares already, so that their difference is told and not its share.
+        is_share: Whether values are shares already, so that their difference is given and not its share.
     """
     here, there = _together(before, trim), _together(after, trim)
     known = not is_share and here.value
     scale = abs(here.value) if known else 1.0
     if math.isnan(here.value) or math.isnan(there.value) or (not is_share and not known):
         return Difference(before=here.value, after=there.value, change=None, low=None, high=None)
-    told = (there.value - here.value) / scale
+    change = (there.value - here.value) / scale
     # The error of what is divided by counts as well (Fieller's interval, to the first order).
     ratio = 1.0 if is_share else there.value / here.value
     error = math.hypot(there.error, here.error * ratio) / scale
     if math.isinf(error):
-        return Difference(before=here.value, after=there.value, change=told, low=None, high=None)
+        return Difference(before=here.value, after=there.value, change=change, low=None, high=None)
     confidence = CONFIDENCE if trim else TAIL_CONFIDENCE
     reach = quantile(min(here.effective, there.effective), confidence) * error
-    return Difference(before=here.value, after=there.value, change=told, low=told - reach, high=told + reach)
+    return Difference(before=here.value, after=there.value, change=change, low=change - reach, high=change + reach)
 
 
 def _together(runs: Sequence[Sequence[float]], trim: float) -> Location:

@@ -52,7 +52,7 @@ class _Process:
     stall: Stall | None = None
     """The one that it recorded and that no step has ended yet."""
     dropped: int = 0
-    """Events that it gave up, since it began as far as it told."""
+    """Events that it dropped since it began, as far as it reported them."""
 
     @property
     def last_ns(self) -> int:
@@ -109,7 +109,7 @@ class CounterNow:
     name: str
     unit: str
     level: float | None
-    """Over all ranks the mean of what they told last."""
+    """Over all ranks the mean of what they reported last."""
     total: float
 
 
@@ -168,16 +168,16 @@ class Top:
         self._given_up: Counter[str] = Counter()
         self._suspended: Counter[str] = Counter()
         self._lost_here = 0
-        self._told: tuple[float | None, float, tuple[tuple[str, float], ...]] = (None, 0.0, ())
+        self._last_goodput: tuple[float | None, float, tuple[tuple[str, float], ...]] = (None, 0.0, ())
         self._due_s = 0.0
         self.partial: tuple[str, ...] = ()
-        """The names of the models that began late; to be set by whoever drives them."""
+        """The names of the models that began late; set by the caller that drives them."""
         self.is_ready = False
-        """Whether there is more to show than what came by chance first; to be set by whoever drives the models."""
+        """Whether there is more to show than what came by chance first; set by the caller that drives the models."""
 
     @property
     def models(self) -> tuple[Any, ...]:
-        """The models to drive, for whoever does so."""
+        """The models that the caller is to drive."""
         return self.goodput, self.spans, self.counters, self.scores
 
     @property
@@ -212,11 +212,11 @@ class Top:
         elif isinstance(event, StallDetected):
             process.stall = Stall.of(event)
         elif isinstance(event, Heartbeat):
-            told = event.counts.get("dropped")
-            if isinstance(told, int):
-                process.dropped = max(process.dropped, told)
+            dropped = event.counts.get("dropped")
+            if isinstance(dropped, int):
+                process.dropped = max(process.dropped, dropped)
         elif isinstance(event, EventsDropped):
-            # A heartbeat tells of these too, a second later, with all that were given up before we listened.
+            # A heartbeat counts these too, a second later, with all that were dropped before we listened.
             self._given_up[source.id] += sum(event.by_type.values())
             process.dropped = max(process.dropped, self._given_up[source.id])
         elif isinstance(event, HandlerSuspended):
@@ -292,14 +292,14 @@ class Top:
                 shares.update(length if isinstance(length, dict) else {name: length})
             most = sorted(shares.items(), key=lambda item: -item[1])[:4]
             whole = result.elapsed_s or 1.0
-            self._told = (
+            self._last_goodput = (
                 result.goodput,
                 result.elapsed_s,
                 tuple((name, length / whole) for name, length in most if length > 0),
             )
             now_s = self._monotonic_s()
             self._due_s = now_s + _COSTS * (now_s - began_s)
-        return self._told
+        return self._last_goodput
 
     def _worst(self, ranks: list[_Process], now_ns: int) -> list[Worst]:
         found = []
@@ -370,13 +370,13 @@ def _slow(report: ScoreReport | None) -> list[Worst]:
 
 def line(view: TopView) -> str:
     """Return *view* as one line, for where there is no terminal."""
-    told = [f"step {view.step}"]
+    parts = [f"step {view.step}"]
     if view.steps_per_s is not None:
-        told.append(f"{view.steps_per_s:.2f} steps/s")
+        parts.append(f"{view.steps_per_s:.2f} steps/s")
     if view.goodput is not None:
-        told.append(f"goodput {100 * view.goodput:.1f} %")
-    told.append("ended" if view.has_ended else f"{view.alive} of {view.ranks} ranks alive")
-    told += [f"rank {one.rank} {one.why}" for one in view.worst[:2]]
-    told += [f"rank {one.rank} in {one.name}" for one in view.open[:1]]
-    told.append(f"{view.lost} lost")
-    return f"{view.session or 'waiting'}: {', '.join(told)}"
+        parts.append(f"goodput {100 * view.goodput:.1f} %")
+    parts.append("ended" if view.has_ended else f"{view.alive} of {view.ranks} ranks alive")
+    parts += [f"rank {one.rank} {one.why}" for one in view.worst[:2]]
+    parts += [f"rank {one.rank} in {one.name}" for one in view.open[:1]]
+    parts.append(f"{view.lost} lost")
+    return f"{view.session or 'waiting'}: {', '.join(parts)}"

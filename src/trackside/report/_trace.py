@@ -48,7 +48,7 @@ CLOCK, STEPS, NONE = "clock", "steps", "none"
 
 @attrs.define(eq=False)
 class Readings:
-    """What one process tells of its clock."""
+    """What one process recorded of its clock."""
 
     source: Source
     anchors: list[tuple[int, int]] = attrs.field(factory=list)
@@ -321,7 +321,7 @@ class Slice:
     end_ns: int
     thread: str
     step: int
-    told: dict[str, Any]
+    details: dict[str, Any]
 
 
 @attrs.define
@@ -357,9 +357,9 @@ def shown_of(batches: Iterable[Sequence[Event]], steps: range | None) -> Shown:
         _show(event, found)
     for start in opened.values():
         thread = str(start.attributes.get(span_names.THREAD, MAIN_THREAD))
-        told = {"open": "it had not ended when the process was last heard of"}
+        details = {"open": "it had not ended when the process was last heard of"}
         found.slices.append(
-            Slice(start.span_id, start.parent_span_id, start.name, start.at_ns, last_ns, thread, start.step, told)
+            Slice(start.span_id, start.parent_span_id, start.name, start.at_ns, last_ns, thread, start.step, details)
         )
     _clamp(found.slices)
     return found if steps is None else _around(found, steps)
@@ -371,22 +371,22 @@ def _is_long(event: Event) -> bool:
 
 def _show(event: Event, found: Shown) -> None:
     if isinstance(event, IterationEnded):
-        told = {"loss": event.loss} if event.loss is not None else {}
+        details = {"loss": event.loss} if event.loss is not None else {}
         if event.failed:
-            told["failed"] = True
+            details["failed"] = True
         name = span_names.OF_ITERATION.get(event.kind, event.kind)
         start_ns = event.at_ns - event.duration_ns
         found.slices.append(
-            Slice(event.span_id, event.parent_span_id, name, start_ns, event.at_ns, MAIN_THREAD, event.step, told)
+            Slice(event.span_id, event.parent_span_id, name, start_ns, event.at_ns, MAIN_THREAD, event.step, details)
         )
     elif isinstance(event, SpanEnded):
-        told = {name: _plain(value) for name, value in list(event.attributes.items())[:_MOST_FIELDS]}
-        thread = str(told.pop(span_names.THREAD, MAIN_THREAD))
+        details = {name: _plain(value) for name, value in list(event.attributes.items())[:_MOST_FIELDS]}
+        thread = str(details.pop(span_names.THREAD, MAIN_THREAD))
         if event.error is not None:
-            told["error"] = _plain(f"{event.error.get('type', '')}: {event.error.get('message', '')}")
+            details["error"] = _plain(f"{event.error.get('type', '')}: {event.error.get('message', '')}")
         start_ns = event.at_ns - event.duration_ns
         found.slices.append(
-            Slice(event.span_id, event.parent_span_id, event.name, start_ns, event.at_ns, thread, event.step, told)
+            Slice(event.span_id, event.parent_span_id, event.name, start_ns, event.at_ns, thread, event.step, details)
         )
     elif isinstance(event, CounterWindow):
         level = next((event.values[name] for name in LEVELS if name in event.values), None)
@@ -429,7 +429,7 @@ def _around(found: Shown, steps: range) -> Shown:
     for one in found.slices:
         if one.start_ns < end_ns and one.end_ns > start_ns:
             if one.start_ns < start_ns or one.end_ns > end_ns:
-                one.told = {**one.told, "cut": "it is longer than what is shown"}
+                one.details = {**one.details, "cut": "it is longer than what is shown"}
                 one.start_ns, one.end_ns = max(one.start_ns, start_ns), min(one.end_ns, end_ns)
             kept.slices.append(one)
     kept.points = [point for point in found.points if start_ns <= point[0] <= end_ns]
@@ -548,7 +548,7 @@ def write_trace(
         steps: Show these alone, and what was around them.
         ranks: Says of which ranks to show; all unless given.
         merge: Traces of torch.profiler (Kineto) of the same run, to be shown beside.
-        progress: Told how far the reading is.
+        progress: Called with how far the reading is.
 
     Raises:
         UnreadableError: There is nothing to read, or a trace to merge is none.
@@ -559,7 +559,7 @@ def write_trace(
     starts = [aligned[one.source.id].apply(one.first_ns) for one in clocks.values() if one.first_ns is not None]
     profiles = [load_profile(path) for path in merge]
     base_ns = min([*starts, *(profile.first_ns for profile in profiles if profile.first_ns)], default=0)
-    told = Traced()
+    traced = Traced()
     file = _File(out, base_ns)
     recorded = replay(*paths)
     chosen = [
@@ -572,19 +572,19 @@ def write_trace(
         pid = source.rank if source.role == "main" else _WORKERS + len(pids)
         pids[source.id] = pid
         alignment = aligned[source.id]
-        _name(file, source, pid, alignment, told)
+        _name(file, source, pid, alignment, traced)
         _write(file, pid, shown_of(batches, steps), alignment)
         if progress is not None:
             progress(place + 1, len(chosen), file.events)
-    told.ranks = len({source.rank for source, _ in chosen if source.role == "main"})
+    traced.ranks = len({source.rank for source, _ in chosen if source.role == "main"})
     first = {one.source.rank: aligned[one.source.id] for one in clocks.values() if one.source.role == "main"}
     for number, profile in enumerate(profiles):
         merge_profile(profile, number, first.get(profile.rank or 0), file.microseconds, file.put)
-        told.merged += 1
+        traced.merged += 1
     file.finish()
-    told.events = file.events
-    told.problems = recorded.problems
-    return told
+    traced.events = file.events
+    traced.problems = recorded.problems
+    return traced
 
 
 def _read_clocks(sources: Iterable[tuple[Source, Iterable[Sequence[Event]]]]) -> dict[str, Readings]:
@@ -603,16 +603,16 @@ def _read_clocks(sources: Iterable[tuple[Source, Iterable[Sequence[Event]]]]) ->
     return found
 
 
-def _name(file: _File, source: Source, pid: int, alignment: Alignment, told: Traced) -> None:
+def _name(file: _File, source: Source, pid: int, alignment: Alignment, traced: Traced) -> None:
     role = "" if source.role == "main" else f" {source.role} {source.pid}"
     name = f"rank {source.rank}{role} · {source.host}"
     if alignment.by == NONE:
         name += " · CLOCK NOT ALIGNED"
-        if source.role == "main" and source.rank not in told.unaligned:
-            told.unaligned.append(source.rank)
+        if source.role == "main" and source.rank not in traced.unaligned:
+            traced.unaligned.append(source.rank)
     elif alignment.note:
         name += f" · {alignment.note}"
-        told.notes[source.rank] = alignment.note
+        traced.notes[source.rank] = alignment.note
     file.name("process_name", pid, name)
     file.name("process_sort_index", pid, source.rank)
 
@@ -623,7 +623,7 @@ def _write(file: _File, pid: int, shown: Shown, alignment: Alignment) -> None:
         file.name("thread_name", pid, thread if not number else f"{thread} (overlapping {number})", tid)
         for one in lane:
             start, end = ts(place(one.start_ns)), ts(place(one.end_ns))
-            args = {"step": one.step, **one.told} if one.step >= 0 else one.told
+            args = {"step": one.step, **one.details} if one.step >= 0 else one.details
             event = {"ph": "X", "pid": pid, "tid": tid, "ts": start, "dur": round(end - start, 3), "name": one.name}
             file.put({**event, "args": _finite(args)} if args else event)
     for at_ns, name, fields in shown.points:

@@ -130,14 +130,14 @@ def _shared(room: int, wanted: Sequence[int]) -> list[int]:
 
 def _goodput_line(view: TopView, width: int) -> Text:
     since = _since(view, "GoodputAccumulator") or f" of {words.seconds(view.elapsed_s)}"
-    told = _text(f"goodput {words.percent(view.goodput)}{since}  ")
+    line = _text(f"goodput {words.percent(view.goodput)}{since}  ")
     most = ""
     if view.badput:
         name, share = view.badput[0]
         most = f"  {shown(name).name} {words.percent(share)}"
-    room = max(5, min(30, width - len(told) - len(most) - 1))
+    room = max(5, min(30, width - len(line) - len(most) - 1))
     parts = [(PRODUCTIVE, view.goodput or 0.0), *view.badput]
     left = max(0.0, 1.0 - sum(share for _, share in parts))
     for (name, _), size in zip([*parts, ("OTHER", left)], cells([*(s for _, s in parts), left], room), strict=True):
-        told.append("█" * size, style=shown(name).terminal)
-    return told.append_text(_text(most, "dim"))
+        line.append("█" * size, style=shown(name).terminal)
+    return line.append_text(_text(most, "dim"))

@@ -2,7 +2,7 @@
 A frame as models read it: by type in columns, or event by event in order.
 
 This is the reference in Python, over events that exist. Column by column is also how frames lie in memory where
-nobody has built their events.
+their events were not built.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 FLUSH_S: Final = 10.0
 _UNTOLD: Final[dict[str, Any]] = {"goodput": None, "effective_goodput": None, "badput_s": {}, "informational_s": {}}
-"""What only the goodput uploader tells of."""
+"""What only the goodput uploader reports."""
 
 
 class _Uploader:
@@ -72,7 +72,7 @@ class UploadingMonitor:
         configured_ideal_step_time: What a step should take, in seconds; found out unless given.
         step_deviation_interval_seconds: The interval of that.
         gcp_options: Taken, and not used.
-        skip_final_flush: Whether to stop without telling the last figures.
+        skip_final_flush: Whether to stop without reporting the last figures.
         final_flush_timeout_seconds: How long stopping may take, in seconds; None for as long as it takes.
         gcs_sync_interval_seconds: Taken, and not used.
         cache_dir: Taken, and not used.
@@ -115,7 +115,7 @@ class UploadingMonitor:
         self._skips = skip_final_flush
         self._timeout_s = final_flush_timeout_seconds
         self._windows_s: tuple[float, ...] = ()
-        self._told_ns = 0
+        self._reported_ns = 0
         self._uploaders: dict[str, _Uploader] = {}
         self._bus = Bus()
         for sink in self._sinks(os.path.join(tensorboard_dir, "goodput")):  # noqa: PTH118  it may be a URL
@@ -188,8 +188,8 @@ class UploadingMonitor:
         self._publish(update, {} if self._tells_badput else {"badput_s": {}, "informational_s": {}})
 
     def _upload_steps(self) -> None:
-        update = self._calculator.update(ideal_s=self._ideal_s, since_ns=self._told_ns)
-        self._told_ns = update.at_ns
+        update = self._calculator.update(ideal_s=self._ideal_s, since_ns=self._reported_ns)
+        self._reported_ns = update.at_ns
         self._publish(update, _UNTOLD)
 
     def _upload_windows(self) -> None:

@@ -114,7 +114,7 @@ class ExportHandler:
         self._metrics = TrainingMetrics(publish=self._export_update)
         self._open: dict[int, Span] = {}
         self._early: dict[int, list[Event]] = {}
-        """By span id, events of spans that tell of themselves only when they end."""
+        """By span id, events of spans that are published only when they end."""
         self._application: Span | None = None
         self._unattached: list[OurEvent] = []
         """What belongs to the application and came before it."""
@@ -126,7 +126,7 @@ class ExportHandler:
 
     def __call__(self, event: OurEvent) -> None:
         """
-        Export what *event* tells of.
+        Export what *event* records.
 
         Raises:
             Exception: the first that the exporter raised; everything was tried.

@@ -40,7 +40,7 @@ class HeldSpan(Span):
 
     @property
     def id(self) -> uuid.UUID:  # type: ignore[override]  # an attribute there
-        """The span's id, as exporters get it; of a span that nobody records, any."""
+        """The span's id, as exporters get it; of a span that is not recorded, any."""
         if self._id is None:
             self._id = span_uuid(process_source().id, self.live.id) if self.live.id else uuid.uuid4()
         return self._id
@@ -68,7 +68,7 @@ class HeldSpan(Span):
 
     @property
     def active(self) -> bool:
-        """Whether the span is open, and somebody listens."""
+        """Whether the span is open, and a handler wants it."""
         return self.live.is_open
 
     def add_event(self, event: Event) -> Event:

@@ -16,8 +16,8 @@ later version keeps this header, so that a reader can step over a record that it
 large it was.
 
 A payload is stored with its marks stuffed (`stuff`), so the magic begins a record and is never part of one. Otherwise a
-log whose payload holds a piece of another log would, once its own header is damaged, yield records that nobody wrote
-to it.
+log whose payload holds a piece of another log would, once its own header is damaged, yield records that were never
+written to it.
 """
 
 from __future__ import annotations

@@ -439,7 +439,7 @@ class EventLog:
             self._drain(insist=insist)
             if is_last and not self._is_closed:
                 self._finish(self._series)
-        except Exception as error:  # the thread must outlive it: nobody else writes
+        except Exception as error:  # the thread must outlive it: no other one writes
             self._faults += 1
             self._buffer.trouble = repr(error)
             self._complain()

@@ -85,7 +85,7 @@ def died_after_ns(heartbeat_interval_ns: int) -> int:
 
 
 def is_gone(source: Source) -> bool:
-    """Return whether a process ran on this machine and is no more. For views; a model asks nobody."""
+    """Return whether a process ran on this machine and is no more. For views; a model does not ask the machine."""
     if source.pid <= 0 or source.host != platform.node() or sys.platform == "win32":
         return False
     try:

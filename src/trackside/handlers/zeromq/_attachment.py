@@ -226,7 +226,7 @@ class Attachment:
         """By class, or by the name of a type that is not known here."""
         self._is_all = self._asked.is_open
         self._is_whole = wanted.is_open
-        """Whether every event comes, so that each source's own numbers tell what is missing."""
+        """Whether every event comes, so that each source's own numbers show what is missing."""
         self._decoder = FrameDecoder()
         self._trackers: dict[str, SequenceTracker] = {}
         self._dropped_before: dict[str, int] = {}
@@ -317,7 +317,7 @@ class Attachment:
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing has come for three seconds from somebody who has not said goodbye: it died, or stopped."""
+        """Whether nothing has come for three seconds, and no goodbye: the other end died, or stopped."""
         return any(line.is_silent for line in self._lines if not line.is_over)
 
     @property
@@ -327,7 +327,7 @@ class Attachment:
 
     @property
     def busy(self) -> str:
-        """Why somebody makes us wait: too many are there already; empty if nobody does."""
+        """Why the server makes this viewer wait: too many are there already; empty if it does not."""
         return next((line.busy for line in self._lines if line.busy), "")
 
     @property
@@ -543,7 +543,7 @@ def attach(
                 print(event)
 
     It may begin at any time and never slows the job. What is not asked for does not leave the job, and is not even
-    built there if nobody else wants it. The iteration ends when the job does.
+    built there if no other subscriber wants it. The iteration ends when the job does.
 
     Args:
         endpoints: Of a job's publisher, of several, or of a collector, which has them all; or the directory that a job
@@ -557,7 +557,7 @@ def attach(
 
     Raises:
         ConfigError: An argument is wrong, or the endpoint is not safe.
-        UnreadableError: Nobody can be watched in that directory.
+        UnreadableError: No job in that directory can be watched.
     """
     found = [one for given in endpoints for one in ([given] if "://" in given else find_endpoints(given))]
     return Attachment(

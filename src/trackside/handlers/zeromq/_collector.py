@@ -250,7 +250,7 @@ class MultiLogWriter:
         """Write what waits of one source, and survive whatever happens."""
         try:
             self._drain(log, insist=insist)
-        except Exception as error:  # nobody else writes the others
+        except Exception as error:  # no other thread writes the others
             log.buffer.trouble = repr(error)
         if log.buffer.waiting_events or log.buffer.size_bytes:
             with self._changed:

@@ -105,7 +105,7 @@ def open_socket(
     for option, value in options.items():
         socket.setsockopt(option, value)
     if kind == zmq.ROUTER:
-        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a send to nobody, or to a peer that is full, says so
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a send to a peer that is gone or full fails
     return socket
 
 
@@ -113,7 +113,7 @@ def secure_server(socket: zmq.Socket[Any], key: KeyPair) -> None:
     """
     Let only peers in that know the public half of *key*, and whose own key the context's `Authenticator` accepts.
 
-    Without a authenticator nobody gets in.
+    Without an authenticator every peer is refused.
     """
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_SECRETKEY, key.secret)
@@ -122,7 +122,7 @@ def secure_server(socket: zmq.Socket[Any], key: KeyPair) -> None:
 
 
 def secure_client(socket: zmq.Socket[Any], keys: ClientKeys) -> None:
-    """Prove with *keys* who this end is, and talk to nobody but the server they name."""
+    """Prove with *keys* who this end is, and talk only to the server that they name."""
     socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
     socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.own.public)
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret)
@@ -142,7 +142,7 @@ class Safety(enum.Enum):
     KEYED = "keyed"
     """CURVE: both ends prove who they are, and everything is encrypted."""
     INSECURE = "insecure"
-    """Nothing; somebody said that this is what they want. No control verb is accepted here."""
+    """No protection, because the configuration asks for it. No control verb is accepted here."""
 
     @property
     def takes_control(self) -> bool:
@@ -253,7 +253,7 @@ class SilenceTimer:
 
     def is_due(self, now_s: float) -> bool:
         """Return whether the connection is to be made anew now; to be asked at least twice a second."""
-        # Silence counts while somebody listens: a viewer may leave its attachment alone for an hour.
+        # Silence counts while the attachment is read: a viewer may leave it alone for an hour.
         self._silence_s += min(now_s - self._listened_s, _LISTENING_S)
         self._listened_s = now_s
         if self._silence_s < self._wait_s:
@@ -364,7 +364,7 @@ class Connection:
             self._socket.connect(endpoint)
             return endpoint
         if endpoint.startswith("ipc://") and is_served(endpoint):
-            raise ConfigError("endpoint", endpoint, "somebody is there already; close that, or name another")
+            raise ConfigError("endpoint", endpoint, "it is in use already; close that, or name another")
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -380,7 +380,7 @@ class Connection:
             self._waker.send(b"!")
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until there is something to receive, somebody wakes us, or time is up."""
+        """Wait until there is something to receive, another thread wakes this one, or time is up."""
         for readable, _ in self._poller.poll(int(timeout_s * 1000)):
             self._notice(readable)
 
@@ -459,7 +459,7 @@ def wait_for(connections: Sequence[Connection], timeout_s: float) -> None:
 
 
 def is_served(endpoint: str) -> bool:
-    """Return whether somebody listens there; what a killed process has left, libzmq replaces."""
+    """Return whether a process listens there; what a killed process has left, libzmq replaces."""
     path: Any = endpoint.removeprefix("ipc://")
     if path.startswith("@"):
         path = b"\0" + os.fsencode(path[1:])

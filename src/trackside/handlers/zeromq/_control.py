@@ -245,7 +245,7 @@ def command(
 
     Raises:
         ConfigError: The verb does not exist, or the endpoint is not safe.
-        UnreadableError: Nobody answers there, or it is refused.
+        UnreadableError: No job or collector answers there, or it is refused.
     """
     if verb not in VERBS:
         raise ConfigError("verb", verb, f"give one of {', '.join(VERBS)}")
@@ -284,7 +284,7 @@ class _VerbSession:
                 with contextlib.suppress(DecodeError):
                     self._on(*self._sessions.receive(b"", parts, "", clock.now_ns()))
         if not self._is_asked:
-            raise UnreadableError(self._endpoint, "nobody answers", "see that it runs, and that the keys belong to it")
+            raise UnreadableError(self._endpoint, "no answer", "see that it runs, and that the keys belong to it")
         if not self._outcomes:
             raise UnreadableError(self._endpoint, f"no answer within {timeout_s:g} s", "ask again later")
         return self._outcomes
@@ -306,6 +306,6 @@ class _VerbSession:
     def _take(self, result: Result) -> None:
         self._outcomes.append(Outcome(result.source_id, result.done, result.values))
         if len(self._outcomes) == 1:
-            # A collector says first to how many it passed the verb on; a job itself has nobody behind it.
+            # A collector says first to how many it passed the verb on; a job itself has no ranks behind it.
             expected = result.values.get(_EXPECTED, 1)
             self._expected = expected if type(expected) is int else 1

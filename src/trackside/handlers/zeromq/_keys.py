@@ -110,7 +110,7 @@ def new_keys(directory: str | os.PathLike[str], roles: Iterable[str] = ROLES) ->
     for role in roles:
         generation = max(_generations(where, role, "secret", "public"), default=0) + 1
         public, secret = zmq.curve_keypair()
-        # The secret first: a public key without one would be accepted for nobody's good.
+        # The secret first: a public key without one would be accepted and of no use.
         for kind, key, mode in (("secret", secret, 0o600), ("public", public, 0o644)):
             path = where / _file_name(role, generation, kind)
             fd = os.open(path, _CREATE, mode)
@@ -187,7 +187,7 @@ def _check_unwritable(directory: Path) -> None:
 
 def check_private(directory: Path, field: str) -> None:
     """
-    Raise unless *directory* belongs to this user and nobody else has access to it.
+    Raise unless *directory* belongs to this user and no other user has access to it.
 
     Raises:
         ConfigError: It does not, or others do.

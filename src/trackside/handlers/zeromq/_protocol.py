@@ -627,7 +627,7 @@ class Filter:
     @classmethod
     def from_wire(cls, names: list[str], min_priority: int, rule: list[Any] | None) -> Filter:
         """
-        Read a filter that somebody sent.
+        Read a filter that a peer sent.
 
         Raises:
             DecodeError: if it is none.
@@ -703,7 +703,7 @@ class SourcePosition:
 
 @attrs.frozen
 class Snapshot:
-    """The state of things between two events of each source."""
+    """The state of all models between two events of each source."""
 
     places: Sequence[SourcePosition]
     models: Mapping[str, Any]

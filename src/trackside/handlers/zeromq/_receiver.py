@@ -817,7 +817,7 @@ class Receiver:
             self._forget(here)  # a connection has one producer at a time, and its limits stay with it
         producer = self._by_id.get(other.id)
         if producer is not None and producer.user != user:
-            self._sessions.refuse(address, 0, "forbidden", "somebody with another key has this name")
+            self._sessions.refuse(address, 0, "forbidden", "a peer with another key has this name")
             return
         if producer is None:
             if len(self.producers) >= self._most:

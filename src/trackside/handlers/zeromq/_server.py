@@ -236,7 +236,7 @@ class Stream:
     is_held: bool = False
     """Whether it stays also without a viewer: a collector wants all there is."""
     left_s: float | None = None
-    """Since when nobody has been there; None while somebody is."""
+    """Since when no viewer has been there; None while one is."""
     delivered: int = 0
     """Events that were acknowledged."""
     _settled: int = 0
@@ -255,19 +255,19 @@ class Stream:
         self._settled = before
 
     def give_up(self, first: int, before: int) -> None:
-        """Note that a viewer was told to pass over the events from number *first* to the one before *before*."""
+        """Note that a viewer was instructed to pass over the events from number *first* to the one before *before*."""
         start = max(first, self._settled, self._given_up[-1][1] if self._given_up else 0)
         if before > start:
             self._given_up.append((start, before))
 
     @property
     def lost(self) -> int:
-        """Events that nobody has acknowledged and nobody can have any more."""
+        """Events that no viewer has acknowledged and that are no longer kept."""
         return max(self._settled, self.ring.position(0)[1]) - self.delivered
 
     @property
     def undelivered(self) -> int:
-        """Events that nobody has acknowledged."""
+        """Events that no viewer has acknowledged."""
         return self.ring.before - self.delivered
 
 
@@ -334,7 +334,7 @@ class ViewerState:
         return True
 
     def may_open(self, now_s: float) -> bool:
-        """Take one stream that nobody has yet out of an allowance of sixteen, and of sixteen a second."""
+        """Take one stream that no viewer has yet out of an allowance of sixteen, and of sixteen a second."""
         return self._openings.take(now_s)
 
     def expect(self, asked: Subscribe, stream: Stream) -> None:
@@ -351,7 +351,7 @@ class ViewerState:
         self._in_flight.clear()
 
     def begin(self, index: int, before: int, *, resumed: bool, snapshot: bytes) -> None:
-        """Go on from *index*, and tell the viewer."""
+        """Go on from *index*, and notify the viewer."""
         if self.stream is None:
             return
         self.cursor, self._before = index, before
@@ -860,7 +860,7 @@ def find_endpoints(directory: str | os.PathLike[str]) -> list[str]:
     Return where the processes that write below *directory* can be watched now, in the order of runs and ranks.
 
     Raises:
-        UnreadableError: There is no such directory, or nobody who can be.
+        UnreadableError: There is no such directory, or no job in it that can be watched.
     """
     where = Path(directory)
     if not where.is_dir():
@@ -887,7 +887,7 @@ def _read_endpoint(path: Path) -> str:
 
 _TICK_S: Final = 0.25
 _IDLE_S: Final = 2.0
-"""As long as nobody is here: a first message wakes the thread, and so does the end."""
+"""As long as no viewer is here: a first message wakes the thread, and so does the end."""
 _DRAINING_S: Final = 0.005
 _ASK_EVERY_S: Final = 0.05
 _AT_ONCE: Final = 256
@@ -1130,7 +1130,7 @@ class Publisher:
 
     @property
     def is_watched(self) -> bool:
-        """Whether somebody gets a stream now, and was heard in the last three seconds."""
+        """Whether a viewer gets a stream now, and was heard in the last three seconds."""
         heard_s = time.monotonic() - SILENT_AFTER_BEATS * BEAT_S
         return any(peer.is_live and peer.heard_s >= heard_s for peer in list(self.server.viewers.values()))
 

@@ -56,7 +56,7 @@ class Sent(enum.Enum):
     FULL = "full"
     """There is no room now; it is not sent."""
     GONE = "gone"
-    """Nobody is there."""
+    """The other end is not there."""
     INVALID = "invalid"
     """It cannot be encoded, or not within the limits of a message."""
 
@@ -286,7 +286,7 @@ class Sessions(Generic[P]):
         """Send *message*; what cannot be encoded is counted and not sent."""
         try:
             parts = encode(message)
-        except (ValueError, TypeError, OverflowError) as error:  # what is passed on was sent by somebody else
+        except (ValueError, TypeError, OverflowError) as error:  # what is passed on was sent by another process
             self.counts["failed"] += 1
             self._trouble.complain("a message cannot be sent: %s", described(error))
             return Sent.INVALID

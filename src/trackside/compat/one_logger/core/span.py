@@ -62,7 +62,7 @@ class Span:
         self.name = name
         self.parent_span = parent_span
         self.parent_id = None if parent_span is None else parent_span.id
-        """The parent's id, also of one that tells of itself only later and is no object yet."""
+        """The parent's id, also of one that is published only later and is no object yet."""
         self.events = [start_event]
         self._initial = Attributes() if span_attributes is None else span_attributes
         self.updated_attributes = type(self._initial)()

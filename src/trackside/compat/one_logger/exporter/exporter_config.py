@@ -30,7 +30,7 @@ class ExporterConfig:
 
     @property
     def key(self) -> str:
-        """What tells exporters apart: the name of the class, without its module."""
+        """The key of an exporter: the name of the class, without its module."""
         name = self.class_name if isinstance(self.class_name, str) else self.class_name.__name__
         return name.rpartition(".")[2]
 

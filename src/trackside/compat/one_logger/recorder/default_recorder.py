@@ -62,7 +62,7 @@ class ExportCustomizationMode(enum.Enum):
 
 def exported(mode: ExportCustomizationMode, names: Iterable[SpanName] | None) -> Callable[[str], bool]:
     """
-    Return the predicate that tells whether spans of a name are exported.
+    Return the predicate of the names whose spans are exported.
 
     Raises:
         OneLoggerError: if *names* are given where all are exported, or not given where they are needed.
@@ -151,7 +151,7 @@ class DefaultRecorder(Recorder):
             held = HeldSpan(live, self._held.get(live.parent_id) if live.id else None)
         if live.id:
             self._held[live.id] = held
-        if len(self._held) > _MANY:  # some were closed without telling
+        if len(self._held) > _MANY:  # some were closed without a call
             self._held = {number: found for number, found in self._held.items() if found.active}
         return held
 

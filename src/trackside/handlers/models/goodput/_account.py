@@ -97,7 +97,7 @@ class Account:
         beyond = self._hindsight.wasted_from
         if beyond is not None and step.number >= beyond:
             return WASTED_PROGRESS
-        # A later attempt went on behind it, so it was completed; or nobody knows yet.
+        # A later attempt went on behind it, so it was completed; or that is not known yet.
         is_lost = self._hindsight.is_over and beyond is None
         return OTHER if is_lost else PRODUCTIVE
 

@@ -93,7 +93,7 @@ class GoodputMonitor(GoodputAccumulator):
         """
         Have an update published with the next heartbeat after *now_ns*, in ns since the epoch; from any thread.
 
-        So it tells of everything that was published before, which may be on its way still.
+        So it covers everything that was published before, which may be on its way still.
         """
         self._asked_ns = now_ns
         self._due_ns = 0

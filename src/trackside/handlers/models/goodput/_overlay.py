@@ -173,7 +173,7 @@ def _cut(slices: Iterable[Slice], start: int, end: int) -> tuple[list[Slice], li
 
 @attrs.frozen
 class Late:
-    """A stretch of time that lies among packed slices, kept until somebody asks."""
+    """A stretch of time that lies among packed slices, kept until it is asked for."""
 
     start: int
     end: int

@@ -325,7 +325,7 @@ def _point(job: _Job, payload: Mapping[str, Any], what: str, end: str, at_ns: in
     if end == "start":
         if span is not None:
             if not is_loading and job.is_own(span):
-                yield job.ended(SpanEnded, span, span.start_ns)  # nobody knows how long it took
+                yield job.ended(SpanEnded, span, span.start_ns)  # its duration is unknown
             yield from job.fault(_STARTED_AGAIN, payload)
         name, attributes = _SPANS[what] if what in _SPANS else _typed(what, kind)
         span = job.open[what, kind] = job.opened(at_ns, name, attributes)

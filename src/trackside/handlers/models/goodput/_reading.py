@@ -99,7 +99,7 @@ def _on_source_ended(process: Process, event: SourceEnded) -> None:
     process.end_reason = str(event.reason)
     start, process.started_at, process.seen_open = process.started_at, NEVER, None
     if NEVER != start < event.at_ns:
-        # Nothing tells when the last step ended; a process that comes to a good end has done it.
+        # The end of the last step is not recorded; a process that comes to a good end has done it.
         process.is_restored = process.started_restored
         process.complete(process.started_step, start, event.at_ns, UNSAMPLED)
     process.close(list(process.open_spans), event.at_ns)

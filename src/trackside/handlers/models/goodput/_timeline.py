@@ -32,9 +32,9 @@ class Leg:
     end: int
     """In ns since the epoch."""
     account: Account | None = None
-    """Whose time it is; None if nobody was there."""
+    """Whose time it is; None if no process was there."""
     gap: str = OTHER
-    """The bucket of what nobody accounts for."""
+    """The bucket of the time that no process accounts for."""
     next: Process | None = None
     """Who came after the gap: it may have waited for slices before it began."""
 
@@ -121,7 +121,7 @@ def _slowest(
 ) -> Account:
     """Return the account of the rank that got least out of its time; of equals, the lowest rank's."""
     own = [accounts[process] for process in attempt.processes]
-    # A rank that tells of no steps while others do is no slower for that.
+    # A rank that records no steps while others do is no slower for that.
     trained = [account for account in own if account.process.first_step != NO_STEP] or own
     if len(trained) == 1:
         return trained[0]

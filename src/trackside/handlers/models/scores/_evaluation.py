@@ -210,7 +210,7 @@ def _compare_kernels(scores: Scores, coverage: Scores, places: list[int], timing
         pick = picks[timing.layout]
         weights = _taken(timing.weights, pick)
         scores[place] = gpu_score(reference, row, weights)
-        # Of what can be compared at all: excluded kernels are nobody's loss.
+        # Of what can be compared at all: excluded kernels do not count as lost.
         coverage[place] = 1.0 if pick is None else sum(weights) / (sum(timing.weights) or 1.0)
 
 
@@ -269,7 +269,7 @@ def _why_no_gpu(rank: int, member: Member, gpu_off: Callable[[int], str | None])
 
 
 class Slow(NamedTuple):
-    """One rank, on one node, being slow in one thing; on another node it is another matter."""
+    """One rank, on one node, being slow in one section or kernel; on another node it counts anew."""
 
     rank: int
     node: str

@@ -83,7 +83,7 @@ class Thresholds:
 
 @attrs.frozen(kw_only=True)
 class Straggler:
-    """A rank that was too slow in one thing."""
+    """A rank that was too slow in one section or kernel."""
 
     rank: int
     node: str

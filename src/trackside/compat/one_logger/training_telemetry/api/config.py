@@ -16,7 +16,7 @@ T = TypeVar("T")
 OrFunction: TypeAlias = T | Callable[[], T]
 
 
-def _told_by(field: str) -> Any:
+def _returned_by(field: str) -> Any:
     """Return a property that reads *field*, and calls what it finds there if that is a function."""
     return property(lambda self: resolved(getattr(self, field)), doc=f"What `{field}` says now.")
 
@@ -64,18 +64,18 @@ class TrainingTelemetryConfig:
         fields = {field.name.removesuffix("_or_fn"): getattr(self, field.name) for field in attrs.fields(type(self))}
         return TrainingConfig(**{**fields, "save_checkpoint_strategy": self.save_checkpoint_strategy.value})
 
-    perf_tag = _told_by("perf_tag_or_fn")
-    global_batch_size = _told_by("global_batch_size_or_fn")
-    micro_batch_size = _told_by("micro_batch_size_or_fn")
-    seq_length = _told_by("seq_length_or_fn")
-    flops_per_sample = _told_by("flops_per_sample_or_fn")
-    train_iterations_target = _told_by("train_iterations_target_or_fn")
-    train_samples_target = _told_by("train_samples_target_or_fn")
-    is_train_iterations_enabled = _told_by("is_train_iterations_enabled_or_fn")
-    is_validation_iterations_enabled = _told_by("is_validation_iterations_enabled_or_fn")
-    is_test_iterations_enabled = _told_by("is_test_iterations_enabled_or_fn")
-    is_save_checkpoint_enabled = _told_by("is_save_checkpoint_enabled_or_fn")
-    is_log_throughput_enabled = _told_by("is_log_throughput_enabled_or_fn")
+    perf_tag = _returned_by("perf_tag_or_fn")
+    global_batch_size = _returned_by("global_batch_size_or_fn")
+    micro_batch_size = _returned_by("micro_batch_size_or_fn")
+    seq_length = _returned_by("seq_length_or_fn")
+    flops_per_sample = _returned_by("flops_per_sample_or_fn")
+    train_iterations_target = _returned_by("train_iterations_target_or_fn")
+    train_samples_target = _returned_by("train_samples_target_or_fn")
+    is_train_iterations_enabled = _returned_by("is_train_iterations_enabled_or_fn")
+    is_validation_iterations_enabled = _returned_by("is_validation_iterations_enabled_or_fn")
+    is_test_iterations_enabled = _returned_by("is_test_iterations_enabled_or_fn")
+    is_save_checkpoint_enabled = _returned_by("is_save_checkpoint_enabled_or_fn")
+    is_log_throughput_enabled = _returned_by("is_log_throughput_enabled_or_fn")
 
     @property
     def app_type(self) -> ApplicationType:

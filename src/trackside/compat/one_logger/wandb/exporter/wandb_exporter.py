@@ -183,18 +183,18 @@ class WandBExporterSync(WandBExporterBase):
             ExportError: if W&B does not let us.
         """
         super().initialize()
-        self._tell(self._run.open)
+        self._guarded(self._run.open)
 
     def close(self) -> None:
         """End the run."""
         super().close()
-        self._tell(self._run.finish)
+        self._guarded(self._run.finish)
 
     def _log_metrics(self, metrics: dict[str, Any]) -> None:
-        self._tell(self._run.log, metrics)
+        self._guarded(self._run.log, metrics)
 
     @staticmethod
-    def _tell(method: Any, *given: Any) -> None:
+    def _guarded(method: Any, *given: Any) -> None:
         try:
             method(*given)
         except Exception as error:
