@@ -110,6 +110,6 @@ def _unheard(bus: trackside.Bus) -> list[Row]:
     runs = {"wants": asked, "log": logged, "logging, disabled": disabled, "torch.monitor": theirs, "empty": empty}
     times = interleaved(runs, loops=100_000)
     return [
-        compared("nobody wants it: wants()", times, "wants", "logging, disabled", 0.70, floor="empty"),
-        compared("nobody wants it: log() of a ready event", times, "log", "torch.monitor", 1.20, floor="empty"),
+        compared("no handler wants it: wants()", times, "wants", "logging, disabled", 0.70, floor="empty"),
+        compared("no handler wants it: log() of a ready event", times, "log", "torch.monitor", 1.20, floor="empty"),
     ]

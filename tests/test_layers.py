@@ -251,6 +251,26 @@ class TestTrackside:
         assert required - FIXED_LIBRARIES == set()
 
 
+def class_names(root: Path) -> dict[str, list[str]]:
+    """Return the modules that define each class at their top, by the class's name; compat's names are the peers'."""
+    defined: dict[str, list[str]] = {}
+    for path in sorted(root.rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and path.relative_to(root).parts[0] != "compat":
+                defined.setdefault(node.name, []).append(path.stem)
+    return defined
+
+
+class TestClassNames:
+    def test_are_unique(self):
+        """No two classes have one name, but for the callbacks of which each framework has its own."""
+        twice = {name: modules for name, modules in class_names(PACKAGE).items() if len(modules) > 1}
+        assert twice == {
+            "StragglerDetectionCallback": ["lightning", "pytorch_lightning"],
+            "TracksideCallback": ["fabric", "lightning", "pytorch_lightning", "transformers"],
+        }
+
+
 @pytest.fixture
 def check(tmp_path):
     """Return a function that checks a made-up package, given as a dict of paths and sources."""

@@ -15,7 +15,7 @@ from hypothesis import given
 from blocks import least_growth
 from implementations import needs_core, pure
 from trackside.counters import _instruments as compiled
-from trackside.counters._collector import Window
+from trackside.counters._collector import CollectorWindow
 
 pytestmark = needs_core
 
@@ -35,7 +35,7 @@ def recorded(cls, method, samples, **options):
     """Return the snapshot and the windows of an instrument after *samples*."""
     instrument = cls("x", aggregations=options.pop("aggregations", None))
     closed = []
-    window = Window(instrument, put=closed.append, now_ns=lambda: 0, **options)
+    window = CollectorWindow(instrument, put=closed.append, now_ns=lambda: 0, **options)
     instrument.attach(window, 0)
     for sample in samples:
         getattr(instrument, method)(sample)

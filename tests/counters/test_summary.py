@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 
 from trackside.counters import Aggregation
 from trackside.counters._aggregation import EXTREMES, SKETCH, SPREAD
-from trackside.counters._samples import Chunk, Summary, Total, checked, number
+from trackside.counters._samples import SampleChunk, SampleSummary, Total, checked, number
 
 EVERYTHING = EXTREMES | SPREAD | SKETCH
 ALL = tuple(Aggregation)
 
 
 def summary_of(*chunks, needs=EVERYTHING):
-    summary = Summary(needs)
+    summary = SampleSummary(needs)
     for values in chunks:
-        summary.add(Chunk(list(values), sum(values), needs))
+        summary.add(SampleChunk(list(values), sum(values), needs))
     return summary
 
 

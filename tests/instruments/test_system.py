@@ -13,7 +13,7 @@ from trackside.bus import Bus
 from trackside.events import MissingExtraError, SystemSamplingStarted
 from trackside.handlers import Capture
 from trackside.instruments import nvml, psutil, system
-from trackside.instruments._gauges import Reading, Share
+from trackside.instruments._gauges import MachineGauge, Share
 from trackside.instruments.system import SystemSampling
 
 DEADLINE_S = 30.0
@@ -183,7 +183,7 @@ class TestNvml:
 
 
 def gauge(name, read):
-    return Reading(name, "1", "for a test", read)
+    return MachineGauge(name, "1", "for a test", read)
 
 
 class Readings:

@@ -9,7 +9,7 @@ import pytest
 from trackside.events import MissingExtraError, SystemSamplingStarted
 from trackside.handlers import replay
 from trackside.instruments import psutil, system
-from trackside.instruments._gauges import Reading
+from trackside.instruments._gauges import MachineGauge
 from trackside.job import start
 
 DEADLINE_S = 30.0
@@ -19,7 +19,7 @@ class TestSystem:
     def test_recorded(self, tmp_path, bus, monkeypatch):
         """What is read is in the job's log: what there is to read, and the counters' last windows."""
         read = threading.Event()
-        gauge = Reading("machine.heat", "Cel", "for a test", lambda: (read.set(), 40.0)[1])
+        gauge = MachineGauge("machine.heat", "Cel", "for a test", lambda: (read.set(), 40.0)[1])
         monkeypatch.setattr(system.importlib.util, "find_spec", lambda name: name)
         monkeypatch.setattr(psutil, "gauges", lambda: [gauge])
         job = start(tmp_path, system=True, report=False, bus=bus)

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.once
 class TestStepTimes:
     def test_few(self):
         """Few steps are kept as they are."""
-        times = _gather.StepTimes()
+        times = _gather.StepLengths()
         times.add_many([5, 6, 7], [10.0, 20.0, 30.0])
         assert (list(times.numbers), list(times.lengths_ns), times.block) == ([5, 6, 7], [10.0, 20.0, 30.0], 1)
 
@@ -21,7 +21,7 @@ class TestStepTimes:
         """Of many the means of equal blocks are kept, each with its first step; at most one block's worth waits."""
         monkeypatch.setattr(_gather, "_MOST_STEPS", 16)
         lengths = [float(rng.randrange(100)) for _ in range(203)]
-        times = _gather.StepTimes()
+        times = _gather.StepLengths()
         for start in range(0, len(lengths), size):
             part = lengths[start : start + size]
             times.add_many(range(start, start + len(part)), part)

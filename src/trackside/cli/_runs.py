@@ -9,7 +9,7 @@ from typing import Any
 from trackside.cli._print import UNREADABLE, json_text, warn
 from trackside.core.text import clock, duration, printable, ranges
 from trackside.handlers.models.liveness import DIED, ENDED, RUNNING, SILENT
-from trackside.report import Attempt, Process, Run, RunsReport, Session, read_runs
+from trackside.report import AttemptOutline, ProcessOutline, RunOutline, RunsReport, SessionOutline, read_runs
 
 _MOST_RANGES = 8
 _SAID = {ENDED: "ended", DIED: "died", SILENT: "silent", RUNNING: "running, or died"}
@@ -59,7 +59,7 @@ def _lines(report: RunsReport) -> Iterator[str]:
     yield f"newest event: {clock(report.newest_ns, has_ms=True)}"
 
 
-def _attempt_line(run: Run, attempt: Attempt) -> str:
+def _attempt_line(run: RunOutline, attempt: AttemptOutline) -> str:
     first_ns, last_ns = attempt.first_ns, attempt.last_ns
     ranks = len({one.rank for one in attempt.processes})
     parts = [
@@ -74,11 +74,11 @@ def _attempt_line(run: Run, attempt: Attempt) -> str:
     return ", ".join(parts)
 
 
-def _number(attempt: Attempt) -> str:
+def _number(attempt: AttemptOutline) -> str:
     return f"{attempt.number}.{attempt.launch}" if attempt.launch else f"{attempt.number}"
 
 
-def _state_lines(attempt: Attempt, newest_ns: int | None) -> Iterator[str]:
+def _state_lines(attempt: AttemptOutline, newest_ns: int | None) -> Iterator[str]:
     """Yield a line for each state that ranks are in, with what is known of it and no more."""
     for (state, reason), ranks in attempt.states.items():
         who = "" if len(attempt.states) == 1 else f"rank(s) {ranges(ranks, most=_MOST_RANGES)} "
@@ -87,7 +87,7 @@ def _state_lines(attempt: Attempt, newest_ns: int | None) -> Iterator[str]:
         yield f"{who}{_SAID[state]}: {reason}{since}"
 
 
-def _since(members: list[Process], newest_ns: int | None) -> str:
+def _since(members: list[ProcessOutline], newest_ns: int | None) -> str:
     last_ns = max((one.last_ns for one in members if one.last_ns is not None), default=None)
     if last_ns is None or newest_ns is None:
         return ""
@@ -103,7 +103,7 @@ def as_json(report: RunsReport) -> dict[str, Any]:
     }
 
 
-def _session_json(session: Session) -> dict[str, Any]:
+def _session_json(session: SessionOutline) -> dict[str, Any]:
     return {
         "session": session.name,
         "tagged": session.is_tagged,
@@ -120,7 +120,7 @@ def _session_json(session: Session) -> dict[str, Any]:
     }
 
 
-def _attempt_json(attempt: Attempt) -> dict[str, Any]:
+def _attempt_json(attempt: AttemptOutline) -> dict[str, Any]:
     return {
         "attempt": attempt.number,
         "launch": attempt.launch,

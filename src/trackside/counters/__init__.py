@@ -6,14 +6,14 @@ all.
 """
 
 from trackside.counters._aggregation import Aggregation
-from trackside.counters._collector import Collector
+from trackside.counters._collector import CounterCollector
 from trackside.counters._instruments import Counter, CounterSnapshot, Gauge, Instrument, Stat, Timer
 from trackside.counters._registry import CounterRegistry, Sampler
 
 __all__ = [
     "Aggregation",
-    "Collector",
     "Counter",
+    "CounterCollector",
     "CounterRegistry",
     "CounterSnapshot",
     "Gauge",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from trackside.core import CircuitBreaker, ThreadSafeCount, complain
 from trackside.counters._aggregation import EXTREMES, SKETCH, SPREAD, Aggregation, needs_of
-from trackside.counters._samples import ALL_FINITE, Chunk, NonFinite, Summary, Total, as_float
+from trackside.counters._samples import ALL_FINITE, NonFinite, SampleChunk, SampleSummary, Total, as_float
 from trackside.events import CounterWindow
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class ClosedWindow(NamedTuple):
     instrument: Instrument
     start_ns: int
     end_ns: int
-    summary: Summary
+    summary: SampleSummary
     total_count: int
     total_sum: float
     raw: array[float] | None
@@ -42,7 +42,7 @@ class ClosedWindow(NamedTuple):
     non_finite: NonFinite
 
 
-class Window:
+class CollectorWindow:
     """
     What one collector accumulates of one instrument, from one closing to the next.
 
@@ -96,7 +96,7 @@ class Window:
     def begin(self, start_ns: int, total_count: int, total: Total) -> None:
         """Start the first window, of an instrument with *total_count* values so far."""
         self._start_ns = start_ns
-        self._summary = Summary(self.needs)
+        self._summary = SampleSummary(self.needs)
         self._total_count = total_count
         self._total = total.copy()
 
@@ -109,7 +109,7 @@ class Window:
         """Know *needs* too: of this window if it has no values yet, of the next ones in any case."""
         self.needs |= needs
         if self._summary.count == 0:
-            self._summary = Summary(self.needs)
+            self._summary = SampleSummary(self.needs)
 
     def add_non_finite(self, added: NonFinite) -> None:
         """Count samples that were not finite, of the chunk that is added next."""
@@ -117,7 +117,7 @@ class Window:
         before = own.before if own.samples else self._summary.count + added.before
         self._non_finite = NonFinite(own.samples + added.samples, before)
 
-    def add(self, chunk: Chunk) -> None:
+    def add(self, chunk: SampleChunk) -> None:
         """Add the samples of *chunk*, and close each window that they complete."""
         if self._limit is None:
             self._add(chunk)
@@ -130,7 +130,7 @@ class Window:
                 self.close(self._now_ns())
             first = end
 
-    def _add(self, chunk: Chunk) -> None:
+    def _add(self, chunk: SampleChunk) -> None:
         self._summary.add(chunk)
         self._total.add(chunk.total)
         self._total_count += chunk.count
@@ -158,7 +158,7 @@ class Window:
         )
         self._start_ns = end_ns
         self._non_finite = ALL_FINITE
-        self._summary = Summary(self.needs)
+        self._summary = SampleSummary(self.needs)
         if raw is not None:
             self._raw = array("d")
 
@@ -168,7 +168,7 @@ class Window:
         self._has_ended = True
 
 
-class Collector:
+class CounterCollector:
     """
     Publishes windows of the counters, stats and gauges that it covers, also of those made later; made by `collect`.
 
@@ -193,7 +193,7 @@ class Collector:
         aggregations: tuple[Aggregation, ...] | None,
         raw: Raw | None,
         now_ns: Callable[[], int],
-        on_close: Callable[[Collector], None],
+        on_close: Callable[[CounterCollector], None],
     ) -> None:
         self.match = match
         self.aggregations = aggregations
@@ -206,7 +206,7 @@ class Collector:
         self._handed = 0
         self._now_ns = now_ns
         self._on_close = on_close
-        self._windows: dict[Instrument, Window] = {}
+        self._windows: dict[Instrument, CollectorWindow] = {}
         self._waiting: deque[ClosedWindow] = deque()
         self._skips_empty = False
         self.due_ns = now_ns() + (self._interval_ns or POLL_NS)
@@ -237,7 +237,7 @@ class Collector:
         """Begin a window of *instrument* if this collector covers it."""
         if not self.covers(instrument.name) or instrument in self._windows:
             return
-        window = Window(
+        window = CollectorWindow(
             instrument,
             needs=needs_of(self.aggregations_of(instrument)),
             limit=self._count,

@@ -14,13 +14,13 @@ import attrs
 from trackside._implementation import native
 from trackside.core import CircuitBreaker, RateLimitedLog, ThreadSafeCount, complain
 from trackside.counters._aggregation import EXTREMES, Aggregation, needs_of
-from trackside.counters._samples import Chunk, Summary, checked, number
+from trackside.counters._samples import SampleChunk, SampleSummary, checked, number
 from trackside.events import ConfigError, Value, clock
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from trackside.counters._collector import Window
+    from trackside.counters._collector import CollectorWindow
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -160,8 +160,8 @@ class Instrument(Recorder):
         self._reason = ""
         self._log = RateLimitedLog()
         self._refused = ThreadSafeCount()
-        self._totals = Summary(0)
-        self._windows: tuple[Window, ...] = ()
+        self._totals = SampleSummary(0)
+        self._windows: tuple[CollectorWindow, ...] = ()
         self._refresh_needs()
 
     def __repr__(self) -> str:
@@ -222,7 +222,7 @@ class Instrument(Recorder):
     def _read_buffer(self) -> None:
         taken = self._take(self._needs_samples)
         if isinstance(taken, tuple):
-            self._add_chunk(Chunk.of_figures(*taken))
+            self._add_chunk(SampleChunk.of_figures(*taken))
         elif taken:
             self._check(taken)
         buffer = self._buffer
@@ -244,7 +244,7 @@ class Instrument(Recorder):
         if chunk is not None:
             self._add_chunk(chunk)
 
-    def _add_chunk(self, chunk: Chunk) -> None:
+    def _add_chunk(self, chunk: SampleChunk) -> None:
         self._totals.add(chunk)
         for window in self._windows:
             window.add(chunk)
@@ -289,7 +289,7 @@ class Instrument(Recorder):
 
     # --- windows -----------------------------------------------------------------------------------------------
 
-    def attach(self, window: Window, start_ns: int) -> bool:
+    def attach(self, window: CollectorWindow, start_ns: int) -> bool:
         """Let *window* have the values recorded from now on; False if the instrument could not be locked."""
 
         def begin() -> None:
@@ -299,7 +299,7 @@ class Instrument(Recorder):
 
         return self.fold(begin, timeout_s=LOCK_TIMEOUT_S)
 
-    def extend(self, window: Window, needs: int) -> None:
+    def extend(self, window: CollectorWindow, needs: int) -> None:
         """Let *window* know *needs* too, of the values recorded from now on."""
 
         def extend() -> None:
@@ -308,7 +308,7 @@ class Instrument(Recorder):
 
         self.fold(extend, timeout_s=LOCK_TIMEOUT_S)
 
-    def detach(self, window: Window, end_ns: int, *, timeout_s: float) -> bool:
+    def detach(self, window: CollectorWindow, end_ns: int, *, timeout_s: float) -> bool:
         """Close *window* for good; False if the instrument could not be locked in time."""
 
         def end() -> None:
@@ -330,7 +330,7 @@ class Instrument(Recorder):
         for window in self._windows:
             needs |= window.needs
         if self._totals.count == 0:  # later they would not be those of all values
-            self._totals = Summary(needs & EXTREMES)
+            self._totals = SampleSummary(needs & EXTREMES)
         self._needs = needs | self._totals.needs
         self._needs_samples = any(window.needs_samples for window in self._windows)
 

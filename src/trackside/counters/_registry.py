@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from trackside.core import LateThread, complain, deadline_in, left_s
 from trackside.counters._aggregation import Aggregation, in_order
-from trackside.counters._collector import LOCK_TIMEOUT_S, Collector, Raw
+from trackside.counters._collector import LOCK_TIMEOUT_S, CounterCollector, Raw
 from trackside.counters._instruments import Counter, CounterSnapshot, Gauge, Instrument, Stat
 from trackside.events import ConfigError, CounterWindow, Event, clock
 
@@ -52,7 +52,7 @@ class CounterRegistry:
         self._strict = strict
         self._threaded = threaded
         self._instruments: dict[str, Instrument] = {}
-        self._collectors: tuple[Collector, ...] = ()
+        self._collectors: tuple[CounterCollector, ...] = ()
         self._called: tuple[Gauge, ...] = ()
         """Gauges that have had a callback."""
         self._sampler = Sampler(self._beat)
@@ -216,7 +216,7 @@ class CounterRegistry:
         match: str = "*",
         aggregations: Iterable[Aggregation | str] | None = None,
         raw: Raw | None = None,
-    ) -> Collector:
+    ) -> CounterCollector:
         """
         Publish a `CounterWindow` of each counter, stat and gauge again and again, until the collector is closed.
 
@@ -237,7 +237,7 @@ class CounterRegistry:
         """
         if interval_s is None and count is None:
             raise ConfigError("interval_s", None, "give interval_s, count or both")
-        collector = Collector(
+        collector = CounterCollector(
             interval_s=_checked_interval(interval_s),
             count=_checked_count(count),
             match=_check_text("match", match),
@@ -255,7 +255,7 @@ class CounterRegistry:
         self.resume()
         return collector
 
-    def _release(self, collector: Collector) -> None:
+    def _release(self, collector: CounterCollector) -> None:
         with self._lock:
             before = self._collectors
             self._collectors = tuple(other for other in before if other is not collector)
@@ -264,7 +264,7 @@ class CounterRegistry:
         if collector in before:
             self._dropped_before += collector.dropped.value
 
-    def _hand_out(self, collectors: Iterable[Collector], timeout_s: float) -> bool:
+    def _hand_out(self, collectors: Iterable[CounterCollector], timeout_s: float) -> bool:
         """Publish closed windows; in order, unless another thread is stuck in doing so."""
         is_alone = self._publishing.acquire(timeout=timeout_s)
         try:

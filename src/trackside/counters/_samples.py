@@ -22,7 +22,7 @@ class NaNError(ValueError):
     """A sample is NaN."""
 
 
-class Chunk:
+class SampleChunk:
     """Some samples of one instrument, in the order in which they were recorded; shared by all its windows."""
 
     __slots__ = ("count", "last", "maximum", "minimum", "needs", "sketch", "squares", "total", "values")
@@ -48,18 +48,18 @@ class Chunk:
             self.squares = sum(map(operator.mul, deviations, deviations))
 
     @classmethod
-    def of_figures(cls, count: int, total: float, minimum: float, maximum: float, last: float) -> Chunk:
+    def of_figures(cls, count: int, total: float, minimum: float, maximum: float, last: float) -> SampleChunk:
         """Return a chunk without its samples, for an instrument of which no more than these figures is needed."""
         chunk = cls([last], total, 0)
         chunk.count, chunk.minimum, chunk.maximum = count, minimum, maximum
         return chunk
 
-    def part(self, first: int, end: int) -> Chunk:
+    def part(self, first: int, end: int) -> SampleChunk:
         """Return the samples from *first* up to before *end* as a chunk of their own."""
         if first == 0 and end == len(self.values):
             return self
         values = self.values[first:end]
-        return Chunk(values, sum(values), self.needs)
+        return SampleChunk(values, sum(values), self.needs)
 
 
 def _extremes(values: list[float]) -> tuple[float, float]:
@@ -88,7 +88,7 @@ class NonFinite(NamedTuple):
 ALL_FINITE: Final = NonFinite(0, 0)
 
 
-def checked(samples: list[Any], needs: int, lowest: float | None) -> tuple[Chunk | None, int, str, NonFinite]:
+def checked(samples: list[Any], needs: int, lowest: float | None) -> tuple[SampleChunk | None, int, str, NonFinite]:
     """
     Make a chunk of those *samples* that are numbers.
 
@@ -107,7 +107,7 @@ def checked(samples: list[Any], needs: int, lowest: float | None) -> tuple[Chunk
             # A chunk with a sample that is not finite, or is too low, is left to the loop below.
             is_number = type(total) in _PLAIN and math.isfinite(total)
             if is_number and (lowest is None or _are_at_least(lowest, samples)):
-                return Chunk(samples, total, needs), 0, "", ALL_FINITE
+                return SampleChunk(samples, total, needs), 0, "", ALL_FINITE
         except Exception:  # noqa: S110  whatever is wrong is found below, sample by sample
             pass
     values: list[float] = []
@@ -127,7 +127,7 @@ def checked(samples: list[Any], needs: int, lowest: float | None) -> tuple[Chunk
             if abs(value) == math.inf:
                 non_finite = non_finite.plus_one(len(values))
             values.append(value)
-    return (Chunk(values, sum(values), needs) if values else None), invalid, reason, non_finite
+    return (SampleChunk(values, sum(values), needs) if values else None), invalid, reason, non_finite
 
 
 def _are_at_least(lowest: float, samples: list[Any]) -> bool:
@@ -220,7 +220,7 @@ class Total:
         return self._sum + self._rounded_off
 
 
-class Summary:
+class SampleSummary:
     """The figures of some values, as far as *needs* asks."""
 
     __slots__ = ("count", "last", "maximum", "minimum", "needs", "sketch", "squares", "total")
@@ -235,7 +235,7 @@ class Summary:
         self.squares = 0.0
         self.sketch = Sketch() if needs & SKETCH else None
 
-    def add(self, chunk: Chunk) -> None:
+    def add(self, chunk: SampleChunk) -> None:
         """Add the values of *chunk*, which must know what `needs` asks."""
         added = chunk.count
         if self.needs & EXTREMES:

@@ -35,7 +35,7 @@ _FINAL_ERRORS: Final = (
 """Answers after which a retry is pointless."""
 
 
-class _Value(NamedTuple):
+class _SeriesValue(NamedTuple):
     """One value of one series."""
 
     metric: str
@@ -143,7 +143,7 @@ class GoogleCloudMonitoringSink:
                 except _FINAL_ERRORS as error:
                     raise RefusedError(f"{type(error).__name__}: {error.message}"[:200]) from error
 
-    def _series(self, update: GoodputUpdated, value: _Value) -> monitoring_v3.TimeSeries:
+    def _series(self, update: GoodputUpdated, value: _SeriesValue) -> monitoring_v3.TimeSeries:
         seconds, nanos = divmod(update.at_ns, 10**9)
         kind = "int64_value" if isinstance(value.value, int) else "double_value"
         return monitoring_v3.TimeSeries(
@@ -160,26 +160,26 @@ class GoogleCloudMonitoringSink:
             ],
         )
 
-    def _values(self, update: GoodputUpdated) -> Iterator[_Value]:
+    def _values(self, update: GoodputUpdated) -> Iterator[_SeriesValue]:
         labels = {**self._labels, **self._cluster}
         cumulative = {**labels, "window_type": "cumulative"}
-        yield _Value("goodput_time", float(update.productive_s), {**labels, "goodput_source": "TOTAL"})
+        yield _SeriesValue("goodput_time", float(update.productive_s), {**labels, "goodput_source": "TOTAL"})
         for source, spent in badput_sources(update.badput_s):
-            yield _Value("badput_time", float(spent), {**labels, "badput_source": source})
-        yield _Value("disruptions", int(update.disruptions), cumulative)
-        yield _Value("total_elapsed_time", float(update.elapsed_s), cumulative)
+            yield _SeriesValue("badput_time", float(spent), {**labels, "badput_source": source})
+        yield _SeriesValue("disruptions", int(update.disruptions), cumulative)
+        yield _SeriesValue("total_elapsed_time", float(update.elapsed_s), cumulative)
         if update.last_step is not None:
-            yield _Value("max_productive_steps", int(update.last_step), labels)
+            yield _SeriesValue("max_productive_steps", int(update.last_step), labels)
         if update.step_time.get("deviation_s") is not None:
-            yield _Value("step_time_deviation", float(update.step_time["deviation_s"]), labels)
+            yield _SeriesValue("step_time_deviation", float(update.step_time["deviation_s"]), labels)
         if update.step_time.get("ideal_s") is not None:
-            yield _Value(
+            yield _SeriesValue(
                 "performance", float(update.step_time["ideal_s"]), {}
             )  # the peer sends no labels with it, either
         for kind in ("stepping", "available"):
             if kind in update.slice_efficiency:
                 window = {**labels, "window_type": "CUMULATIVE", "rolling_window_size": "0"}
-                yield _Value(f"{kind}_slice_efficiency", float(update.slice_efficiency[kind]), window)
+                yield _SeriesValue(f"{kind}_slice_efficiency", float(update.slice_efficiency[kind]), window)
         yield from _of_windows(update.windows, labels)
 
 
@@ -192,16 +192,16 @@ def badput_sources(badput_s: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         )
 
 
-def _of_windows(windows: Mapping[str, list[Any]], labels: Mapping[str, str]) -> Iterator[_Value]:
+def _of_windows(windows: Mapping[str, list[Any]], labels: Mapping[str, str]) -> Iterator[_SeriesValue]:
     """Yield the values of the rolling windows, in percent."""
     columns = [windows.get(name, []) for name in ("length_s", "elapsed_s", "productive_s", "badput_s")]
     for length_s, elapsed_s, productive_s, badput_s in zip(*columns, strict=False):
         if not elapsed_s:
             continue
         sized = {**labels, "rolling_window_size": str(int(length_s))}
-        yield _Value("interval_goodput", 100 * productive_s / elapsed_s, {**sized, "goodput_source": "TOTAL"})
+        yield _SeriesValue("interval_goodput", 100 * productive_s / elapsed_s, {**sized, "goodput_source": "TOTAL"})
         for source, spent in badput_sources(badput_s):
-            yield _Value("interval_badput", 100 * spent / elapsed_s, {**sized, "badput_source": source})
+            yield _SeriesValue("interval_badput", 100 * spent / elapsed_s, {**sized, "badput_source": source})
 
 
 def _client() -> monitoring_v3.MetricServiceClient:

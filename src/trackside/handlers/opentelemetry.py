@@ -112,7 +112,7 @@ class OpenTelemetrySink:
                 self._signals[name] = _Signal(name, endpoint, headers, timeout_s)
         self._metric_interval_s = _environ_seconds("OTEL_METRIC_EXPORT_INTERVAL", 60_000)
         self._collected_s = time.monotonic()
-        self._processes: dict[str, _Process] = {}
+        self._processes: dict[str, _ProcessTelemetry] = {}
         self._sources: dict[str, Source] = {}
         self._dropped_by_ended = 0
         self._not_finite_by_ended = 0
@@ -145,7 +145,7 @@ class OpenTelemetrySink:
         process = self._processes.get(source.id)
         if process is None:
             self._sources[source.id] = source
-            process = self._processes[source.id] = _Process(source, self._sources, self._signals)
+            process = self._processes[source.id] = _ProcessTelemetry(source, self._sources, self._signals)
         process.export(event)
         if isinstance(event, SourceEnded):
             process.collect()
@@ -258,7 +258,7 @@ class _Signal:
                 self.exporter.drop(rejected, f"rejected by {self._url}")
 
 
-class _Process:
+class _ProcessTelemetry:
     """One process: its resource, and its events as spans, metrics and log records."""
 
     def __init__(self, source: Source, sources: Mapping[str, Source], signals: Mapping[str, _Signal]) -> None:

@@ -170,7 +170,7 @@ class ParquetFiles:
         self.events = 0
         """Events written so far."""
         self._tables: dict[tuple[str, int], _Table] = {}
-        self._files: OrderedDict[tuple[str, str, int], _File] = OrderedDict()
+        self._files: OrderedDict[tuple[str, str, int], _TableFile] = OrderedDict()
         self._parts: dict[tuple[str, str, int], int] = {}
         self._sources: dict[str, Source] = {}
         self._waiting_rows = 0
@@ -217,7 +217,7 @@ class ParquetFiles:
             self._close_oldest()
         _write_sources(self.directory, list(self._sources.values()))
 
-    def _file(self, source: Source, name: str, version: int) -> _File:
+    def _file(self, source: Source, name: str, version: int) -> _TableFile:
         key = (source.id, name, version)
         file = self._files.get(key)
         if file is not None:
@@ -231,10 +231,10 @@ class ParquetFiles:
         part = self._parts.get(key, 0)
         self._parts[key] = part + 1
         path = Path(table.directory) / _partition(source) / f"{_file_name(source.id)}.{part:04d}.parquet"
-        file = self._files[key] = _File(self.directory, path, table, source.id)
+        file = self._files[key] = _TableFile(self.directory, path, table, source.id)
         return file
 
-    def _count(self, file: _File, rows: int, weight: int) -> None:
+    def _count(self, file: _TableFile, rows: int, weight: int) -> None:
         """Count what waits in memory, and write what exceeds a limit."""
         self._waiting_rows += rows
         self._waiting_bytes += weight
@@ -249,7 +249,7 @@ class ParquetFiles:
         self._write(file)
         file.close()
 
-    def _write(self, file: _File) -> None:
+    def _write(self, file: _TableFile) -> None:
         self._waiting_rows -= file.waiting_rows
         self._waiting_bytes -= file.waiting_bytes
         file.write()
@@ -313,7 +313,7 @@ class _Table:
         )
 
 
-class _File:
+class _TableFile:
     """One file: the events of one type from one source, or a part of them."""
 
     def __init__(self, root: Path, path: Path, table: _Table, source_id: str) -> None:

@@ -37,7 +37,7 @@ class ScalarWriter(Protocol):
 
 
 @attrs.define
-class _Run:
+class _RunWriter:
     writer: ScalarWriter
     unwritten: int = 0
     """Events whose points may not have reached the file."""
@@ -72,7 +72,7 @@ class TensorBoardSink:
         self.lost = 0
         """Events whose points did not reach the file."""
         self._curves = CurveReader()
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, _RunWriter] = {}
         self._flushed_s = 0.0
 
     def __call__(self, event: Event) -> None:
@@ -115,7 +115,7 @@ class TensorBoardSink:
                 self._close(self._runs.pop(source_id).writer)
         return not self.lost
 
-    def _open_run(self, source: Source) -> _Run:
+    def _open_run(self, source: Source) -> _RunWriter:
         if len(self._runs) >= _MAX_RUNS:
             raise ConfigError("TensorBoardSink", f"{len(self._runs) + 1} processes", f"it writes {_MAX_RUNS} at most")
         writer = self._writer
@@ -124,7 +124,7 @@ class TensorBoardSink:
             if source.role != "main":
                 name += f".{source.role}-{source.pid}"
             writer = _FileWriter(f"{self._directory.rstrip('/')}/{name}")
-        run = self._runs[source.id] = _Run(writer)
+        run = self._runs[source.id] = _RunWriter(writer)
         return run
 
     def _flush(self) -> None:

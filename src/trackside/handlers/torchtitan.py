@@ -56,7 +56,7 @@ class TitanRecord:
 
 
 @attrs.define
-class _Open:
+class _OpenSpan:
     name: str
     id: int
     start_ns: int
@@ -75,7 +75,7 @@ class TitanReader:
         self.unpaired = 0
         """Ends without a start, and starts that were nested too deep."""
         self._next_id = next_id
-        self._open: dict[tuple[str, int], list[_Open]] = {}
+        self._open: dict[tuple[str, int], list[_OpenSpan]] = {}
         self._step = -1
         self._step_id = 0
         self._step_start_ns = 0
@@ -121,7 +121,7 @@ class TitanReader:
         stack = self._open.setdefault(record.track, [])
         if moment == "start":
             if len(stack) < _MAX_DEPTH:
-                stack.append(_Open(name, self._next_id(), record.at_ns))
+                stack.append(_OpenSpan(name, self._next_id(), record.at_ns))
             else:
                 self.unpaired += 1
         elif not stack or stack[-1].name != name:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 
-class Reading(NamedTuple):
+class MachineGauge(NamedTuple):
     """A value that can be read off the machine. Reading it may fail or return None: it is then absent, and never 0."""
 
     name: str

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from trackside.bus import Bus
 from trackside.events import GpuTimingUnavailable
 from trackside.instruments._section import Section
-from trackside.instruments._section_times import CHUNK, SectionTimes, Summary
+from trackside.instruments._section_times import CHUNK, SectionSummary, SectionTimes
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -42,7 +42,7 @@ class KernelSource(Protocol):
     def end(self) -> None:
         """Record no more, unless it was begun more often."""
 
-    def take(self) -> tuple[list[tuple[str, Summary]], int]:
+    def take(self) -> tuple[list[tuple[str, SectionSummary]], int]:
         """Return the statistics by kernel since the last call, and how many launches were lost."""
 
     def flush(self) -> None:
@@ -174,7 +174,7 @@ class GpuSections:
             if len(times.times) >= CHUNK:
                 times.fold()
 
-    def close(self) -> tuple[list[tuple[str, Summary]], int]:
+    def close(self) -> tuple[list[tuple[str, SectionSummary]], int]:
         """Return the statistics since the last call, and how many stretches were lost; what is pending comes later."""
         if self._kernels is not None:
             try:

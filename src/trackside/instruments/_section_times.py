@@ -11,7 +11,7 @@ CHUNK: Final = 1024
 """Times that may lie unsummarized; up to so many the median is exact."""
 
 
-class Summary(NamedTuple):
+class SectionSummary(NamedTuple):
     """The statistics of one section in one window, in ns."""
 
     timed: int
@@ -114,14 +114,14 @@ class SectionTimes:
             self._kept = self._kept[::2]
             self._stride *= 2
 
-    def close(self) -> Summary | None:
+    def close(self) -> SectionSummary | None:
         """Return the statistics since the last call, and begin anew; None if nothing was timed."""
         with self._lock:
             self._fold()
             entries = self._entries_since()
             if not self.count:
                 return None
-            summary = Summary(
+            summary = SectionSummary(
                 self.count,
                 max(entries, self.count),
                 float(self.minimum),

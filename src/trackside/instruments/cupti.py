@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, Final
 
-from trackside.instruments._section_times import CHUNK, SectionTimes, Summary
+from trackside.instruments._section_times import CHUNK, SectionSummary, SectionTimes
 
 BUFFER_BYTES: Final = 1 << 20
 MAX_BUFFERS: Final = 8
@@ -99,7 +99,7 @@ class KernelRecorder:
                 self._is_on = False
                 self._cupti.activity_disable(self._kind)
 
-    def take(self) -> tuple[list[tuple[str, Summary]], int]:
+    def take(self) -> tuple[list[tuple[str, SectionSummary]], int]:
         """
         Return the statistics of the kernels that came since the last call, by name, and how many launches were lost.
 
@@ -235,7 +235,7 @@ def _short(name: str) -> str:
     return f"{name[: MAX_NAME_LENGTH - len(digest) - 1]}~{digest}"
 
 
-def _heaviest(summaries: list[tuple[str, Summary]]) -> tuple[list[tuple[str, Summary]], int]:
+def _heaviest(summaries: list[tuple[str, SectionSummary]]) -> tuple[list[tuple[str, SectionSummary]], int]:
     """Return those that took the longest, as many as there is room for, by name; and how many launches are left out."""
     room = MAX_NAMES_BYTES
     kept, left_out = [], 0

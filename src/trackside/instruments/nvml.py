@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from trackside.instruments._gauges import Reading
+from trackside.instruments._gauges import MachineGauge
 
 _MILLI = 1e-3
 _MEGA = 1e6
 
 
-def gauges(local_rank: int, environ: Mapping[str, str] = os.environ) -> list[Reading]:
+def gauges(local_rank: int, environ: Mapping[str, str] = os.environ) -> list[MachineGauge]:
     """
     Return what can be read of the GPU of one rank.
 
@@ -54,7 +54,7 @@ def device_of(local_rank: int, visible: str | None) -> int | str:
     return int(device) if device.isdigit() else device
 
 
-def gauges_of(pynvml: Any, device: int | str) -> list[Reading]:
+def gauges_of(pynvml: Any, device: int | str) -> list[MachineGauge]:
     """
     Return what the module *pynvml* can read of *device*: what the GPU does not report now is left out.
 
@@ -77,34 +77,34 @@ def _tells(read: Callable[[], object], refusal: type[Exception]) -> bool:
     return True
 
 
-def _gauges(pynvml: Any, handle: Any) -> Iterator[Reading]:
+def _gauges(pynvml: Any, handle: Any) -> Iterator[MachineGauge]:
     def clock(kind: int) -> Callable[[], float]:
         return lambda: pynvml.nvmlDeviceGetClockInfo(handle, kind) * _MEGA
 
-    yield Reading(
+    yield MachineGauge(
         "hw.gpu.utilization",
         "1",
         "share of the time in which any kernel ran",
         lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
     )
-    yield Reading(
+    yield MachineGauge(
         "hw.gpu.memory.usage",
         "By",
         "memory of the GPU that is allocated",
         lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used,
     )
-    yield Reading("hw.gpu.power", "W", "power drawn", lambda: pynvml.nvmlDeviceGetPowerUsage(handle) * _MILLI)
-    yield Reading(
+    yield MachineGauge("hw.gpu.power", "W", "power drawn", lambda: pynvml.nvmlDeviceGetPowerUsage(handle) * _MILLI)
+    yield MachineGauge(
         "hw.gpu.energy",
         "J",
         "energy drawn since the driver was loaded",
         lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) * _MILLI,
     )
-    yield Reading(
+    yield MachineGauge(
         "hw.gpu.temperature",
         "Cel",
         "temperature of the GPU",
         lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
     )
-    yield Reading("hw.gpu.clock.sm", "Hz", "clock of the multiprocessors", clock(pynvml.NVML_CLOCK_SM))
-    yield Reading("hw.gpu.clock.memory", "Hz", "clock of the memory", clock(pynvml.NVML_CLOCK_MEM))
+    yield MachineGauge("hw.gpu.clock.sm", "Hz", "clock of the multiprocessors", clock(pynvml.NVML_CLOCK_SM))
+    yield MachineGauge("hw.gpu.clock.memory", "Hz", "clock of the memory", clock(pynvml.NVML_CLOCK_MEM))

@@ -6,13 +6,13 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from trackside.instruments._gauges import Reading, Share
+from trackside.instruments._gauges import MachineGauge, Share
 
 _IDLE = ("idle", "iowait")
 _WITHIN_OTHERS = ("guest", "guest_nice")  # counted in ``user`` and ``nice`` as well
 
 
-def gauges() -> list[Reading]:
+def gauges() -> list[MachineGauge]:
     """
     Return what can be read here.
 
@@ -26,7 +26,7 @@ def gauges() -> list[Reading]:
     return list(gauges_of(psutil))
 
 
-def gauges_of(psutil: Any) -> Iterator[Reading]:
+def gauges_of(psutil: Any) -> Iterator[MachineGauge]:
     """Yield what the module *psutil* can read."""
     process = psutil.Process()
 
@@ -38,20 +38,24 @@ def gauges_of(psutil: Any) -> Iterator[Reading]:
         memory = psutil.virtual_memory()
         return float(memory.total - memory.available)
 
-    yield Reading(
+    yield MachineGauge(
         "process.cpu.utilization",
         "1",
         "CPU time of this process per second; 1 is a whole core",
         Share(own_s, time.monotonic).read,
     )
-    yield Reading("process.memory.usage", "By", "RAM that this process occupies", lambda: process.memory_info().rss)
-    yield Reading(
+    yield MachineGauge(
+        "process.memory.usage", "By", "RAM that this process occupies", lambda: process.memory_info().rss
+    )
+    yield MachineGauge(
         "system.cpu.utilization",
         "1",
         "share of the machine's CPU time that was not idle",
         Share(lambda: _cpu_s(psutil, busy=True), lambda: _cpu_s(psutil, busy=False)).read,
     )
-    yield Reading("system.memory.usage", "By", "RAM of the machine that no other process could have now", used_bytes)
+    yield MachineGauge(
+        "system.memory.usage", "By", "RAM of the machine that no other process could have now", used_bytes
+    )
 
 
 def _cpu_s(psutil: Any, *, busy: bool) -> float:

@@ -19,7 +19,7 @@ from trackside.bus import Bus, Subscription, default_bus
 from trackside.events import ConfigError, IterationEnded, KernelWindow, SectionWindow, clock
 from trackside.instruments._gpu_sections import GpuSection, GpuSections, GpuTimer, KernelSource
 from trackside.instruments._section import Section
-from trackside.instruments._section_times import SectionTimes, Summary
+from trackside.instruments._section_times import SectionSummary, SectionTimes
 from trackside.instruments.cupti import kernel_recorder
 from trackside.instruments.torch import cuda_event_timer
 
@@ -282,7 +282,7 @@ class Sections:
         return [KernelWindow(**common, **_columns(on_gpu), dropped=lost), sections]
 
 
-def _columns(timed: list[tuple[str, Summary]]) -> dict[str, Any]:
+def _columns(timed: list[tuple[str, SectionSummary]]) -> dict[str, Any]:
     return {
         "names": [name for name, _ in timed],
         "counts": [summary.timed for _, summary in timed],

@@ -16,7 +16,7 @@ from trackside.bus import Bus, default_bus
 from trackside.counters import Gauge
 from trackside.events import MissingExtraError, SystemSamplingStarted, process_source
 from trackside.instruments import nvml, psutil
-from trackside.instruments._gauges import Reading
+from trackside.instruments._gauges import MachineGauge
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -25,7 +25,7 @@ EVERY_S: Final = 2.0
 MAX_FAILURES: Final = 5
 """In a row, after which a gauge is read no more."""
 
-Find = Callable[[], Sequence[Reading]]
+Find = Callable[[], Sequence[MachineGauge]]
 
 
 class SystemSampling:
@@ -84,7 +84,7 @@ class SystemSampling:
 
     def _begin(self) -> list[_Reading]:
         """Find the gauges, and say which there are."""
-        found: list[Reading] = []
+        found: list[MachineGauge] = []
         absent: dict[str, str] = {}
         for what, find in self._find.items():
             try:
@@ -94,7 +94,7 @@ class SystemSampling:
         self._bus.log(SystemSamplingStarted(sampled=[gauge.name for gauge in found], absent=absent, step=-1, span_id=0))
         return [_Reading(gauge, self._gauge(gauge)) for gauge in found]
 
-    def _gauge(self, gauge: Reading) -> Gauge:
+    def _gauge(self, gauge: MachineGauge) -> Gauge:
         aggregations = ("mean", "min", "max", "value")
         return self._bus.gauge(gauge.name, unit=gauge.unit, help=gauge.help, aggregations=aggregations)
 
@@ -102,7 +102,7 @@ class SystemSampling:
 class _Reading:
     """A gauge of the machine, and the bus's gauge of its values."""
 
-    def __init__(self, gauge: Reading, values: Gauge) -> None:
+    def __init__(self, gauge: MachineGauge, values: Gauge) -> None:
         self._gauge = gauge
         self._values = values
         self._failures = 0

@@ -14,7 +14,7 @@ from trackside.instruments import callbacks
 from trackside.instruments._moments import end_with
 from trackside.instruments._out_of_order import RunError
 from trackside.instruments._raised import withhold
-from trackside.integrations._auto_start import AutoStart
+from trackside.integrations._auto_start import AutoStart, opted_in
 from trackside.integrations._lightning_watch import Watch
 
 if TYPE_CHECKING:
@@ -53,16 +53,24 @@ def _hook(record: Callable[..., None]) -> Any:
 
 class LightningHooks:
     """
-    The spans, iterations, sections and checkpoints of whatever a trainer runs.
+    Turn telemetry on and record what a trainer does, with no code in the model.
 
-    Mixed into each package's ``Callback``. Of several on one trainer the first does it all. What goes wrong inside is
-    logged, and stays out of the training.
+    ::
+
+        trainer = Trainer(callbacks=[TracksideCallback("runs/")], ...)
+
+    Training, validation, testing and prediction with their iterations; loading data, forward, backward and the
+    optimizer's step, as spans and as sections for straggler detection; checkpoints saved and loaded; the values that
+    the model logs; and the exception that ended it. Telemetry is on from the trainer's first run to the end of the
+    process, or to `close`. Of several callbacks on one trainer the first does it all. What goes wrong inside is logged,
+    and stays out of the training.
 
     Args:
         directory: Where the event log goes, the same on all ranks. None leaves it to the script to turn telemetry on.
-        job: The identity of the run; the trainer fills in what it leaves open.
+        job: The identity of the run, as `trackside.start` takes it; the trainer fills in what it leaves open.
         handlers: Models, sinks and callables to subscribe.
-        call_on_app_start: Open the application's span now, for a script that calls `callbacks.on_app_end` itself.
+        call_on_app_start: Open the application's span now, for a script that calls
+            `trackside.instruments.callbacks.on_app_end` itself.
     """
 
     def __init__(
@@ -78,6 +86,50 @@ class LightningHooks:
         self._watch: Watch | None = None
         if call_on_app_start:
             callbacks.on_app_start()
+
+    @classmethod
+    def of_every_trainer(cls) -> list[Any]:
+        """
+        Return the callbacks of every trainer: none, unless the variable ``TRACKSIDE`` says where telemetry is to go.
+
+        The entry point that Lightning asks for callbacks.
+        """
+        directory = opted_in()
+        return [] if directory is None else [cls(directory)]
+
+    @classmethod
+    def hook_trainer_cls(cls, trainer: T, callback: Any = None) -> tuple[T, Any]:
+        """
+        Add a callback to every trainer of the class *trainer* made from now on, before those that it is given.
+
+        ::
+
+            hook_trainer_cls(Trainer)
+
+        Args:
+            trainer: The class; changed in place, once. One that has a callback, its own or an inherited one, keeps it.
+            callback: The callback, if it is to be another one than a `TracksideCallback`.
+
+        Returns:
+            The class, and the callback that its trainers share.
+        """
+        known = getattr(trainer, _MARK, None)
+        if known is not None:
+            return trainer, known
+        shared = callback or cls()
+        make: Any = trainer.__init__  # type: ignore[misc]  # this class's own
+
+        @functools.wraps(make)
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            given = kwargs.get("callbacks")
+            listed = list(given) if isinstance(given, (list, tuple)) else [] if given is None else [given]
+            if shared not in listed:
+                listed.insert(0, shared)
+            make(self, *args, **{**kwargs, "callbacks": listed})
+
+        trainer.__init__ = init  # type: ignore[misc]
+        setattr(trainer, _MARK, shared)
+        return trainer, shared
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002  Lightning's signature
         """Turn telemetry on, and begin to watch what the trainer is about to run."""
@@ -239,34 +291,3 @@ class LightningHooks:
     def on_predict_batch_end(self: Watch, outputs: Any, batch: Any, *_place: Any, **_more: Any) -> None:
         """Close it."""
         self.evaluation_ended(outputs, batch)
-
-
-def hooked(cls: T, callback: Any) -> tuple[T, Any]:
-    """
-    Give every trainer of the class *cls* made from now on a callback, before those that it is given.
-
-    A class that has one, its own or an inherited one, keeps it.
-
-    Args:
-        cls: The class; changed in place.
-        callback: What its trainers share.
-
-    Returns:
-        The class, and the callback that its trainers have.
-    """
-    known = getattr(cls, _MARK, None)
-    if known is not None:
-        return cls, known
-    make: Any = cls.__init__  # type: ignore[misc]  # this class's own
-
-    @functools.wraps(make)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        given = kwargs.get("callbacks")
-        listed = list(given) if isinstance(given, (list, tuple)) else [] if given is None else [given]
-        if callback not in listed:
-            listed.insert(0, callback)
-        make(self, *args, **{**kwargs, "callbacks": listed})
-
-    cls.__init__ = init  # type: ignore[misc]
-    setattr(cls, _MARK, callback)
-    return cls, callback

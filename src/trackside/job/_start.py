@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 from trackside.bus import Bus, Subscription, default_bus
-from trackside.counters import Collector
+from trackside.counters import CounterCollector
 from trackside.events import ConfigError, Event, Source, set_process_source
 from trackside.handlers import EventLog
 from trackside.handlers.models import TrainingMetrics
@@ -171,7 +171,7 @@ class Job:
         self._subscriptions: list[Subscription] = []
         self._redact_before = bus.redact
         self._applied: AppliedConfig | None = None
-        self._collector: Collector | None = None
+        self._collector: CounterCollector | None = None
         self._heartbeat: HeartbeatThread | None = None
         self._remote: RemoteAccess | None = None
         self._system: SystemSampling | None = None

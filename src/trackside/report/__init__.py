@@ -8,7 +8,7 @@ from trackside.report._build import read_report
 from trackside.report._compare import BETTER, SAME, WORSE, Comparison, Row, Selected, compare
 from trackside.report._html import report_page
 from trackside.report._report import Finding, Report, Ruling, Verdict
-from trackside.report._runs import Attempt, Process, Run, RunsReport, Session, read_runs
+from trackside.report._runs import AttemptOutline, ProcessOutline, RunOutline, RunsReport, SessionOutline, read_runs
 from trackside.report._text import report_lines
 from trackside.report._top import Top, TopView
 from trackside.report._top import line as top_line
@@ -18,17 +18,17 @@ __all__ = [
     "BETTER",
     "SAME",
     "WORSE",
-    "Attempt",
+    "AttemptOutline",
     "Comparison",
     "Finding",
-    "Process",
+    "ProcessOutline",
     "Report",
     "Row",
     "Ruling",
-    "Run",
+    "RunOutline",
     "RunsReport",
     "Selected",
-    "Session",
+    "SessionOutline",
     "Top",
     "TopView",
     "Traced",

@@ -31,7 +31,7 @@ from trackside.handlers.models import SpanReport
 from trackside.handlers.models.goodput import GoodputAccumulator, GoodputResult
 from trackside.handlers.models.liveness import ENDED, LifeSigns, is_gone, liveness, worst
 from trackside.handlers.models.scores import RELATIVE, ScoreAggregator, ScoreReport
-from trackside.report._gather import MOST_WINDOWS, Gatherer, Mark, StepTimes, Trace, Watched, is_out_of_memory
+from trackside.report._gather import MOST_WINDOWS, Gatherer, Mark, StepLengths, Trace, Watched, is_out_of_memory
 from trackside.report._report import (
     AttemptBar,
     CounterRow,
@@ -113,7 +113,7 @@ def find_change(lengths: Sequence[float]) -> Change | None:
     return Change(place, found.before, found.after)
 
 
-def joined(runs: Iterable[StepTimes]) -> tuple[list[float], list[int]]:
+def joined(runs: Iterable[StepLengths]) -> tuple[list[float], list[int]]:
     """Return the steps of all *runs*, one after the other, without the first of each: it includes starting up."""
     lengths: list[float] = []
     numbers: list[int] = []

@@ -13,7 +13,7 @@ from trackside.events import Source, UnreadableError
 from trackside.handlers import replay
 from trackside.handlers.models.goodput import GoodputResult
 from trackside.report._build import Progress, gather, joined, part_series
-from trackside.report._gather import Gatherer, StepTimes
+from trackside.report._gather import Gatherer, StepLengths
 from trackside.report._statistics import TRIM, Difference, difference
 
 BETTER, WORSE, SAME = "better", "worse", "no difference shown"
@@ -179,7 +179,7 @@ class _Read:
 
     def lengths(self) -> list[list[float]]:
         """Return each run's steps, in seconds."""
-        runs: dict[str, list[StepTimes]] = {}
+        runs: dict[str, list[StepLengths]] = {}
         for process in self.gathered.processes:
             if process.lengths is not None:
                 runs.setdefault(process.source.run_id, []).append(process.lengths)

@@ -277,7 +277,7 @@ class Trace:
 
 
 @attrs.define
-class StepTimes:
+class StepLengths:
     """How long the steps of one process took, in order; of very many the means of some that follow each other."""
 
     lengths_ns: array[float] = attrs.field(factory=lambda: array("d"))
@@ -414,7 +414,7 @@ class Watched:
     """Of the bus, as the last heartbeat reported them."""
     memory: dict[str, Trace] = attrs.field(factory=dict)
     """By name, the counters whose unit is bytes."""
-    lengths: StepTimes | None = None
+    lengths: StepLengths | None = None
     """Kept of the first rank of an attempt."""
     tiles: StepTiles = attrs.field(factory=StepTiles)
     """The steps, by the spans within them."""
@@ -582,7 +582,7 @@ class Gatherer:
             now.tiles.most = self._most_blocks
             if now.is_rank and place not in self._leads:
                 self._leads[place] = source.id
-                now.lengths = StepTimes()
+                now.lengths = StepLengths()
         self._is_lead = self._leads.get(place) == source.id
         self._now = now
         self._since_window_ns = 0

@@ -14,7 +14,7 @@ from trackside.report._whatif import LateRank, Pause, WhatIf
 
 
 @attrs.frozen
-class Shown:
+class BucketStyle:
     """How a bucket is shown."""
 
     name: str
@@ -26,22 +26,22 @@ class Shown:
 
 PRODUCTIVE: Final = "PRODUCTIVE"
 _SHOWN: Final = {
-    PRODUCTIVE: Shown("productive", "#1f8a5b", "#35b27b", "green"),
-    "WASTED_PROGRESS_FROM_DISRUPTION": Shown("steps done again", "#c8322b", "#e5655c", "red"),
-    "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION": Shown("until it was back", "#8e2c66", "#c45f9c", "magenta"),
-    "UNPRODUCTIVE_CHECKPOINT_SAVE_TIME": Shown("saving checkpoints", "#3566c0", "#6f9bf0", "blue"),
-    "UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME": Shown("loading checkpoints", "#6aa3e8", "#9cc4f5", "bright_blue"),
-    "DATA_LOADING_SYNC": Shown("waiting for data", "#d98a00", "#f0b03f", "yellow"),
-    "VALIDATION": Shown("validation", "#0f8f9e", "#3fbdca", "cyan"),
-    "ACCELERATOR_INITIALIZATION": Shown("starting accelerators", "#8a6d3b", "#b99a62", "bright_yellow"),
-    "TRAINING_PREP": Shown("preparing", "#a58d5f", "#cdb88a", "bright_cyan"),
-    "PROGRAM_STARTUP": Shown("the first step", "#bfae8e", "#8d7f63", "bright_magenta"),
-    "OTHER": Shown("nothing says what", "#9aa0a6", "#6d747b", "bright_black"),
+    PRODUCTIVE: BucketStyle("productive", "#1f8a5b", "#35b27b", "green"),
+    "WASTED_PROGRESS_FROM_DISRUPTION": BucketStyle("steps done again", "#c8322b", "#e5655c", "red"),
+    "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION": BucketStyle("until it was back", "#8e2c66", "#c45f9c", "magenta"),
+    "UNPRODUCTIVE_CHECKPOINT_SAVE_TIME": BucketStyle("saving checkpoints", "#3566c0", "#6f9bf0", "blue"),
+    "UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME": BucketStyle("loading checkpoints", "#6aa3e8", "#9cc4f5", "bright_blue"),
+    "DATA_LOADING_SYNC": BucketStyle("waiting for data", "#d98a00", "#f0b03f", "yellow"),
+    "VALIDATION": BucketStyle("validation", "#0f8f9e", "#3fbdca", "cyan"),
+    "ACCELERATOR_INITIALIZATION": BucketStyle("starting accelerators", "#8a6d3b", "#b99a62", "bright_yellow"),
+    "TRAINING_PREP": BucketStyle("preparing", "#a58d5f", "#cdb88a", "bright_cyan"),
+    "PROGRAM_STARTUP": BucketStyle("the first step", "#bfae8e", "#8d7f63", "bright_magenta"),
+    "OTHER": BucketStyle("nothing says what", "#9aa0a6", "#6d747b", "bright_black"),
 }
-_ELSE: Final = Shown("", "#5b4fb3", "#958af0", "white")
+_ELSE: Final = BucketStyle("", "#5b4fb3", "#958af0", "white")
 
 
-def shown(bucket: str) -> Shown:
+def shown(bucket: str) -> BucketStyle:
     """Return how *bucket* is shown; custom and elastic ones have one colour and their own name."""
     return _SHOWN.get(bucket) or attrs.evolve(_ELSE, name=bucket.lower().replace("_", " "))
 

@@ -84,7 +84,7 @@ K = TypeVar("K")
 
 
 @attrs.frozen(kw_only=True)
-class Process:
+class ProcessOutline:
     """One rank of an attempt."""
 
     rank: int
@@ -102,7 +102,7 @@ class Process:
 
 
 @attrs.frozen(kw_only=True)
-class Attempt:
+class AttemptOutline:
     """The ranks that were started together."""
 
     number: int
@@ -110,7 +110,7 @@ class Attempt:
     launch: int
     """Which launch under this run id and number it is, from 0: without a launcher each has the number 0."""
     world_size: int
-    processes: tuple[Process, ...]
+    processes: tuple[ProcessOutline, ...]
     """By rank."""
     workers: int
     """Processes, as of data loaders, that are no ranks."""
@@ -145,25 +145,25 @@ class Attempt:
 
 
 @attrs.frozen(kw_only=True)
-class Run:
+class RunOutline:
     """What its launcher calls one run, as far as it is expected to perform alike."""
 
     run_id: str
     perf_tags: tuple[str, ...]
     baseline: bool
     application: str
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[AttemptOutline, ...]
     """By start."""
 
 
 @attrs.frozen(kw_only=True)
-class Session:
+class SessionOutline:
     """The runs of one logical task."""
 
     name: str
     """The session's tag; of a run without one its id."""
     is_tagged: bool
-    runs: tuple[Run, ...]
+    runs: tuple[RunOutline, ...]
     """By start."""
 
 
@@ -171,7 +171,7 @@ class Session:
 class RunsReport:
     """What `read_runs` found."""
 
-    sessions: tuple[Session, ...]
+    sessions: tuple[SessionOutline, ...]
     """By start."""
     newest_ns: int | None
     """The time of the newest event of all."""
@@ -216,12 +216,12 @@ def _session_of(seen: SourceOutline) -> tuple[str, bool]:
     return (tag, True) if tag else (seen.source.run_id, False)
 
 
-def _start(attempts: Sequence[Attempt]) -> int:
+def _start(attempts: Sequence[AttemptOutline]) -> int:
     return min(attempt.first_ns or 0 for attempt in attempts)
 
 
-def _session(name: tuple[str, bool], group: Sequence[SourceOutline], newest_ns: int | None) -> Session:
-    runs: list[Run] = []
+def _session(name: tuple[str, bool], group: Sequence[SourceOutline], newest_ns: int | None) -> SessionOutline:
+    runs: list[RunOutline] = []
     for run_id, members in _grouped(group, lambda seen: seen.source.run_id).items():
         for tags, launched in _grouped(_launched(members), lambda one: one.perf_tags).items():
             attempts = [
@@ -229,7 +229,7 @@ def _session(name: tuple[str, bool], group: Sequence[SourceOutline], newest_ns: 
                 for place, processes in _grouped(launched, lambda one: one.place).items()
             ]
             runs.append(
-                Run(
+                RunOutline(
                     run_id=run_id,
                     perf_tags=tags,
                     baseline=any(one.seen.source.baseline for one in launched),
@@ -238,7 +238,7 @@ def _session(name: tuple[str, bool], group: Sequence[SourceOutline], newest_ns: 
                 )
             )
     runs.sort(key=lambda run: (_start(run.attempts), run.run_id, run.perf_tags))
-    return Session(name=name[0], is_tagged=name[1], runs=tuple(runs))
+    return SessionOutline(name=name[0], is_tagged=name[1], runs=tuple(runs))
 
 
 @attrs.frozen
@@ -277,9 +277,9 @@ def _is_rank(seen: SourceOutline) -> bool:
     return seen.source.role == _MAIN
 
 
-def _attempt(place: tuple[int, int], launched: Sequence[_Launched], newest_ns: int | None) -> Attempt:
+def _attempt(place: tuple[int, int], launched: Sequence[_Launched], newest_ns: int | None) -> AttemptOutline:
     ranks = [_process(one, newest_ns) for one in launched if _is_rank(one.seen)]
-    return Attempt(
+    return AttemptOutline(
         number=place[0],
         launch=place[1],
         world_size=max(one.seen.source.world_size for one in launched),
@@ -288,7 +288,7 @@ def _attempt(place: tuple[int, int], launched: Sequence[_Launched], newest_ns: i
     )
 
 
-def _process(main: _Launched, newest_ns: int | None) -> Process:
+def _process(main: _Launched, newest_ns: int | None) -> ProcessOutline:
     seen = main.seen
     signs = LifeSigns(last_ns=seen.last_ns, heartbeat_interval_ns=seen.heartbeat_interval_ns, end_reason=seen.ended)
     is_replaced = main.next_ns is not None and main.next_ns > (seen.last_ns or 0)
@@ -297,6 +297,6 @@ def _process(main: _Launched, newest_ns: int | None) -> Process:
         name: getattr(seen, name) for name in ("first_ns", "last_ns", "last_heartbeat_ns", "last_step")
     }
     source = seen.source
-    return Process(
+    return ProcessOutline(
         rank=source.rank, host=source.host, pid=source.pid, state=life.state, reason=life.reason, **described
     )

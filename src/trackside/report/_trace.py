@@ -492,7 +492,7 @@ class Traced:
     problems: list[UnreadableError] = attrs.field(factory=list)
 
 
-class _File:
+class _TraceFile:
     """The trace as it is written: one event after the other."""
 
     def __init__(self, out: IO[str], base_ns: int) -> None:
@@ -560,7 +560,7 @@ def write_trace(
     profiles = [load_profile(path) for path in merge]
     base_ns = min([*starts, *(profile.first_ns for profile in profiles if profile.first_ns)], default=0)
     traced = Traced()
-    file = _File(out, base_ns)
+    file = _TraceFile(out, base_ns)
     recorded = replay(*paths)
     chosen = [
         (source, batches)
@@ -603,7 +603,7 @@ def _read_clocks(sources: Iterable[tuple[Source, Iterable[Sequence[Event]]]]) ->
     return found
 
 
-def _name(file: _File, source: Source, pid: int, alignment: Alignment, traced: Traced) -> None:
+def _name(file: _TraceFile, source: Source, pid: int, alignment: Alignment, traced: Traced) -> None:
     role = "" if source.role == "main" else f" {source.role} {source.pid}"
     name = f"rank {source.rank}{role} · {source.host}"
     if alignment.by == NONE:
@@ -617,7 +617,7 @@ def _name(file: _File, source: Source, pid: int, alignment: Alignment, traced: T
     file.name("process_sort_index", pid, source.rank)
 
 
-def _write(file: _File, pid: int, shown: Shown, alignment: Alignment) -> None:
+def _write(file: _TraceFile, pid: int, shown: Shown, alignment: Alignment) -> None:
     place, ts = alignment.apply, file.microseconds
     for tid, (thread, number, lane) in enumerate(lanes(shown.slices), 1):
         file.name("thread_name", pid, thread if not number else f"{thread} (overlapping {number})", tid)

@@ -40,7 +40,7 @@ MESSAGES = [
     LossEntry("s", 5, 100, "source", 7, 9, "the ring was too small"),
     protocol.Skipped("s", 5, 9, 300),
     Ack("s", 5),
-    protocol.Replay("s", 5),
+    protocol.ReplayRequest("s", 5),
     Verb(1, "priority", ["rank:3"], {"level": "PROFILE"}),
     protocol.Result(1, "source", True, {"published": 4}),
 ]

@@ -16,7 +16,7 @@ from trackside.handlers.zeromq._protocol import (
     Ping,
     Pong,
     Refused,
-    Replay,
+    ReplayRequest,
     Reset,
     Skipped,
     Subscribe,
@@ -313,7 +313,7 @@ class TestSending:
         bench.fill(10)
         bench.take()
         bench.now_s += 1
-        assert [entry.index for entry in bench.say(Replay(stream, 7))] == [7, 8, 9]
+        assert [entry.index for entry in bench.say(ReplayRequest(stream, 7))] == [7, 8, 9]
 
     def test_refused_send(self, bench):
         """An entry for which the socket has no room is sent when it has."""

@@ -4,7 +4,7 @@ The event log: a job's events in files that survive whatever happens to the job.
 `EventLog` writes them; `replay`, `follow` and `check_logs` read them. `Appender` is how any sink writes a file.
 """
 
-from trackside.handlers.eventlog._appender import Appender, Outcome, Vanished, create_file
+from trackside.handlers.eventlog._appender import Appender, Vanished, WriteOutcome, create_file
 from trackside.handlers.eventlog._check import UNWRITTEN_S, FileCheck, LogCheck, SourceCheck, check_logs
 from trackside.handlers.eventlog._format import Loss
 from trackside.handlers.eventlog._outline import LogOutline, SourceOutline, outline
@@ -21,11 +21,11 @@ __all__ = [
     "LogCheck",
     "LogOutline",
     "Loss",
-    "Outcome",
     "Replay",
     "SourceCheck",
     "SourceOutline",
     "Vanished",
+    "WriteOutcome",
     "check_logs",
     "create_file",
     "feed",

@@ -41,7 +41,7 @@ class Vanished:
 
 
 @attrs.frozen
-class Outcome:
+class WriteOutcome:
     """
     What became of a write; true if all of it is in the kernel.
 
@@ -55,7 +55,7 @@ class Outcome:
         return self.error is None and self.vanished is None
 
 
-DONE = Outcome()
+DONE = WriteOutcome()
 
 
 def create_file(directory: Path, name: str) -> int:
@@ -160,7 +160,7 @@ class Appender:
         """How long writes are still refused; 0 if they are not."""
         return max(0, self._rest_until_ns - self._now()) if self._rest_ns else 0
 
-    def ready(self, *, insist: bool = False) -> Outcome:
+    def ready(self, *, insist: bool = False) -> WriteOutcome:
         """
         Have a part open that is not full, so that `part` and `size_bytes` say where the next chunk will go.
 
@@ -171,14 +171,14 @@ class Appender:
             That it is so, the error, or that the open file vanished; then the next call begins a new part.
         """
         if not insist and self.rest_ns:
-            return Outcome(error=self.last_error)
+            return WriteOutcome(error=self.last_error)
         if self._is_parked:
             outcome = self._unpark()
             if not outcome:
                 return outcome
         vanished = self.check()
         if vanished is not None:
-            return Outcome(vanished=vanished)
+            return WriteOutcome(vanished=vanished)
         if self.is_full:
             self.finish()
         if self._fd == _NO_FILE:
@@ -188,7 +188,7 @@ class Appender:
                 return self._refuse(error)
         return DONE
 
-    def write(self, chunk: bytes, *, events: int = 1, insist: bool = False) -> Outcome:
+    def write(self, chunk: bytes, *, events: int = 1, insist: bool = False) -> WriteOutcome:
         """
         Append all of *chunk*, or nothing.
 
@@ -244,7 +244,7 @@ class Appender:
         except OSError as error:
             self._note(error)
 
-    def finish(self, last: bytes = b"") -> Outcome:
+    def finish(self, last: bytes = b"") -> WriteOutcome:
         """
         Append *last* to the open part and close it, forced to the device if that was asked for.
 
@@ -256,7 +256,7 @@ class Appender:
                 self._append(last)
             except OSError as error:
                 self._note(error)
-                outcome = Outcome(error=error)
+                outcome = WriteOutcome(error=error)
         if self._fsync_ns is not None:
             self.sync()
         self._let_go()
@@ -302,7 +302,7 @@ class Appender:
         self._existing = self.directory
         self._is_new = False
 
-    def _unpark(self) -> Outcome:
+    def _unpark(self) -> WriteOutcome:
         path = self.paths[-1]
         try:
             self._fd = os.open(path, _OLD_FILE)
@@ -310,7 +310,7 @@ class Appender:
             self._is_parked = False
             vanished = Vanished(path, self.events, self.size_bytes)
             self._turn_page()
-            return Outcome(vanished=vanished)
+            return WriteOutcome(vanished=vanished)
         except OSError as error:
             return self._refuse(error)
         self._is_parked = False
@@ -351,7 +351,7 @@ class Appender:
             self._note(error)
             self._let_go()
 
-    def _refuse(self, error: OSError) -> Outcome:
+    def _refuse(self, error: OSError) -> WriteOutcome:
         self._note(error)
         if error.errno == errno.EFBIG and self.size_bytes:
             # The limit is on one file. The next may take it; if not, it is empty and stays open.
@@ -360,7 +360,7 @@ class Appender:
             self._rest(_FIRST_REST_NS)
         else:
             self._rest(min(2 * self._rest_ns, _LONGEST_REST_NS))
-        return Outcome(error=error)
+        return WriteOutcome(error=error)
 
     def _rest(self, rest_ns: int) -> None:
         self._rest_ns = rest_ns

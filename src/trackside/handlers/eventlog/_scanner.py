@@ -172,7 +172,7 @@ ReadAt: TypeAlias = Callable[[int, int], bytes]
 """Return so many bytes from an offset on; fewer only where the file ends."""
 
 
-class _Window:
+class _ReadWindow:
     """One block of the file: all of it that is in memory."""
 
     __slots__ = ("_block_bytes", "_read_at", "block", "start")
@@ -206,7 +206,7 @@ class Scanner:
     """
 
     def __init__(self, read_at: ReadAt, *, block_bytes: int = BLOCK_BYTES, offset: int = 0) -> None:
-        self._window = _Window(read_at, block_bytes)
+        self._window = _ReadWindow(read_at, block_bytes)
         self._turns = DuplicateFilter()
         self.offset = offset
         """Up to where the file has been read."""

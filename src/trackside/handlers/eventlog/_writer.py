@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from trackside.events import ConfigError, Source, clock
-from trackside.handlers.eventlog._appender import Appender, Outcome, Vanished, create_file
+from trackside.handlers.eventlog._appender import Appender, Vanished, WriteOutcome, create_file
 from trackside.handlers.eventlog._format import (
     MAX_PAYLOAD_BYTES,
     SUFFIX,
@@ -55,7 +55,7 @@ class RecordWriter:
         self._stream = int.from_bytes(os.urandom(2), "little")
         self._since_header = 0
 
-    def write(self, entries: Sequence[Entry], *, insist: bool = False) -> Outcome:
+    def write(self, entries: Sequence[Entry], *, insist: bool = False) -> WriteOutcome:
         """Write all *entries* or none; as `Appender.write`."""
         appender = self._appender
         if appender.is_full:
@@ -469,7 +469,7 @@ class EventLog:
                 break
         appender.sync_if_due()
 
-    def _recover(self, outcome: Outcome, appender: Appender) -> bool:
+    def _recover(self, outcome: WriteOutcome, appender: Appender) -> bool:
         """Return whether to try again at once."""
         if outcome.vanished is not None:
             self._lose(outcome.vanished)

@@ -50,7 +50,7 @@ class Family:
 
 
 @attrs.define
-class _Value:
+class _LatestValue:
     """One series of a run: one value out of those of its processes."""
 
     labels: Labels
@@ -99,20 +99,20 @@ class _Instrument:
 
 
 @attrs.define
-class _Process:
+class _ProcessMetrics:
     source: Source
     heartbeat_ns: int = 0
 
 
 @attrs.define
-class _Run:
+class _RunMetrics:
     """One run: its processes that have not ended, and the values of all of them together."""
 
     source: Source
     """The one that describes the run: the main process of the lowest rank, of the latest attempt."""
     newest_ns: int = 0
-    processes: dict[str, _Process] = attrs.field(factory=dict)
-    values: dict[str, dict[tuple[str, ...], _Value]] = attrs.field(factory=dict)
+    processes: dict[str, _ProcessMetrics] = attrs.field(factory=dict)
+    values: dict[str, dict[tuple[str, ...], _LatestValue]] = attrs.field(factory=dict)
     """By Prometheus name, the series."""
     instruments: dict[str, _Instrument] = attrs.field(factory=dict)
     goodput_from: dict[str, tuple[int, str]] = attrs.field(factory=dict)
@@ -144,7 +144,7 @@ class JobMetrics:
         self._stats = stats
         self._lock = threading.Lock()
         self._metrics = MetricReader(per_rank=per_rank)
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, _RunMetrics] = {}
 
     # --- writing: on the sink's thread -------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class JobMetrics:
             process = run.processes.get(source.id)
             if process is None:
                 self._end_predecessors(run, source)
-                process = run.processes[source.id] = _Process(source)
+                process = run.processes[source.id] = _ProcessMetrics(source)
             if isinstance(event, Heartbeat):
                 process.heartbeat_ns = event.at_ns
             elif isinstance(event, CounterWindow):
@@ -171,10 +171,10 @@ class JobMetrics:
             for point in points:
                 self._update(run, source, point)
 
-    def _run_of(self, source: Source) -> _Run:
+    def _run_of(self, source: Source) -> _RunMetrics:
         run = self._runs.get(source.run_id)
         if run is None:
-            run = self._runs[source.run_id] = _Run(source)
+            run = self._runs[source.run_id] = _RunMetrics(source)
             if len(self._runs) > _MAX_RUNS:
                 del self._runs[next(iter(self._runs))]
         order = (run.source.role != "main", -run.source.attempt, run.source.rank)
@@ -182,14 +182,14 @@ class JobMetrics:
             run.source = source
         return run
 
-    def _end_predecessors(self, run: _Run, source: Source) -> None:
+    def _end_predecessors(self, run: _RunMetrics, source: Source) -> None:
         """End the processes of the same rank in earlier attempts: those that were killed did not say that they end."""
         rank = (source.role, source.rank)
         for known in [process.source for process in run.processes.values()]:
             if (known.role, known.rank) == rank and known.role == "main" and known.attempt < source.attempt:
                 self._end(run, known.id)
 
-    def _end(self, run: _Run, source_id: str) -> None:
+    def _end(self, run: _RunMetrics, source_id: str) -> None:
         run.processes.pop(source_id, None)
         self._metrics.forget(source_id)
         for instrument in run.instruments.values():
@@ -199,7 +199,7 @@ class JobMetrics:
                 one.value += one.totals.pop(source_id, 0)
 
     @staticmethod
-    def _replaces(event: Event, run: _Run) -> bool:
+    def _replaces(event: Event, run: _RunMetrics) -> bool:
         """Drop the series that *event* replaces as a whole; return whether it is to be used."""
         if isinstance(event, StragglerReport):
             for metric in _OF_SCORES:
@@ -216,7 +216,7 @@ class JobMetrics:
                     del series[key]
         return True
 
-    def _update(self, run: _Run, source: Source, point: MetricPoint) -> None:
+    def _update(self, run: _RunMetrics, source: Source, point: MetricPoint) -> None:
         metric, value, labels = point
         if metric.kind == "histogram":
             self._observe(self._value(run, metric.prometheus, labels), value)
@@ -239,15 +239,15 @@ class JobMetrics:
             one.value, one.rank = value, source.rank
 
     @staticmethod
-    def _value(run: _Run, name: str, labels: Labels) -> _Value:
+    def _value(run: _RunMetrics, name: str, labels: Labels) -> _LatestValue:
         series = run.values.setdefault(name, {})
         key = _texts(labels)
         one = series.get(key)
         if one is None:
-            one = series[key] = _Value(labels)
+            one = series[key] = _LatestValue(labels)
         return one
 
-    def _observe(self, one: _Value, value: float) -> None:
+    def _observe(self, one: _LatestValue, value: float) -> None:
         if not one.counts:
             one.counts = [0] * (len(self.buckets_s) + 1)
         one.counts[bisect.bisect_left(self.buckets_s, value)] += 1
@@ -271,7 +271,7 @@ class JobMetrics:
             found["trackside_dropped"] = _of_handlers(self._stats())
         return [family for family in found.values() if family.series]
 
-    def _of_run(self, run: _Run) -> Iterator[Family]:
+    def _of_run(self, run: _RunMetrics) -> Iterator[Family]:
         yield from self._of_catalogue(run)
         mains = [process for process in run.processes.values() if process.source.role == "main"]
         yield Family(
@@ -291,7 +291,7 @@ class JobMetrics:
             yield Family(name, "gauge", description, ("rank", "host"), series)
         yield from _of_instruments(run, per_rank=self._per_rank)
 
-    def _of_catalogue(self, run: _Run) -> Iterator[Family]:
+    def _of_catalogue(self, run: _RunMetrics) -> Iterator[Family]:
         for name, series in run.values.items():
             if not series or (name == "trackside_dropped" and self._stats is not None):
                 continue
@@ -325,7 +325,7 @@ def _series(values: Mapping[tuple[str, ...], float]) -> list[Series]:
     return [Series(labels, value) for labels, value in values.items()]
 
 
-def _of_instruments(run: _Run, *, per_rank: bool) -> Iterator[Family]:
+def _of_instruments(run: _RunMetrics, *, per_rank: bool) -> Iterator[Family]:
     """Yield the program's own instruments: totals of all processes, and current values of those that live."""
     sums: dict[tuple[str, ...], float] = {}
     stats: list[Series] = []

@@ -28,7 +28,7 @@ class RankScore(NamedTuple):
 
 
 @attrs.define
-class _Window:
+class _ScoredWindow:
     attempt: int
     window: int
     revision: int
@@ -41,14 +41,14 @@ class ScoreSummary:
 
     def __init__(self) -> None:
         self.scores: list[RankScore] = []
-        self._incomplete: _Window | None = None
+        self._incomplete: _ScoredWindow | None = None
 
     def add(self, report: StragglerReport) -> bool:
         """Add one part of a report; return whether its window is complete now."""
         key = (report.attempt, report.window, report.revision, report.parts)
         window = self._incomplete
         if window is None or (window.attempt, window.window, window.revision, window.parts) != key:
-            window = self._incomplete = _Window(*key)
+            window = self._incomplete = _ScoredWindow(*key)
         window.scores_by_part[report.part] = list(_scores_of(report))
         if len(window.scores_by_part) < window.parts:
             return False

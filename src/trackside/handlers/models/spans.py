@@ -52,7 +52,7 @@ _SCALARS: Final = frozenset((bool, int, float, str, type(None)))
 
 
 @attrs.define
-class Record:
+class SpanRecord:
     """A span, open or ended."""
 
     id: int
@@ -92,7 +92,7 @@ def _json(value: Any) -> Any:
     return value
 
 
-class SourceState:
+class ProcessSpans:
     """
     What is known of one process.
 
@@ -108,9 +108,9 @@ class SourceState:
         self.end_reason = ""
         self.last_ns = 0
         self.forgotten = 0
-        self.open: OrderedDict[int, Record] = OrderedDict()
-        self.ended: OrderedDict[int, Record] = OrderedDict()
-        self.rings = {"iteration": deque[Record](maxlen=max_short), "profile": deque[Record](maxlen=max_short)}
+        self.open: OrderedDict[int, SpanRecord] = OrderedDict()
+        self.ended: OrderedDict[int, SpanRecord] = OrderedDict()
+        self.rings = {"iteration": deque[SpanRecord](maxlen=max_short), "profile": deque[SpanRecord](maxlen=max_short)}
         self.totals: dict[str, list[int]] = {}
         """By name: count, failed, total, shortest and longest in ns."""
         self.errors: deque[list[Any]] = deque(maxlen=MAX_ERRORS)
@@ -152,7 +152,7 @@ class SourceState:
         if event.span_id in self.open or event.span_id in self.ended:
             self.note(event.name, "started twice", event.at_ns)
             return
-        record = Record(event.span_id, event.parent_span_id, event.name, "lifecycle", event.step, event.at_ns)
+        record = SpanRecord(event.span_id, event.parent_span_id, event.name, "lifecycle", event.step, event.at_ns)
         record.attributes = plain(event.attributes)
         record.events = self.waiting.pop(event.span_id, [])
         self.open[event.span_id] = record
@@ -172,7 +172,7 @@ class SourceState:
                 return
             if priority == "lifecycle":
                 self.note(event.name, "ended, and its start was not seen", event.at_ns)
-            record = Record(
+            record = SpanRecord(
                 event.span_id, event.parent_span_id, event.name, priority, event.step, event.at_ns - duration_ns
             )
             record.events = self.waiting.pop(event.span_id, [])
@@ -192,7 +192,7 @@ class SourceState:
             self._add_to_totals(name, duration_ns, failed=event.failed)
             return
         done = {"samples": event.samples, "tokens": event.tokens, "flops": event.flops, "loss": event.loss}
-        record = Record(
+        record = SpanRecord(
             event.span_id, event.parent_span_id, name, "iteration", event.step, event.at_ns - duration_ns, duration_ns
         )
         record.attributes = plain({key: value for key, value in done.items() if value is not None})
@@ -231,7 +231,7 @@ class SourceState:
         """Read that an instrument noticed disorder."""
         self.note(event.name, event.problem, event.at_ns)
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[SpanRecord]:
         """Yield every span that is remembered, the open ones first."""
         yield from list(self.open.values())
         yield from list(self.ended.values())
@@ -254,7 +254,7 @@ class SourceState:
             return 0
         return duration_ns
 
-    def _close(self, record: Record) -> None:
+    def _close(self, record: SpanRecord) -> None:
         assert record.duration_ns is not None
         self._add_to_totals(record.name, record.duration_ns, failed=record.failed)
         if self.heartbeat:
@@ -339,9 +339,9 @@ _IDENTITY: Final[dict[str, Callable[[Any], Any]]] = {
 }
 
 
-def _record(values: Iterable[Any]) -> Record:
+def _record(values: Iterable[Any]) -> SpanRecord:
     number, parent_id, name, priority, step, start_ns, duration_ns, attributes, error, failed, events = values
-    return Record(
+    return SpanRecord(
         index(number),
         index(parent_id),
         str(name),
@@ -377,16 +377,16 @@ def _error_among(events: list[list[Any]]) -> dict[str, str] | None:
     return None
 
 
-_Read = Callable[[SourceState, Any], None]
+_Read = Callable[[ProcessSpans, Any], None]
 _READERS: Final[dict[type[Event], _Read]] = {
-    IterationEnded: SourceState.end_iteration,
-    SpanEnded: SourceState.end,
-    SpanStarted: SourceState.start,
-    SpanEventAdded: SourceState.add_event,
-    Heartbeat: SourceState.read_heartbeat,
-    SpanOutOfOrder: SourceState.read_disorder,
-    SourceStarted: SourceState.start_source,
-    SourceEnded: SourceState.end_source,
+    IterationEnded: ProcessSpans.end_iteration,
+    SpanEnded: ProcessSpans.end,
+    SpanStarted: ProcessSpans.start,
+    SpanEventAdded: ProcessSpans.add_event,
+    Heartbeat: ProcessSpans.read_heartbeat,
+    SpanOutOfOrder: ProcessSpans.read_disorder,
+    SourceStarted: ProcessSpans.start_source,
+    SourceEnded: ProcessSpans.end_source,
 }
 
 
@@ -418,7 +418,7 @@ class SpanBuilder(CalledWithEvents):
         self._max_long = max_long
         self._max_short = max_short
         self._missed = 0
-        self._states: dict[str, SourceState] = {}
+        self._states: dict[str, ProcessSpans] = {}
         self._identified: dict[str, Source] = {}
         self._readers: dict[type[Event], _Read] = dict(_READERS)
 
@@ -430,7 +430,7 @@ class SpanBuilder(CalledWithEvents):
         source = frame.source
         state = self._states.get(source.id)
         if state is None:
-            state = self._states[source.id] = SourceState(self._max_long, self._max_short)
+            state = self._states[source.id] = ProcessSpans(self._max_long, self._max_short)
         if self._identified.get(source.id) is not source:
             self._identified[source.id] = source
             state.identify(source)
@@ -468,9 +468,9 @@ class SpanBuilder(CalledWithEvents):
             DecodeError: if *state* is anything else; the model is then as it was before.
         """
         with decoding(self, state, VERSION):
-            states: dict[str, SourceState] = {}
+            states: dict[str, ProcessSpans] = {}
             for source_id, dumped in state["sources"]:
-                states[str(source_id)] = SourceState(self._max_long, self._max_short)
+                states[str(source_id)] = ProcessSpans(self._max_long, self._max_short)
                 states[str(source_id)].load(dumped)
             missed = int(state["missed"])
         self._states, self._missed, self._identified = states, missed, {}
@@ -495,7 +495,7 @@ def _place(spans: SourceSpans) -> tuple[Any, ...]:
 # --- results ---------------------------------------------------------------------------------------------------------
 
 
-def source_spans(state: SourceState) -> SourceSpans:
+def source_spans(state: ProcessSpans) -> SourceSpans:
     """Return what is known of one process."""
     return SourceSpans(
         **state.identity,
@@ -518,10 +518,10 @@ def source_spans(state: SourceState) -> SourceSpans:
     )
 
 
-def _views(state: SourceState) -> Iterator[SpanView]:
+def _views(state: ProcessSpans) -> Iterator[SpanView]:
     """Walk the tree, each span before those inside it, without recursion: spans may be nested thousands deep."""
     records = {record.id: record for record in state.records()}
-    inside: dict[int, list[Record]] = {}
+    inside: dict[int, list[SpanRecord]] = {}
     for record in sorted(records.values(), key=lambda record: (-record.start_ns, -record.id)):
         around = record.parent_id if record.parent_id in records else 0
         inside.setdefault(around, []).append(record)
@@ -535,7 +535,7 @@ def _views(state: SourceState) -> Iterator[SpanView]:
             pending += [(inner, depth + 1) for inner in inside.pop(record.id, [])]
 
 
-def _open(state: SourceState) -> Iterable[OpenSpan]:
+def _open(state: ProcessSpans) -> Iterable[OpenSpan]:
     long = [
         OpenSpan(
             id=record.id,
@@ -554,7 +554,7 @@ def _open(state: SourceState) -> Iterable[OpenSpan]:
     return sorted([*long, *short], key=lambda found: (found.start_ns, found.id))
 
 
-def _view(record: Record, depth: int) -> SpanView:
+def _view(record: SpanRecord, depth: int) -> SpanView:
     return SpanView(
         id=record.id,
         parent_id=record.parent_id,

@@ -499,7 +499,7 @@ class Ack(Message):
 
 
 @attrs.frozen
-class Replay(Message):
+class ReplayRequest(Message):
     """From a viewer end: *next_index* is due and has not come; send from there again."""
 
     kind = 17

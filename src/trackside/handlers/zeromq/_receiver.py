@@ -54,7 +54,7 @@ from trackside.handlers.zeromq._protocol import (
     Ping,
     Pong,
     Refused,
-    Replay,
+    ReplayRequest,
     Result,
     Skipped,
     Subscribe,
@@ -316,7 +316,7 @@ class Offset:
     """The truth is within this of *offset_ns*, whatever the way there and back each took."""
 
 
-class ClockOffset:
+class ClockEstimate:
     """
     The offset of one peer's clock, from the quickest of the last sixteen exchanges.
 
@@ -507,7 +507,7 @@ class StreamConsumer:
             if now_s - self._hole_s >= _HOLE_S and now_s - self._asked_s >= _ASK_AGAIN_S:
                 self._asked_s = now_s
                 self.replays += 1
-                self.send(Replay(self.stream, self.due))
+                self.send(ReplayRequest(self.stream, self.due))
 
     def on(self, message: Message, size_bytes: int, now_s: float) -> None:
         """Take a *message* of *size_bytes* into account; those of other kinds are passed over."""
@@ -654,7 +654,7 @@ class Producer:
     consumer: StreamConsumer
     buckets: PeerBuckets
     heard_s: float
-    clock: ClockOffset = attrs.field(factory=ClockOffset)
+    clock: ClockEstimate = attrs.field(factory=ClockEstimate)
     sources: set[str] = attrs.field(factory=set)
     """Ids of those who were heard over it."""
     status: dict[str, Any] = attrs.field(factory=dict)
@@ -829,7 +829,7 @@ class Receiver:
             self.producers.pop(producer.address, None)
             if producer.address != address:  # it has come back over a new connection
                 producer.address = address
-                producer.clock = ClockOffset()
+                producer.clock = ClockEstimate()
                 producer.pings = 0
             producer.consumer.restart()  # an end that greets has forgotten what was asked of it
         producer.heard_s = now_s

@@ -54,7 +54,7 @@ from trackside.handlers.zeromq._protocol import (
     Hello,
     LossEntry,
     Message,
-    Replay,
+    ReplayRequest,
     Result,
     Skipped,
     Snapshot,
@@ -679,7 +679,7 @@ class StreamServer:
         if isinstance(message, Ack):
             if viewer.stream is not None and message.stream == viewer.stream.ring.id:
                 viewer.acknowledge(message.next_index)
-        elif isinstance(message, Replay):
+        elif isinstance(message, ReplayRequest):
             if viewer.stream is not None and message.stream == viewer.stream.ring.id:
                 viewer.go_back(message.next_index, now_s)
         elif isinstance(message, Subscribe):

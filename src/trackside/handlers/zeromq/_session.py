@@ -36,7 +36,7 @@ from trackside.handlers.zeromq._protocol import (
     Ping,
     Pong,
     Refused,
-    Replay,
+    ReplayRequest,
     Reset,
     Result,
     Skipped,
@@ -123,7 +123,7 @@ class Action(enum.Enum):
     """Hand it to the streams."""
 
 
-_FROM_VIEWERS: Final = (Subscribe, Fetch, Ack, Replay, Verb)
+_FROM_VIEWERS: Final = (Subscribe, Fetch, Ack, ReplayRequest, Verb)
 _FROM_SOURCES: Final = (Subscribed, Chunk, FrameEntry, LossEntry, Skipped, Beat, Result)
 
 _TABLE: Final[dict[tuple[Role, State], dict[type[Message], Action]]] = {

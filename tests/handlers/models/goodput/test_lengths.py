@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from trackside.handlers.models.goodput._lengths import Lengths, Summary, _bucket, _upper
+from trackside.handlers.models.goodput._lengths import Lengths, LengthSummary, _bucket, _upper
 
 pytestmark = pytest.mark.once
 
@@ -64,19 +64,19 @@ class TestLengths:
 class TestSummary:
     def test_none(self):
         """Of nothing there is nothing to say."""
-        summary = Summary.of(Lengths())
+        summary = LengthSummary.of(Lengths())
         assert (summary.count, summary.ideal, summary.p50) == (0, 0, 0.0)
 
     def test_alike(self):
         """Of steps that are alike each figure is theirs, exactly."""
-        summary = Summary.of(lengths_of(*[3 * 10**9] * 50))
+        summary = LengthSummary.of(lengths_of(*[3 * 10**9] * 50))
         assert (summary.ideal, summary.p50, summary.p99, summary.deviation) == (3 * 10**9, 3e9, 3e9, 0.0)
 
     def test_exact(self, rng):
         """Counted one by one, of any number of lengths, medians and the deviation's are the middle, or between two."""
         for count in (1, 2, 7, 500):
             values = [rng.randrange(1, 10**10) for _ in range(count)]
-            summary = Summary.of(Lengths.each(values), 10**9)
+            summary = LengthSummary.of(Lengths.each(values), 10**9)
             distances = [abs(value - 10**9) for value in values]
             assert (summary.p50, summary.deviation_p50) == (statistics.median(values), statistics.median(distances))
 
@@ -84,7 +84,7 @@ class TestSummary:
     def test_percentiles(self, rng, spread):
         """Percentiles are those of the sorted lengths, within 0.8 %."""
         values = sorted(int(3e8 * rng.lognormvariate(0, spread)) for _ in range(5_001))
-        summary = Summary.of(lengths_of(*values))
+        summary = LengthSummary.of(lengths_of(*values))
         assert [summary.p50, summary.p90, summary.p99] == pytest.approx(
             [values[2_500], values[4_500], values[4_950]], rel=0.008
         )
@@ -94,18 +94,18 @@ class TestSummary:
         values = [100, 102, 104, 106, 108, 110, 112, 5_000, 9_000]
         median = statistics.median(values)
         limit = median + 3 * statistics.median(abs(value - median) for value in values)
-        summary = Summary.of(lengths_of(*values))
+        summary = LengthSummary.of(lengths_of(*values))
         assert limit == 120
         assert (summary.ideal, summary.slow) == (106, 2)
 
     def test_one_straggler_changes_nothing(self):
         """One step of an hour leaves the ideal as it was."""
         usual = [3 * 10**8 + n for n in range(99)]
-        assert Summary.of(lengths_of(*usual, 3_600 * 10**9)).ideal == pytest.approx(statistics.mean(usual))
+        assert LengthSummary.of(lengths_of(*usual, 3_600 * 10**9)).ideal == pytest.approx(statistics.mean(usual))
 
     def test_deviation(self):
         """Deviations are distances from the ideal, slow or fast."""
-        summary = Summary.of(lengths_of(90, 100, 110), 100)
+        summary = LengthSummary.of(lengths_of(90, 100, 110), 100)
         assert (summary.deviation, summary.deviation_p50, summary.deviation_p99) == (
             pytest.approx(20 / 3),
             10.0,
@@ -118,9 +118,9 @@ class TestRandom:
         """In whatever order and portions lengths are counted, the figures are the same, to the last bit."""
         rng = random.Random(seed)
         values = [rng.randrange(1, 10**10) for _ in range(500)]
-        first = Summary.of(lengths_of(*values))
+        first = LengthSummary.of(lengths_of(*values))
         rng.shuffle(values)
         second = Lengths()
         for place in range(0, 500, 7):
             second.add(values[place : place + 7])
-        assert Summary.of(second) == first
+        assert LengthSummary.of(second) == first

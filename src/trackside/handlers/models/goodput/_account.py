@@ -33,7 +33,7 @@ from trackside.handlers.models.goodput._buckets import (
     subtract,
 )
 from trackside.handlers.models.goodput._lengths import Lengths
-from trackside.handlers.models.goodput._process import OpenSpan, OpenStep, Process
+from trackside.handlers.models.goodput._process import OpenStep, Process, UnendedSpan
 
 _MOST_KNOWN: Final = 64
 """Answers to keep; what changes nothing any more is asked for again and again."""
@@ -160,7 +160,7 @@ class Account:
         if length:
             sums[bucket] = sums.get(bucket, 0) + length
 
-    def _prevailing(self, start: int) -> OpenSpan | None:
+    def _prevailing(self, start: int) -> UnendedSpan | None:
         """Return the open span that has what nothing of a higher priority has; of equals the one that began last."""
         began = [span for span in self._spans if span.start <= start]
         return min(began, key=lambda span: priority(span.kind << KIND_SHIFT), default=None)

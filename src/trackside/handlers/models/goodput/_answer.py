@@ -8,7 +8,7 @@ import attrs
 
 from trackside.handlers.models.goodput._account import Account
 from trackside.handlers.models.goodput._buckets import DATA_LOADING_ASYNC, Stretch, Sums, add, subtract
-from trackside.handlers.models.goodput._lengths import MOST_EXACT, Lengths, Summary
+from trackside.handlers.models.goodput._lengths import MOST_EXACT, Lengths, LengthSummary
 from trackside.handlers.models.goodput._process import LATEST_NS
 from trackside.handlers.models.goodput._result import (
     NS_PER_S,
@@ -176,13 +176,13 @@ class Answer:
             lengths, counted = _lengths_within(slowest, 0, LATEST_NS)
         elif lengths.count <= MOST_EXACT:
             lengths = Lengths.each(net for account in slowest for net in account.process.track.first_nets())
-        usual = Summary.of(lengths, None if configured is None else round(configured * NS_PER_S))
+        usual = LengthSummary.of(lengths, None if configured is None else round(configured * NS_PER_S))
         startup = 0
         if self._start <= self._picture.job.start and self._end >= self._picture.job.end:
             startup = sum(account.startup_beyond(usual.ideal) for account in slowest)
         else:
             lengths, counted = _lengths_within(slowest, self._start, self._end)
-            usual = Summary.of(lengths, usual.ideal, usual.slow_from)
+            usual = LengthSummary.of(lengths, usual.ideal, usual.slow_from)
         number, open_ns = slowest[-1].in_progress(self._end)
         _, before_ns = slowest[-1].in_progress(self._start)
         degraded = max(0, counted.beyond(usual.ideal) - startup)
@@ -217,7 +217,7 @@ def _lengths_within(slowest: Iterable[Account], start: int, end: int) -> tuple[L
     return lengths, counted
 
 
-def _plain(summary: Summary, degraded: int, open_step: int | None, open_ns: int) -> StepTimes:
+def _plain(summary: LengthSummary, degraded: int, open_step: int | None, open_ns: int) -> StepTimes:
     def given(length: float) -> float | None:
         return seconds(length) if summary.count else None
 

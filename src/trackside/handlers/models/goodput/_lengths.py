@@ -99,7 +99,7 @@ class Lengths:
 
 
 @attrs.frozen
-class Summary:
+class LengthSummary:
     """What lengths have in common; in ns, 0.0 if there are none."""
 
     count: int
@@ -118,7 +118,7 @@ class Summary:
     deviation_p99: float
 
     @classmethod
-    def of(cls, lengths: Lengths, ideal: int | None = None, slow_from: float | None = None) -> Summary:
+    def of(cls, lengths: Lengths, ideal: int | None = None, slow_from: float | None = None) -> LengthSummary:
         """
         Summarize *lengths*.
 

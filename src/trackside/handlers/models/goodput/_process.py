@@ -22,7 +22,7 @@ LATEST_NS: Final = 1 << 62
 
 
 @attrs.frozen
-class OpenSpan:
+class UnendedSpan:
     """A span that began and has not ended yet."""
 
     start: int
@@ -102,14 +102,14 @@ class Process:
         self.end_reason: str | None = None
         self.heartbeat_interval_ns: int | None = None
         self.track, self.beside = Track(), Track()
-        self.open_spans: dict[int, OpenSpan] = {}
+        self.open_spans: dict[int, UnendedSpan] = {}
         self.customs: list[str] = []
         self._places: dict[str, int] = {}
         self.first_step = self.restored_step = NO_STEP
         self.laps = 0
         self.is_restored = False
         self.started_step, self.started_at, self.started_restored = NO_STEP, NEVER, False
-        self.seen_open: OpenStep | OpenSpan | None = None
+        self.seen_open: OpenStep | UnendedSpan | None = None
         self.last_iteration_id = 0
         self.trains_in: str | None = None
         self.slices: list[tuple[int, int, int, int]] = []
@@ -141,10 +141,10 @@ class Process:
             return OpenStep(self.started_step, self.started_at)
         return self.seen_open if isinstance(self.seen_open, OpenStep) else None
 
-    def opened(self) -> list[OpenSpan]:
+    def opened(self) -> list[UnendedSpan]:
         """Return the spans in progress, the latest first."""
         found = list(self.open_spans.values())
-        if isinstance(self.seen_open, OpenSpan):
+        if isinstance(self.seen_open, UnendedSpan):
             found.append(self.seen_open)
         return sorted(found, key=lambda span: -span.start)
 
@@ -269,11 +269,11 @@ class Process:
         for name in data["customs"]:
             process.custom(str(name))
         process.open_spans = {
-            operator.index(number): OpenSpan(*map(operator.index, span)) for number, *span in data["open_spans"]
+            operator.index(number): UnendedSpan(*map(operator.index, span)) for number, *span in data["open_spans"]
         }
         if data["seen_open"] is not None:
             is_step, *seen = data["seen_open"]
-            process.seen_open = (OpenStep if is_step else OpenSpan)(*map(operator.index, seen))
+            process.seen_open = (OpenStep if is_step else UnendedSpan)(*map(operator.index, seen))
         process.trains_in = None if data["trains_in"] is None else str(data["trains_in"])
         process.slices = [tuple(map(operator.index, change)) for change in data["slices"]]  # type: ignore[misc]
         process.problems.update({str(name): operator.index(count) for name, count in data["problems"]})

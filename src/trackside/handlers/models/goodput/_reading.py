@@ -34,7 +34,7 @@ from trackside.handlers.models.goodput._buckets import (
     UNSAMPLED,
     kind_of,
 )
-from trackside.handlers.models.goodput._process import LATEST_NS, NEVER, OpenSpan, OpenStep, Process
+from trackside.handlers.models.goodput._process import LATEST_NS, NEVER, OpenStep, Process, UnendedSpan
 
 Reader: TypeAlias = Callable[[Process, Any], None]
 
@@ -114,7 +114,7 @@ def _on_span_started(process: Process, event: SpanStarted) -> None:
         return
     kind = _kind(process, event)
     if kind is not None and (kind not in OWN_THREAD_ONLY or thread == process.trains_in):
-        process.open_spans[event.span_id] = OpenSpan(event.at_ns, kind, event.parent_span_id)
+        process.open_spans[event.span_id] = UnendedSpan(event.at_ns, kind, event.parent_span_id)
         if kind == RESTORE:
             process.is_restored = True
 
@@ -128,7 +128,7 @@ def _on_span_ended(process: Process, event: SpanEnded) -> None:
     if start is None:
         return
     seen = process.seen_open
-    if isinstance(seen, OpenSpan) and seen.start <= start:
+    if isinstance(seen, UnendedSpan) and seen.start <= start:
         process.seen_open = None
     if event.name == span_names.TRAINING_ITERATION:
         process.begin_by(start)
@@ -222,7 +222,7 @@ def _on_heartbeat(process: Process, event: Heartbeat) -> None:
         # The innermost span changes as the step goes on; the step began with the first one seen.
         process.seen_open = seen if isinstance(seen, OpenStep) else OpenStep(track.last_step + 1, start)
     elif name == span_names.DATA_LOADING and start >= track.top:
-        process.seen_open = OpenSpan(start, LOADING, 0)
+        process.seen_open = UnendedSpan(start, LOADING, 0)
 
 
 def _on_dropped(process: Process, event: EventsDropped) -> None:

@@ -31,7 +31,7 @@ from trackside.events import (
 )
 from trackside.handlers.models._model import CalledWithEvents, decoding
 from trackside.handlers.models.metrics._process import Derived, OpenParts, ProcessMetrics
-from trackside.handlers.models.metrics._work import Durations, Work
+from trackside.handlers.models.metrics._work import Durations, IterationWork
 from trackside.wire import FrameView
 
 VERSION: Final = 1
@@ -203,7 +203,7 @@ def _metrics_of(place: _Place) -> SourceMetrics:
 
 _converter: Final = cattrs.Converter(detailed_validation=False)
 _converter.register_unstructure_hook(Durations, Durations.to_plain)
-_converter.register_unstructure_hook(Work, Work.to_plain)
+_converter.register_unstructure_hook(IterationWork, IterationWork.to_plain)
 _converter.register_structure_hook(Sketch, lambda data, _: Sketch.from_wire(data))
 _converter.register_unstructure_hook(Source, Source.to_wire)
 _converter.register_structure_hook(Source, lambda data, _: Source.from_wire(data))

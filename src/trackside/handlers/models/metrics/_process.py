@@ -25,11 +25,11 @@ from trackside.events import (
     ValidationMetricsUpdated,
     span_names,
 )
-from trackside.handlers.models.metrics._work import NS_PER_S, Durations, Work, number, product, whole
+from trackside.handlers.models.metrics._work import NS_PER_S, Durations, IterationWork, number, product, whole
 from trackside.handlers.models.steps import StepTimer
 
 PLACES: Final = {span_names.MODEL_FORWARD: 0, span_names.MODEL_BACKWARD: 1, span_names.DATA_LOADING: 2}
-"""Of what is timed, by span name; in the order of `Work.parts_ns`."""
+"""Of what is timed, by span name; in the order of `IterationWork.parts_ns`."""
 
 _LOOPS: Final = frozenset((span_names.TRAINING_LOOP, span_names.VALIDATION_LOOP, span_names.TESTING_LOOP))
 _MOST_OPEN_SPANS: Final = 64
@@ -80,7 +80,7 @@ E = TypeVar("E", bound=EvaluationMetricsUpdated)
 
 
 @attrs.define
-class Evaluation:
+class EvaluationTimes:
     """The loops of one kind."""
 
     before: Durations = attrs.field(factory=Durations)
@@ -262,13 +262,13 @@ class ProcessMetrics:
     latest_parent_id: int = 0
 
     timer: StepTimer = attrs.field(factory=StepTimer)
-    before: Work = attrs.field(factory=Work)
+    before: IterationWork = attrs.field(factory=IterationWork)
     """All windows that are closed."""
-    window: Work = attrs.field(factory=Work)
+    window: IterationWork = attrs.field(factory=IterationWork)
     progress: Progress = attrs.field(factory=lambda: Progress(flops=0))
     parts: OpenParts = attrs.field(factory=OpenParts)
-    validation: Evaluation = attrs.field(factory=Evaluation)
-    testing: Evaluation = attrs.field(factory=Evaluation)
+    validation: EvaluationTimes = attrs.field(factory=EvaluationTimes)
+    testing: EvaluationTimes = attrs.field(factory=EvaluationTimes)
     saves: Saves = attrs.field(factory=Saves)
     blocked: dict[str, Blocked] = attrs.field(factory=dict)
 
@@ -404,20 +404,20 @@ class ProcessMetrics:
         return product(samples, self.flops_per_sample) if known is None else known * self.ranks
 
     def _close_window(self, event: Event) -> Derived:
-        window, self.window = self.window, Work()
+        window, self.window = self.window, IterationWork()
         self.before.merge(window)
         return self._updates(self.before, window, event.at_ns)
 
     def training_now(self) -> tuple[TrainingMetricsUpdated, TrainingWindowUpdated]:
         """Return the updates that would be published if the window closed now, which it does not."""
-        job = Work()
+        job = IterationWork()
         job.merge(self.before)
         job.merge(self.window)
         of_window, of_job = self._updates(job, self.window, self.latest_end_ns)
         return of_job, of_window
 
     def _updates(
-        self, job: Work, window: Work, at_ns: int | None
+        self, job: IterationWork, window: IterationWork, at_ns: int | None
     ) -> tuple[TrainingWindowUpdated, TrainingMetricsUpdated]:
         loop_id = self.loop_id or self.latest_parent_id
         of_window = TrainingWindowUpdated(

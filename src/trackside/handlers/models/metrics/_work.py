@@ -135,7 +135,7 @@ def product(one: int | None, other: int | None) -> int | None:
 
 
 _PARTS: Final = ("avg_forward_time_sec", "avg_backward_time_sec", "avg_dataloader_time_sec")
-"""The fields of the parts that are timed within iterations, in the order of `Work.parts_ns`."""
+"""The fields of the parts that are timed within iterations, in the order of `IterationWork.parts_ns`."""
 
 _TERA: Final = 10**12
 _NS_TIMES_TERA: Final = _TERA // NS_PER_S
@@ -147,7 +147,7 @@ def _nothing() -> list[int]:
 
 
 @attrs.define
-class Work:
+class IterationWork:
     """
     What some iterations did, over all ranks.
 
@@ -214,7 +214,7 @@ class Work:
         self.fastest = fastest if self.fastest is None else max(self.fastest, fastest)
         self.slowest = slowest if self.slowest is None else min(self.slowest, slowest)
 
-    def merge(self, other: Work) -> None:
+    def merge(self, other: IterationWork) -> None:
         """Add all that *other* holds."""
         other.settle()
         self.times.merge(other.times)

@@ -83,7 +83,7 @@ class Lowest:
 
 
 @attrs.define
-class Stream:
+class RankMeasurements:
     """One rank in one attempt."""
 
     source: tuple[int, str]
@@ -103,7 +103,7 @@ class Stream:
             self.sections, self.kernels = Lowest(relax), Lowest(relax)
             self.section_windows = self.kernel_windows = 0
 
-    def absorb(self, earlier: Stream, layouts: Layouts) -> None:
+    def absorb(self, earlier: RankMeasurements, layouts: Layouts) -> None:
         """Take over the history of an *earlier* attempt, if the work was the same."""
         if earlier.tag == self.tag:
             self.sections.absorb(earlier.sections, self.section_windows, layouts)
@@ -122,7 +122,7 @@ class Stream:
         ]
 
     @classmethod
-    def load(cls, data: Any, relax: float, layouts: Layouts) -> Stream:
+    def load(cls, data: Any, relax: float, layouts: Layouts) -> RankMeasurements:
         """Return what was dumped as *data*."""
         source, sections, kernels, tag, section_windows, kernel_windows, gpu_off = data
         stream = cls(
@@ -150,7 +150,7 @@ class Ranks:
     def __init__(self, relax: float) -> None:
         self.layouts = Layouts()
         self._relax = relax
-        self._streams: dict[int, dict[int, Stream]] = {}
+        self._streams: dict[int, dict[int, RankMeasurements]] = {}
         self._worlds: dict[int, int] = {}
         self._versions: dict[int, int] = {}
         self.settings = 0
@@ -160,7 +160,7 @@ class Ranks:
         """Return whether *source* is one of as many ranks as can be."""
         return source.rank < _MAX_RANKS
 
-    def stream(self, source: Source, windows: Mapping[Key, Window]) -> Stream | None:
+    def stream(self, source: Source, windows: Mapping[Key, Window]) -> RankMeasurements | None:
         """
         Return the stream of *source*; None if a later process has the same rank and attempt.
 
@@ -177,7 +177,7 @@ class Ranks:
             for (attempt, _), window in windows.items():
                 if attempt == source.attempt:
                     window.without(source.rank)
-        fresh = Stream(mark, Lowest(self._relax), Lowest(self._relax), tag=source.perf_tags)
+        fresh = RankMeasurements(mark, Lowest(self._relax), Lowest(self._relax), tag=source.perf_tags)
         attempts[source.attempt] = fresh
         self._worlds[source.attempt] = max(self._worlds.get(source.attempt, 0), self._world(source))
         if len(attempts) > _MAX_ATTEMPTS:
@@ -260,7 +260,7 @@ class Ranks:
         """Become what was dumped as *data*."""
         streams, worlds, versions = data
         for rank, attempt, stream in streams:
-            loaded = Stream.load(stream, self._relax, self.layouts)
+            loaded = RankMeasurements.load(stream, self._relax, self.layouts)
             self._streams.setdefault(int(rank), {})[int(attempt)] = loaded
         self._worlds = {int(attempt): int(world) for attempt, world in worlds}
         self._versions = {int(attempt): int(version) for attempt, version in versions}

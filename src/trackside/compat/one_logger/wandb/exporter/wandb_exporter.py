@@ -81,7 +81,7 @@ class FlatMetricNamingStrategy(MetricNamingStrategy):
         return attribute.name
 
 
-class _Run:
+class _WandbRun:
     """A run of its own, opened with the first metrics, and again, as the same, if its connection breaks."""
 
     def __init__(self, config: Config) -> None:
@@ -121,7 +121,7 @@ class WandBExporterBase(BaseExporter):
 
     def __init__(self, config: Config, metric_naming_strategy: MetricNamingStrategy | None = None) -> None:
         super().__init__()
-        self._run = _Run(config)
+        self._run = _WandbRun(config)
         self._naming = metric_naming_strategy or HierarchicalMetricNamingStrategy()
 
     def export_start(self, span: Span) -> None:
