@@ -14,11 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trackside._implementation import implementation
 from trackside.events import (
     ConfigError,
     Parent,
     Source,
     SourceStarted,
+    __version__,
     ambient,
     clock,
     process_source,
@@ -79,11 +81,12 @@ class TestDetect:
         assert one.id != other.id
 
     def test_process(self):
-        """Host, process and Python are recorded, and that it is a main process."""
+        """Host, process, Python and the release of trackside are recorded, and that it is a main process."""
         source = Source.detect({})
         assert (source.pid, source.role) == (os.getpid(), "main")
         assert source.host == os.uname().nodename
-        assert source.versions["python"] == ".".join(map(str, sys.version_info[:3]))
+        python = ".".join(map(str, sys.version_info[:3]))
+        assert source.versions == {"python": python, "trackside": __version__, "core": implementation}
 
     def test_environment(self, monkeypatch):
         """By default the variables are the process's own."""

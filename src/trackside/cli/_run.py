@@ -18,7 +18,7 @@ from trackside.cli._collect import read_rule
 from trackside.cli._print import warn
 from trackside.cli._report import run as report
 from trackside.core.text import printable
-from trackside.events import ProgramEnded, Source, TracksideError, UnreadableError
+from trackside.events import ProgramEnded, Source, TracksideError, UnreadableError, __version__
 from trackside.handlers import EventLog
 from trackside.handlers.zeromq import Collector
 from trackside.report import read_runs
@@ -89,6 +89,7 @@ def _record_exit(directory: str, status: int, began_ns: int) -> None:
             host=platform.node(),
             pid=os.getpid(),
             application="trackside run",
+            versions={"trackside": __version__},
         )
         with Bus(source=source) as bus:
             bus.subscribe(EventLog(directory))

@@ -13,10 +13,12 @@ from typing import Any, Final
 
 import attrs
 
+from trackside._implementation import implementation
 from trackside.events import clock
 from trackside.events._ambient import ambient
 from trackside.events._compared import Value
 from trackside.events._errors import ConfigError
+from trackside.events._version import __version__
 
 MAIN, WORKER, COLLECTOR = "main", "worker", "collector"
 ROLES = (MAIN, WORKER, COLLECTOR)
@@ -103,7 +105,7 @@ class Source(Value):
         found.update(
             host=platform.node(),
             pid=os.getpid(),
-            versions={"python": platform.python_version()},
+            versions={"python": platform.python_version(), "trackside": __version__, "core": implementation},
         )
         found.update(given)
         return cls(**found)

@@ -1,3 +1,3 @@
 """The library's version: read by the build, recorded with every source."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from trackside._implementation import implementation
 from trackside.core import complain
-from trackside.events import Source, UnreadableError, __version__
+from trackside.events import Source, UnreadableError
 from trackside.handlers.eventlog._format import SUFFIX
 from trackside.handlers.eventlog._reader import identify
 from trackside.instruments import parent_from
@@ -38,7 +37,6 @@ def describe(job: JobConfig | None) -> Source:
     given = dict(job.source_fields()) if job is not None else {}
     fields: dict[str, Any] = {"parent": parent_from(), **pytorch.place_in_group(), **given}
     source = Source.detect(**fields)
-    source = attrs.evolve(source, versions={**source.versions, "trackside": __version__, "core": implementation})
     return attrs.evolve(source, **_agreed(source, given))
 
 

@@ -30,7 +30,6 @@ from trackside.events import (
     RankSpokeAgain,
     Source,
     UnreadableError,
-    __version__,
     clock,
 )
 from trackside.handlers.eventlog._appender import Appender
@@ -800,7 +799,7 @@ class Collector:
         """Where ranks connect to; with the port that was found."""
         self.viewer_endpoint = self._viewing.endpoint if self._viewing is not None else ""
         """Where viewers attach; empty for nowhere."""
-        source = Source.detect({}, run_id=COLLECTORS, role="collector", versions={"trackside": __version__})
+        source = Source.detect({}, run_id=COLLECTORS, role="collector")
         self._log_writer = MultiLogWriter(log) if log is not None else None
         registry = SourceRegistry(silent_after_s)
         self.collection = Collection(

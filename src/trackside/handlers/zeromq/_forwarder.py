@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgpack
 
 from trackside.core import RateLimitedLog, complain, described
-from trackside.events import ClockCompared, ConfigError, DecodeError, Event, Source, __version__, clock
+from trackside.events import ClockCompared, ConfigError, DecodeError, Event, Source, clock
 from trackside.handlers.zeromq._connection import Connection, Safety, wait_for
 from trackside.handlers.zeromq._control import VerbForwarder
 from trackside.handlers.zeromq._keys import RANK, SERVER
@@ -122,7 +122,7 @@ class Forwarder:
             on_verb=self._on_verb,
         )
         self._stream = self._server.hold(Filter())
-        source = Source.detect({}, run_id=COLLECTORS, role="collector", versions={"trackside": __version__})
+        source = Source.detect({}, run_id=COLLECTORS, role="collector")
         self._own = OwnStream(source, self._add_own)
         self.receiver = Receiver(self, self._lower.send, on_result=self._on_result, limits=limits)
         self._verbs = VerbForwarder(
