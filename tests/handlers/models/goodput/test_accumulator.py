@@ -10,7 +10,7 @@ import msgpack
 import pytest
 
 from trackside.events import ConfigError, DecodeError, Source
-from trackside.handlers.models.goodput import GoodputAccumulator, _block, _track
+from trackside.handlers.models.goodput import GoodputAccumulator, _packed, _track
 from trackside.wire import FrameDecoder, RowEncoder, encode_frame
 
 pytestmark = pytest.mark.once
@@ -330,7 +330,7 @@ class TestGrowth:
             model(event)
         model.result()
         unpacked = []
-        monkeypatch.setattr(_block.Block, "slices", lambda self: unpacked.append(self))
+        monkeypatch.setattr(_packed.Block, "slices", lambda self: unpacked.append(self))
         for event in train(job, 3, 200_001, first=20_000).events[-3:]:
             model(event)
             assert model.result().last_step == event.step

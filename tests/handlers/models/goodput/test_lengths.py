@@ -7,7 +7,8 @@ import statistics
 
 import pytest
 
-from trackside.handlers.models.goodput._lengths import Lengths, LengthSummary, _bucket, _upper
+from trackside.handlers.models.goodput._packed import Lengths, _bucket, _upper
+from trackside.handlers.models.goodput._result import LengthSummary
 
 pytestmark = pytest.mark.once
 
@@ -61,7 +62,7 @@ class TestLengths:
         assert lengths_of(90, 100, 110, 250).beyond(100) == 160
 
 
-class TestSummary:
+class TestLengthSummary:
     def test_none(self):
         """Of nothing there is nothing to say."""
         summary = LengthSummary.of(Lengths())

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from trackside.events import IterationEnded
-from trackside.handlers.models.goodput import GoodputAccumulator, _accumulator
+from trackside.handlers.models.goodput import GoodputAccumulator, _model
 
 pytestmark = pytest.mark.once
 
@@ -40,7 +40,7 @@ def one_by_one(events):
 def runs_refused(monkeypatch):
     """Return a list that grows by one whenever a run is taken one by one after all."""
     refused = []
-    taken = _accumulator.read_steps
+    taken = _model.read_steps
 
     def spy(process, events):
         is_taken = taken(process, events)
@@ -48,7 +48,7 @@ def runs_refused(monkeypatch):
             refused.append(len(events))
         return is_taken
 
-    monkeypatch.setattr(_accumulator, "read_steps", spy)
+    monkeypatch.setattr(_model, "read_steps", spy)
     return refused
 
 

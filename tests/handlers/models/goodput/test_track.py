@@ -6,11 +6,9 @@ import random
 
 import pytest
 
-from trackside.handlers.models.goodput._block import Block, Tally, _alike, _pack, _unpack, steps_of
 from trackside.handlers.models.goodput._buckets import FAILED, FIRST, INSIDE, KIND_SHIFT, SAVE, STEP_CODE, WASTED
-from trackside.handlers.models.goodput._lengths import Lengths
-from trackside.handlers.models.goodput._overlay import joined, mark_redone, overlay, overlay_step
-from trackside.handlers.models.goodput._track import BLOCK, Track
+from trackside.handlers.models.goodput._packed import Block, Lengths, SliceSums, _alike, _pack, _unpack, steps_of
+from trackside.handlers.models.goodput._track import BLOCK, Track, joined, mark_redone, overlay, overlay_step
 
 pytestmark = pytest.mark.once
 
@@ -102,7 +100,7 @@ class TestBlock:
             slices.append((start, at, code, 3 * place if code & FIRST else 0))
         block, tally = Block.of(columns(slices), 7)
         expected, numbers = (
-            Tally(slices),
+            SliceSums(slices),
             [number for _, _, code, number in slices if code & FIRST and not code & WASTED],
         )
         assert (tally.sums, tally.nets, tally.wasted) == (expected.sums, expected.nets, expected.wasted)
@@ -117,10 +115,10 @@ class TestBlock:
         assert _alike([0] * 15 + [0, 0, 0, 9, 0], shape * 4) is None
 
 
-class TestTally:
+class TestSliceSums:
     def test_sums(self):
         """Lengths add up by code; whether a step begins makes no difference."""
-        tally = Tally([(0, 4, STEP, 1), (4, 6, LOADING | INSIDE, 0), (6, 9, STEP_CODE, 0), (9, 10, LOADING, 0)])
+        tally = SliceSums([(0, 4, STEP, 1), (4, 6, LOADING | INSIDE, 0), (6, 9, STEP_CODE, 0), (9, 10, LOADING, 0)])
         assert tally.sums == {STEP_CODE: 7, LOADING | INSIDE: 2, LOADING: 1}
 
     def test_nets(self):
@@ -131,20 +129,20 @@ class TestTally:
             (6, 9, STEP_CODE, 0),
             (9, 10, LOADING | FIRST | INSIDE, 2),
         ]
-        assert Tally(slices).nets == [7]
+        assert SliceSums(slices).nets == [7]
 
     def test_in_portions(self, rng):
         """What is added in portions is what is added at once."""
         slices = TestBlock().random_slices(rng, 200)
-        portions = Tally()
+        portions = SliceSums()
         for place in range(0, 200, 3):
             portions.add(slices[place : place + 3])
-        whole = Tally(slices)
+        whole = SliceSums(slices)
         assert (portions.sums, portions.nets, portions.wasted) == (whole.sums, whole.nets, whole.wasted)
 
     def test_counted_in_portions(self, rng):
         """Lengths that are counted now and then are those of all steps, the one that may go on included."""
-        tally, at = Tally(), 0
+        tally, at = SliceSums(), 0
         for number in range(40):
             length = rng.randrange(1, 9)
             wasted = WASTED if rng.random() < 0.3 else 0
@@ -249,7 +247,7 @@ class TestTrack:
         """What was done until any moment is what the slices before it say."""
         slices = list(long._slices_from())
         for moment in [0, 1_000, 10**6, *(rng.randrange(1_000, long.top) for _ in range(50))]:
-            expected = Tally([(s, min(e, moment), code, n) for s, e, code, n in slices if s < moment])
+            expected = SliceSums([(s, min(e, moment), code, n) for s, e, code, n in slices if s < moment])
             assert long.until(moment) == (expected.sums, len(expected.nets))
 
     def test_changed_past(self, long):

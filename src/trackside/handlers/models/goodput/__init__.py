@@ -1,14 +1,13 @@
 """
 Goodput: every second of a training session in exactly one bucket.
 
-What is kept, how each bucket is found and why the sum is exact stands in docs/goodput.md.
+What is kept, how each bucket is found and why the sum is exact stands in docs/goodput-model.md.
 """
 
-from trackside.handlers.models.goodput._account import StepTime
-from trackside.handlers.models.goodput._accumulator import GoodputAccumulator
+from trackside.handlers.models.goodput._account import EndedStep
 from trackside.handlers.models.goodput._buckets import PEER_NAMES
-from trackside.handlers.models.goodput._monitor import GoodputMonitor
-from trackside.handlers.models.goodput._payloads import PayloadReader, read_payloads
+from trackside.handlers.models.goodput._model import GoodputAccumulator, GoodputMonitor, update_of
+from trackside.handlers.models.goodput._peer_records import PayloadReader, read_payloads
 from trackside.handlers.models.goodput._result import (
     GoodputResult,
     RankTimes,
@@ -16,10 +15,10 @@ from trackside.handlers.models.goodput._result import (
     Slowest,
     StepTimes,
 )
-from trackside.handlers.models.goodput._update import update_of
 
 __all__ = [
     "PEER_NAMES",
+    "EndedStep",
     "GoodputAccumulator",
     "GoodputMonitor",
     "GoodputResult",
@@ -27,7 +26,6 @@ __all__ = [
     "RankTimes",
     "SliceEfficiency",
     "Slowest",
-    "StepTime",
     "StepTimes",
     "read_payloads",
     "update_of",

@@ -1,15 +1,21 @@
-"""From what a process did to the buckets its time belongs to, given what was learnt since."""
+"""
+The classification of a session's time: from what its processes did to the bucket that each instant belongs to.
+
+An `Account` judges the time of one process, given what was learnt since. Attempts are the processes that ran as one. A
+`Timeline` lays them out one after the other, as stretches that one process accounts for or that are known to be lost.
+"""
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Final, TypeAlias
 
 import attrs
 
-from trackside.handlers.models.goodput._block import Slice
 from trackside.handlers.models.goodput._buckets import (
     CUSTOM_EVENTS,
     FAILED,
@@ -18,29 +24,33 @@ from trackside.handlers.models.goodput._buckets import (
     KIND_SHIFT,
     KINDS,
     LAST_ELASTIC,
+    NO_STEP,
     OTHER,
     PRODUCTIVE,
     PROGRAM_STARTUP,
+    RECOVERY,
     STEP,
     UNSAMPLED,
+    VALIDATION,
     WASTED,
     WASTED_PROGRESS,
     Bucket,
+    Problem,
     Stretch,
     Sums,
     add,
     priority,
     subtract,
 )
-from trackside.handlers.models.goodput._lengths import Lengths
-from trackside.handlers.models.goodput._process import OpenStep, Process, UnendedSpan
+from trackside.handlers.models.goodput._packed import Lengths, Slice
+from trackside.handlers.models.goodput._reading import NEVER, ProcessState, UnendedSpan, UnendedStep
 
 _MOST_KNOWN: Final = 64
 """Answers to keep; what changes nothing any more is asked for again and again."""
 
 
 @attrs.frozen
-class StepTime:
+class EndedStep:
     """A step that ended."""
 
     number: int
@@ -77,7 +87,7 @@ class Account:
     to that of the whole, to the nanosecond.
     """
 
-    def __init__(self, process: Process, hindsight: Hindsight) -> None:
+    def __init__(self, process: ProcessState, hindsight: Hindsight) -> None:
         self.process = process
         self.until = hindsight.until
         """How long the process is known to have been alive, in ns since the epoch."""
@@ -92,7 +102,7 @@ class Account:
         self._known: dict[tuple[int, int], Sums] = {}
         self._step_bucket = OTHER if self._step is None else self._fate(self._step)
 
-    def _fate(self, step: OpenStep) -> Bucket:
+    def _fate(self, step: UnendedStep) -> Bucket:
         """Return what becomes of the step that has not ended."""
         beyond = self._hindsight.wasted_from
         if beyond is not None and step.number >= beyond:
@@ -252,7 +262,7 @@ class Account:
         lost = self.wasted_at
         return self._track.last_completed(end if lost is None else min(end, lost))
 
-    def steps(self, start: int, end: int) -> Iterator[StepTime]:
+    def steps(self, start: int, end: int) -> Iterator[EndedStep]:
         """Yield the steps that ended after *start* and by *end*, in ns since the epoch."""
         for slices in self._track.steps_from(start):
             began, _, flags, number = slices[0]
@@ -261,7 +271,7 @@ class Account:
                 return
             if start < ended <= end:
                 own_ns = _before(self._own(slices, ended), ended)
-                yield StepTime(
+                yield EndedStep(
                     number=number,
                     start=began,
                     end=ended,
@@ -273,3 +283,380 @@ class Account:
 
 def _before(own: Sequence[tuple[int, int]], end: int) -> int:
     return sum(max(0, min(last, end) - first) for first, last in own)
+
+
+Key: TypeAlias = "tuple[str, int, int]"
+"""Run id, restart count, and which process of its rank in that restart."""
+
+
+@attrs.frozen(eq=False)
+class JobAttempt:
+    """The processes, of one rank each, that ran as one."""
+
+    processes: tuple[ProcessState, ...]
+    """By rank."""
+    wasted_from: int | None
+    """The lowest step that a later attempt trained; None if none trained any."""
+
+    @property
+    def start(self) -> int:
+        """When its first process began, in ns since the epoch."""
+        return min(process.start for process in self.processes)
+
+    @property
+    def last(self) -> int:
+        """Its last proven activity."""
+        return max(process.last for process in self.processes)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all of it came to a good end."""
+        return all(process.has_ended for process in self.processes)
+
+
+def attempts_of(processes: Iterable[ProcessState], found: collections.Counter[str]) -> list[JobAttempt]:
+    """
+    Put *processes* into attempts, in order of their start.
+
+    Args:
+        processes: The main processes of a session of which anything is known.
+        found: Gets what is wrong with them.
+    """
+    groups: dict[Key, list[ProcessState]] = {}
+    for own in _by_rank(processes).values():
+        counts: collections.Counter[tuple[str, int]] = collections.Counter()
+        for process in _without_second_writers(own, found):
+            place = process.source.run_id, process.source.attempt
+            groups.setdefault((*place, counts[place]), []).append(process)
+            counts[place] += 1
+    ordered = sorted(groups.items(), key=lambda item: (min(process.start for process in item[1]), item[0]))
+    merged = _together([group for _, group in ordered])
+    for before, after in pairwise(merged):
+        if min(process.start for process in after) < max(process.last for process in before):
+            found[Problem.OVERLAPPING_ATTEMPTS] += 1
+    return _judged(merged)
+
+
+def _by_rank(processes: Iterable[ProcessState]) -> dict[int, list[ProcessState]]:
+    ranks: dict[int, list[ProcessState]] = {}
+    for process in sorted(processes, key=lambda process: (process.source.rank, process.start, process.source.id)):
+        ranks.setdefault(process.source.rank, []).append(process)
+    return ranks
+
+
+def _without_second_writers(own: Sequence[ProcessState], found: collections.Counter[str]) -> list[ProcessState]:
+    """Leave out of one rank's processes those that began and fell silent while another one was alive."""
+    kept: list[ProcessState] = []
+    for process in own:
+        if kept and process.last < kept[-1].last and not _restarts(process, kept[-1]):
+            found[Problem.SECOND_WRITER] += 1
+        else:
+            kept.append(process)
+    return kept
+
+
+def _restarts(process: ProcessState, before: ProcessState) -> bool:
+    here, there = process.source, before.source
+    return here.run_id == there.run_id and here.attempt > there.attempt
+
+
+def _together(groups: Sequence[list[ProcessState]]) -> list[list[ProcessState]]:
+    """Make one of neighbours that ran at the same time as different ranks: their launcher gave them no common id."""
+    merged: list[list[ProcessState]] = []
+    for group in groups:
+        if merged and _belong(merged[-1], group):
+            merged[-1].extend(group)
+        else:
+            merged.append(list(group))
+    return merged
+
+
+def _belong(before: Sequence[ProcessState], group: Sequence[ProcessState]) -> bool:
+    overlap = min(process.start for process in group) < max(process.last for process in before)
+    ranks = {process.source.rank for process in before}
+    runs = {process.source.run_id for process in before}
+    restarts = {process.source.attempt for process in before}
+    return overlap and all(
+        process.source.rank not in ranks and process.source.run_id not in runs and process.source.attempt in restarts
+        for process in group
+    )
+
+
+def _judged(groups: Sequence[list[ProcessState]]) -> list[JobAttempt]:
+    """Find for each attempt the step from which on later ones did its work again."""
+    attempts: list[JobAttempt] = []
+    wasted_from: int | None = None
+    for place, group in reversed(list(enumerate(groups))):
+        ranks = tuple(sorted(group, key=lambda process: process.source.rank))
+        attempts.append(JobAttempt(ranks, wasted_from))
+        trained = [process for process in group if process.first_step != NO_STEP]
+        if trained:
+            first = min(process.first_step for process in trained)
+            # Once steps are counted anew, as in each epoch, a low number says nothing about earlier attempts.
+            anew = wasted_from is None or any(process.laps for process in trained)
+            wasted_from = first if anew else min(first, wasted_from or 0)
+        elif place == len(groups) - 1:
+            wasted_from = _restored(group)
+    return attempts[::-1]
+
+
+def _restored(group: Sequence[ProcessState]) -> int | None:
+    """Return the step at which an attempt will go on that has loaded a checkpoint and trained nothing yet."""
+    steps = [process.restored_step for process in group if process.restored_step != NO_STEP]
+    return min(steps) + 1 if steps else None
+
+
+@attrs.frozen(eq=False)
+class Leg:
+    """A stretch of time."""
+
+    start: int
+    end: int
+    """In ns since the epoch."""
+    account: Account | None = None
+    """Whose time it is; None if no process was there."""
+    gap: str = OTHER
+    """The bucket of the time that no process accounts for."""
+    next: ProcessState | None = None
+    """Who came after the gap: it may have waited for slices before it began."""
+
+    def between(self, start: int, end: int) -> Sums:
+        """Return the time from *start* to *end* that lies in it, in ns by bucket."""
+        start, end = max(start, self.start), min(end, self.end)
+        if end <= start:
+            return {}
+        sums = self._waits(start, end) if self.account is None else self.account.between(start, end)
+        idle = end - start - sum(sums.values())
+        if idle:
+            sums[self.gap] = sums.get(self.gap, 0) + idle
+        return sums
+
+    def _waits(self, start: int, end: int) -> Sums:
+        sums: Sums = {}
+        if self.next is not None:
+            spent = dict(self.next.track.until(end)[0])
+            subtract(spent, self.next.track.until(start)[0])
+            for code, length in spent.items():
+                if code >> KIND_SHIFT <= LAST_ELASTIC:
+                    bucket = KINDS[code >> KIND_SHIFT]
+                    sums[bucket] = sums.get(bucket, 0) + length
+        return sums
+
+
+@attrs.frozen(eq=False)
+class Timeline:
+    """Legs, one after the other."""
+
+    start: int
+    end: int
+    """In ns since the epoch."""
+    legs: tuple[Leg, ...]
+    slowest: tuple[Account, ...]
+    """For each attempt the account of the rank that the others waited for."""
+
+    def between(self, start: int, end: int) -> Sums:
+        """Return the time from *start* to *end*, in ns by bucket."""
+        sums: Sums = {}
+        for leg in self.legs:
+            if leg.start < end and leg.end > start:
+                add(sums, leg.between(start, end))
+        return sums
+
+
+def timeline(
+    attempts: Sequence[JobAttempt],
+    accounts: Mapping[ProcessState, Account],
+    end: int,
+    *,
+    validation_is_productive: bool,
+) -> Timeline:
+    """
+    Lay out *attempts* one after the other, each until the next one begins.
+
+    A job of several ranks waits for its slowest one: an attempt's time is that of the rank that got least out of it.
+    What lies before that rank began or after it fell silent is that of the first and of the last one to be there.
+
+    Args:
+        attempts: In order of their start; at least one.
+        accounts: Of all their processes.
+        end: Where the last one ends, in ns since the epoch.
+        validation_is_productive: Whether validation is something got out of the time.
+    """
+    starts = [attempt.start for attempt in attempts]
+    ends = [*starts[1:], max(end, starts[-1])]
+    slowest = [
+        _slowest(attempt, accounts, until, validation_is_productive=validation_is_productive)
+        for attempt, until in zip(attempts, ends, strict=True)
+    ]
+    legs: list[Leg] = []
+    for place, (attempt, start, until) in enumerate(zip(attempts, starts, ends, strict=True)):
+        own = [accounts[process] for process in attempt.processes]
+        silent = start
+        for leg in _legs(own, slowest[place], start, until):
+            legs.append(leg)
+            silent = leg.end
+        if place + 1 < len(attempts):
+            legs.append(Leg(silent, until, gap=RECOVERY, next=slowest[place + 1].process))
+        else:
+            legs.append(Leg(silent, until))
+    return Timeline(starts[0], ends[-1], tuple(leg for leg in legs if leg.start < leg.end), tuple(slowest))
+
+
+def _slowest(
+    attempt: JobAttempt, accounts: Mapping[ProcessState, Account], until: int, *, validation_is_productive: bool
+) -> Account:
+    """Return the account of the rank that got least out of its time; of equals, the lowest rank's."""
+    own = [accounts[process] for process in attempt.processes]
+    # A rank that records no steps while others do is no slower for that.
+    trained = [account for account in own if account.process.first_step != NO_STEP] or own
+    if len(trained) == 1:
+        return trained[0]
+
+    def gain(account: Account) -> int:
+        sums = account.between(account.process.start, until)
+        return sums.get(PRODUCTIVE, 0) + (sums.get(VALIDATION, 0) if validation_is_productive else 0)
+
+    return min(trained, key=gain)
+
+
+def _legs(own: Sequence[Account], slow: Account, start: int, until: int) -> Iterator[Leg]:
+    """Yield who speaks for an attempt from its *start* until all of it fell silent, or *until* at the latest."""
+    first = min(own, key=lambda account: account.process.start)
+    last = max(own, key=lambda account: account.until)
+    silent = min(last.until, until)
+    at = start
+    for account, end in ((first, slow.process.start), (slow, slow.until), (last, last.until)):
+        end = min(end, silent)  # noqa: PLW2901
+        if end > at:
+            yield Leg(at, end, account)
+            at = end
+
+
+@attrs.frozen(eq=False)
+class Picture:
+    """A session as everything that is known by now shows it."""
+
+    attempts: tuple[JobAttempt, ...]
+    accounts: dict[ProcessState, Account]
+    job: Timeline
+    ranks: dict[int, Timeline]
+    has_ended: bool
+    problems: dict[str, int]
+
+
+class SessionState:
+    """The processes of one session."""
+
+    def __init__(self, name: str, *, validation_is_productive: bool) -> None:
+        self.name = name
+        self.processes: list[ProcessState] = []
+        self._validation_is_productive = validation_is_productive
+        self._known: dict[ProcessState, tuple[int, Hindsight, Account]] = {}
+        self._older: tuple[tuple[Account, ...], tuple[Lengths, Lengths]] | None = None
+
+    @property
+    def start(self) -> int:
+        """When its first rank began; `NEVER` if nothing is known of any."""
+        return min((process.start for process in self.mains()), default=NEVER)
+
+    def mains(self) -> list[ProcessState]:
+        """Return the processes that are ranks and of which anything is known."""
+        return [process for process in self.processes if process.is_main and process.start != NEVER]
+
+    def picture(
+        self, end_ns: int | None = None, *, is_alive: bool = False, exclude: Sequence[Stretch] = ()
+    ) -> Picture | None:
+        """
+        Return the session as it stands; None if it has no rank.
+
+        Args:
+            end_ns: Look as far as that; to the last event unless given.
+            is_alive: Whether the last attempt is known to be running at *end_ns*, though its events say nothing of it.
+            exclude: Stretches to leave out, disjoint and in order.
+        """
+        mains = self.mains()
+        if not mains:
+            return None
+        found: collections.Counter[str] = collections.Counter()
+        attempts = attempts_of(mains, found)
+        has_ended = attempts[-1].has_ended
+        last = attempts[-1].last
+        end = last if end_ns is None or has_ended else max(last, end_ns)
+        accounts = self._accounts(attempts, end if is_alive else None, tuple(exclude))
+        job = self._timeline(attempts, accounts, end)
+        ranks = self._ranks(attempts, accounts, job)
+        self._find_problems(attempts, found, has_ended=has_ended)
+        return Picture(tuple(attempts), accounts, job, ranks, has_ended, dict(sorted(found.items())))
+
+    def _accounts(
+        self, attempts: Sequence[JobAttempt], alive_until: int | None, excluded: tuple[Stretch, ...]
+    ) -> dict[ProcessState, Account]:
+        accounts: dict[ProcessState, Account] = {}
+        for attempt in attempts:
+            is_over = attempt is not attempts[-1]
+            for process in attempt.processes:
+                until = process.last
+                if alive_until is not None and not is_over and not process.has_ended:
+                    until = max(until, alive_until)
+                accounts[process] = self._account(process, Hindsight(attempt.wasted_from, is_over, until, excluded))
+        return accounts
+
+    def _account(self, process: ProcessState, hindsight: Hindsight) -> Account:
+        known = self._known.get(process)
+        if known is None or known[0] != process.version or known[1] != hindsight:
+            known = self._known[process] = process.version, hindsight, Account(process, hindsight)
+        return known[2]
+
+    def _timeline(self, attempts: Sequence[JobAttempt], accounts: dict[ProcessState, Account], end: int) -> Timeline:
+        return timeline(attempts, accounts, end, validation_is_productive=self._validation_is_productive)
+
+    def _ranks(
+        self, attempts: Sequence[JobAttempt], accounts: dict[ProcessState, Account], job: Timeline
+    ) -> dict[int, Timeline]:
+        own: dict[int, list[JobAttempt]] = {}
+        for attempt in attempts:
+            for process in attempt.processes:
+                own.setdefault(process.source.rank, []).append(JobAttempt((process,), attempt.wasted_from))
+        if len(own) == 1:
+            return dict.fromkeys(own, job)
+        return {
+            rank: self._timeline(found, accounts, accounts[found[-1].processes[0]].until)
+            for rank, found in sorted(own.items())
+        }
+
+    def lengths(self, slowest: Sequence[Account]) -> tuple[Lengths, Lengths]:
+        """Return the lengths of all steps of *slowest*, one for each attempt, and of their productive ones."""
+        older = tuple(slowest[:-1])
+        if self._older is None or self._older[0] != older:
+            self._older = older, _merged(older)
+        lengths, counted = self._older[1][0].copy(), self._older[1][1].copy()
+        lengths.merge(slowest[-1].lengths[0])
+        counted.merge(slowest[-1].lengths[1])
+        return lengths, counted
+
+    def _find_problems(
+        self, attempts: Sequence[JobAttempt], found: collections.Counter[str], *, has_ended: bool
+    ) -> None:
+        for process in self.processes:
+            found.update(process.problems)
+        if not has_ended:
+            found[Problem.NO_GOOD_END] += 1
+        found[Problem.NAME_USED_AGAIN] += sum(_begins_anew(attempts))
+        for name in [name for name, count in found.items() if not count]:
+            del found[name]
+
+
+def _merged(accounts: Sequence[Account]) -> tuple[Lengths, Lengths]:
+    lengths, counted = Lengths(), Lengths()
+    for account in accounts:
+        lengths.merge(account.lengths[0])
+        counted.merge(account.lengths[1])
+    return lengths, counted
+
+
+def _begins_anew(attempts: Sequence[JobAttempt]) -> Iterator[bool]:
+    """Yield for each attempt but the first whether it looks like another job under the same name."""
+    for before, after in pairwise(attempts):
+        steps = [process.first_step for process in before.processes if process.first_step != NO_STEP]
+        again = [process.first_step for process in after.processes if process.first_step != NO_STEP]
+        yield before.has_ended and bool(steps) and bool(again) and min(again) <= min(steps)

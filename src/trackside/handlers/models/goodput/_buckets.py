@@ -1,4 +1,4 @@
-"""The buckets of a job's time, and the codes by which a process's time is kept until it goes into one."""
+"""The words of goodput: buckets, the codes of slices of time, and the problems that results name."""
 
 from __future__ import annotations
 
@@ -90,6 +90,10 @@ FLAGS: Final = FIRST | INSIDE | WASTED | FAILED | UNSAMPLED
 KIND_SHIFT: Final = 5
 
 STEP_CODE: Final = STEP << KIND_SHIFT | INSIDE
+WHOLE_STEP: Final = STEP_CODE | FIRST
+"""The code of a step with nothing in it, that neither failed nor was done again."""
+NO_STEP: Final = -1
+"""No number of a step."""
 
 BY_NAME: Final = {
     span_names.DISTRIBUTED_INIT: KINDS.index(ACCELERATOR_INITIALIZATION),
@@ -147,3 +151,22 @@ def subtract(total: dict[Any, int], less: Mapping[Any, int]) -> None:
             total[key] = left
         else:
             total.pop(key, None)
+
+
+class Problem:
+    """The problems of the input, in the words in which results name them."""
+
+    IMPOSSIBLE_TIME: Final = "an impossible time"
+    MALFORMED: Final = "a malformed event"
+    REPEATED: Final = "a record that was there already"
+    OUT_OF_ORDER: Final = "a step out of order"
+    OVERLAPPING_STEPS: Final = "a step that began before the last one ended"
+    COUNTED_ANEW: Final = "steps counted anew without a checkpoint loaded"
+    NO_END: Final = "a span without an end"
+    DROPPED: Final = "an event that was given up for lack of room"
+    SECOND_WRITER: Final = "a second process of the same rank at the same time"
+    OVERLAPPING_ATTEMPTS: Final = "an attempt that began before the last one fell silent"
+    NO_GOOD_END: Final = "an attempt that fell silent without an end"
+    OTHER_SESSIONS: Final = "another session"
+    NAME_USED_AGAIN: Final = "a run that began anew after a good end: the session's name may have been used again"
+    EARLIER_UNREAD: Final = "earlier attempts that were not read"

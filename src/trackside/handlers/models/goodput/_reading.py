@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import collections
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter, le, lt, sub
 from typing import Any, Final, TypeAlias
+
+import attrs
 
 from trackside.events import (
     Event,
     EventsDropped,
     Heartbeat,
     IterationEnded,
+    IterationSpanEnded,
+    ProfileSpanEnded,
     RecordFaulted,
     SlicesCounted,
+    Source,
     SourceEnded,
     SourceStarted,
     SpanEnded,
@@ -21,22 +28,301 @@ from trackside.events import (
     StepStarted,
     span_names,
 )
-from trackside.handlers.models.goodput import _problems as problems
-from trackside.handlers.models.goodput._archive import NO_STEP
 from trackside.handlers.models.goodput._buckets import (
+    BY_NAME,
+    CUSTOM,
     EVALUATION,
     FAILED,
+    FIRST_CUSTOM,
     KIND_SHIFT,
     LAST_ELASTIC,
     LOADING,
+    NO_STEP,
     OWN_THREAD_ONLY,
     RESTORE,
+    STEP,
     UNSAMPLED,
+    Problem,
     kind_of,
 )
-from trackside.handlers.models.goodput._process import LATEST_NS, NEVER, OpenStep, Process, UnendedSpan
+from trackside.handlers.models.goodput._track import Track
+from trackside.handlers.models.liveness import LifeSigns
 
-Reader: TypeAlias = Callable[[Process, Any], None]
+NEVER: Final = -1
+LATEST_NS: Final = 1 << 62
+"""No time is this late: the year 2116."""
+
+
+@attrs.frozen
+class UnendedSpan:
+    """A span that began and has not ended yet."""
+
+    start: int
+    kind: int
+    parent_id: int
+
+
+@attrs.frozen
+class UnendedStep:
+    """A step that began and has not ended yet."""
+
+    number: int
+    start: int
+
+
+class ProcessState:
+    """
+    What is known of one process from its events.
+
+    Attributes:
+        source: Who it is.
+        start: When it began, in ns since the epoch; `NEVER` as long as nothing is known of it.
+        last: Its last proven activity.
+        version: Events that were read of it; it changes whenever anything else does.
+        next_seq: The lowest number that its next event can have.
+        end_reason: Why it ended, as it said; None if it did not end.
+        heartbeat_interval_ns: As its heartbeats say; None if there was none.
+        track: What its training thread did.
+        beside: What it loaded in the background.
+        open_spans: By id.
+        customs: The types of its custom badput, in order of appearance.
+        first_step: The lowest step it trained from; `NO_STEP` if it trained none.
+        laps: How often its steps began anew without a checkpoint being loaded.
+        restored_step: The step of the last checkpoint it loaded; `NO_STEP` if it said none.
+        is_restored: Whether it loaded a checkpoint since its last step.
+        started_step: The number of the step that it said has begun.
+        started_at: When that was; `NEVER` if it ended since.
+        started_restored: Whether a checkpoint was loaded between it and the step before.
+        seen_open: The step or the loading that its last heartbeat was within.
+        last_iteration_id: Of the last iteration that ended.
+        trains_in: The thread of its training loop; None if that is the main one.
+        slices: Time, active, total and available slices at each change.
+        problems: What was wrong with its events, and how often.
+    """
+
+    __slots__ = (
+        "_places",
+        "beside",
+        "customs",
+        "end_reason",
+        "first_step",
+        "heartbeat_interval_ns",
+        "is_restored",
+        "laps",
+        "last",
+        "last_iteration_id",
+        "next_seq",
+        "open_spans",
+        "problems",
+        "restored_step",
+        "seen_open",
+        "slices",
+        "source",
+        "start",
+        "started_at",
+        "started_restored",
+        "started_step",
+        "track",
+        "trains_in",
+        "version",
+    )
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.start = self.last = NEVER
+        self.version = self.next_seq = 0
+        self.end_reason: str | None = None
+        self.heartbeat_interval_ns: int | None = None
+        self.track, self.beside = Track(), Track()
+        self.open_spans: dict[int, UnendedSpan] = {}
+        self.customs: list[str] = []
+        self._places: dict[str, int] = {}
+        self.first_step = self.restored_step = NO_STEP
+        self.laps = 0
+        self.is_restored = False
+        self.started_step, self.started_at, self.started_restored = NO_STEP, NEVER, False
+        self.seen_open: UnendedStep | UnendedSpan | None = None
+        self.last_iteration_id = 0
+        self.trains_in: str | None = None
+        self.slices: list[tuple[int, int, int, int]] = []
+        self.problems: collections.Counter[str] = collections.Counter()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it said that it was done."""
+        return self.end_reason is not None
+
+    @property
+    def signs(self) -> LifeSigns:
+        """What is known of its life, for `liveness`."""
+        return LifeSigns(
+            last_ns=None if self.last == NEVER else self.last,
+            heartbeat_interval_ns=self.heartbeat_interval_ns,
+            end_reason=self.end_reason,
+        )
+
+    @property
+    def is_main(self) -> bool:
+        """Whether it is a rank, and not a helper of one."""
+        return self.source.role == "main"
+
+    @property
+    def open_step(self) -> UnendedStep | None:
+        """The step in progress, as far as is known."""
+        if self.started_at != NEVER:
+            return UnendedStep(self.started_step, self.started_at)
+        return self.seen_open if isinstance(self.seen_open, UnendedStep) else None
+
+    def opened(self) -> list[UnendedSpan]:
+        """Return the spans in progress, the latest first."""
+        found = list(self.open_spans.values())
+        if isinstance(self.seen_open, UnendedSpan):
+            found.append(self.seen_open)
+        return sorted(found, key=lambda span: -span.start)
+
+    def begin_by(self, start: int) -> None:
+        """Note that it was there at *start*."""
+        self.start = min(self.start, start)
+
+    def stretch(self, end: int, duration: int) -> int | None:
+        """Return the start of what ended at *end*, or None if that cannot be."""
+        start = operator.index(end - duration)
+        if duration < 0 or start <= 0:
+            self.problems[Problem.IMPOSSIBLE_TIME] += 1
+            return None
+        return start
+
+    def custom(self, name: str) -> int:
+        """Return the kind that custom badput of type *name* is."""
+        place = self._places.get(name)
+        if place is None:
+            place = self._places[name] = len(self.customs)
+            self.customs.append(name)
+        return FIRST_CUSTOM + place
+
+    def end_children(self, span_id: int, at_ns: int) -> None:
+        """Close what is still open within a span that ended: its end was lost."""
+        if span_id:
+            self.close([number for number, span in self.open_spans.items() if span.parent_id == span_id], at_ns)
+
+    def close(self, numbers: Iterable[int], at_ns: int) -> None:
+        """Close spans whose end was lost."""
+        for number in numbers:
+            span = self.open_spans.pop(number)
+            self.problems[Problem.NO_END] += 1
+            if span.start < at_ns:
+                self.track.add(span.start, at_ns, span.kind << KIND_SHIFT)
+
+    def end_step(self, number: int, start: int, end: int, flags: int) -> None:
+        """Note that a step ended whose start and end are known; -1 for the number if that is not."""
+        if self.started_at != NEVER:
+            self.is_restored = self.is_restored or self.started_restored
+            self.started_at = NEVER
+        if start < end:
+            self.complete(self.track.last_step + 1 if number < 0 else number, start, end, flags)
+
+    def complete(self, number: int, start: int, end: int, flags: int) -> None:
+        """Add a step that has ended."""
+        track = self.track
+        number, start, end = operator.index(number), operator.index(start), operator.index(end)
+        self.seen_open = None
+        if self.first_step == NO_STEP:
+            self.first_step = number
+        if start >= track.step_end:
+            if number < track.last_step + self.is_restored:
+                self._go_back(number, start)
+            track.add_step(number, start, end, flags)
+        elif end > track.step_end:
+            self.problems[Problem.OVERLAPPING_STEPS] += 1
+            track.add_step(number if number > track.last_step else None, track.step_end, end, flags)
+        else:
+            self.problems[Problem.OUT_OF_ORDER] += 1
+            track.add_late_step(number, start, end, flags)
+        self.is_restored = False
+
+    def _go_back(self, number: int, start: int) -> None:
+        """Train from a lower step on: from a checkpoint, or because the steps are counted anew, as in each epoch."""
+        if self.is_restored:
+            self.track.mark_redone_from(number)
+            if not self.laps:
+                self.first_step = min(self.first_step, number)
+        else:
+            self.problems[Problem.COUNTED_ANEW] += 1
+            self.laps += 1
+            self.track.lap_start = start
+            self.track.last_step = NO_STEP
+
+    def mend(self) -> None:
+        """Drop what was kept of an event with values of the wrong type."""
+        self.problems[Problem.MALFORMED] += 1
+        self.track.mend()
+        self.beside.mend()
+
+    def dump(self) -> dict[str, Any]:
+        """Return what is known as plain data."""
+        seen = self.seen_open
+        return {
+            "source": self.source.to_wire(),
+            "times": [self.start, self.last],
+            "events": [self.version, self.next_seq],
+            "tracks": [self.track.dump(), self.beside.dump()],
+            "open_spans": [[number, *attrs.astuple(span)] for number, span in self.open_spans.items()],
+            "life": [self.end_reason, self.heartbeat_interval_ns],
+            "flags": [self.is_restored, self.started_restored],
+            "steps": [self.first_step, self.laps, self.restored_step, self.last_iteration_id],
+            "started": [self.started_step, self.started_at],
+            "seen_open": None if seen is None else [isinstance(seen, UnendedStep), *attrs.astuple(seen)],
+            "trains_in": self.trains_in,
+            "customs": list(self.customs),
+            "slices": [list(change) for change in self.slices],
+            "problems": [list(item) for item in self.problems.items()],
+        }
+
+    @classmethod
+    def load(cls, data: Any) -> ProcessState:
+        """
+        Return the process that `dump` wrote.
+
+        Raises:
+            ValueError: if *data* is anything else; so may whatever comes of values of other types.
+        """
+        process = cls(Source.from_wire(data["source"]))
+        process.start, process.last = map(operator.index, data["times"])
+        process.version, process.next_seq = map(operator.index, data["events"])
+        reason, interval_ns = data["life"]
+        process.end_reason = None if reason is None else str(reason)
+        process.heartbeat_interval_ns = None if interval_ns is None else operator.index(interval_ns)
+        process.is_restored, process.started_restored = map(bool, data["flags"])
+        process.track, process.beside = map(Track.load, data["tracks"])
+        process.first_step, process.laps, process.restored_step, process.last_iteration_id = map(
+            operator.index, data["steps"]
+        )
+        process.started_step, process.started_at = map(operator.index, data["started"])
+        for name in data["customs"]:
+            process.custom(str(name))
+        process.open_spans = {
+            operator.index(number): UnendedSpan(*map(operator.index, span)) for number, *span in data["open_spans"]
+        }
+        if data["seen_open"] is not None:
+            is_step, *seen = data["seen_open"]
+            process.seen_open = (UnendedStep if is_step else UnendedSpan)(*map(operator.index, seen))
+        process.trains_in = None if data["trains_in"] is None else str(data["trains_in"])
+        process.slices = [tuple(map(operator.index, change)) for change in data["slices"]]  # type: ignore[misc]
+        process.problems.update({str(name): operator.index(count) for name, count in data["problems"]})
+        if not all(map(process._knows, process._kinds())):
+            raise ValueError("a kind of time that there is none of")
+        return process
+
+    def _kinds(self) -> Iterator[int]:
+        yield from self.track.kinds()
+        yield from self.beside.kinds()
+        yield from (span.kind for span in self.opened())
+
+    def _knows(self, kind: int) -> bool:
+        return FIRST_CUSTOM <= kind < FIRST_CUSTOM + len(self.customs) or (0 <= kind <= STEP and kind != CUSTOM)
+
+
+Reader: TypeAlias = Callable[[ProcessState, Any], None]
 
 _MAIN_THREAD: Final = "MainThread"
 _OF_STEP: Final = frozenset(
@@ -52,7 +338,7 @@ _OF_STEP: Final = frozenset(
 """A thread whose innermost open span is one of these is within a step."""
 
 
-def read_event(process: Process, event: Event, read: Reader | None) -> None:
+def read_event(process: ProcessState, event: Event, read: Reader | None) -> None:
     """
     Learn from *event*.
 
@@ -64,7 +350,7 @@ def read_event(process: Process, event: Event, read: Reader | None) -> None:
     seq = event.seq
     if seq is not None:
         if seq < process.next_seq:
-            process.problems[problems.REPEATED] += 1
+            process.problems[Problem.REPEATED] += 1
             return
         process.next_seq = seq + 1
     process.version += 1
@@ -73,29 +359,29 @@ def read_event(process: Process, event: Event, read: Reader | None) -> None:
         at = operator.index(at)
     if at > process.last:
         if not 0 < at < LATEST_NS:
-            process.problems[problems.IMPOSSIBLE_TIME] += 1
+            process.problems[Problem.IMPOSSIBLE_TIME] += 1
             return
         process.last = at
         if process.start == NEVER:
             process.start = at
     elif at < process.start:
         if at <= 0:
-            process.problems[problems.IMPOSSIBLE_TIME] += 1
+            process.problems[Problem.IMPOSSIBLE_TIME] += 1
             return
         process.start = at
     if read is not None:
         read(process, event)
 
 
-def skip(process: Process, event: Event) -> None:
+def skip(process: ProcessState, event: Event) -> None:
     """Learn nothing from an event that was derived from others."""
 
 
-def _on_source_started(process: Process, event: SourceStarted) -> None:
+def _on_source_started(process: ProcessState, event: SourceStarted) -> None:
     process.begin_by(event.at_ns)
 
 
-def _on_source_ended(process: Process, event: SourceEnded) -> None:
+def _on_source_ended(process: ProcessState, event: SourceEnded) -> None:
     process.end_reason = str(event.reason)
     start, process.started_at, process.seen_open = process.started_at, NEVER, None
     if NEVER != start < event.at_ns:
@@ -105,7 +391,7 @@ def _on_source_ended(process: Process, event: SourceEnded) -> None:
     process.close(list(process.open_spans), event.at_ns)
 
 
-def _on_span_started(process: Process, event: SpanStarted) -> None:
+def _on_span_started(process: ProcessState, event: SpanStarted) -> None:
     thread = event.attributes.get(span_names.THREAD)
     if event.name == span_names.TRAINING_LOOP:
         process.trains_in = thread
@@ -119,7 +405,7 @@ def _on_span_started(process: Process, event: SpanStarted) -> None:
             process.is_restored = True
 
 
-def _on_span_ended(process: Process, event: SpanEnded) -> None:
+def _on_span_ended(process: ProcessState, event: SpanEnded) -> None:
     end = event.at_ns
     start = process.stretch(end, event.duration_ns)
     if process.open_spans:
@@ -150,19 +436,19 @@ def _on_span_ended(process: Process, event: SpanEnded) -> None:
         process.beside.add(start, end, kind << KIND_SHIFT)
 
 
-def _kind(process: Process, event: SpanStarted | SpanEnded) -> int | None:
+def _kind(process: ProcessState, event: SpanStarted | SpanEnded) -> int | None:
     kind = kind_of(event)
     return process.custom(kind) if isinstance(kind, str) else kind
 
 
-def _restored(process: Process, event: SpanEnded) -> None:
+def _restored(process: ProcessState, event: SpanEnded) -> None:
     process.is_restored = True
     step = event.attributes.get(span_names.CURRENT_ITERATION)
     if type(step) is int:
         process.restored_step = step
 
 
-def _on_iteration(process: Process, event: IterationEnded) -> None:
+def _on_iteration(process: ProcessState, event: IterationEnded) -> None:
     end, duration = event.at_ns, event.duration_ns
     start = end - duration
     if start < process.start or duration <= 0:
@@ -185,7 +471,7 @@ def _on_iteration(process: Process, event: IterationEnded) -> None:
         process.end_step(event.step, start, end, FAILED if event.failed else 0)
 
 
-def _on_step_started(process: Process, event: StepStarted | SpanStarted) -> None:
+def _on_step_started(process: ProcessState, event: StepStarted | SpanStarted) -> None:
     start, before = process.started_at, process.started_step
     number, at = event.step, event.at_ns
     if number.__class__ is not int:
@@ -197,7 +483,7 @@ def _on_step_started(process: Process, event: StepStarted | SpanStarted) -> None
         if usual and not process.started_restored:
             track.append_step(before, start, at)
         elif at <= start or (number == before and not restored):
-            process.problems[problems.REPEATED if number == before else problems.OUT_OF_ORDER] += 1
+            process.problems[Problem.REPEATED if number == before else Problem.OUT_OF_ORDER] += 1
             return
         else:
             process.is_restored = process.started_restored
@@ -208,7 +494,7 @@ def _on_step_started(process: Process, event: StepStarted | SpanStarted) -> None
         process.first_step = number
 
 
-def _on_heartbeat(process: Process, event: Heartbeat) -> None:
+def _on_heartbeat(process: ProcessState, event: Heartbeat) -> None:
     process.heartbeat_interval_ns = round(event.interval_s * 1e9)
     seen, process.seen_open = process.seen_open, None
     found = event.open_spans.get(process.trains_in or _MAIN_THREAD)
@@ -220,25 +506,25 @@ def _on_heartbeat(process: Process, event: Heartbeat) -> None:
         return  # the span ended while the heartbeat was on its way
     if name in _OF_STEP:
         # The innermost span changes as the step goes on; the step began with the first one seen.
-        process.seen_open = seen if isinstance(seen, OpenStep) else OpenStep(track.last_step + 1, start)
+        process.seen_open = seen if isinstance(seen, UnendedStep) else UnendedStep(track.last_step + 1, start)
     elif name == span_names.DATA_LOADING and start >= track.top:
         process.seen_open = UnendedSpan(start, LOADING, 0)
 
 
-def _on_dropped(process: Process, event: EventsDropped) -> None:
+def _on_dropped(process: ProcessState, event: EventsDropped) -> None:
     if event.where == "queue":
-        process.problems[problems.DROPPED] += sum(event.by_type.values())
+        process.problems[Problem.DROPPED] += sum(event.by_type.values())
 
 
-def _on_faulted(process: Process, event: RecordFaulted) -> None:
+def _on_faulted(process: ProcessState, event: RecordFaulted) -> None:
     process.problems[event.problem] += 1
 
 
-def _on_misplaced(process: Process, event: SpanOutOfOrder) -> None:
+def _on_misplaced(process: ProcessState, event: SpanOutOfOrder) -> None:
     process.problems[f"a span {event.problem}"] += 1
 
 
-def _on_slices(process: Process, event: SlicesCounted) -> None:
+def _on_slices(process: ProcessState, event: SlicesCounted) -> None:
     active, total, available = map(operator.index, (event.active, event.total, event.available))
     process.slices.append((event.at_ns, active, total, available))
 
@@ -257,3 +543,170 @@ READERS: Final[dict[type[Event], Reader]] = {
     SlicesCounted: _on_slices,
 }
 """What to do with an event, by its class or the nearest base of it."""
+
+
+Usual: TypeAlias = Callable[[ProcessState, "Source | None", Any], bool]
+
+_BROKEN: Final = (TypeError, ValueError, AttributeError, LookupError)
+_MAIN: Final = "main"
+_TRAINING: Final = "training"
+_LOADED: Final = LOADING << KIND_SHIFT
+_TIMED: Final = frozenset((*BY_NAME, span_names.TRAINING_ITERATION))
+"""The spans that say something about time."""
+_INT: Final = frozenset((int,))
+_columns: Final = attrgetter("_seq", "at_ns", "duration_ns", "step")
+
+
+def read_span(process: ProcessState, source: Source | None, event: SpanEnded) -> bool:
+    """
+    Learn from the end of a span, in the usual case; False, and nothing is learnt, in any other.
+
+    Usual is a span in its turn, within the life of its process and while nothing is open in that, which says nothing
+    about time or is a loading of data.
+
+    Args:
+        process: Whose turn it is.
+        source: Who that is.
+        event: The next one; perhaps another process's.
+    """
+    try:
+        end, duration, attributes = event.at_ns, event.duration_ns, event.attributes
+        seq = event._seq  # noqa: SLF001  the property would be a call
+        name = event.name
+        if (
+            event._source is not source  # noqa: SLF001  as above
+            or seq < process.next_seq
+            or type(end) is not int
+            or type(duration) is not int
+            or duration < 0
+            or not process.last <= end < LATEST_NS
+            or not 0 < process.start <= end - duration
+            or process.open_spans
+            or process.seen_open is not None
+            or (attributes and attributes.get(span_names.BADPUT_TYPE) is not None)
+        ):
+            return False
+        is_loading = name in _TIMED
+        if is_loading:
+            if name != span_names.DATA_LOADING:
+                return False
+            thread = attributes.get(span_names.THREAD)
+    except _BROKEN:
+        return False
+    process.next_seq = seq + 1
+    process.version += 1
+    process.last = end
+    if is_loading and duration:
+        is_own = thread == process.trains_in and process.source.role == _MAIN
+        (process.track if is_own else process.beside).add(end - duration, end, _LOADED)
+    return True
+
+
+def read_iteration(process: ProcessState, source: Source | None, event: IterationEnded) -> bool:
+    """
+    Learn from the end of an iteration, in the usual case; False, and nothing is learnt, in any other.
+
+    Usual is a step of training that did not fail, has the number of the one before or a higher one and began after
+    that ended, with at most a loading of data within it.
+
+    Args:
+        process: As for `read_span`.
+        source: As for `read_span`.
+        event: As for `read_span`.
+    """
+    try:
+        end, duration, step = event.at_ns, event.duration_ns, event.step
+        seq = event._seq  # noqa: SLF001  the property would be a call
+        track = process.track
+        if (
+            event._source is not source  # noqa: SLF001  as above
+            or seq < process.next_seq
+            or type(end) is not int
+            or type(duration) is not int
+            or type(step) is not int
+            or duration <= 0
+            or not process.last <= end < LATEST_NS
+            or not 0 < process.start <= end - duration
+            or not 0 <= track.last_step <= step < LATEST_NS
+            or event.kind != _TRAINING
+            or event.failed
+            or process.is_restored
+            or process.open_spans
+        ):
+            return False
+    except _BROKEN:
+        return False
+    start = end - duration
+    if track.top <= start:
+        track.append_step(step, start, end)
+    elif process.started_at != NEVER or process.first_step == NO_STEP or not track.append_over(step, start, end):
+        return False
+    process.next_seq = seq + 1
+    process.version += 1
+    process.last = end
+    process.last_iteration_id = event.span_id
+    process.started_at, process.seen_open = NEVER, None
+    return True
+
+
+FAST: Final[Mapping[type[Event], Usual]] = {
+    SpanEnded: read_span,
+    IterationSpanEnded: read_span,
+    ProfileSpanEnded: read_span,
+    IterationEnded: read_iteration,
+}
+"""What to try first with an event, by its class; not by a base of it, which may have been given another meaning."""
+
+
+def read_steps(process: ProcessState, events: Sequence[IterationEnded]) -> bool:
+    """
+    Learn from *events*, as if each were taken by itself; False, and nothing is learnt, if any is out of the ordinary.
+
+    Args:
+        process: Who published them.
+        events: Some that follow each other in its stream; at least one.
+    """
+    try:
+        seqs, ends, lengths, steps = zip(*map(_columns, events), strict=True)
+    except AttributeError:  # one was never numbered
+        return False
+    if not all(_INT.issuperset(map(type, column)) for column in (seqs, ends, lengths, steps)):
+        return False
+    starts = list(map(sub, ends, lengths))
+    track = process.track
+    is_in_order = (
+        process.next_seq <= seqs[0]
+        and NEVER != process.start <= starts[0]
+        and track.top <= starts[0]
+        and ends[-1] < LATEST_NS
+        and 0 <= track.last_step <= steps[0]
+        and steps[-1] < LATEST_NS
+        and min(lengths) > 0
+        and _ascend(seqs, lt)
+        and all(map(le, ends, starts[1:]))
+        and _ascend(steps, le)
+    )
+    if not is_in_order or process.is_restored or not _are_plain(process, events):
+        return False
+    process.next_seq = seqs[-1] + 1
+    process.version += len(seqs)
+    process.last = max(process.last, ends[-1])
+    process.last_iteration_id = events[-1].span_id
+    process.started_at, process.seen_open = NEVER, None
+    track.append_steps(steps, starts, ends)
+    return True
+
+
+def _ascend(column: Sequence[int], order: Any) -> bool:
+    return all(map(order, column, column[1:]))
+
+
+def _are_plain(process: ProcessState, events: Iterable[IterationEnded]) -> bool:
+    """Return whether all are training steps that did not fail, and none closes what was left open within it."""
+    for event in events:
+        if event.kind != _TRAINING or event.failed:
+            return False
+    if process.open_spans:
+        parents = {span.parent_id for span in process.open_spans.values()}
+        return not any(event.span_id and event.span_id in parents for event in events)
+    return True

@@ -1,18 +1,233 @@
-"""The time of one process as disjoint slices: the recent ones in arrays, the older ones packed."""
+"""
+The time of one process as disjoint slices: each instant keeps what has the highest priority.
+
+The recent slices are in arrays, the older ones packed.
+"""
 
 from __future__ import annotations
 
 import operator
 from array import array
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
+from typing import Any, Final, TypeAlias
 
-from trackside.handlers.models.goodput._archive import NO_STEP, Archive
-from trackside.handlers.models.goodput._block import WHOLE_STEP, Slice, Tally, steps_of, whole_number
-from trackside.handlers.models.goodput._buckets import FAILED, FIRST, INSIDE, KIND_SHIFT, STEP_CODE, WASTED, add
-from trackside.handlers.models.goodput._lengths import Lengths
-from trackside.handlers.models.goodput._overlay import Late, joined, mark_redone, overlay, overlay_load, overlay_step
+import attrs
+
+from trackside.handlers.models.goodput._buckets import (
+    FAILED,
+    FIRST,
+    FLAGS,
+    INSIDE,
+    KIND_SHIFT,
+    LOADING,
+    NO_STEP,
+    STEP_CODE,
+    WASTED,
+    WHOLE_STEP,
+    add,
+    priority,
+)
+from trackside.handlers.models.goodput._packed import Archive, Lengths, Slice, SliceSums, steps_of, whole_number
+
+Columns: TypeAlias = "tuple[array[int], array[int], array[int], array[int]]"
+"""Starts, ends, codes and numbers of slices."""
+
+_LOADED: Final = LOADING << KIND_SHIFT
+_REST_CODES: Final = array("I", (_LOADED | INSIDE, STEP_CODE))
+_REST_NUMBERS: Final = array("q", (0, 0))
+"""Of a step's slices after the first, if data was loaded once within it."""
+_start, _end = itemgetter(0), itemgetter(1)
+
+_FEW: Final = 8
+_NOTHING: Final = -1
+"""The code of time of which nothing is known."""
+
+
+def overlay(slices: list[Slice], start: int, end: int, code: int) -> None:
+    """
+    Give *start* to *end* to *code*, except where something of the same or a higher priority is.
+
+    Of equals the one that was there first stays: of nested spans the inner one, which ended before the outer.
+    """
+    low, high = _touched(slices, start, end)
+    laid, within, after = _cut(slices[low:high], start, end)
+    rank = priority(code)
+    for first, last, under, number in within:
+        if under == _NOTHING:
+            laid.append((first, last, code, 0))
+        elif priority(under) <= rank:
+            laid.append((first, last, under, number))
+        else:
+            laid.append((first, last, code | under & FLAGS, number))
+    slices[low:high] = laid + after
+
+
+def overlay_step(slices: list[Slice], start: int, end: int, number: int | None, flags: int) -> bool:
+    """
+    Let *start* to *end* be a step's, except where another step is.
+
+    Args:
+        slices: What is known of that time; changed.
+        start: In ns.
+        end: In ns.
+        number: The step's; None if the time belongs to the step before.
+        flags: `FAILED`, `UNSAMPLED`.
+
+    Returns:
+        Whether any time was left for it.
+    """
+    low, high = _touched(slices, start, end)
+    laid, within, after = _cut(slices[low:high], start, end)
+    begins = 0 if number is None else FIRST
+    found = False
+    for first, last, under, there in within:
+        if under != _NOTHING and under & INSIDE:
+            laid.append((first, last, under, there))
+            continue
+        code = STEP_CODE if under == _NOTHING else under | INSIDE
+        laid.append((first, last, code | flags | begins, number if begins and number is not None else 0))
+        begins, found = 0, True
+    slices[low:high] = laid + after
+    return found
+
+
+def overlay_load(columns: Columns, number: int, start: int, end: int) -> bool:
+    """
+    Do what `overlay_step` does with the slices that *columns* end with, in the usual case.
+
+    Usual is that data was loaded once within the step, and all else ended by its start.
+
+    Args:
+        columns: Changed.
+        number: The step's.
+        start: In ns.
+        end: In ns.
+
+    Returns:
+        Whether it is the usual case; if not, nothing has changed.
+    """
+    starts, ends, codes, numbers = columns
+    if len(starts) <= 1 or codes[-1] != _LOADED:
+        return False
+    begun, loaded = starts[-1], ends[-1]
+    if not ends[-2] <= start < begun or loaded >= end:
+        return False
+    starts[-1], ends[-1], codes[-1], numbers[-1] = start, begun, WHOLE_STEP, number
+    starts.extend((begun, loaded))
+    ends.extend((loaded, end))
+    codes.extend(_REST_CODES)
+    numbers.extend(_REST_NUMBERS)
+    return True
+
+
+def mark_redone(slices: Iterable[Slice], since: int) -> list[Slice]:
+    """Return *slices* with all steps that began at *since* or later marked as done again."""
+    return [
+        (start, end, code | WASTED if code & INSIDE and start >= since else code, number)
+        for start, end, code, number in slices
+    ]
+
+
+def joined(slices: Iterable[Slice]) -> list[Slice]:
+    """Return *slices* with neighbours that say the same made one, so that equal pasts look equal."""
+    found: list[Slice] = []
+    for item in slices:
+        if found and not item[2] & FIRST:
+            start, end, code, number = found[-1]
+            if end == item[0] and code & ~FIRST == item[2]:
+                found[-1] = (start, item[1], code, number)
+                continue
+        found.append(item)
+    return found
+
+
+def _touched(slices: list[Slice], start: int, end: int) -> tuple[int, int]:
+    """Return the bounds of those of *slices* that have an instant from *start* to *end*, or of a few more."""
+    if len(slices) <= _FEW:
+        return 0, len(slices)
+    low = bisect_right(slices, start, key=_end)
+    return low, max(low, bisect_left(slices, end, key=_start))
+
+
+def _cut(slices: Iterable[Slice], start: int, end: int) -> tuple[list[Slice], list[Slice], list[Slice]]:
+    """Return what of *slices* lies before *start*, what between, its gaps filled with `_NOTHING`, and what after."""
+    before: list[Slice] = []
+    within: list[Slice] = []
+    after: list[Slice] = []
+    at = start
+    for item in slices:
+        first, last, code, number = item
+        if last <= start:
+            before.append(item)
+            continue
+        if first >= end:
+            after.append(item)
+            continue
+        if first < start:
+            before.append((first, start, code, number))
+            first, code, number = start, code & ~FIRST, 0
+        elif at < first:
+            within.append((at, first, _NOTHING, 0))
+        if last > end:
+            after.append((end, last, code & ~FIRST, 0))
+            last = end
+        within.append((first, last, code, number))
+        at = last
+    if at < end:
+        within.append((at, end, _NOTHING, 0))
+    return before, within, after
+
+
+@attrs.frozen
+class LateSlice:
+    """A stretch of time that lies among packed slices, kept until it is asked for."""
+
+    start: int
+    end: int
+    code: int
+    """Of a step, its flags."""
+    number: int | None = None
+    """Of a step."""
+    is_step: bool = False
+    steps_until: int = 0
+    """Where the last step ended when it came, if that was later."""
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether its number may not fit between those of its neighbours."""
+        return self.number is not None and self.steps_until > 0
+
+    def overlay(self, slices: list[Slice], before: Callable[[list[Slice], int], int]) -> None:
+        """
+        Lay it over *slices*.
+
+        Args:
+            slices: From where it begins on, to the end; changed.
+            before: Returns the number of the step before a moment, of these slices and those before them.
+        """
+        if not self.is_step:
+            overlay(slices, self.start, self.end, self.code)
+        elif self.is_doubtful and not self.fits(slices, before(slices, self.start)):
+            overlay_step(slices, self.start, self.end, None, self.code)
+        else:
+            overlay_step(slices, self.start, self.end, self.number, self.code)
+
+    def fits(self, slices: Iterable[Slice], before: int) -> bool:
+        """
+        Return whether its number leaves the steps in order that were there when it came.
+
+        Args:
+            slices: What it will be laid over, and all that follows.
+            before: The number of the step before it.
+        """
+        number = self.number or 0
+        for first, _, code, following in slices:
+            if self.start <= first < self.steps_until and code & (FIRST | WASTED) == FIRST:
+                return before <= number <= following
+        return before <= number
+
 
 BLOCK: Final = 512
 """Slices to a block, or a few more: a step is never cut."""
@@ -55,10 +270,10 @@ class Track:
         self._codes, self._numbers = array("I"), array("q")
         self._packed = Archive()
         self._limit = 2 * BLOCK
-        self._late: list[Late] = []
+        self._late: list[LateSlice] = []
         self._late_end = 0
         self._first_step: list[Slice] | None = None
-        self._tally, self._tallied = Tally(), 0
+        self._tally, self._tallied = SliceSums(), 0
         self.top = self.step_end = self.lap_start = 0
         self.last_step = NO_STEP
 
@@ -112,7 +327,7 @@ class Track:
         else:
             start, end = operator.index(start), operator.index(end)
             if self._is_late(start):
-                self._put_off(Late(start, end, code))
+                self._put_off(LateSlice(start, end, code))
             else:
                 slices = self._pop(start)
                 overlay(slices, start, end, code)
@@ -137,7 +352,7 @@ class Track:
             self.last_step = number
         self.step_end = end
         if self._is_late(start):
-            self._put_off(Late(start, end, flags, number, is_step=True))
+            self._put_off(LateSlice(start, end, flags, number, is_step=True))
         else:
             slices = self._pop(start)
             overlay_step(slices, start, end, number, flags)
@@ -147,7 +362,7 @@ class Track:
         """Add a step that lies before the end of the last one, as far as no other has its time."""
         start, end, number = operator.index(start), operator.index(end), operator.index(number)
         given = number if number <= self.last_step else None
-        late = Late(start, end, flags, given, is_step=True, steps_until=self.step_end)
+        late = LateSlice(start, end, flags, given, is_step=True, steps_until=self.step_end)
         if self._is_late(start):
             self._put_off(late)
         else:
@@ -164,7 +379,7 @@ class Track:
             self._settle()
         return False
 
-    def _put_off(self, item: Late) -> None:
+    def _put_off(self, item: LateSlice) -> None:
         """Keep *item* for later: to unpack what it lies over for each that comes late costs the past each time."""
         self._late.append(item)
         self._late_end = max(self._late_end, item.end)
@@ -281,7 +496,7 @@ class Track:
             rest: Iterable[Slice] = self._packed.slices(place)
         else:
             rest = self._slices(0, bisect_left(self._starts, end))
-        tally = Tally([(start, min(last, end), code, number) for start, last, code, number in rest if start < end])
+        tally = SliceSums([(start, min(last, end), code, number) for start, last, code, number in rest if start < end])
         add(sums, tally.sums)
         return sums, samples + len(tally.nets)
 
@@ -291,11 +506,11 @@ class Track:
         add(sums, tally.sums)
         return sums, self._packed.samples + len(tally.nets)
 
-    def _open_tally(self) -> Tally:
+    def _open_tally(self) -> SliceSums:
         """Return what the slices add up to that are not packed."""
         # What was added since the last question follows what was added up then, unless that was changed.
         if not self._tallied:
-            self._tally = Tally()
+            self._tally = SliceSums()
         if self._codes.count(WHOLE_STEP) == len(self._codes):
             self._tally.add_whole_steps(self._starts[self._tallied :], self._ends[self._tallied :])
         else:

@@ -10,7 +10,7 @@ import msgpack
 import pytest
 
 from trackside.events import IterationEnded
-from trackside.handlers.models.goodput import GoodputAccumulator, _archive, _track
+from trackside.handlers.models.goodput import GoodputAccumulator, _packed, _track
 
 pytestmark = pytest.mark.once
 
@@ -81,7 +81,7 @@ def mistreated(shuffle, monkeypatch):
     def answer(streams, rng):
         with monkeypatch.context() as patch:
             patch.setattr(_track, "BLOCK", rng.choice((1, 2, 3, 5)))
-            patch.setattr(_archive, "MARK", rng.choice((1, 2, 3)))
+            patch.setattr(_packed, "MARK", rng.choice((1, 2, 3)))
             model = GoodputAccumulator()
             for event in shuffle(streams, rng):
                 model(event)

@@ -7,7 +7,7 @@ import random
 import msgpack
 import pytest
 
-from trackside.handlers.models.goodput import GoodputAccumulator, _archive, _track
+from trackside.handlers.models.goodput import GoodputAccumulator, _packed, _track
 
 pytestmark = pytest.mark.once
 
@@ -20,7 +20,7 @@ def tiny_blocks(monkeypatch):
 
     def shrink(rng):
         monkeypatch.setattr(_track, "BLOCK", rng.choice((1, 2, 3, 5, 8)))
-        monkeypatch.setattr(_archive, "MARK", rng.choice((1, 2, 3)))
+        monkeypatch.setattr(_packed, "MARK", rng.choice((1, 2, 3)))
 
     return shrink
 

@@ -96,7 +96,7 @@ class _BadTimeError(Exception):
 
 
 @attrs.frozen
-class _Open:
+class _PairStart:
     """A pair of which the start was read."""
 
     id: int
@@ -106,7 +106,7 @@ class _Open:
 
 
 @attrs.define
-class _Attempt:
+class _RecordedAttempt:
     """What begins with a job start."""
 
     source: Source
@@ -115,16 +115,16 @@ class _Attempt:
     last_ns: int = 0
 
 
-class _Job:
+class _RecordedJob:
     """One job name's records so far."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.attempts: list[_Attempt] = []
+        self.attempts: list[_RecordedAttempt] = []
         self.last_step = -1
-        self.open: dict[tuple[str, str], _Open] = {}
+        self.open: dict[tuple[str, str], _PairStart] = {}
         self.is_running = False
-        self._now = _Attempt(Source.unknown(""), 0)
+        self._now = _RecordedAttempt(Source.unknown(""), 0)
         self._last_id = 0
         self._unplaced: list[tuple[str, object]] = []
 
@@ -136,7 +136,7 @@ class _Job:
         """Begin the next attempt."""
         number = len(self.attempts)
         source = Source(id=f"{self.name}#{number}", run_id=self.name, session_tag=self.name, attempt=number)
-        self._now = _Attempt(source, at_ns)
+        self._now = _RecordedAttempt(source, at_ns)
         self.attempts.append(self._now)
         self.last_step, self.is_running = -1, True
         # What was cut off has no end any more; a wait for slices goes on.
@@ -146,7 +146,7 @@ class _Job:
         for problem, record in unplaced:
             yield from self.fault(problem, record)
 
-    def after(self, before: _Job) -> _Job:
+    def after(self, before: _RecordedJob) -> _RecordedJob:
         """Take over what was wrong with records that named no job yet."""
         if not before.attempts:
             self._unplaced += before._unplaced
@@ -161,16 +161,16 @@ class _Job:
             text = repr(record)[:_MOST_RECORD_CHARS]
             yield self.stamp(RecordFaulted(at_ns=self._now.last_ns, span_id=0, step=-1, problem=problem, record=text))
 
-    def opened(self, start_ns: int, name: str, attributes: dict[str, Any]) -> _Open:
+    def opened(self, start_ns: int, name: str, attributes: dict[str, Any]) -> _PairStart:
         """Return the start of a span."""
         self._last_id += 1
-        return _Open(self._last_id, start_ns, name, attributes)
+        return _PairStart(self._last_id, start_ns, name, attributes)
 
-    def is_own(self, span: _Open) -> bool:
+    def is_own(self, span: _PairStart) -> bool:
         """Return whether *span* began in this attempt."""
         return span.start_ns >= self._now.start_ns
 
-    def ended(self, ended: type[SpanEnded], span: _Open, at_ns: int) -> Event:
+    def ended(self, ended: type[SpanEnded], span: _PairStart, at_ns: int) -> Event:
         """Return the end of *span*."""
         event = ended(
             at_ns=at_ns,
@@ -183,14 +183,14 @@ class _Job:
         )
         return _stamped(event, self._attempt_at(at_ns))
 
-    def _attempt_at(self, at_ns: int) -> _Attempt:
+    def _attempt_at(self, at_ns: int) -> _RecordedAttempt:
         """Return the attempt that was there at *at_ns*: a record may come late."""
         if at_ns >= self._now.start_ns:
             return self._now
         return self.attempts[max(0, bisect.bisect_right(self.attempts, at_ns, key=_start_ns) - 1)]
 
 
-def _stamped(event: Event, attempt: _Attempt) -> Event:
+def _stamped(event: Event, attempt: _RecordedAttempt) -> Event:
     event._source, event._seq = attempt.source, attempt.seq  # noqa: SLF001  as a decoder does
     attempt.seq += 1
     attempt.last_ns = event.at_ns
@@ -213,8 +213,8 @@ class PayloadReader:
     """Does what `read_payloads` does, of a log that comes piece by piece."""
 
     def __init__(self) -> None:
-        self._jobs: dict[str, _Job] = {}
-        self._job = _Job("")
+        self._jobs: dict[str, _RecordedJob] = {}
+        self._job = _RecordedJob("")
         self._before: object = None
         """The name of the latest record's job, as it was written."""
 
@@ -228,7 +228,7 @@ class PayloadReader:
             name = payload.get("job_name", before)
             if name is not before:
                 self._before = before = name
-                self._job = job = self._jobs.setdefault(str(name), _Job(str(name))).after(job)
+                self._job = job = self._jobs.setdefault(str(name), _RecordedJob(str(name))).after(job)
             step: Any = payload.get("step_count")
             at: Any = payload.get("step_start_time")
             # Nearly all records are steps.
@@ -247,7 +247,7 @@ class PayloadReader:
                 yield from job.fault(_NO_TIME, payload)
 
 
-def _read(job: _Job, payload: Mapping[str, Any]) -> Iterator[Event]:
+def _read(job: _RecordedJob, payload: Mapping[str, Any]) -> Iterator[Event]:
     """Yield what any one record says."""
     if "event_type" in payload:
         yield from _checkpoint(job, payload)
@@ -293,7 +293,7 @@ def _is_count(value: Any) -> TypeGuard[int]:
     return type(value) is int and 0 <= value < _MOST
 
 
-def _begins_again(job: _Job, payload: Mapping[str, Any]) -> bool:
+def _begins_again(job: _RecordedJob, payload: Mapping[str, Any]) -> bool:
     """Return whether a record without a job start shows that the job was started again."""
     step = payload.get("step_count")
     if _is_count(step) and step < job.last_step:
@@ -302,7 +302,7 @@ def _begins_again(job: _Job, payload: Mapping[str, Any]) -> bool:
     return not is_resizing and any(f"{what}_start_time" in payload for what in _INITIALIZING)
 
 
-def _step(job: _Job, payload: Mapping[str, Any], at_ns: int) -> Iterator[Event]:
+def _step(job: _RecordedJob, payload: Mapping[str, Any], at_ns: int) -> Iterator[Event]:
     step = payload.get("step_count")
     if not _is_count(step):
         yield from job.fault(_NO_STEP, payload)
@@ -311,13 +311,13 @@ def _step(job: _Job, payload: Mapping[str, Any], at_ns: int) -> Iterator[Event]:
         yield job.stamp(StepStarted(at_ns=at_ns, span_id=0, step=step))
 
 
-def _slices(job: _Job, payload: Mapping[str, Any], at_ns: int) -> Iterator[Event]:
+def _slices(job: _RecordedJob, payload: Mapping[str, Any], at_ns: int) -> Iterator[Event]:
     counts = [payload.get(f"{which}_slices") for which in ("active", "total", "available")]
     active, total, available = (count if _is_count(count) else 0 for count in counts)
     yield job.stamp(SlicesCounted(at_ns=at_ns, span_id=0, step=-1, active=active, total=total, available=available))
 
 
-def _point(job: _Job, payload: Mapping[str, Any], what: str, end: str, at_ns: int) -> Iterator[Event]:
+def _point(job: _RecordedJob, payload: Mapping[str, Any], what: str, end: str, at_ns: int) -> Iterator[Event]:
     """Yield what the start or the end of something says."""
     kind = str(payload.get(_TYPED[what], "unknown")) if what in _TYPED else ""
     is_loading = what == "data_loading"
@@ -350,7 +350,7 @@ def _typed(what: str, kind: str) -> tuple[str, dict[str, Any]]:
     return kind, {span_names.BADPUT_TYPE: kind}
 
 
-def _checkpoint(job: _Job, payload: Mapping[str, Any]) -> Iterator[Event]:
+def _checkpoint(job: _RecordedJob, payload: Mapping[str, Any]) -> Iterator[Event]:
     """Yield what a record of Orbax says."""
     name, parts = _CHECKPOINTS.get(str(payload["event_type"]), ("", ()))
     for part in parts:

@@ -1,8 +1,11 @@
 """
-Slices of time put away compactly.
+The past of a process put away compactly: blocks of slices, and counts of steps by their length.
 
 A slice is (start, end, code, step number); slices are disjoint and in order. Most columns of a block hold numbers
 that differ little, so each is kept as what it exceeds its least by, in as many bytes as the greatest needs.
+
+Many lengths are counted in buckets, 128 to a doubling, so that a percentile is known within 0.4 %; each bucket keeps
+the sum of its lengths, so that a mean is exact.
 """
 
 from __future__ import annotations
@@ -11,14 +14,109 @@ import operator
 import sys
 import zlib
 from array import array
+from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from operator import sub
+from operator import attrgetter, sub
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import attrs
 
-from trackside.handlers.models.goodput._buckets import FAILED, FIRST, INSIDE, KIND_SHIFT, STEP, UNSAMPLED, WASTED
-from trackside.handlers.models.goodput._lengths import Lengths
+from trackside.handlers.models.goodput._buckets import (
+    FAILED,
+    FIRST,
+    INSIDE,
+    KIND_SHIFT,
+    NO_STEP,
+    STEP,
+    UNSAMPLED,
+    WASTED,
+    WHOLE_STEP,
+    add,
+    subtract,
+)
+
+MOST_EXACT: Final = 4096
+"""Steps of a session up to which each length is counted by itself."""
+_BITS: Final = 7
+
+
+def _bucket(length: int) -> int:
+    shift = max(0, length.bit_length() - _BITS - 1)
+    return (shift << _BITS) + (length >> shift)
+
+
+def _upper(bucket: int) -> int:
+    """Return the greatest length in *bucket*."""
+    shift = max(0, (bucket >> _BITS) - 1)
+    return ((bucket - (shift << _BITS) + 1) << shift) - 1
+
+
+class Lengths:
+    """Counts of lengths, in whole nanoseconds from 1."""
+
+    __slots__ = ("_buckets", "count", "total")
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, tuple[int, int]] = {}
+        self.count = 0
+        self.total = 0
+
+    @classmethod
+    def each(cls, lengths: Iterable[int]) -> Lengths:
+        """Return counts of *lengths* with a bucket for each of them: exact, and not to be merged with others."""
+        exact = cls()
+        exact._buckets = {length: (n, n * length) for length, n in Counter(lengths).items()}
+        exact.count = sum(n for n, _ in exact._buckets.values())
+        exact.total = sum(total for _, total in exact._buckets.values())
+        return exact
+
+    def add(self, lengths: Sequence[int], sign: int = 1) -> None:
+        """Count *lengths*."""
+        if not lengths:
+            return
+        ordered = sorted(lengths)
+        place = 0
+        while place < len(ordered):
+            # By bucket, not one by one: the steps of a job are much alike.
+            bucket = _bucket(ordered[place])
+            end = bisect_right(ordered, _upper(bucket), lo=place)
+            self._put(bucket, sign * (end - place), sign * sum(ordered[place:end]))
+            place = end
+
+    def remove(self, lengths: Sequence[int]) -> None:
+        """Count *lengths*, which were counted, no more."""
+        self.add(lengths, sign=-1)
+
+    def merge(self, other: Lengths, sign: int = 1) -> None:
+        """Count what *other* counts; or no more."""
+        for bucket, (count, total) in other._buckets.items():
+            self._put(bucket, sign * count, sign * total)
+
+    def _put(self, bucket: int, count: int, total: int) -> None:
+        before, sum_before = self._buckets.get(bucket, (0, 0))
+        if before + count:
+            self._buckets[bucket] = (before + count, sum_before + total)
+        else:
+            self._buckets.pop(bucket, None)
+        self.count += count
+        self.total += total
+
+    def copy(self) -> Lengths:
+        """Return another one that counts the same."""
+        copy = Lengths()
+        copy._buckets.update(self._buckets)
+        copy.count, copy.total = self.count, self.total
+        return copy
+
+    def ordered(self) -> list[tuple[float, int]]:
+        """Return the mean length of each bucket and how many it has, the shortest first."""
+        return [(total / count, count) for _, (count, total) in sorted(self._buckets.items())]
+
+    def beyond(self, limit: int) -> int:
+        """Return by how much the lengths exceed *limit*, all together."""
+        return sum(max(0, total - count * limit) for count, total in self._buckets.values())
+
 
 Slice: TypeAlias = "tuple[int, int, int, int]"
 """Start and end in ns, code, and the step's number where a step begins (else 0)."""
@@ -33,11 +131,9 @@ _MOST_SLICES: Final = 1 << 24
 _KIND_AND_QUALITY: Final = -1 << KIND_SHIFT | FAILED | UNSAMPLED
 _OWN_TIME: Final = STEP << KIND_SHIFT
 """What is left of the code of a step's own time by that mask, if the step counts as a sample."""
-WHOLE_STEP: Final = STEP << KIND_SHIFT | INSIDE | FIRST
-"""The code of a step with nothing in it, that neither failed nor was done again."""
 
 
-class Alike(NamedTuple):
+class AlikeSteps(NamedTuple):
     """Steps that all look the same: so and so many slices each, which are the step's from a place to another."""
 
     period: int
@@ -48,7 +144,7 @@ class Alike(NamedTuple):
     """The place after the step's last one."""
 
 
-class Tally:
+class SliceSums:
     """What some slices add up to."""
 
     __slots__ = ("_counted", "_lost", "_net", "_nets", "_step_end", "_wasted", "sums")
@@ -99,7 +195,7 @@ class Tally:
         if self._lost:
             self._wasted.append(net)
 
-    def add_alike(self, lengths: Sequence[int], codes: Sequence[int], steps: Alike) -> None:
+    def add_alike(self, lengths: Sequence[int], codes: Sequence[int], steps: AlikeSteps) -> None:
         """Add what `add` would of slices of these *lengths* and *codes* that are *steps*, after nothing else."""
         period, first, last = steps
         for place, code in enumerate(codes[:period]):
@@ -169,7 +265,7 @@ class Block:
     """
 
     @classmethod
-    def of(cls, columns: Columns, last_step: int) -> tuple[Block, Tally]:
+    def of(cls, columns: Columns, last_step: int) -> tuple[Block, SliceSums]:
         """
         Pack slices.
 
@@ -185,12 +281,12 @@ class Block:
         gaps = [0, *map(sub, starts[1:], ends)]
         steps = _alike(gaps, codes)
         if steps is not None:
-            tally = Tally()
+            tally = SliceSums()
             tally.add_alike(lengths, codes, steps)
             base, last_step, distances = _distances_alike(numbers, steps)
         else:
             slices = list(zip(*columns, strict=True))
-            tally = Tally(slices)
+            tally = SliceSums(slices)
             base, last_step, distances = _distances(slices, last_step)
         packed = [_pack(column) for column in (gaps, lengths, codes, distances)]
         data = b"".join(planes for _, planes in packed)
@@ -231,7 +327,7 @@ class Block:
         return [self.start, self.count, self.last_step, self.base, [list(column) for column in self.shape], self.data]
 
     @classmethod
-    def load(cls, data: Sequence[Any]) -> tuple[Block, Tally]:
+    def load(cls, data: Sequence[Any]) -> tuple[Block, SliceSums]:
         """
         Return the block that `dump` wrote, and what it adds up to.
 
@@ -248,7 +344,7 @@ class Block:
             raise ValueError("a block whose slices are out of order")
         block = cls(start, start, count, {}, 0, last_step, base, columns, planes)
         slices = block.slices()
-        tally = Tally(slices)
+        tally = SliceSums(slices)
         return attrs.evolve(block, end=slices[-1][1], sums=tally.sums, samples=len(tally.nets)), tally
 
 
@@ -312,7 +408,7 @@ def _distances(slices: Sequence[Slice], last_step: int) -> tuple[int, int, list[
     return base or 0, last_step, distances
 
 
-def _alike(gaps: Sequence[int], codes: Sequence[int]) -> Alike | None:
+def _alike(gaps: Sequence[int], codes: Sequence[int]) -> AlikeSteps | None:
     """Return how slices are steps, each in the same way; None if they are not, or were done again."""
     period = codes.index(codes[0], 1) if codes.count(codes[0]) > 1 else 0
     if not period or len(codes) % period or codes[period:] != codes[:-period]:
@@ -325,10 +421,10 @@ def _alike(gaps: Sequence[int], codes: Sequence[int]) -> Alike | None:
         return None
     if any(shape[place] & FIRST or any(gaps[place::period]) for place in range(first + 1, last)):
         return None
-    return Alike(period, first, last)
+    return AlikeSteps(period, first, last)
 
 
-def _distances_alike(numbers: Sequence[int], steps: Alike) -> tuple[int, int, list[int]]:
+def _distances_alike(numbers: Sequence[int], steps: AlikeSteps) -> tuple[int, int, list[int]]:
     """Return what `_distances` does of *steps*."""
     given = numbers[steps.first :: steps.period]
     distances = [1] * len(numbers)
@@ -341,3 +437,125 @@ def whole_number(value: Any) -> int:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return operator.index(value)
+
+
+MARK: Final = 64
+"""Blocks from one running total to the next."""
+
+_end, _last_step = attrgetter("end"), attrgetter("last_step")
+
+
+class Archive:
+    """
+    Blocks in order; what they add up to is known without looking into them.
+
+    Attributes:
+        sums: Nanoseconds by code.
+        samples: Steps with time of their own.
+        first_nets: How long each of the first `MOST_EXACT` of those took, and perhaps of a few more.
+        lengths: How long those took.
+        wasted: How long those of them took that the process did again.
+    """
+
+    __slots__ = ("_blocks", "_marks", "first_nets", "lengths", "samples", "sums", "wasted")
+
+    def __init__(self) -> None:
+        self._blocks: list[Block] = []
+        self._marks: list[tuple[dict[int, int], int]] = [({}, 0)]
+        self.sums: dict[int, int] = {}
+        self.samples = 0
+        self.first_nets = array("q")
+        self.lengths, self.wasted = Lengths(), Lengths()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    @property
+    def start(self) -> int:
+        """Where the first slice begins; 0 if there is none."""
+        return self._blocks[0].start if self._blocks else 0
+
+    @property
+    def end(self) -> int:
+        """Where the last slice ends; 0 if there is none."""
+        return self._blocks[-1].end if self._blocks else 0
+
+    @property
+    def last_step(self) -> int:
+        """The number of the last step that counts; -1 for none."""
+        return self._blocks[-1].last_step if self._blocks else NO_STEP
+
+    def pack(self, columns: Columns) -> None:
+        """Add slices, of which there is at least one, as a block."""
+        self._keep(*Block.of(columns, self.last_step))
+
+    def _keep(self, block: Block, tally: SliceSums) -> None:
+        self._blocks.append(block)
+        add(self.sums, tally.sums)
+        if self.samples < MOST_EXACT:
+            self.first_nets.extend(tally.nets)
+        self.samples += block.samples
+        self.lengths.add(tally.nets)
+        self.wasted.add(tally.wasted)
+        if len(self._blocks) % MARK == 0:
+            self._marks.append(self.before(len(self._blocks)))
+
+    def unpack(self) -> list[Slice]:
+        """Take off the last block and return its slices."""
+        if len(self._blocks) % MARK == 0:
+            self._marks.pop()
+        block = self._blocks.pop()
+        slices = block.slices()
+        tally = SliceSums(slices)
+        subtract(self.sums, tally.sums)
+        self.samples -= block.samples
+        del self.first_nets[self.samples :]
+        self.lengths.remove(tally.nets)
+        self.wasted.remove(tally.wasted)
+        return slices
+
+    def before(self, place: int) -> tuple[dict[int, int], int]:
+        """Return the nanoseconds by code and the number of samples in the blocks before the one at *place*."""
+        mark = min(place // MARK, len(self._marks) - 1)
+        sums, samples = dict(self._marks[mark][0]), self._marks[mark][1]
+        for block in self._blocks[mark * MARK : place]:
+            add(sums, block.sums)
+            samples += block.samples
+        return sums, samples
+
+    def place_of(self, moment: int) -> int:
+        """Return the place of the first block that ends after *moment*; the number of blocks if none does."""
+        return bisect_right(self._blocks, moment, key=_end)
+
+    def place_of_step(self, number: int, since: int) -> int:
+        """Return the place of the first block that ends after *since* and has the step *number* or a later one."""
+        return bisect_left(self._blocks, number, lo=self.place_of(since), key=_last_step)
+
+    def slices(self, place: int) -> list[Slice]:
+        """Return the slices of the block at *place*."""
+        return self._blocks[place].slices()
+
+    def slices_from(self, place: int) -> Iterator[Slice]:
+        """Yield the slices of the block at *place* and of all after it."""
+        for block in self._blocks[place:]:
+            yield from block.slices()
+
+    def dump(self) -> list[Any]:
+        """Return the blocks as plain data."""
+        return [block.dump() for block in self._blocks]
+
+    @classmethod
+    def load(cls, data: Sequence[Any]) -> Archive:
+        """
+        Return the archive that `dump` wrote.
+
+        Raises:
+            ValueError: if *data* is anything else; so may whatever comes of values of other types.
+        """
+        archive = cls()
+        for item in data:
+            block, tally = Block.load(item)
+            if block.start < archive.end:
+                raise ValueError("blocks out of order")
+            archive._keep(block, tally)
+        return archive
