@@ -128,7 +128,7 @@ class Ends:
     def deliver(self, end: str, address: bytes, user: str, parts: list[bytes]) -> None:
         """Give a message to one of the ends."""
         if end == "receiver":
-            self.receiver.receive(address, parts, user)
+            self.receiver.receive([(address, parts, user)])
         elif end == "server":
             self.above.sent.clear()
             self.server.receive(address, parts, self.clock.now_s, 5, user)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 
 import msgpack
@@ -11,8 +12,9 @@ import pytest
 from trackside.events import DecodeError, Heartbeat, Source, SourceStarted
 from trackside.handlers.zeromq import PeerLimits
 from trackside.handlers.zeromq._collector import Collection, with_rows
-from trackside.handlers.zeromq._connection import Connection
+from trackside.handlers.zeromq._connection import Connection, origin_of
 from trackside.handlers.zeromq._protocol import (
+    BURST_S,
     CHUNK_BYTES,
     MAX_COUNT,
     PROTOCOL_VERSION,
@@ -342,7 +344,11 @@ class Receiving:
         self.spends_s = spends_s
         self.entries = []
         self.sent = []
-        self.receiver = Receiver(self, self._send, monotonic_s=lambda: self.now_s, **options)
+        self.origin = "192.0.2.1"
+        self.gone = set()
+        self.receiver = Receiver(
+            self, self._send, origin_of=lambda: self.origin, monotonic_s=lambda: self.now_s, **options
+        )
 
     @property
     def producers(self):
@@ -351,7 +357,7 @@ class Receiving:
 
     def _send(self, address, parts):
         self.sent.append((address, decode(parts)))
-        return Sent.QUEUED
+        return Sent.GONE if address in self.gone else Sent.QUEUED
 
     def on_entry(self, producer, entry):
         """Fail, if it is to; else spend as much processor time as it is to."""
@@ -370,13 +376,17 @@ class Receiving:
 
     def say(self, address, message, user=""):
         """Let *address* say *message*."""
-        self.receiver.receive(address, encode(message), user)
+        self.receiver.receive([(address, encode(message), user)])
 
     def begin(self, address, name):
         """Let a sender greet and be subscribed to."""
         self.say(address, Hello(PROTOCOL_VERSION, SOURCE_END, name, ""))
         request = next(answer for to, answer in reversed(self.sent) if to == address and type(answer) is Subscribe)
         self.say(address, Subscribed(request.request, f"stream of {name}", 0, 0, False, 1, 0, 0))
+
+
+NO_CLOCK = PeerLimits(extra_cpu_s=1e9)
+"""What is counted exactly does not depend on how fast the machine is."""
 
 
 class TestQuotas:
@@ -391,6 +401,171 @@ class TestQuotas:
         assert len(receiving.producers) == len(receiving.receiver._by_id) == 1
         assert receiving.receiver.counts["cut"] > 1000
 
+    def churn(self, receiving, count):
+        """Let an address connect so often under new names, with three messages each; return how many were read."""
+        before = receiving.receiver.counts["cut"]
+        for number in range(count):
+            address = b"churn %d" % number
+            for message in (Hello(PROTOCOL_VERSION, SOURCE_END, f"churn {number}", ""), Ping(1), Ping(2)):
+                receiving.say(address, message)
+            receiving.gone.add(address)
+        return 3 * count - (receiving.receiver.counts["cut"] - before)
+
+    def test_new_connections_bring_no_new_quota(self):
+        """
+        Of one address that connects again and again under new names as much is read as of one sender: 2,000 a second.
+        """
+        receiving = Receiving(limits=NO_CLOCK)
+
+        assert self.churn(receiving, 10_000) == 8000  # what may come at once
+        receiving.now_s = 1.0
+        assert self.churn(receiving, 10_000) == 2000
+
+    def test_new_connections_leave_nothing_behind(self):
+        """
+        Who has gone before it settled is forgotten at the first sign of it, and an address that is silent after 30 s.
+        """
+        receiving = Receiving(limits=NO_CLOCK)
+        self.churn(receiving, 1000)
+        for _ in range(40):
+            receiving.now_s += 0.05
+            receiving.receiver.tick()
+        assert receiving.producers == []
+        receiving.now_s += 61.0
+        receiving.receiver.tick()
+
+        assert receiving.receiver._origins == {}
+
+    def test_other_addresses_and_settled_senders_go_on(self):
+        """
+        While an address is noisy, those who have been there for three seconds are read, and those of other addresses.
+        """
+        receiving = Receiving(limits=NO_CLOCK)
+        receiving.begin(b"a", "one")
+        receiving.now_s = 3.0
+        receiving.say(b"a", Ping(1))
+        self.churn(receiving, 10_000)
+        receiving.say(b"a", FrameEntry("stream of one", 0, 0, 1, b"x"))
+        receiving.origin = "192.0.2.2"
+        receiving.begin(b"b", "two")
+        receiving.say(b"b", FrameEntry("stream of two", 0, 0, 1, b"x"))
+
+        assert receiving.entries == [b"a", b"b"]
+
+    def test_ranks_behind_one_address(self):
+        """
+        A thousand ranks that come at once from one address lose nothing: none is cut, then or later.
+        """
+        receiving = Receiving(limits=NO_CLOCK)
+        for second in range(5):
+            for number in range(1000):
+                address = b"rank %d" % number
+                if second == 0:
+                    receiving.begin(address, f"rank {number}")
+                for _ in range(3 if second else 2):
+                    receiving.say(address, Ping(1))
+                receiving.now_s += 0.001
+
+        assert receiving.receiver.counts["cut"] == 0
+        assert all(producer.is_settled for producer in receiving.producers)
+
+    def test_coming_back_brings_no_burst(self):
+        """
+        A sender that has settled begins with one second of its allowance, not four: to wait and burst gains nothing.
+        """
+        receiving = Receiving(limits=NO_CLOCK)
+        receiving.begin(b"a", "one")
+        receiving.now_s = 3.0
+        for _ in range(10_000):
+            receiving.say(b"a", Ping(1))
+
+        assert receiving.receiver.counts["cut"] == 8000
+
+    def test_of_an_address(self):
+        """
+        However many have settled at an address, all together have sixteen times what one has.
+        """
+        receiving = Receiving(limits=PeerLimits(messages=100.0, extra_cpu_s=1e9))
+        for number in range(100):
+            receiving.begin(b"%d" % number, f"{number}")
+        receiving.now_s = 3.0
+        for number in range(100):
+            for _ in range(100):
+                receiving.say(b"%d" % number, Ping(1))
+
+        assert 10_000 - receiving.receiver.counts["cut"] == 16 * 100 * BURST_S
+
+    def test_address_is_known_while_somebody_is_there(self):
+        """
+        What an address has used is not forgotten while one of its senders is there, however long nobody else comes.
+        """
+        receiving = Receiving(limits=NO_CLOCK)
+        receiving.begin(b"a", "one")
+        (origin,) = receiving.receiver._origins.values()
+        for _ in range(50):
+            receiving.now_s += 2.0
+            receiving.say(b"a", Ping(1))
+            receiving.receiver.tick()
+
+        assert list(receiving.receiver._origins.values()) == [origin]
+
+    def test_what_is_cut_costs_nobody_else(self):
+        """
+        The processor time that goes by with messages that are not read is not charged to the sender of the next one.
+        """
+        receiving = Receiving()
+        receiving.begin(b"a", "one")
+        receiving.origin = "192.0.2.2"
+        receiving.begin(b"b", "two")
+        receiving.receiver.producers[b"a"].buckets.charge(10**9)
+
+        def messages():
+            yield b"a", encode(Ping(1)), ""
+            until_s = time.thread_time() + 0.6
+            while time.thread_time() < until_s:
+                pass
+            yield b"b", encode(Ping(1)), ""
+            yield b"b", encode(FrameEntry("stream of two", 0, 0, 1, b"x")), ""
+
+        receiving.receiver.receive(messages())
+
+        assert receiving.entries == [b"b"]
+
+    @pytest.mark.parametrize(
+        ("peer", "origin"),
+        [
+            ("::ffff:192.0.2.1", "192.0.2.1"),
+            ("192.0.2.1", "192.0.2.1"),
+            ("2001:db8::1:2", "2001:db8::/64"),
+            ("fe80::1%eth0", "fe80::/64"),
+            ("localhost:1000:1001:4711", "localhost:1000:1001"),
+            ("", ""),
+        ],
+    )
+    def test_origin(self, peer, origin):
+        """
+        An IPv4 address, the network of an IPv6 address, or a user of this machine is one origin; processes are not.
+        """
+        assert origin_of(peer) == origin
+
+    @pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:*", "ipc"])
+    def test_origin_of_a_connection(self, endpoint, tmp_path):
+        """
+        Where a message came from is read off its connection.
+        """
+        tmp_path.chmod(0o700)
+        bound = Connection(f"ipc://{tmp_path}/s" if endpoint == "ipc" else endpoint, binds=True, insecure=True)
+        with (
+            contextlib.closing(bound),
+            contextlib.closing(Connection(bound.endpoint, binds=False, insecure=True)) as end,
+        ):
+            assert bound.origin() == ""
+            end.send(b"", [b"x"])
+            bound.wait(DEADLINE_S)
+            assert list(bound.receive(1))
+            user = f"localhost:{os.getuid()}:{os.getgid()}"
+            assert bound.origin() == (user if endpoint == "ipc" else "127.0.0.1")
+
     def test_frames_that_are_expensive(self):
         """
         A sender whose messages cost far more time than others of their size is not read for a while; another one is.
@@ -400,6 +575,7 @@ class TestQuotas:
         for index in range(6):
             receiving.say(b"a", FrameEntry("stream of one", index, index, 1, b"x"))
         receiving.spends_s = 0.0
+        receiving.origin = "192.0.2.2"
         receiving.begin(b"b", "two")
         receiving.say(b"b", FrameEntry("stream of two", 0, 0, 1, b"x"))
 

@@ -48,7 +48,7 @@ class World:
     def say(self, address, message, user=""):
         """Let *address* say *message*; return the kinds of what it is answered."""
         before = len(self.sent)
-        self.receiver.receive(address, encode(message), user)
+        self.receiver.receive([(address, encode(message), user)])
         return [type(answer).__name__ for to, answer in self.sent[before:] if to == address]
 
     def asked(self, address):

@@ -147,7 +147,7 @@ class Network:
         """Give everything that has come to *target* to *receive*."""
         for wire in [wire for wire in self.wires if wire.target == target]:
             while wire.up:
-                receive(wire.address, wire.up.pop(0), wire.user)
+                receive([(wire.address, wire.up.pop(0), wire.user)])
 
 
 class Streams:
@@ -285,9 +285,7 @@ class Collector:
     def turn(self, now_s):
         """Do what is due."""
         self.network.deliver("ranks", self.receiver.receive)
-        self.network.deliver(
-            "viewers", lambda *message: self.server.receive(message[0], message[1], now_s, 0, message[2])
-        )
+        self.network.deliver("viewers", lambda came: [self.server.receive(*one[:2], now_s, 0, one[2]) for one in came])
         self.receiver.tick()
         self.collection.tick(self.receiver.producers.values())
         self.server.tick(now_s)

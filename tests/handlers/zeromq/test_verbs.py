@@ -69,7 +69,7 @@ class Ranks:
 
     def say(self, rank, message):
         """Let *rank* say *message*."""
-        self.receiver.receive(self.addresses[rank], encode(message))
+        self.receiver.receive([(self.addresses[rank], encode(message), "")])
 
     def greet(self, rank):
         """Let *rank* greet and be subscribed to."""

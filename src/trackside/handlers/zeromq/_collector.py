@@ -720,7 +720,7 @@ class Collection:
         self._say(
             PeerCut(
                 peer=producer.name,
-                reason="it sent more than its limits",
+                reason="it, or those at its address, sent more than the limits",
                 messages=buckets.cut_messages,
                 size_bytes=buckets.cut_bytes,
                 since_ns=producer.cut_since_ns,
@@ -812,7 +812,13 @@ class Collector:
         )
         self.restored = self.collection.restore(log) if log is not None else Restored()
         """What was read of earlier logs."""
-        self.receiver = Receiver(self.collection, self._receiving.send, on_result=self._on_result, limits=limits)
+        self.receiver = Receiver(
+            self.collection,
+            self._receiving.send,
+            on_result=self._on_result,
+            limits=limits,
+            origin_of=self._receiving.origin,
+        )
         self._verbs: VerbForwarder | None = None
         self._server = self._open_server(self._viewing, ring_bytes) if self._viewing is not None else None
 
@@ -884,7 +890,7 @@ class Collector:
             "peers": len(self.receiver.producers),
             "viewers": len(self._server.viewers) if self._server is not None else 0,
             "malformed": collection.counts["malformed"] + self.receiver.counts["malformed"],
-            "cut": self.receiver.counts["cut"] + sum(g.buckets.cut_messages for g in self.receiver.producers.values()),
+            "cut": self.receiver.counts["cut"],
             "not_logged": refused,
         }
 
@@ -903,8 +909,7 @@ class Collector:
         server, viewers = self._server, self._viewing
         more = server.pump() if server is not None else False
         wait_for(self._connections, 0.0 if more else timeout_s)
-        for address, parts, user in self._receiving.receive(_AT_ONCE):
-            self.receiver.receive(address, parts, user)
+        self.receiver.receive(self._receiving.receive(_AT_ONCE))
         now_s = time.monotonic()
         if server is not None and viewers is not None:
             self._serve_viewers(server, viewers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import ipaddress
 import os
 import random
 import re
@@ -226,6 +227,7 @@ def _check_ipc(endpoint: str, *, has_keys: bool, insecure: bool, binds: bool, fi
 _LISTENING_S: Final = 0.5
 _GOODBYE_MS: Final = 100
 _PROBE_S: Final = 1.0
+_NETWORK_BITS: Final = 64
 _MAPPED: Final = re.compile(r"\[::ffff:([0-9.]+)\]")
 """An IPv4 address as sockets of both families write it."""
 
@@ -306,6 +308,7 @@ class Connection:
         self._keys = keys
         self._receive_messages = receive_messages
         self._silence = SilenceTimer(time.monotonic())
+        self._latest: zmq.Frame | None = None
         self._socket = self._new_socket()
         try:
             if keys is not None and binds:
@@ -407,8 +410,21 @@ class Connection:
                 if self._silence.attempts:
                     complain("%s answers again", self.endpoint)
                 self._silence.end()
+            self._latest = frames[-1]
             user = ":".join(user_of(frames[-1])).strip(":") if self._authenticator is not None else ""
             yield address, [frame.bytes for frame in frames], user
+
+    def origin(self) -> str:
+        """
+        Return where the message that `receive` yielded last came from; empty if that is not known.
+
+        That is an IPv4 address, the /64 network of an IPv6 address, or a user of this machine.
+        """
+        try:
+            found = str(self._latest.get("Peer-Address")) if self._latest is not None else ""
+        except zmq.ZMQError:
+            return ""
+        return origin_of(found)
 
     def send(self, address: bytes, parts: Sequence[bytes]) -> Sent:
         """Send *parts* to *address*, without waiting."""
@@ -442,6 +458,19 @@ class Connection:
         self._context.term()
         self._woken.close()
         self._waker.close()
+
+
+def origin_of(peer: str) -> str:
+    """Return who is behind *peer*, an address as libzmq writes it."""
+    if peer.startswith("localhost:"):  # of a Unix socket: with user, group and process
+        return peer.rpartition(":")[0]
+    try:
+        address = ipaddress.ip_address(peer.partition("%")[0])
+    except ValueError:
+        return ""
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    return str(address.ipv4_mapped or ipaddress.ip_network((address, _NETWORK_BITS), strict=False))
 
 
 def wait_for(connections: Sequence[Connection], timeout_s: float) -> None:

@@ -124,7 +124,9 @@ class Forwarder:
         self._stream = self._server.hold(Filter())
         source = Source.detect({}, run_id=COLLECTORS, role="collector")
         self._own = OwnStream(source, self._add_own)
-        self.receiver = Receiver(self, self._lower.send, on_result=self._on_result, limits=limits)
+        self.receiver = Receiver(
+            self, self._lower.send, on_result=self._on_result, limits=limits, origin_of=self._lower.origin
+        )
         self._verbs = VerbForwarder(
             self.receiver, self._registry, answer=self._server.answer, publish=self._own.publish, source_id=source.id
         )
@@ -237,8 +239,7 @@ class Forwarder:
         """Wait for what comes, at most *timeout_s*, and deal with it."""
         more = self._server.pump()
         wait_for([self._lower, self._upper], 0.0 if more else timeout_s)
-        for address, parts, user in self._lower.receive(_AT_ONCE):
-            self.receiver.receive(address, parts, user)
+        self.receiver.receive(self._lower.receive(_AT_ONCE))
         self._listen_above()
         now_s = time.monotonic()
         if now_s - self._ticked_s >= _TICK_S:

@@ -130,6 +130,34 @@ class PeerLimits:
     extra_cpu_s: float = 0.1
     """Processor time beyond what messages of their size and number of events take."""
 
+    def times(self, volume: float, messages: float, extra_cpu: float) -> PeerLimits:
+        """Return limits so many times as large."""
+        return PeerLimits(
+            self.events * volume, self.size_bytes * volume, self.messages * messages, self.extra_cpu_s * extra_cpu
+        )
+
+
+SETTLED_AFTER_S: Final = 3.0
+"""A producer that is still heard so long after it greeted has an allowance of its own."""
+
+
+def limits_of_newcomers(limits: PeerLimits) -> PeerLimits:
+    """
+    Return what those of one address share who have not settled: as many messages as one producer of *limits*.
+
+    And eight times its events and bytes, as the ranks of a node come back with full rings at the same moment.
+    """
+    return limits.times(8, 1, 1)
+
+
+def limits_of_address(limits: PeerLimits) -> PeerLimits:
+    """
+    Return what all of one address may use together.
+
+    Thousands of ranks behind one address send a few messages a second each.
+    """
+    return limits.times(16, 16, 4)
+
 
 @attrs.define
 class TokenBucket:
@@ -160,10 +188,6 @@ class TokenBucket:
         return True
 
 
-STRANGERS: Final = PeerLimits(events=1e9, size_bytes=float(16 << 20), messages=20_000.0)
-"""What all who have not greeted may use together."""
-
-
 @attrs.define
 class PeerBuckets:
     """
@@ -172,10 +196,12 @@ class PeerBuckets:
     Args:
         limits: What it fills with.
         now_s: The time now, by any clock that only goes forward.
+        within: An allowance that it shares with others, out of which everything is taken as well.
     """
 
     _limits: PeerLimits
     _at_s: float
+    within: PeerBuckets | None = None
     _events: float = attrs.field(init=False)
     _bytes: float = attrs.field(init=False)
     _messages: float = attrs.field(init=False)
@@ -193,7 +219,7 @@ class PeerBuckets:
 
     def admit(self, size_bytes: int, now_s: float) -> bool:
         """Take a message of *size_bytes* out of the allowance; False, and counted, if there is nothing left."""
-        if self.is_empty(now_s):
+        if self._is_spent(now_s) or (self.within is not None and not self.within.admit(size_bytes, now_s)):
             self.cut_messages += 1
             self.cut_bytes += size_bytes
             return False
@@ -205,14 +231,31 @@ class PeerBuckets:
         """Take *events* that were found in an admitted message out of the allowance."""
         self._events -= events
         self.charged_events += events
+        if self.within is not None:
+            self.within.charge(events)
 
     def charge_cpu(self, spent_s: float, size_bytes: int, events: float) -> None:
         """Take the processor time out of the allowance that a message cost beyond what is usual for its size."""
-        usual_s = _USUAL_S_PER_EVENT * (1 + events) + _USUAL_S_PER_BYTE * size_bytes
-        self._extra_cpu_s -= max(0.0, spent_s - usual_s)
+        extra_s = spent_s - _USUAL_S_PER_EVENT * (1 + events) - _USUAL_S_PER_BYTE * size_bytes
+        self._extra_cpu_s -= max(0.0, extra_s)
+        if self.within is not None:
+            self.within.charge_cpu(spent_s, size_bytes, events)
+
+    def settle(self, within: PeerBuckets | None, now_s: float) -> None:
+        """Share from now on with those of *within*, and have what comes in a second: to come back brings no more."""
+        self._fill(now_s)
+        self.within = within
+        limits = self._limits
+        self._events = min(self._events, limits.events)
+        self._bytes = min(self._bytes, limits.size_bytes)
+        self._messages = min(self._messages, limits.messages)
+        self._extra_cpu_s = min(self._extra_cpu_s, limits.extra_cpu_s)
 
     def is_empty(self, now_s: float) -> bool:
         """Return whether nothing would be admitted."""
+        return self._is_spent(now_s) or (self.within is not None and self.within.is_empty(now_s))
+
+    def _is_spent(self, now_s: float) -> bool:
         self._fill(now_s)
         return min(self._events, self._bytes, self._messages, self._extra_cpu_s) <= 0
 

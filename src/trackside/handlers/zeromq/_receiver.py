@@ -36,8 +36,8 @@ from trackside.handlers.zeromq._protocol import (
     MAX_SNAPSHOT_BYTES,
     MAX_SOURCES_BYTES,
     OLDEST,
+    SETTLED_AFTER_S,
     SNAPSHOT_WITHIN_S,
-    STRANGERS,
     WINDOW_BYTES,
     Ack,
     Beat,
@@ -61,6 +61,8 @@ from trackside.handlers.zeromq._protocol import (
     Subscribed,
     Verb,
     chunk_count,
+    limits_of_address,
+    limits_of_newcomers,
 )
 from trackside.handlers.zeromq._session import Action, Role, Send, Sent, Sessions
 from trackside.wire import Frame, RowEncoder, SequenceTracker, encode_frame, pack
@@ -642,6 +644,22 @@ _MOST_FIRST_PINGS_PER_S: Final = 1000.0
 _PING_S: Final = 5.0
 
 
+class Origin:
+    """
+    An address from which producers connect, with one key if there are keys, and what all of them may use together.
+
+    Args:
+        limits: What one producer may use.
+        now_s: The time now.
+    """
+
+    def __init__(self, limits: PeerLimits, now_s: float) -> None:
+        self.heard_s = now_s
+        self.together = PeerBuckets(limits_of_address(limits), now_s)
+        self.newcomers = PeerBuckets(limits_of_newcomers(limits), now_s, within=self.together)
+        """For those who have not greeted, and those who have not settled: a new name brings no new allowance."""
+
+
 @attrs.define(eq=False)
 class Producer:
     """A source end that sends here: a rank's, or a forwarder's with all of its node."""
@@ -654,6 +672,10 @@ class Producer:
     consumer: StreamConsumer
     buckets: PeerBuckets
     heard_s: float
+    greeted_s: float = 0.0
+    """When it was first heard of."""
+    is_settled: bool = False
+    """Whether it has been there for long enough to have an allowance of its own."""
     clock: ClockEstimate = attrs.field(factory=ClockEstimate)
     sources: set[str] = attrs.field(factory=set)
     """Ids of those who were heard over it."""
@@ -697,6 +719,7 @@ class Receiver:
         on_result: Takes what a producer answered to a verb.
         limits: What each of them may use.
         most: How many there may be.
+        origin_of: Says from which address the message came that is being received.
         monotonic_s: The clock.
     """
 
@@ -708,6 +731,7 @@ class Receiver:
         on_result: Callable[[Producer, Result | Refused], object] = lambda _producer, _message: None,
         limits: PeerLimits | None = None,
         most: int = MAX_PRODUCERS,
+        origin_of: Callable[[], str] = str,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sessions: Sessions[Producer] = Sessions(Role.RECEIVER, send)
@@ -725,55 +749,84 @@ class Receiver:
         self._most = most
         self._now = monotonic_s
         self._snapshots = SnapshotBudget(one_bytes=MAX_SOURCES_BYTES)
-        self._strangers = PeerBuckets(STRANGERS, monotonic_s())
+        self._origin_of = origin_of
+        self._origins: dict[tuple[str, str], Origin] = {}
+        """By key and address."""
+        self._swept_s = monotonic_s()
+        self._gone: list[tuple[Producer, bytes]] = []
 
-    def receive(self, address: bytes, parts: Sequence[bytes], user: str = "") -> None:
+    def receive(self, messages: Iterable[tuple[bytes, Sequence[bytes], str]]) -> None:
         """
-        Take in one message.
+        Take in *messages*.
 
         Args:
-            address: Whom an answer goes to.
-            parts: The message.
-            user: Role and fingerprint of the key that its connection was made with: ``rank:0123abcd``.
+            messages: Of each the address that an answer goes to, the parts, and role and fingerprint of the key that
+                its connection was made with: ``rank:0123abcd``.
         """
-        try:
-            self._receive(address, parts, user)
-        except DecodeError:
-            self.counts["malformed"] += 1
-        except Exception as error:
-            # Nothing that one sender says may end the thread that serves all of them.
-            self._sessions.note_failure(error)
-            producer = self.producers.get(address)
-            if producer is not None:
-                self._forget(producer)
+        # The clock is read once for each message, as that takes as long as decoding a small one.
+        cpu_s: float | None = time.thread_time()
+        for address, parts, user in messages:
+            now_s, size = self._now(), sum(map(len, parts))
+            producer = self._sender(address, user, now_s)
+            buckets = producer.buckets if producer is not None else self._origin(user, now_s).newcomers
+            if not buckets.admit(size, now_s):
+                self._cut(producer, size, now_s)
+                cpu_s = None  # what this took is not the next one's
+                continue
+            before_s = time.thread_time() if cpu_s is None else cpu_s
+            events = buckets.charged_events
+            try:
+                self._receive(address, parts, user, producer=producer, now_s=now_s)
+            except DecodeError:
+                self.counts["malformed"] += 1
+            except Exception as error:
+                # Nothing that one sender says may end the thread that serves all of them.
+                self._sessions.note_failure(error)
+                if producer is not None:
+                    self._forget(producer)
+            cpu_s = time.thread_time()
+            buckets.charge_cpu(cpu_s - before_s, size, buckets.charged_events - events)
 
-    def _receive(self, address: bytes, parts: Sequence[bytes], user: str) -> None:
-        now_s, now_ns = self._now(), clock.now_ns()
+    def _sender(self, address: bytes, user: str, now_s: float) -> Producer | None:
+        """Return the producer at *address*, or None if it has to greet first."""
         producer = self.producers.get(address)
-        if producer is not None and producer.user != user:  # another connection under the same address
+        if producer is None:
+            return None
+        if producer.user != user:  # another connection under the same address
             self._forget(producer)
-            producer = None
-        size = sum(map(len, parts))
-        if not (producer.buckets if producer is not None else self._strangers).admit(size, now_s):
-            self._cut(producer, size, now_s)
-            return
-        cpu_s, events = time.thread_time(), producer.buckets.charged_events if producer is not None else 0.0
-        try:
-            action, message = self._sessions.receive(address, parts, user, now_ns)
-            if isinstance(message, Hello) and action is Action.MEET:
-                self._meet(address, message, user, now_s)
-            elif producer is not None:
-                producer.heard_s = now_s
-                self._listener.on_heard(producer, message)
-                if action is Action.PART:
-                    producer.has_left = True  # what it sent before may still come
-                elif isinstance(message, Refused):
-                    self._on_result(producer, message)
-                elif action is Action.DELIVER:
-                    self._on(producer, message, size, now_s, now_ns)
-        finally:
-            if producer is not None:
-                producer.buckets.charge_cpu(time.thread_time() - cpu_s, size, producer.buckets.charged_events - events)
+            return None
+        if not producer.is_settled and now_s - producer.greeted_s >= SETTLED_AFTER_S:
+            producer.is_settled = True
+            producer.buckets.settle(self._origin(user, now_s).together, now_s)
+        return producer
+
+    def _origin(self, user: str, now_s: float) -> Origin:
+        """Return where the message came from that is being received."""
+        name = (user, self._origin_of())
+        if name not in self._origins and len(self._origins) >= self._most:
+            name = ("", "")  # who has very many addresses has not as many allowances
+        origin = self._origins.get(name)
+        if origin is None:
+            origin = self._origins[name] = Origin(self._limits, now_s)
+        origin.heard_s = now_s
+        return origin
+
+    def _receive(
+        self, address: bytes, parts: Sequence[bytes], user: str, *, producer: Producer | None, now_s: float
+    ) -> None:
+        now_ns = clock.now_ns()
+        action, message = self._sessions.receive(address, parts, user, now_ns)
+        if isinstance(message, Hello) and action is Action.MEET:
+            self._meet(address, message, user, now_s)
+        elif producer is not None:
+            producer.heard_s = now_s
+            self._listener.on_heard(producer, message)
+            if action is Action.PART:
+                producer.has_left = True  # what it sent before may still come
+            elif isinstance(message, Refused):
+                self._on_result(producer, message)
+            elif action is Action.DELIVER:
+                self._on(producer, message, sum(map(len, parts)), now_s, now_ns)
 
     def _cut(self, producer: Producer | None, size: int, now_s: float) -> None:
         self.counts["cut"] += 1
@@ -785,6 +838,13 @@ class Receiver:
     def tick(self) -> None:
         """Do what is due by the clock, every 50 ms or so; each producer has its turn within a second."""
         now_s = self._now()
+        gone, self._gone = self._gone, []
+        for producer, address in gone:
+            if producer.address == address:  # it has not come back meanwhile
+                self._forget(producer)
+        if now_s - self._swept_s > FORGET_AFTER_S:
+            self._swept_s = now_s
+            self._forget_origins(now_s)
         if not self._due:
             self._due = list(self.producers.values())
             self._share = -(-len(self._due) // (_ROUNDS if len(self._due) <= _MANY else _ROUNDS_OF_MANY))
@@ -798,6 +858,14 @@ class Receiver:
                 self._ping(producer, now_s)
                 if producer.consumer.is_restless:
                     self._restless.add(producer)
+
+    def _forget_origins(self, now_s: float) -> None:
+        shared = {id(producer.buckets.within) for producer in self.producers.values()}
+        self._origins = {
+            name: one
+            for name, one in self._origins.items()
+            if now_s - one.heard_s <= FORGET_AFTER_S or not shared.isdisjoint((id(one.together), id(one.newcomers)))
+        }
 
     def command(self, verb: Verb, producer: Producer) -> bool:
         """Pass *verb* on to *producer*; return whether it is on its way."""
@@ -823,8 +891,7 @@ class Receiver:
             if len(self.producers) >= self._most:
                 self._sessions.refuse(address, 0, "busy", f"{self._most} senders are here already")
                 return
-            buckets = here.buckets if here is not None else PeerBuckets(self._limits, now_s)
-            producer = self._new(address, other, user, buckets, now_s)
+            producer = self._new(address, other, user, here, now_s)
         else:
             self.producers.pop(producer.address, None)
             if producer.address != address:  # it has come back over a new connection
@@ -839,7 +906,9 @@ class Receiver:
         producer.consumer.tick(now_s)
         self._restless.add(producer)
 
-    def _new(self, address: bytes, other: Hello, user: str, buckets: PeerBuckets, now_s: float) -> Producer:
+    def _new(self, address: bytes, other: Hello, user: str, here: Producer | None, now_s: float) -> Producer:
+        """Return a new producer, with the allowance of the one that was *here* on its connection."""
+
         def send(message: Message) -> None:
             self._post(producer.address, message)
 
@@ -859,8 +928,10 @@ class Receiver:
             other.text,
             user,
             StreamConsumer(send, take, introduce, window_bytes, budget=self._snapshots),
-            buckets,
+            PeerBuckets(self._limits, now_s, self._origin(user, now_s).newcomers) if here is None else here.buckets,
             now_s,
+            now_s if here is None else here.greeted_s,
+            is_settled=here is not None and here.is_settled,
         )
         return producer
 
@@ -893,4 +964,10 @@ class Receiver:
         self.counts["replays"] += producer.consumer.replays
 
     def _post(self, address: bytes, message: Message) -> bool:
-        return self._sessions.post(address, message) is Sent.QUEUED
+        outcome = self._sessions.post(address, message)
+        producer = self.producers.get(address) if outcome is Sent.GONE else None
+        if producer is not None and not producer.is_settled:
+            self._gone.append(
+                (producer, address)
+            )  # of one that comes under ever new names nothing is kept; others may come back
+        return outcome is Sent.QUEUED
