@@ -195,3 +195,30 @@ class TestText:
     def test_compared(self, command, odd_logs):
         """Nor does a comparison."""
         assert command("compare", odd_logs, odd_logs).code in (0, 1)
+
+
+class TestImported:
+    def test_through_every_command(self, command, tmp_path):
+        """Scalars of torchtitan of such values are imported, and every command says of them what JSON allows."""
+        records = []
+        for step, odd in enumerate(ODD):
+            at_us = START_NS // 1000 + step * 1_000_000
+            shared = {"tid": 1, "global_rank": 0, "pid": 7, "host_name": "node", "source": "trainer", "step": step}
+            for name, value in (("step_start", None), ("metric_value", odd), ("step_end", odd)):
+                kind = "scalar" if name == "metric_value" else "event"
+                line = {"log_type": kind, "log_type_name": name, "time_us": at_us, "value": value, **shared}
+                records.append(json.dumps({**line, "event_name": "loss"}))
+                at_us += 1000
+        (tmp_path / "structured.jsonl").write_text("\n".join(records))
+
+        outcome = command("import", "-o", tmp_path / "log", tmp_path / "structured.jsonl")
+
+        assert (outcome.code, outcome.err) == (0, "")
+        lines = parsed(command("tail", "--json", tmp_path / "log").out)
+        values = [line["fields"]["values"]["value"] for line in lines if line["type"] == "trackside.counter.window"]
+        assert values[:3] == ["Infinity", "-Infinity", "NaN"]
+        assert (values[3:], math.copysign(1, values[3])) == ([-0.0, 1e308, -1e308, 5e-324, 2.2e-310], -1)
+        for name in COMMANDS.keys() - {"scores"}:  # there are no sections to score
+            outcome = command(*COMMANDS[name], tmp_path / "log")
+            assert (outcome.code in (0, 1), outcome.err) == (True, "")
+            assert parsed(outcome.out)

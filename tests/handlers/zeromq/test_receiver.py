@@ -214,4 +214,4 @@ class TestQuota:
             world.now_s = 10.0 + tick * 0.05
             world.receiver.tick()
 
-        assert "Replay" in [type(message).__name__ for _, message in world.sent]
+        assert "ReplayRequest" in [type(message).__name__ for _, message in world.sent]

@@ -44,7 +44,7 @@ CELLS = """
     LossEntry   a   -   -   -   -   -   a   d   -   -   d   -
     Skipped     a   -   -   -   -   -   a   d   -   -   d   -
     Ack         a   d   -   -   d   -   a   -   -   -   -   -
-    Replay      a   d   -   -   d   -   a   -   -   -   -   -
+    ReplayRequest a   d   -   -   d   -   a   -   -   -   -   -
     Verb        a   d   -   -   d   -   a   -   -   -   -   -
     Result      a   -   -   -   -   -   a   d   -   -   d   -
 """
