@@ -32,8 +32,11 @@ from trackside.instruments.sections import Sections
 
 BASELINES = pathlib.Path(__file__).parent / "baselines"
 FEW, MANY = 2_000, 6_000
+COUNTERS = 15
 TOLERANCE = 0.02
 """By how much a count may exceed its baseline: hash seeds and addresses move it a little."""
+OWN_THREAD = frozenset(("step",))
+"""Operations whose instructions are counted in the thread that does them: other threads work by the clock."""
 SHARES = 12
 """Functions shown of each operation."""
 
@@ -100,23 +103,53 @@ def _section(stack: ExitStack) -> Run:
     return run
 
 
+def _step(stack: ExitStack) -> Run:
+    # What `start` adds works in other threads. Under valgrind, where one thread runs at a time, it would only be slow.
+    directory = stack.enter_context(tempfile.TemporaryDirectory())
+    stack.enter_context(default_bus.subscribe(trackside.EventLog(pathlib.Path(directory) / "log", fsync_s=None)))
+    counters = [trackside.counter(f"train.value_{number}") for number in range(COUNTERS)]
+
+    def run(loops: int) -> None:
+        for step in range(loops):
+            with trackside.training_iteration(step=step) as iteration:
+                with trackside.data_loading():
+                    pass
+                with trackside.model_forward():
+                    pass
+                with trackside.model_backward():
+                    pass
+                with trackside.optimizer_update():
+                    pass
+                iteration.set(samples=64)
+                for counter in counters:
+                    counter.add(1.0)
+
+    return run
+
+
 OPERATIONS: dict[str, tuple[str, Callable[[ExitStack], Run]]] = {
     "log": ("an event of two fields built and logged to one handler", _log),
     "counter": ("a value added to a counter", _counter_add),
     "span": ("a span opened, closed and written to an event log, in all threads", _span),
     "section": ("a section entered and left", _section),
+    "step": (f"a step: an iteration, 4 spans, {COUNTERS} counters; the thread that trains", _step),
 }
 
 
-def counted(operation: str) -> float:
+def counted(operation: str, few: int = FEW, many: int = MANY) -> float:
     """
-    Return the instructions of one *operation*, start and end of the process left out.
+    Return the instructions of one *operation*, start and end of the process left out; of a step in its own thread.
+
+    Args:
+        operation: One of `OPERATIONS`.
+        few: How often it is done in the first process that is counted.
+        many: How often in the second.
 
     Raises:
         CalledProcessError: if valgrind fails.
     """
-    few, many = (_counted_process(operation, loops) for loops in (FEW, MANY))
-    return (many - few) / (MANY - FEW)
+    less, more = (_counted_process(operation, loops) for loops in (few, many))
+    return (more - less) / (many - few)
 
 
 def _counted_process(operation: str, loops: int) -> int:
@@ -124,15 +157,17 @@ def _counted_process(operation: str, loops: int) -> int:
         command = [
             "valgrind",
             "--tool=callgrind",
+            "--separate-threads=yes",
+            "--fair-sched=try",
             f"--callgrind-out-file={directory}/out",
             sys.executable,
             *("-m", "benchmarks.instructions", "--run", operation, str(loops)),
         ]
         environ = {**os.environ, "PYTHONHASHSEED": "0"}
-        output = subprocess.run(command, check=True, capture_output=True, text=True, env=environ).stderr  # noqa: S603  ours
-    found = re.search(r"Collected\s*:\s*(\d+)", output)
-    assert found is not None, output
-    return int(found[1])
+        subprocess.run(command, check=True, capture_output=True, env=environ)  # noqa: S603  ours
+        files = sorted(pathlib.Path(directory).glob("out-01" if operation in OWN_THREAD else "out-*"))
+        found = [re.search(r"^totals: (\d+)", file.read_text(), re.MULTILINE) for file in files]
+    return sum(int(total[1]) for total in found if total is not None)
 
 
 def show_counts(*, update: bool) -> int:

@@ -194,8 +194,8 @@ is_unchanged(PyTypeObject *type, Plan *plan)
     return init == plan->init && post_init == plan->post_init;
 }
 
-static PyObject *
-now_ns(void)
+PyObject *
+ts_now_ns(void)
 {
     struct timespec now;
     if (reads_real_clock && clock_gettime(CLOCK_MONOTONIC, &now) == 0) {
@@ -243,7 +243,7 @@ fill_envelope(PyObject **values, int is_of_span)
         Py_DECREF(around);
     }
     if (values[AT_NS] == from_ambient) {
-        PyObject *now = now_ns();
+        PyObject *now = ts_now_ns();
         if (now == NULL) {
             return -1;
         }

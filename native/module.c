@@ -20,7 +20,7 @@ execute(PyObject *module)
         return -1;
     }
     if (ts_add_methods(module) < 0 || ts_add_counters(module) < 0 || ts_add_rows(module) < 0
-        || ts_add_decoder(module) < 0 || ts_add_events(module) < 0) {
+        || ts_add_decoder(module) < 0 || ts_add_events(module) < 0 || ts_add_spans(module) < 0) {
         return -1;
     }
     return 0;

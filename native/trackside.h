@@ -41,11 +41,15 @@ PyObject *ts_method(PyTypeObject *owner, ts_plain plain, PyObject *python);
 /* Find the slot in which instances of CLS hold NAME: 1, 0 if there is none, -1 with an exception. */
 int ts_find_slot(PyTypeObject *cls, PyObject *name, Py_ssize_t *offset);
 
+/* Return the time as the clock of events has it, in ns since the epoch: a new reference, or NULL with an exception. */
+PyObject *ts_now_ns(void);
+
 /* Each file adds what it has to the module: 0, or -1 with an exception. */
 int ts_add_methods(PyObject *module);
 int ts_add_counters(PyObject *module);
 int ts_add_rows(PyObject *module);
 int ts_add_decoder(PyObject *module);
 int ts_add_events(PyObject *module);
+int ts_add_spans(PyObject *module);
 
 #endif

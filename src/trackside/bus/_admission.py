@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from trackside._implementation import native
 from trackside.core import ThreadSafeCount
 from trackside.events import ITERATION, LIFECYCLE, PROFILE, Event, HandlerSuspended, Priority
 
@@ -104,6 +105,10 @@ class Admission:
         """Count an event that could not even be queued: memory is short."""
         self.dropped.add()
         return None
+
+
+if native is not None:
+    native.set_admission(Admission)
 
 
 def is_settled(error: BaseException, *codes: CodeType) -> bool:

@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
+from trackside._implementation import native
 from trackside.bus import default_bus
 from trackside.events import Ambient, ConfigError, IterationEnded, SpanEventAdded, ambient, span_names
 from trackside.instruments import _span
@@ -223,6 +224,12 @@ class Iteration(Span):
 
     def _fresh(self) -> Iteration:
         return Iteration(self.kind, None, self.samples, self.tokens, self.flops, self.loss)
+
+
+if native is not None:
+    _open, _close = native.compile_iterations(Iteration, IterationEnded)
+    for _name, _method in (("open", _open), ("__enter__", _open), ("_leave", _close), ("__exit__", _close)):
+        setattr(Iteration, _name, _method)
 
 
 class _Unheard(Iteration):

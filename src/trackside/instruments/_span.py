@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from trackside._implementation import native
 from trackside.bus import default_bus
 from trackside.events import (
     ITERATION,
@@ -323,6 +324,15 @@ class Span:
         return f"<{type(self).__name__} {self.name!r} id={self.id} {'open' if self.is_open else 'closed'}>"
 
 
+if native is not None:
+    _open, _close = native.compile_spans(Span, tuple(ENDED.values()), globals())
+    for _name, _method in (("open", _open), ("__enter__", _open), ("_leave", _close), ("__exit__", _close)):
+        setattr(Span, _name, _method)
+
+make_span: Final[Callable[[str, type[SpanEnded], dict[str, Any]], Span]] = Span if native is None else native.make_span
+"""Returns a span; without the cost of calling a class in Python."""
+
+
 def span(name: str, /, *, priority: Priority = ITERATION, **attributes: Any) -> Span:
     """
     Return a span; use it with ``with``, or as a decorator.
@@ -338,6 +348,8 @@ def span(name: str, /, *, priority: Priority = ITERATION, **attributes: Any) -> 
             cannot lose it; one that comes several times a step should be of priority `PROFILE`.
         attributes: What is known of it at its start. ``badput_type`` marks its time as lost, of that type.
     """
+    if native is not None:
+        return make_span(name, IterationSpanEnded if priority is ITERATION else _ended_at(name, priority), attributes)
     # Filled in by hand, as events are: calling the class would cost a twentieth of a span more.
     made = _new_span(Span)
     made.name = name

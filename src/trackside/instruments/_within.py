@@ -5,29 +5,29 @@ from __future__ import annotations
 from typing import Any
 
 from trackside.events import ProfileSpanEnded, span_names
-from trackside.instruments._span import Span
+from trackside.instruments._span import Span, make_span
 
 
 def data_loading(**attributes: Any) -> Span:
     """Return the span of waiting for a batch; use it with ``with``, or as a decorator."""
-    return Span(span_names.DATA_LOADING, ProfileSpanEnded, attributes)
+    return make_span(span_names.DATA_LOADING, ProfileSpanEnded, attributes)
 
 
 def model_forward(**attributes: Any) -> Span:
     """Return the span of a forward pass; use it with ``with``, or as a decorator."""
-    return Span(span_names.MODEL_FORWARD, ProfileSpanEnded, attributes)
+    return make_span(span_names.MODEL_FORWARD, ProfileSpanEnded, attributes)
 
 
 def zero_grad(**attributes: Any) -> Span:
     """Return the span of clearing the gradients; use it with ``with``, or as a decorator."""
-    return Span(span_names.ZERO_GRAD, ProfileSpanEnded, attributes)
+    return make_span(span_names.ZERO_GRAD, ProfileSpanEnded, attributes)
 
 
 def model_backward(**attributes: Any) -> Span:
     """Return the span of a backward pass; use it with ``with``, or as a decorator."""
-    return Span(span_names.MODEL_BACKWARD, ProfileSpanEnded, attributes)
+    return make_span(span_names.MODEL_BACKWARD, ProfileSpanEnded, attributes)
 
 
 def optimizer_update(**attributes: Any) -> Span:
     """Return the span of an optimizer step; use it with ``with``, or as a decorator."""
-    return Span(span_names.OPTIMIZER_UPDATE, ProfileSpanEnded, attributes)
+    return make_span(span_names.OPTIMIZER_UPDATE, ProfileSpanEnded, attributes)

@@ -1,0 +1,607 @@
+/*
+ * Opening and closing spans and iterations: what trackside.instruments.Span does where nothing is out of order.
+ *
+ * The plain case of opening is a span that is closed, publishes nothing at its start and has no profiler beside it. That
+ * of closing is the innermost span of its context, left without an exception by the main thread, which opened it. What
+ * surrounds a span is in the context variable that Python uses too, so threads, tasks, copied contexts and generators
+ * keep their parents. An event goes straight to the queue where the queue alone wants it and has room; to
+ * Bus.log else.
+ *
+ * Ownership. A span owns what is in its slots. What an old value's end may run, a finalizer, is run last: new values
+ * are allocated first, then the span's slots are written, then old ones are dropped. Borrowed references are used only
+ * up to the next call that can run foreign code. What was looked at before such a call is looked at again after it.
+ */
+
+#include "trackside.h"
+
+enum { AROUND, INSIDE, GIVEN, ENDED, THREAD, ATTRIBUTES, ID, NAME, PARENT_ID, START_NS, SPAN_SLOTS };
+static const char *const span_slots[] = {"_around",    "_inside", "_given", "_ended",    "_thread",
+                                         "attributes", "id",      "name",   "parent_id", "start_ns"};
+
+enum { GIVEN_STEP, STEP, KIND, SAMPLES, TOKENS, FLOPS, LOSS, FAILED, ITERATION_SLOTS };
+static const char *const iteration_slots[] = {"_given_step", "step",  "kind", "samples",
+                                              "tokens",      "flops", "loss", "failed"};
+
+enum { E_AT_NS, E_SPAN_ID, E_STEP, E_PARENT_SPAN_ID, E_DURATION_NS, EVENT_SLOTS };
+static const char *const event_slots[] = {"at_ns", "span_id", "step", "parent_span_id", "duration_ns"};
+
+enum { E_NAME, E_ATTRIBUTES, E_ERROR, SPAN_EVENT_SLOTS };
+static const char *const span_event_slots[] = {"name", "attributes", "error"};
+
+enum { E_KIND, E_SAMPLES, E_TOKENS, E_FLOPS, E_LOSS, E_FAILED, ITERATION_EVENT_SLOTS };
+static const char *const iteration_event_slots[] = {"kind", "samples", "tokens", "flops", "loss", "failed"};
+
+enum { QUEUE, APPEND, LIMIT, DROPPED, ADMISSION_SLOTS };
+static const char *const admission_slots[] = {"_queue", "_append", "_limit", "dropped"};
+
+enum { MOST_CLASSES = 3 };
+
+/* All set once, and kept for ever: the module trackside.instruments._span is too. */
+static PyTypeObject *span_type, *admission_type, *long_type, *iteration_ended;
+static PyTypeObject *ended_types[MOST_CLASSES];
+static Py_ssize_t of_span[SPAN_SLOTS], of_iteration[ITERATION_SLOTS], of_admission[ADMISSION_SLOTS];
+static Py_ssize_t of_event[MOST_CLASSES + 1][EVENT_SLOTS]; /* the last are those of the iteration's event */
+static Py_ssize_t of_span_event[MOST_CLASSES][SPAN_EVENT_SLOTS], of_iteration_event[ITERATION_EVENT_SLOTS];
+static PyObject *namespace, *bus, *open_by_id, *next_id, *ambient, *no_attributes;
+static PyObject *log_function, *annotator_name, *root_name, *main_thread_name, *routes_name, *is_closed_name, *add_name;
+static PyObject *zero;
+
+static inline PyObject **
+slot(PyObject *object, Py_ssize_t offset)
+{
+    return (PyObject **)((char *)object + offset);
+}
+
+#define SPAN(span, name) (*slot(span, of_span[name]))
+#define ITERATION(span, name) (*slot(span, of_iteration[name]))
+
+/* Return a global of the Python module, borrowed; NULL, without an exception, if it is not there. */
+static inline PyObject *
+global(PyObject *name)
+{
+    PyObject *found = PyDict_GetItemWithError(namespace, name);
+    if (found == NULL) {
+        PyErr_Clear();
+    }
+    return found;
+}
+
+/* --- the bus ----------------------------------------------------------------------------------------------------- */
+
+/* Return the route of CLS as a new reference: a tuple, or NULL without an exception if it has to be resolved. */
+static PyObject *
+route_of(PyTypeObject *cls)
+{
+    PyObject *routes = PyObject_GetAttr(bus, routes_name), *route = NULL;
+    if (routes != NULL && PyDict_CheckExact(routes)) {
+        route = PyDict_GetItemWithError(routes, (PyObject *)cls);
+        if (route != NULL && PyTuple_CheckExact(route)) {
+            Py_INCREF(route);
+        }
+        else {
+            route = NULL;
+        }
+    }
+    Py_XDECREF(routes);
+    if (route == NULL) {
+        PyErr_Clear();
+    }
+    return route;
+}
+
+/* Return whether an event of CLS would get to a handler, as Bus.wants does; -1, without an exception, to ask there. */
+static int
+wants(PyTypeObject *cls)
+{
+    PyObject *route = route_of(cls);
+    if (route == NULL) {
+        return -1;
+    }
+    int has_steps = PyTuple_GET_SIZE(route) > 0;
+    Py_DECREF(route);
+    if (!has_steps) {
+        return 0;
+    }
+    PyObject *is_closed = PyObject_GetAttr(bus, is_closed_name);
+    int is_open = is_closed == Py_False ? 1 : is_closed == Py_True ? 0 : -1;
+    Py_XDECREF(is_closed);
+    if (is_open < 0) {
+        PyErr_Clear();
+    }
+    return is_open;
+}
+
+/*
+ * Queue EVENT, as Bus.log does with it where the queue is its route's only step: 1, or 0 to leave it to Bus.log. No
+ * exception: memory that is short costs the event, which is counted as dropped, as Admission.fail does.
+ */
+static int
+queue_event(PyObject *event)
+{
+    PyObject *route = route_of(Py_TYPE(event));
+    int done = 0;
+    if (route == NULL) {
+        return 0;
+    }
+    PyObject *step = PyTuple_GET_SIZE(route) == 1 ? PyTuple_GET_ITEM(route, 0) : NULL;
+    if (step == NULL || !PyTuple_CheckExact(step) || PyTuple_GET_SIZE(step) != 4) {
+        goto out;
+    }
+    PyObject *admission = PyTuple_GET_ITEM(step, 3); /* the route is owned, and so all in it */
+    if (!Py_IS_TYPE(admission, admission_type)) {
+        goto out;
+    }
+    PyObject *queue = *slot(admission, of_admission[QUEUE]), *limit = *slot(admission, of_admission[LIMIT]);
+    PyObject *append = *slot(admission, of_admission[APPEND]), *dropped = *slot(admission, of_admission[DROPPED]);
+    if (queue == NULL || append == NULL || dropped == NULL || limit == NULL || !PyLong_CheckExact(limit)) {
+        goto out;
+    }
+    Py_ssize_t waiting = PyObject_Size(queue), most = PyLong_AsSsize_t(limit);
+    if (waiting < 0 || most < 0) {
+        PyErr_Clear();
+        goto out;
+    }
+    if (waiting >= most) {
+        goto out;
+    }
+    done = 1;
+    /* The admission keeps these two: their slots are written once. */
+    PyObject *before = PyObject_CallNoArgs(PyTuple_GET_ITEM(step, 0));
+    PyObject *none = before == NULL ? NULL : PyObject_CallOneArg(append, event);
+    if (none == NULL) {
+        PyErr_Clear();
+        none = PyObject_CallMethodNoArgs(dropped, add_name);
+        PyErr_Clear();
+    }
+    Py_XDECREF(before);
+    Py_XDECREF(none);
+out:
+    Py_DECREF(route);
+    return done;
+}
+
+/* Log EVENT, a reference that is given up: None, or NULL with an exception, that of a strict bus or a signal handler. */
+static PyObject *
+log_event(PyObject *event)
+{
+    PyObject *result = queue_event(event) ? Py_NewRef(Py_None) : PyObject_CallOneArg(log_function, event);
+    Py_DECREF(event);
+    return result;
+}
+
+/* --- opening ----------------------------------------------------------------------------------------------------- */
+
+/* Return whether SPAN can be opened here: it is closed, and there is no profiler. */
+static inline int
+is_openable(PyObject *span)
+{
+    return SPAN(span, INSIDE) == Py_None && global(annotator_name) == Py_None && SPAN(span, GIVEN) != NULL;
+}
+
+/*
+ * Open SPAN, which is openable, within AROUND and at STEP: SPAN, NULL with an exception, or TS_TO_PYTHON if it was
+ * opened while memory was allocated.
+ */
+static PyObject *
+enter(PyObject *span, PyObject *around, PyObject *step)
+{
+    PyObject *result = NULL, *inside = NULL, *old[SPAN_SLOTS];
+    PyObject *number = PyObject_CallNoArgs(next_id);
+    PyObject *thread = number == NULL ? NULL : PyLong_FromUnsignedLong(PyThread_get_thread_ident());
+    inside = thread == NULL ? NULL : PyTuple_Pack(2, number, step);
+    if (inside == NULL) {
+        goto out;
+    }
+    PyObject *parent = PyTuple_GET_ITEM(around, 0);
+    if (!PyLong_CheckExact(parent)) {
+        parent = NULL;
+    }
+    else if (!PyObject_IsTrue(parent)) {
+        parent = global(root_name);
+    }
+    if (parent == NULL || !is_openable(span)) {
+        result = TS_TO_PYTHON;
+        goto out;
+    }
+    static const int written[] = {AROUND, ID, PARENT_ID, ATTRIBUTES, THREAD, INSIDE};
+    PyObject *values[] = {around, number, parent, SPAN(span, GIVEN), thread, inside};
+    enum { WRITTEN = sizeof written / sizeof written[0] };
+    for (int each = 0; each < WRITTEN; each++) {
+        old[each] = SPAN(span, written[each]);
+        SPAN(span, written[each]) = Py_NewRef(values[each]);
+    }
+    PyObject *token = PyContextVar_Set(ambient, inside);
+    PyObject *now = NULL;
+    if (token != NULL && PyDict_SetItem(open_by_id, number, span) == 0) {
+        now = ts_now_ns();
+    }
+    Py_XDECREF(token);
+    if (now != NULL) {
+        Py_XSETREF(SPAN(span, START_NS), now);
+        result = Py_NewRef(span);
+    }
+    for (int each = 0; each < WRITTEN; each++) {
+        Py_XDECREF(old[each]);
+    }
+out:
+    Py_XDECREF(number);
+    Py_XDECREF(thread);
+    Py_XDECREF(inside);
+    return result;
+}
+
+/* Return what surrounds the running code, a new reference; NULL, without an exception, if it is no pair. */
+static PyObject *
+surroundings(void)
+{
+    PyObject *around = NULL;
+    if (PyContextVar_Get(ambient, NULL, &around) < 0) {
+        PyErr_Clear();
+        return NULL;
+    }
+    if (around != NULL && (!PyTuple_CheckExact(around) || PyTuple_GET_SIZE(around) != 2)) {
+        Py_CLEAR(around);
+    }
+    return around;
+}
+
+static PyObject *
+open_span(PyTypeObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    if (count != 1 || keywords != NULL || Py_TYPE(args[0]) != owner || !is_openable(args[0])) {
+        return TS_TO_PYTHON;
+    }
+    PyObject *span = args[0], *ended = SPAN(span, ENDED);
+    if (ended == NULL || !PyType_Check(ended) || ended == (PyObject *)long_type) {
+        return TS_TO_PYTHON;
+    }
+    int wanted = wants((PyTypeObject *)ended);
+    if (wanted < 0) {
+        return TS_TO_PYTHON;
+    }
+    if (!wanted) {
+        Py_XSETREF(SPAN(span, ID), Py_NewRef(zero));
+        return Py_NewRef(span);
+    }
+    PyObject *around = surroundings();
+    if (around == NULL) {
+        return TS_TO_PYTHON;
+    }
+    PyObject *result = enter(span, around, PyTuple_GET_ITEM(around, 1));
+    Py_DECREF(around);
+    return result;
+}
+
+static PyObject *
+open_iteration(PyTypeObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    if (count != 1 || keywords != NULL || Py_TYPE(args[0]) != owner || !is_openable(args[0])) {
+        return TS_TO_PYTHON;
+    }
+    PyObject *span = args[0], *step = ITERATION(span, GIVEN_STEP);
+    if (step == NULL || step == Py_None || wants(iteration_ended) != 1) {
+        return TS_TO_PYTHON;
+    }
+    PyObject *around = surroundings();
+    if (around == NULL) {
+        return TS_TO_PYTHON;
+    }
+    Py_INCREF(step);
+    PyObject *result = enter(span, around, step);
+    if (result != NULL && result != TS_TO_PYTHON) {
+        Py_XSETREF(ITERATION(span, STEP), Py_NewRef(step));
+    }
+    Py_DECREF(step);
+    Py_DECREF(around);
+    return result;
+}
+
+/* --- closing ----------------------------------------------------------------------------------------------------- */
+
+/* Return whether SPAN can be closed here; calls nothing foreign, and may be asked again. */
+static int
+is_closable(PyObject *span)
+{
+    PyObject *inside = SPAN(span, INSIDE), *number = SPAN(span, ID), *attributes = SPAN(span, ATTRIBUTES);
+    PyObject *thread = SPAN(span, THREAD), *main_thread = global(main_thread_name);
+    if (inside == NULL || inside == Py_None || global(annotator_name) != Py_None || number == NULL
+        || !PyLong_CheckExact(number) || attributes == NULL || !PyDict_CheckExact(attributes)
+        || SPAN(span, NAME) == NULL || SPAN(span, PARENT_ID) == NULL || SPAN(span, AROUND) == NULL
+        || !PyTuple_CheckExact(SPAN(span, AROUND)) || PyTuple_GET_SIZE(SPAN(span, AROUND)) != 2
+        || SPAN(span, START_NS) == NULL || !PyLong_CheckExact(SPAN(span, START_NS)) || thread == NULL
+        || !PyLong_CheckExact(thread) || main_thread == NULL || !PyLong_CheckExact(main_thread)) {
+        return 0;
+    }
+    unsigned long opened_by = PyLong_AsUnsignedLong(thread);
+    if (opened_by == (unsigned long)-1 || opened_by != PyLong_AsUnsignedLong(main_thread)) {
+        PyErr_Clear();
+        return 0;
+    }
+    PyObject *current = surroundings();
+    Py_XDECREF(current); /* the context has it, and SPAN too if it is the same */
+    if (current != inside) {
+        return 0;
+    }
+    PyObject *open = PyDict_GetItemWithError(open_by_id, number);
+    if (open == NULL) {
+        PyErr_Clear();
+    }
+    return open == span;
+}
+
+/*
+ * Return the event of class CLS, with what all events of ends have, and close SPAN: a new reference, NULL with an
+ * exception, or TS_TO_PYTHON, with nothing changed. OFFSETS are those of the event; STEP is owned by the caller.
+ */
+static PyObject *
+leave(PyObject *span, PyTypeObject *cls, const Py_ssize_t *offsets)
+{
+    PyObject *start = Py_NewRef(SPAN(span, START_NS)), *end = ts_now_ns();
+    PyObject *duration = end == NULL ? NULL : PyNumber_Subtract(end, start);
+    Py_DECREF(start);
+    PyObject *event = duration == NULL ? NULL : cls->tp_alloc(cls, 0);
+    if (event == NULL) {
+        Py_XDECREF(end);
+        Py_XDECREF(duration);
+        return NULL;
+    }
+    if (!is_closable(span)) {
+        Py_DECREF(end);
+        Py_DECREF(duration);
+        Py_DECREF(event);
+        return TS_TO_PYTHON;
+    }
+    PyObject *around = Py_NewRef(SPAN(span, AROUND)), *number = Py_NewRef(SPAN(span, ID));
+    *slot(event, offsets[E_AT_NS]) = end;
+    *slot(event, offsets[E_DURATION_NS]) = duration;
+    *slot(event, offsets[E_SPAN_ID]) = Py_NewRef(number);
+    *slot(event, offsets[E_PARENT_SPAN_ID]) = Py_NewRef(SPAN(span, PARENT_ID));
+    *slot(event, offsets[E_STEP]) = Py_NewRef(PyTuple_GET_ITEM(around, 1));
+    PyObject *inside = SPAN(span, INSIDE);
+    SPAN(span, INSIDE) = Py_NewRef(Py_None);
+    Py_DECREF(inside); /* a tuple of two numbers, which the context has too */
+    int failed = PyDict_DelItem(open_by_id, number); /* the caller has the span */
+    PyObject *token = failed ? NULL : PyContextVar_Set(ambient, around);
+    Py_DECREF(around);
+    Py_DECREF(number);
+    if (token == NULL) {
+        Py_DECREF(event);
+        return NULL;
+    }
+    Py_DECREF(token);
+    return event;
+}
+
+/* Return whether the call is that of a with block which no exception leaves. */
+static inline int
+is_plain_exit(PyTypeObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    return count == 4 && keywords == NULL && Py_TYPE(args[0]) == owner && args[2] == Py_None && is_closable(args[0]);
+}
+
+static PyObject *
+leave_span(PyTypeObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    int place = 0;
+    if (!is_plain_exit(owner, args, count, keywords)) {
+        return TS_TO_PYTHON;
+    }
+    PyObject *span = args[0];
+    while (place < MOST_CLASSES && SPAN(span, ENDED) != (PyObject *)ended_types[place]) {
+        place++;
+    }
+    if (place == MOST_CLASSES) {
+        return TS_TO_PYTHON;
+    }
+    Py_INCREF(span);
+    PyObject *event = leave(span, ended_types[place], of_event[place]);
+    if (event != NULL && event != TS_TO_PYTHON) {
+        PyObject *attributes = SPAN(span, ATTRIBUTES);
+        if (attributes == NULL || (PyDict_CheckExact(attributes) && PyDict_GET_SIZE(attributes) == 0)) {
+            attributes = no_attributes;
+        }
+        *slot(event, of_span_event[place][E_NAME]) = Py_NewRef(SPAN(span, NAME) ? SPAN(span, NAME) : Py_None);
+        *slot(event, of_span_event[place][E_ATTRIBUTES]) = Py_NewRef(attributes);
+        *slot(event, of_span_event[place][E_ERROR]) = Py_NewRef(Py_None);
+        event = log_event(event);
+    }
+    Py_DECREF(span);
+    return event;
+}
+
+static PyObject *
+leave_iteration(PyTypeObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    if (!is_plain_exit(owner, args, count, keywords) || PyDict_GET_SIZE(SPAN(args[0], ATTRIBUTES)) > 0) {
+        return TS_TO_PYTHON;
+    }
+    PyObject *span = args[0];
+    static const int fields[] = {KIND, SAMPLES, TOKENS, FLOPS, LOSS, FAILED};
+    if (ITERATION(span, STEP) == NULL || !PyBool_Check(ITERATION(span, FAILED))) {
+        return TS_TO_PYTHON;
+    }
+    for (int field = 0; field < ITERATION_EVENT_SLOTS; field++) {
+        if (ITERATION(span, fields[field]) == NULL) {
+            return TS_TO_PYTHON;
+        }
+    }
+    Py_INCREF(span);
+    PyObject *event = leave(span, iteration_ended, of_event[MOST_CLASSES]);
+    if (event != NULL && event != TS_TO_PYTHON) {
+        Py_SETREF(*slot(event, of_event[MOST_CLASSES][E_STEP]), Py_XNewRef(ITERATION(span, STEP)));
+        for (int field = 0; field < ITERATION_EVENT_SLOTS; field++) {
+            *slot(event, of_iteration_event[field]) = Py_XNewRef(ITERATION(span, fields[field]));
+        }
+        event = log_event(event);
+    }
+    Py_DECREF(span);
+    return event;
+}
+
+/* --- making ------------------------------------------------------------------------------------------------------ */
+
+PyDoc_STRVAR(make_doc, "make_span(name, ended, attributes, /)\n--\n\nReturn a closed span, as Span() does.");
+
+static PyObject *
+make_span(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 3 || span_type == NULL) {
+        PyErr_SetString(PyExc_TypeError, "make_span takes a name, the class of its end and attributes");
+        return NULL;
+    }
+    PyObject *span = span_type->tp_alloc(span_type, 0);
+    if (span == NULL) {
+        return NULL;
+    }
+    SPAN(span, NAME) = Py_NewRef(args[0]);
+    SPAN(span, ENDED) = Py_NewRef(args[1]);
+    SPAN(span, ATTRIBUTES) = Py_NewRef(args[2]);
+    SPAN(span, GIVEN) = Py_NewRef(args[2]);
+    SPAN(span, ID) = Py_NewRef(zero);
+    SPAN(span, INSIDE) = Py_NewRef(Py_None);
+    return span;
+}
+
+/* --- setting up -------------------------------------------------------------------------------------------------- */
+
+/* Find COUNT slots of CLS: 0, or -1 with an exception. */
+static int
+find_slots(PyTypeObject *cls, const char *const *names, int count, Py_ssize_t *offsets)
+{
+    for (int place = 0; place < count; place++) {
+        PyObject *name = PyUnicode_InternFromString(names[place]);
+        int is_slot = name == NULL ? -1 : ts_find_slot(cls, name, &offsets[place]);
+        if (is_slot == 0) {
+            PyErr_Format(PyExc_SystemError, "%s has no slot %U", cls->tp_name, name);
+        }
+        Py_XDECREF(name);
+        if (is_slot <= 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+PyDoc_STRVAR(compile_spans_doc,
+"compile_spans(cls, ended, namespace, /)\n--\n\n"
+"Return the methods open and _leave of the class of spans, compiled.\n\n"
+"*ended* are the classes of ends, long ones first, and *namespace* is that of the module, with what the Python methods\n"
+"use.");
+
+static PyObject *
+compile_spans(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyTypeObject *cls;
+    PyObject *ended, *names;
+    if (!PyArg_ParseTuple(args, "O!O!O!", &PyType_Type, &cls, &PyTuple_Type, &ended, &PyDict_Type, &names)) {
+        return NULL;
+    }
+    if (PyTuple_GET_SIZE(ended) != MOST_CLASSES || find_slots(cls, span_slots, SPAN_SLOTS, of_span) < 0) {
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_SystemError, "there are %d classes of ends", MOST_CLASSES);
+    }
+    for (int place = 0; place < MOST_CLASSES; place++) {
+        PyTypeObject *type = (PyTypeObject *)PyTuple_GET_ITEM(ended, place);
+        if (!PyType_Check(type) || find_slots(type, event_slots, EVENT_SLOTS, of_event[place]) < 0
+            || find_slots(type, span_event_slots, SPAN_EVENT_SLOTS, of_span_event[place]) < 0) {
+            return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_SystemError, "no class of ends");
+        }
+        Py_XSETREF(ended_types[place], (PyTypeObject *)Py_NewRef((PyObject *)type));
+    }
+    static const char *const wanted[] = {"default_bus", "open_by_id", "next_id", "ambient", "_NO_ATTRIBUTES",
+                                         "_log"};
+    PyObject **const kept[] = {&bus, &open_by_id, &next_id, &ambient, &no_attributes, &log_function};
+    for (size_t place = 0; place < sizeof wanted / sizeof wanted[0]; place++) {
+        PyObject *found = PyDict_GetItemString(names, wanted[place]);
+        if (found == NULL) {
+            return PyErr_Format(PyExc_SystemError, "there is no %s", wanted[place]);
+        }
+        Py_XSETREF(*kept[place], Py_NewRef(found));
+    }
+    if (!PyContextVar_CheckExact(ambient) || !PyDict_CheckExact(open_by_id)) {
+        return PyErr_Format(PyExc_SystemError, "the spans of another trackside");
+    }
+    Py_XSETREF(namespace, Py_NewRef(names));
+    Py_XSETREF(long_type, (PyTypeObject *)Py_NewRef((PyObject *)ended_types[0]));
+    Py_XSETREF(span_type, (PyTypeObject *)Py_NewRef((PyObject *)cls));
+    PyObject *open = PyObject_GetAttrString((PyObject *)cls, "open");
+    PyObject *close = open == NULL ? NULL : PyObject_GetAttrString((PyObject *)cls, "_leave");
+    PyObject *methods = close == NULL ? NULL
+                                      : Py_BuildValue("(NN)", ts_method(cls, open_span, open),
+                                                      ts_method(cls, leave_span, close));
+    Py_XDECREF(open);
+    Py_XDECREF(close);
+    return methods;
+}
+
+PyDoc_STRVAR(compile_iterations_doc,
+"compile_iterations(cls, ended, /)\n--\n\nReturn the methods open and _leave of the class of iterations, compiled.");
+
+static PyObject *
+compile_iterations(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyTypeObject *cls, *ended;
+    if (!PyArg_ParseTuple(args, "O!O!", &PyType_Type, &cls, &PyType_Type, &ended)) {
+        return NULL;
+    }
+    if (span_type == NULL || !PyType_IsSubtype(cls, span_type)) {
+        return PyErr_Format(PyExc_TypeError, "not a class of spans");
+    }
+    if (find_slots(cls, iteration_slots, ITERATION_SLOTS, of_iteration) < 0
+        || find_slots(ended, event_slots, EVENT_SLOTS, of_event[MOST_CLASSES]) < 0
+        || find_slots(ended, iteration_event_slots, ITERATION_EVENT_SLOTS, of_iteration_event) < 0) {
+        return NULL;
+    }
+    Py_XSETREF(iteration_ended, (PyTypeObject *)Py_NewRef((PyObject *)ended));
+    PyObject *open = PyObject_GetAttrString((PyObject *)cls, "open");
+    PyObject *close = open == NULL ? NULL : PyObject_GetAttrString((PyObject *)cls, "_leave");
+    PyObject *methods = close == NULL ? NULL
+                                      : Py_BuildValue("(NN)", ts_method(cls, open_iteration, open),
+                                                      ts_method(cls, leave_iteration, close));
+    Py_XDECREF(open);
+    Py_XDECREF(close);
+    return methods;
+}
+
+PyDoc_STRVAR(set_admission_doc,
+"set_admission(cls, /)\n--\n\nTake instances of *cls*, on the route of an event, for the way into the queue.");
+
+static PyObject *
+set_admission(PyObject *Py_UNUSED(module), PyObject *cls)
+{
+    if (!PyType_Check(cls)) {
+        return PyErr_Format(PyExc_TypeError, "not a class");
+    }
+    if (find_slots((PyTypeObject *)cls, admission_slots, ADMISSION_SLOTS, of_admission) < 0) {
+        return NULL;
+    }
+    Py_XSETREF(admission_type, (PyTypeObject *)Py_NewRef(cls));
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef functions[] = {
+    {"set_admission", set_admission, METH_O, set_admission_doc},
+    {"compile_spans", compile_spans, METH_VARARGS, compile_spans_doc},
+    {"compile_iterations", compile_iterations, METH_VARARGS, compile_iterations_doc},
+    {"make_span", (PyCFunction)(void (*)(void))make_span, METH_FASTCALL, make_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+int
+ts_add_spans(PyObject *module)
+{
+    static const struct {
+        PyObject **name;
+        const char *text;
+    } names[] = {
+        {&annotator_name, "annotator"},  {&root_name, "_root_id"},        {&main_thread_name, "_main_thread"},
+        {&routes_name, "_routes"},       {&is_closed_name, "_is_closed"}, {&add_name, "add"},
+    };
+    for (size_t place = 0; place < sizeof names / sizeof names[0]; place++) {
+        *names[place].name = PyUnicode_InternFromString(names[place].text);
+        if (*names[place].name == NULL) {
+            return -1;
+        }
+    }
+    zero = PyLong_FromLong(0);
+    return zero == NULL ? -1 : PyModule_AddFunctions(module, functions);
+}

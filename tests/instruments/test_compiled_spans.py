@@ -1,0 +1,230 @@
+"""Compiled spans and iterations against pure Python: the same calls give the same events and as many clock readings."""
+
+from __future__ import annotations
+
+import contextvars
+import gc
+import sys
+import threading
+from unittest import mock
+
+import attrs
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from blocks import least_growth
+from implementations import needs_core, pure
+from trackside import instruments
+from trackside.bus import default_bus
+from trackside.events import (
+    LIFECYCLE,
+    PROFILE,
+    Event,
+    ExceptionRaised,
+    IterationEnded,
+    RunsOn,
+    SpanEventAdded,
+    SpanOutOfOrder,
+    SpanStarted,
+    ambient,
+    clock,
+)
+from trackside.instruments import _iteration, _span, model_forward, span, training_iteration
+from trackside.instruments._ids import next_id
+
+pytestmark = needs_core
+
+PURE_SPAN = pure("trackside.instruments._span")
+with mock.patch.dict(sys.modules, {_span.__name__: PURE_SPAN}), mock.patch.object(instruments, "_span", PURE_SPAN):
+    PURE_ITERATION = pure("trackside.instruments._iteration")
+COMPILED, PURE = (_span, _iteration), (PURE_SPAN, PURE_ITERATION)
+
+OF_SPANS = (SpanStarted, *_span.ENDED.values(), IterationEnded, SpanEventAdded, SpanOutOfOrder, ExceptionRaised)
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["enter", "enter", "enter", "exit", "exit", "exit", "open", "close", "raise", "at", "set"]),
+        st.integers(0, 4),
+    ),
+    max_size=25,
+)
+
+
+def made(modules):
+    """Return spans of each kind, and an iteration."""
+    spans, iterations = modules
+    return [
+        spans.span("short"),
+        spans.span("part", priority=PROFILE, files=3),
+        spans.Span("within", _span.ENDED[PROFILE], {}),
+        spans.span("long", priority=LIFECYCLE),
+        iterations.training_iteration(7, samples=4),
+    ]
+
+
+def act(spans, program):
+    """Do to *spans* what *program* says, and return where that led."""
+    for verb, place in program:
+        each = spans[place]
+        if verb == "enter":
+            each.__enter__()
+        elif verb == "exit":
+            each.__exit__(None, None, None)
+        elif verb == "raise":
+            each.__exit__(ValueError, ValueError("no"), None)
+        elif verb == "at":
+            each.open(at_ns=5)
+        elif verb == "set":
+            if each.is_open:
+                each.set(seen=1)
+        else:
+            getattr(each, verb)()
+    return ambient.get(), [(each.id, each.is_open) for each in spans]
+
+
+class CountingClock:
+    """A clock that goes on by 1 ns with each reading of the acting thread; telemetry's own threads do not move it."""
+
+    def __init__(self):
+        self.now = 10**9
+        self.acting = {threading.get_ident()}
+
+    def __call__(self):
+        """Return the time."""
+        self.now += threading.get_ident() in self.acting
+        return self.now
+
+
+def observed(modules, program, runs_on, *, elsewhere):
+    """Return what *program* published, and where it led, with ids counted from its begin and a clock that counts."""
+    readings = CountingClock()
+    events, results = [], []
+
+    def run():
+        readings.acting = {threading.get_ident()}
+        results.append(contextvars.Context().run(act, made(modules), program))
+
+    with (
+        clock.installed(readings, lambda: 2 * 10**9),
+        default_bus.subscribe(events.append, to=OF_SPANS, runs_on=runs_on) as subscription,
+    ):
+        for cls in OF_SPANS:
+            default_bus.wants(cls)  # or the first span of each class would be opened by Python
+        first, begun = next_id(), readings()
+        if elsewhere:
+            thread = threading.Thread(target=run, name="elsewhere")
+            thread.start()
+            thread.join()
+        else:
+            run()
+        taken = readings.now - begun
+        assert default_bus.flush(30)
+        counts = attrs.evolve(subscription.stats(30), name="")
+    modules[0].open_by_id.clear()
+    (around, ids) = results[0]
+    relative = [(max(0, number - first), is_open) for number, is_open in ids]
+    return repr((named(events, first), max(0, around[0] - first), around[1], relative, taken, counts))
+
+
+def named(events, first):
+    """Return *events* as wire names and fields, with ids counted from *first*."""
+    found = []
+    for event in events:
+        fields = attrs.asdict(event)
+        for name in ("span_id", "parent_span_id"):
+            fields[name] = max(0, fields.get(name, 0) - first)
+        error = fields.get("error")
+        if error and "raised_in" in error:
+            error["raised_in"] = int(error["raised_in"]) - first
+        del fields["at_ns"]
+        found.append((event.wire_name, fields))
+    return found
+
+
+class TestSame:
+    @pytest.mark.parametrize("runs_on", [RunsOn.INLINE, RunsOn.WORKER])
+    @pytest.mark.parametrize("elsewhere", [False, True])
+    @settings(max_examples=25)
+    @given(program=steps)
+    def test_any_order(self, *, program, runs_on, elsewhere):
+        """In whatever order spans are opened and closed, both implementations publish the same and lead to the same."""
+        results = [observed(modules, program, runs_on, elsewhere=elsewhere) for modules in (COMPILED, PURE)]
+        assert results[0] == results[1]
+
+    def test_nested(self):
+        """A part of an iteration takes one reading of the clock, and the iteration around it three."""
+        program = [("enter", 4), ("enter", 1), ("exit", 1), ("exit", 4)]
+        assert observed(COMPILED, program, RunsOn.INLINE, elsewhere=False).count("'duration_ns': 1,") == 1
+        assert observed(COMPILED, program, RunsOn.INLINE, elsewhere=False).count("'duration_ns': 3,") == 1
+
+
+class TestContext:
+    def test_copied_context(self):
+        """A context copied inside a span has that span for the parent of what is done in it, also in another thread."""
+        found = []
+        with default_bus.subscribe(lambda _: None, to=Event), span("outer") as outer:
+            copied = contextvars.copy_context()
+
+            def inside():
+                with model_forward() as inner:
+                    found.append(inner.parent_id)
+
+            thread = threading.Thread(target=copied.run, args=(inside,))
+            thread.start()
+            thread.join()
+            found.append(outer.id)
+        assert found[0] == found[1]
+
+    def test_reentered_by_a_collection(self):
+        """A finalizer that opens spans while one is opened or closed finds and leaves everything in order."""
+
+        class Late:
+            def __init__(self):
+                self.itself = self
+
+            def __del__(self):
+                with span("late"), model_forward():
+                    pass
+
+        kept, open_before = gc.get_threshold(), dict(_span.open_by_id)
+        around = ambient.get()
+        published = []
+        with default_bus.subscribe(published.append, to=Event):
+            gc.set_threshold(1)
+            try:
+                for step in range(200):
+                    Late()
+                    with training_iteration(step) as iteration, model_forward():
+                        assert ambient.get()[1] == step
+                    assert not iteration.is_open
+            finally:
+                gc.set_threshold(*kept)
+        assert ambient.get() == around
+        assert _span.open_by_id == open_before
+        assert [event.step for event in published if event.wire_name == "trackside.iteration.ended"] == [*range(200)]
+
+
+class TestOwnership:
+    def test_leaks_nothing(self):
+        """Opening and closing leaves no block behind and every attribute with the references that it had."""
+        attributes = {"files": 3}
+        with default_bus.subscribe(lambda _: None, to=Event):
+
+            def once():
+                with training_iteration(3) as iteration, _span.make_span("part", _span.ENDED[PROFILE], attributes):
+                    iteration.set(samples=4)
+
+            once()
+            before = sys.getrefcount(attributes)
+            growth = least_growth(lambda: [once() for _ in range(100)])
+            assert growth < 10
+        assert sys.getrefcount(attributes) == before
+
+    def test_wrong_calls(self):
+        """Wrong calls raise what Python raises."""
+        made_up = _span.span("x")
+        with pytest.raises(TypeError, match="unexpected keyword"):
+            made_up.open(when=3)
+        with pytest.raises(TypeError):
+            _span.Span.open()
