@@ -111,13 +111,18 @@ docs:  ## build the documentation into docs/_build
 	@$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build $(ARGS)
 	@echo "docs/_build/index.html"
 
+.PHONY: dist
+dist:  ## build the sources and the wheels of a release, and try each in a fresh environment
+	@$(ENVIRONMENT) .venv-dist --group dist
+	@.venv-dist/bin/python tools/dist.py
+
 .PHONY: lock
 lock:  ## bring requirements.lock up to date with pyproject.toml; ARGS=--upgrade for newer versions
 	@$(ENVIRONMENT) .venv --group lock
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --custom-compile-command "make lock" \
 		--all-extras --group pyproject.toml:test --group pyproject.toml:integrations --group pyproject.toml:bench \
 		--group pyproject.toml:coverage --group pyproject.toml:lint --group pyproject.toml:types \
-		--group pyproject.toml:docs --group pyproject.toml:build \
+		--group pyproject.toml:docs --group pyproject.toml:build --group pyproject.toml:dist \
 		--group pyproject.toml:lock --output-file requirements.lock $(ARGS) pyproject.toml
 
 .PHONY: clean

@@ -21,7 +21,11 @@ from pathlib import Path
 NATIVE = Path(__file__).resolve().parent
 PACKAGE = NATIVE.parent / "src" / "trackside"
 TIMEOUT_S = 300
-FLAGS = ("-std=c11", "-O2", "-g", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing", "-Wall", "-Wextra")
+# NDEBUG leaves out the assertions in the interpreter's headers, and with them the paths of this machine.
+FLAGS = (
+    *("-std=c11", "-O2", "-g", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing"),
+    *("-Wall", "-Wextra"),
+)
 
 
 def main() -> None:
@@ -52,6 +56,8 @@ def build(directory: Path) -> Path:
     Raises:
         NotBuiltError: if there is no compiler, or it fails.
     """
+    if os.environ.get("TRACKSIDE_PURE_PYTHON", "0") not in ("", "0"):
+        raise NotBuiltError("TRACKSIDE_PURE_PYTHON asks for pure Python")
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         raise NotBuiltError("it needs an interpreter with a global lock")
     target = directory / f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"

@@ -292,6 +292,66 @@ class TestWheel:
         assert any(name.endswith("/licenses/LICENSE") for name in names)
 
 
+class TestDist:
+    dist = load("dist")
+    WHOLE = (
+        "trackside/__init__.py",
+        "trackside/py.typed",
+        "trackside/_native.cpython-312-x86_64-linux-gnu.so",
+        "trackside-0.2.0.dist-info/METADATA",
+        "trackside-0.2.0.dist-info/licenses/LICENSE",
+    )
+
+    def wheel(self, tmp_path, names):
+        """Return a wheel of empty files of these names."""
+        path = tmp_path / "trackside-0.2.0-cp312-cp312-linux_x86_64.whl"
+        with zipfile.ZipFile(path, "w") as archive:
+            for name in names:
+                archive.writestr(name, "")
+        return path
+
+    def test_whole(self, tmp_path):
+        """A wheel with the package, its marker, the licence and one compiled core may go out."""
+        assert self.dist.wrong_with(self.wheel(tmp_path, self.WHOLE), "compiled") == []
+
+    @pytest.mark.parametrize(
+        ("missing", "problem"),
+        [
+            ("trackside/py.typed", "trackside/py.typed is missing"),
+            ("trackside-0.2.0.dist-info/licenses/LICENSE", "the licence is missing"),
+            (WHOLE[2], "0 compiled cores in a wheel that is to be compiled"),
+        ],
+    )
+    def test_missing(self, tmp_path, missing, problem):
+        """What a wheel lacks is named."""
+        names = [name for name in self.WHOLE if name != missing]
+        assert self.dist.wrong_with(self.wheel(tmp_path, names), "compiled") == [problem]
+
+    def test_added(self, tmp_path):
+        """Tests do not belong into a wheel, nor a compiled core into the pure one."""
+        wheel = self.wheel(tmp_path, [*self.WHOLE, "tests/test_tools.py"])
+        assert self.dist.wrong_with(wheel, "pure") == [
+            "tests/test_tools.py does not belong there",
+            "1 compiled cores in a wheel that is to be pure",
+        ]
+
+    def test_too_large(self, tmp_path):
+        """A wheel of a megabyte is refused."""
+        wheel = self.wheel(tmp_path, self.WHOLE)
+        with zipfile.ZipFile(wheel, "a") as archive:
+            archive.writestr("trackside/large.txt", bytes(1_000_000), zipfile.ZIP_STORED)
+        (problem,) = self.dist.wrong_with(wheel, "compiled")
+        assert problem.endswith("bytes, and 1,000,000 are too many")
+
+    def test_not_reproducible(self, tmp_path):
+        """Two builds that differ are refused; this one writes where it was to build."""
+        python = tmp_path / "python"
+        python.write_text('#!/bin/sh\nmkdir -p "$7" && echo "$7" > "$7/one.whl"\n')
+        python.chmod(0o755)
+        with pytest.raises(self.dist.NotReleasableError, match=r"one\.whl: built twice"):
+            self.dist.built_twice(python, "wheel", [tmp_path, tmp_path], tmp_path / "scratch")
+
+
 class TestTwice:
     """A test fails for as long as a file is not there, which the first run leaves."""
 

