@@ -125,6 +125,23 @@ class TestChildren:
         assert [(source.role, source.parent) for source in said] == [("worker", Parent(parent_id, 0))] * 2
         assert len({source.id for source in said}) == 2
 
+    def test_default_fork_server(self, run, tmp_path):
+        """Where forkserver is the default, as from Python 3.14 on, a process and an executor's have the right parent."""
+        main = """
+            from concurrent.futures import ProcessPoolExecutor
+            multiprocessing.set_start_method("forkserver")
+            with trackside.start(sys.argv[1], report=False) as job:
+                run(None, work, "first")
+                with ProcessPoolExecutor(1) as pool:
+                    list(pool.map(work, ["second"]))
+            print(job.source.id)
+        """
+        parent_id = run(main).strip()
+        said = said_by(tmp_path / "runs")
+
+        assert sorted(said.values()) == [["first"], ["second"]]
+        assert [(source.role, source.parent) for source in said] == [("worker", Parent(parent_id, 0))] * 2
+
     @pytest.mark.parametrize("method", ["fork", "spawn"])
     def test_parent_under_another_id(self, run, tmp_path, method):
         """A child that is started after the parent's stream ended, and another began, has that one for a parent."""
