@@ -200,6 +200,14 @@ class TestInterpreters:
         with pytest.raises(self.interpreters.NotProvidedError, match=r"sources: .*No such file"):
             self.interpreters.download((tmp_path / "sources").as_uri(), tmp_path / "archive", "0" * 64)
 
+    def test_no_answer(self, monkeypatch):
+        """Where Debian cannot be reached, that is said at once, and neither debootstrap nor apt is asked to try."""
+        monkeypatch.setattr(self.interpreters.os, "geteuid", lambda: 0)
+        monkeypatch.setattr(self.interpreters, "mirror", lambda: "http://127.0.0.1:9/debian/")  # discard: no server
+        monkeypatch.setattr(self.interpreters, "run", None)
+        with pytest.raises(self.interpreters.NotProvidedError, match="the Debian archive does not answer: "):
+            self.interpreters.provide("3.15")
+
     def test_no_cache(self, monkeypatch, tmp_path):
         """Where nothing can be kept, no interpreter is provided, and that is what is said."""
         (tmp_path / "file").touch()

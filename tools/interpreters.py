@@ -33,6 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SUITE = "unstable"
 TIMEOUT_S = 1800
 DOWNLOAD_TIMEOUT_S = 60
+REACH_TIMEOUT_S = 10
 # Read by pip and by TLS, inside as outside.
 SETTINGS = ("/etc/pip.conf", "/etc/resolv.conf", "/etc/ssl/certs/ca-certificates.crt", "~/.config/pip/pip.conf")
 
@@ -88,18 +89,19 @@ def provide(name: str) -> Provided:
     Raises:
         NotProvidedError: if there can be none here.
     """
-    with only_one():
-        if name in SOURCES:
+    if name in SOURCES:
+        with only_one(name):
             return Provided(built(SOURCES[name]))
+    with only_one(SUITE):
         return Provided(installed(name), launcher())
 
 
 @contextmanager
-def only_one() -> Iterator[None]:
-    """Let other processes that provide interpreters wait until this one is ready."""
+def only_one(what: str) -> Iterator[None]:
+    """Let other processes that provide *what* wait until this one is ready."""
     try:
         cache().mkdir(parents=True, exist_ok=True)
-        lock = (cache() / "lock").open("w")
+        lock = (cache() / f"{what}.lock").open("w")
     except OSError as error:
         raise NotProvidedError(f"there is no cache: {error}") from error
     with lock:
@@ -121,6 +123,14 @@ def mirror() -> str:
     return addresses[0].rstrip("/") + "/"
 
 
+def require_answer(address: str) -> None:
+    """Raise NotProvidedError if no archive answers at *address*: debootstrap and apt would try for many minutes."""
+    try:
+        urllib.request.urlopen(f"{address}dists/{SUITE}/InRelease", timeout=REACH_TIMEOUT_S).close()  # noqa: S310
+    except (OSError, ValueError) as error:
+        raise NotProvidedError(f"the Debian archive does not answer: {error}") from error
+
+
 def launcher() -> tuple[str, ...]:
     """Return the beginning of a command line that runs the rest of it in the chroot."""
     inside = str(chroot())
@@ -136,6 +146,9 @@ def installed(minor: str) -> Path:
     if os.geteuid() != 0:
         raise NotProvidedError("a chroot needs root")
     inside = chroot()
+    python = Path("/usr/bin", f"python{minor}")
+    if not (inside / python.relative_to("/")).exists():
+        require_answer(mirror())
     if not (inside / "usr" / "bin" / "env").exists():
         make_chroot()
     for setting in SETTINGS:
@@ -145,7 +158,6 @@ def installed(minor: str) -> Path:
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, copy)
     (inside / ROOT.relative_to("/")).mkdir(parents=True, exist_ok=True)
-    python = Path("/usr/bin", f"python{minor}")
     if not (inside / python.relative_to("/")).exists():
         apt = ("chroot", str(inside), "/usr/bin/env", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "apt-get", "-qq", "-y")
         run(*apt, "install", "--no-install-recommends", f"python{minor}", f"python{minor}-venv")
