@@ -115,14 +115,14 @@ def more_steps(last: Record, count: int) -> list[Record]:
 
 def measure_records(steps: int) -> Figures:
     """Measure our model on the peer's records."""
+    from trackside.handlers import feed  # noqa: PLC0415  ours alone
     from trackside.handlers.models.goodput import GoodputAccumulator, read_payloads  # noqa: PLC0415  ours alone
 
     given = list(job(steps))
     model = GoodputAccumulator()
 
     def answer() -> None:
-        for event in read_payloads(given):
-            model(event)
+        feed(read_payloads(given), model)
         assert model.result().goodput
 
     return {"first_ns": _timed(answer)}
@@ -131,35 +131,34 @@ def measure_records(steps: int) -> Figures:
 def measure_events(steps: int) -> Figures:
     """Measure our model on our events."""
     from trackside.events import Event  # noqa: PLC0415  ours alone
+    from trackside.handlers import feed  # noqa: PLC0415
     from trackside.handlers.models.goodput import GoodputAccumulator  # noqa: PLC0415
 
-    def feed(events: list[Event]) -> None:
-        for event in events:
-            model(event)
+    def answer(events: list[Event]) -> None:
+        feed(events, model)
         assert model.result().goodput
 
     given, more = _events(steps)
     model = GoodputAccumulator()
     tracemalloc.start()  # the resident size would not tell it from what making up the events left behind
-    feed(given)
+    answer(given)
     _, memory = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     model = GoodputAccumulator()
     gc.collect()
-    first_ns = _timed(lambda: feed(given))
-    more_ns = _timed(lambda: feed(more[:MORE]))
-    ones = [_timed(lambda event=event: feed([event])) for event in more[MORE:]]
+    first_ns = _timed(lambda: answer(given))
+    more_ns = _timed(lambda: answer(more[:MORE]))
+    ones = [_timed(lambda event=event: answer([event])) for event in more[MORE:]]
     return {"first_ns": first_ns, "more_ns": more_ns, "one_ns": statistics.median(ones), "memory": memory}
 
 
 def measure_disk(steps: int) -> Figures:
     """Measure our model on our events in a log."""
-    from trackside.handlers import replay  # noqa: PLC0415  ours alone
+    from trackside.handlers import feed, replay  # noqa: PLC0415  ours alone
     from trackside.handlers.models.goodput import GoodputAccumulator  # noqa: PLC0415
 
     def answer() -> None:
-        for event in replay(directory):
-            model(event)
+        feed(replay(directory), model)
         assert model.result().goodput
 
     model = GoodputAccumulator()

@@ -41,6 +41,7 @@ from trackside.events import (
 from trackside.handlers.models import CounterBoard, SpanBuilder
 from trackside.handlers.models.goodput import GoodputAccumulator
 from trackside.report._whatif import StepTiles, gap
+from trackside.wire import FrameView
 
 _MOST_SAMPLES: Final = 64
 
@@ -544,6 +545,7 @@ class Gatherer:
                 continue
             if batch[0].source.id != self._now.source.id:
                 self._turn_to(batch[0].source)  # the logs of several were joined to one file
+            self.goodput.consume(FrameView(batch[0].source, batch))
             now, last_ns, run = self._now, self._now.last_ns, self._run
             for event in batch:
                 kind = event.__class__
@@ -588,7 +590,7 @@ class Gatherer:
         self._since_window_ns = 0
 
     def _find_way(self, kind: type[Event]) -> tuple[Way, ...]:
-        found: list[Way] = [self.goodput]
+        found: list[Way] = []
         # Iterations are counted here: as spans they would cost more than all else.
         if issubclass(kind, SpanBuilder.reads) and not issubclass(kind, IterationEnded):
             found.append(self.spans)
@@ -620,7 +622,6 @@ class Gatherer:
 
     def _iterate(self, run: Sequence[IterationEnded]) -> int:
         """Take in iterations that follow each other, and return the time of the last one, in ns since the epoch."""
-        self.goodput.consume_iterations(run)
         self._keep(run)
         return max([event.at_ns for event in run])
 

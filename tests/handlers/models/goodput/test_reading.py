@@ -239,6 +239,12 @@ class TestHeartbeats:
         job = stream().start(1).beat(5, (7, "data_loading", 3)).span("data_loading", 3, 6, id=7).beat(9)
         assert spent(job) == {OTHER: 5, LOADING: 3}
 
+    def test_loading_whose_end_was_lost(self, stream, spent):
+        """A loading that a heartbeat was within is over when the step it was in is: no step loses time to it."""
+        job = stream().start(1).step_start(0, 10).step_start(1, 20).beat(25, inside=(700, "data_loading", 22))
+        job.step_start(2, 30).step_start(3, 40)
+        assert spent(job) == {"OTHER": 9, "PRODUCTIVE": 30}
+
     def test_killed_within_a_step(self, stream, spent):
         """A step in which the process was killed is lost when a later attempt does it again."""
         first = stream(attempt=0).start(1).step(0, 1, 5).beat(9, (7, "model_forward", 5))

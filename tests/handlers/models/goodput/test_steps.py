@@ -1,4 +1,4 @@
-"""Iterations that are taken together, beside the same taken one by one."""
+"""Steps that come in one frame, beside the same taken one by one."""
 
 from __future__ import annotations
 
@@ -6,25 +6,16 @@ import random
 
 import pytest
 
-from trackside.events import IterationEnded
-from trackside.handlers.models.goodput import GoodputAccumulator, _model
+from trackside.handlers.models.goodput import GoodputAccumulator
+from trackside.wire import FrameView
 
 pytestmark = pytest.mark.once
 
 
 def together(events):
-    """Return a model that was given *events*, iterations that follow each other together."""
-    model, run = GoodputAccumulator(), []
-    for event in events:
-        if type(event) is IterationEnded:
-            run.append(event)
-            continue
-        if run:
-            model.consume_iterations(run)
-            run = []
-        model(event)
-    if run:
-        model.consume_iterations(run)
+    """Return a model that was given *events* as one frame."""
+    model = GoodputAccumulator()
+    model.consume(FrameView(events[0].source, events))
     return model
 
 
@@ -36,31 +27,18 @@ def one_by_one(events):
     return model
 
 
-@pytest.fixture
-def runs_refused(monkeypatch):
-    """Return a list that grows by one whenever a run is taken one by one after all."""
-    refused = []
-    taken = _model.read_steps
-
-    def spy(process, events):
-        is_taken = taken(process, events)
-        if not is_taken:
-            refused.append(len(events))
-        return is_taken
-
-    monkeypatch.setattr(_model, "read_steps", spy)
-    return refused
-
-
 class TestTogether:
-    def test_usual(self, stream, runs_refused):
-        """A long plain run leaves the same state; only the first step is looked at by itself."""
+    def test_usual(self, stream, monkeypatch):
+        """A long plain run leaves the same state; only the start and the first step are looked at by themselves."""
         job = stream().start(1)
         for number in range(3_000):
             job.step(number, 10 + 10 * number, 19 + 10 * number)
+        expected, odd = one_by_one(job.events), []
+        take = GoodputAccumulator._consume
+        monkeypatch.setattr(GoodputAccumulator, "_consume", lambda self, event: (odd.append(event), take(self, event)))
         found = together(job.events)
-        assert runs_refused == [3_000]
-        assert found.dump() == one_by_one(job.events).dump()
+        assert odd == job.events[:2]
+        assert found.dump() == expected.dump()
         assert found.result().spent_ns["PRODUCTIVE"] == 27_000
 
     @pytest.mark.parametrize(
@@ -161,7 +139,7 @@ class TestTogether:
         model = GoodputAccumulator()
         model(job.events[0])
         for place in range(1, 101, 10):
-            model.consume_iterations(job.events[place : place + 10])
+            model.consume(FrameView(job.source, job.events[place : place + 10]))
             spent = model.result().spent_ns
             assert spent["PRODUCTIVE"] == 9 * (place + 9)
         assert model.result().to_json() == one_by_one(job.events).result().to_json()

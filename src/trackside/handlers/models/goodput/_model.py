@@ -6,7 +6,7 @@ import bisect
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, islice
+from itertools import islice
 from typing import Any, ClassVar, Final
 
 import attrs
@@ -16,7 +16,6 @@ from trackside.events import (
     Event,
     GoodputUpdated,
     Heartbeat,
-    IterationEnded,
     Publish,
     RunsOn,
     Source,
@@ -26,13 +25,12 @@ from trackside.handlers.models._model import CalledWithEvents, decoding
 from trackside.handlers.models.goodput._account import EndedStep, Picture, SessionState
 from trackside.handlers.models.goodput._buckets import Problem, Stretch
 from trackside.handlers.models.goodput._reading import (
-    FAST,
     LATEST_NS,
     READERS,
     ProcessState,
     Reader,
     read_event,
-    read_steps,
+    read_usual,
     skip,
 )
 from trackside.handlers.models.goodput._result import NS_PER_S, Answer, GoodputResult, Question, normalized
@@ -40,8 +38,6 @@ from trackside.handlers.models.liveness import LifeSigns
 from trackside.wire import FrameView
 
 VERSION: Final = 2
-_MANY: Final = 8
-"""Iterations from which it pays to look at them together."""
 _BROKEN: Final = (TypeError, ValueError, OverflowError, AttributeError, LookupError)
 """What values of the wrong type lead to."""
 
@@ -86,22 +82,20 @@ class GoodputAccumulator(CalledWithEvents):
         self._processes: dict[str, ProcessState] = {}
         self._sessions: dict[str, SessionState] = {}
         self._missed = 0
+        self._due_ns = LATEST_NS
+        """Events from this time on, in ns since the epoch, are given to `_consume` one by one."""
         self._source: Source | None = None
         self._process = ProcessState(Source.unknown(""))
 
     def consume(self, frame: FrameView) -> None:
         """Read one frame, or a part of one, of one source."""
-        for kind, run in groupby(frame.events, type):
-            if kind is IterationEnded:
-                self.consume_iterations(list(run))  # type: ignore[arg-type]  # that is what they are
-            else:
-                for event in run:
-                    self(event)
+        rest = iter(frame.events)
+        while (event := read_usual(self._process, self._source, rest, self._due_ns)) is not None:
+            self._consume(event)
 
     def __call__(self, event: Event) -> None:
         """Learn from *event*."""
-        usual = FAST.get(type(event))
-        if usual is None or not usual(self._process, self._source, event):
+        if read_usual(self._process, self._source, iter((event,)), self._due_ns) is not None:
             self._consume(event)
 
     def _consume(self, event: Event) -> None:
@@ -120,21 +114,6 @@ class GoodputAccumulator(CalledWithEvents):
             read_event(process, event, read)
         except _BROKEN:
             process.mend()
-
-    def consume_iterations(self, events: Sequence[IterationEnded]) -> None:
-        """Learn from *events*, which follow each other in one source's stream: as from each by itself, but faster."""
-        if len(events) >= _MANY and events[0].__class__ is IterationEnded:
-            source = events[0].source
-            if source is not self._source:
-                self._turn_to(source)
-            if read_steps(self._process, events):
-                return
-            self(events[0])  # what is out of the ordinary is most often the first one alone
-            events = events[1:]
-            if read_steps(self._process, events):
-                return
-        for event in events:
-            self(event)
 
     def missed(self, source: Source, count: int) -> None:  # noqa: ARG002
         """Count events that did not get here."""
@@ -471,19 +450,12 @@ class GoodputMonitor(GoodputAccumulator):
         self._earlier: GoodputAccumulator | None = None
         """What was read of earlier attempts and not taken over yet."""
 
-    def __call__(self, event: Event) -> None:
+    def _consume(self, event: Event) -> None:
         """Learn from *event*, and publish an update if it is time."""
-        usual = FAST.get(type(event))  # as the model does
-        if usual is None or not usual(self._process, self._source, event):
-            self._consume(event)
+        super()._consume(event)
         at_ns = event.at_ns
         if type(at_ns) is int and self._due_ns <= at_ns < LATEST_NS and self._is_due_to(event):
             self._update(at_ns)
-
-    def consume(self, frame: FrameView) -> None:
-        """Read one frame event by event: an update may be due after any of them."""
-        for event in frame.events:
-            self(event)
 
     def ask(self, now_ns: int) -> None:
         """
@@ -504,7 +476,7 @@ class GoodputMonitor(GoodputAccumulator):
         return True
 
     def _update(self, at_ns: int) -> None:
-        self._due_ns = at_ns + self._interval_ns
+        self._due_ns = min(at_ns + self._interval_ns, LATEST_NS)
         if self._asked_ns is not None:  # in this very moment
             self._due_ns = 0
         if self.read_earlier is not None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import collections
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter, le, lt, sub
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, TypeAlias
 
 import attrs
@@ -462,13 +461,7 @@ def _on_iteration(process: ProcessState, event: IterationEnded) -> None:
         if duration:
             process.track.add(start, end, EVALUATION << KIND_SHIFT)
         return
-    track = process.track
-    usual = track.top <= start < end and 0 <= track.last_step <= event.step
-    if usual and not event.failed and not process.is_restored:
-        track.append_step(event.step, start, end)
-        process.started_at, process.seen_open = NEVER, None
-    else:
-        process.end_step(event.step, start, end, FAILED if event.failed else 0)
+    process.end_step(event.step, start, end, FAILED if event.failed else 0)
 
 
 def _on_step_started(process: ProcessState, event: StepStarted | SpanStarted) -> None:
@@ -478,16 +471,11 @@ def _on_step_started(process: ProcessState, event: StepStarted | SpanStarted) ->
         number = operator.index(number)
     restored = process.is_restored
     if start != NEVER:
-        track = process.track
-        usual = track.top <= start < at and 0 <= track.last_step <= before < number
-        if usual and not process.started_restored:
-            track.append_step(before, start, at)
-        elif at <= start or (number == before and not restored):
+        if at <= start or (number == before and not restored):
             process.problems[Problem.REPEATED if number == before else Problem.OUT_OF_ORDER] += 1
             return
-        else:
-            process.is_restored = process.started_restored
-            process.complete(before, start, at, 0)
+        process.is_restored = process.started_restored
+        process.complete(before, start, at, 0)
     process.started_step, process.started_at = number, at
     process.started_restored, process.is_restored = restored, False
     if process.first_step == NO_STEP:
@@ -545,168 +533,111 @@ READERS: Final[dict[type[Event], Reader]] = {
 """What to do with an event, by its class or the nearest base of it."""
 
 
-Usual: TypeAlias = Callable[[ProcessState, "Source | None", Any], bool]
-
 _BROKEN: Final = (TypeError, ValueError, AttributeError, LookupError)
+_USUAL_SPANS: Final = frozenset((SpanEnded, IterationSpanEnded, ProfileSpanEnded))
+"""By their very class: a class that was derived from one may have another meaning."""
 _MAIN: Final = "main"
 _TRAINING: Final = "training"
 _LOADED: Final = LOADING << KIND_SHIFT
 _TIMED: Final = frozenset((*BY_NAME, span_names.TRAINING_ITERATION))
 """The spans that say something about time."""
-_INT: Final = frozenset((int,))
-_columns: Final = attrgetter("_seq", "at_ns", "duration_ns", "step")
 
 
-def read_span(process: ProcessState, source: Source | None, event: SpanEnded) -> bool:
+def read_usual(
+    process: ProcessState, source: Source | None, events: Iterator[Event], before: int = LATEST_NS
+) -> Event | None:
     """
-    Learn from the end of a span, in the usual case; False, and nothing is learnt, in any other.
+    Learn from *events* as long as they are usual, as `read_event` would, at a half to a third of its cost.
 
-    Usual is a span in its turn, within the life of its process and while nothing is open in that, which says nothing
-    about time or is a loading of data.
+    Usual is an event in its turn, within the life of a process in which no span is open, that is
+
+    - the end of a span that says nothing about time, or is a loading of data;
+    - the end of a training iteration that did not fail, has the number of the one before or a higher one, and began
+      after that ended, with at most a loading of data within it;
+    - the start of a step after that of the one before, with a higher number and nothing in between.
 
     Args:
         process: Whose turn it is.
         source: Who that is.
-        event: The next one; perhaps another process's.
+        events: The next ones, perhaps another process's.
+        before: An event at or after this time, in ns since the epoch, is not usual.
+
+    Returns:
+        The first event that is not usual, from which nothing was learnt; None if there was none.
     """
-    try:
-        end, duration, attributes = event.at_ns, event.duration_ns, event.attributes
-        seq = event._seq  # noqa: SLF001  the property would be a call
-        name = event.name
-        if (
-            event._source is not source  # noqa: SLF001  as above
-            or seq < process.next_seq
-            or type(end) is not int
-            or type(duration) is not int
-            or duration < 0
-            or not process.last <= end < LATEST_NS
-            or not 0 < process.start <= end - duration
-            or process.open_spans
-            or process.seen_open is not None
-            or (attributes and attributes.get(span_names.BADPUT_TYPE) is not None)
-        ):
-            return False
-        is_loading = name in _TIMED
-        if is_loading:
-            if name != span_names.DATA_LOADING:
-                return False
-            thread = attributes.get(span_names.THREAD)
-    except _BROKEN:
-        return False
-    process.next_seq = seq + 1
-    process.version += 1
-    process.last = end
-    if is_loading and duration:
-        is_own = thread == process.trains_in and process.source.role == _MAIN
-        (process.track if is_own else process.beside).add(end - duration, end, _LOADED)
-    return True
-
-
-def read_iteration(process: ProcessState, source: Source | None, event: IterationEnded) -> bool:
-    """
-    Learn from the end of an iteration, in the usual case; False, and nothing is learnt, in any other.
-
-    Usual is a step of training that did not fail, has the number of the one before or a higher one and began after
-    that ended, with at most a loading of data within it.
-
-    Args:
-        process: As for `read_span`.
-        source: As for `read_span`.
-        event: As for `read_span`.
-    """
-    try:
-        end, duration, step = event.at_ns, event.duration_ns, event.step
-        seq = event._seq  # noqa: SLF001  the property would be a call
-        track = process.track
-        if (
-            event._source is not source  # noqa: SLF001  as above
-            or seq < process.next_seq
-            or type(end) is not int
-            or type(duration) is not int
-            or type(step) is not int
-            or duration <= 0
-            or not process.last <= end < LATEST_NS
-            or not 0 < process.start <= end - duration
-            or not 0 <= track.last_step <= step < LATEST_NS
-            or event.kind != _TRAINING
-            or event.failed
-            or process.is_restored
-            or process.open_spans
-        ):
-            return False
-    except _BROKEN:
-        return False
-    start = end - duration
-    if track.top <= start:
-        track.append_step(step, start, end)
-    elif process.started_at != NEVER or process.first_step == NO_STEP or not track.append_over(step, start, end):
-        return False
-    process.next_seq = seq + 1
-    process.version += 1
-    process.last = end
-    process.last_iteration_id = event.span_id
-    process.started_at, process.seen_open = NEVER, None
-    return True
-
-
-FAST: Final[Mapping[type[Event], Usual]] = {
-    SpanEnded: read_span,
-    IterationSpanEnded: read_span,
-    ProfileSpanEnded: read_span,
-    IterationEnded: read_iteration,
-}
-"""What to try first with an event, by its class; not by a base of it, which may have been given another meaning."""
-
-
-def read_steps(process: ProcessState, events: Sequence[IterationEnded]) -> bool:
-    """
-    Learn from *events*, as if each were taken by itself; False, and nothing is learnt, if any is out of the ordinary.
-
-    Args:
-        process: Who published them.
-        events: Some that follow each other in its stream; at least one.
-    """
-    try:
-        seqs, ends, lengths, steps = zip(*map(_columns, events), strict=True)
-    except AttributeError:  # one was never numbered
-        return False
-    if not all(_INT.issuperset(map(type, column)) for column in (seqs, ends, lengths, steps)):
-        return False
-    starts = list(map(sub, ends, lengths))
+    begin, last, next_seq, version = process.start, process.last, process.next_seq, process.version
+    if begin <= 0 or process.open_spans or process.seen_open is not None:
+        return next(events, None)
     track = process.track
-    is_in_order = (
-        process.next_seq <= seqs[0]
-        and NEVER != process.start <= starts[0]
-        and track.top <= starts[0]
-        and ends[-1] < LATEST_NS
-        and 0 <= track.last_step <= steps[0]
-        and steps[-1] < LATEST_NS
-        and min(lengths) > 0
-        and _ascend(seqs, lt)
-        and all(map(le, ends, starts[1:]))
-        and _ascend(steps, le)
-    )
-    if not is_in_order or process.is_restored or not _are_plain(process, events):
-        return False
-    process.next_seq = seqs[-1] + 1
-    process.version += len(seqs)
-    process.last = max(process.last, ends[-1])
-    process.last_iteration_id = events[-1].span_id
-    process.started_at, process.seen_open = NEVER, None
-    track.append_steps(steps, starts, ends)
-    return True
-
-
-def _ascend(column: Sequence[int], order: Any) -> bool:
-    return all(map(order, column, column[1:]))
-
-
-def _are_plain(process: ProcessState, events: Iterable[IterationEnded]) -> bool:
-    """Return whether all are training steps that did not fail, and none closes what was left open within it."""
-    for event in events:
-        if event.kind != _TRAINING or event.failed:
-            return False
-    if process.open_spans:
-        parents = {span.parent_id for span in process.open_spans.values()}
-        return not any(event.span_id and event.span_id in parents for event in events)
-    return True
+    event: Any = None
+    try:
+        for event in events:
+            kind, at, seq = event.__class__, event.at_ns, event._seq  # noqa: SLF001  the property would be a call
+            if (
+                event._source is not source  # noqa: SLF001  as above
+                or seq < next_seq
+                or type(at) is not int
+                or not last <= at < before
+            ):
+                break
+            if kind in _USUAL_SPANS:
+                duration, attributes, name = event.duration_ns, event.attributes, event.name
+                if (
+                    type(duration) is not int
+                    or not 0 <= duration <= at - begin
+                    or (attributes and attributes.get(span_names.BADPUT_TYPE) is not None)
+                ):
+                    break
+                if name in _TIMED:
+                    if name != span_names.DATA_LOADING:
+                        break
+                    is_own = attributes.get(span_names.THREAD) == process.trains_in and process.source.role == _MAIN
+                    if duration:
+                        (track if is_own else process.beside).add(at - duration, at, _LOADED)
+            elif kind is IterationEnded:
+                duration, step, span_id = event.duration_ns, event.step, event.span_id
+                if (
+                    type(duration) is not int
+                    or type(step) is not int
+                    or not 0 < duration <= at - begin
+                    or not 0 <= track.last_step <= step < LATEST_NS
+                    or event.kind != _TRAINING
+                    or event.failed
+                    or process.is_restored
+                ):
+                    break
+                start = at - duration
+                if track.top <= start:
+                    track.append_step(step, start, at)
+                elif (
+                    process.started_at != NEVER
+                    or process.first_step == NO_STEP
+                    or not track.append_over(step, start, at)
+                ):
+                    break
+                process.last_iteration_id, process.started_at = span_id, NEVER
+            elif kind is StepStarted:
+                step, start, number = event.step, process.started_at, process.started_step
+                if (
+                    type(step) is not int
+                    or start == NEVER
+                    or not track.top <= start < at
+                    or not begin <= at
+                    or not 0 <= track.last_step <= number < step < LATEST_NS
+                    or process.started_restored
+                    or process.is_restored
+                    or process.first_step == NO_STEP
+                ):
+                    break
+                track.append_step(number, start, at)
+                process.started_step, process.started_at = step, at
+            else:
+                break
+            last, next_seq = at, seq + 1
+            version += 1
+        else:
+            event = None
+    except _BROKEN:
+        pass  # what has a value of the wrong type is not usual
+    process.last, process.next_seq, process.version = last, next_seq, version
+    return event  # type: ignore[no-any-return]  # it is one

@@ -301,19 +301,6 @@ class Track:
             self._seal()
         return True
 
-    def append_steps(self, numbers: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -> None:
-        """Add steps, each of which begins where the track ends by then, or later."""
-        self.top, self.step_end, self.last_step = ends[-1], ends[-1], numbers[-1]
-        while numbers:
-            room = max(1, self._limit - len(self._starts))
-            self._numbers.extend(numbers[:room])
-            self._starts.extend(starts[:room])
-            self._ends.extend(ends[:room])
-            self._codes.extend([WHOLE_STEP] * (len(self._starts) - len(self._codes)))
-            numbers, starts, ends = numbers[room:], starts[room:], ends[room:]
-            if len(self._starts) >= self._limit:
-                self._seal()
-
     def add(self, start: int, end: int, code: int) -> None:
         """Add a stretch of time that is no step; where something of the same or a higher priority is, that stays."""
         if start > self.top or (start == self.top and self._codes and self._codes[-1] != code):
