@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,14 +14,17 @@ import time
 
 import pytest
 
+import trackside
 from trackside.bus import Bus
+from trackside.cli import main
 from trackside.events import IterationEnded, Source, SourceStarted, set_process_source
-from trackside.handlers import replay
+from trackside.handlers import follow, replay
 from trackside.handlers.eventlog import EventLog
+from trackside.job import Remote
 
 nats = pytest.importorskip("nats")
 
-from trackside.handlers.nats import NatsReader, NatsSink  # noqa: E402  it imports the library
+from trackside.handlers.nats import NatsReader, NatsSink, copied  # noqa: E402  it imports the library
 
 pytestmark = pytest.mark.integration
 
@@ -284,6 +288,98 @@ class TestReaderSide:
         with NatsReader(nats_server.url, stream=STREAM, stop=stop, to=IterationEnded) as events:
             assert [event.step for event in events] == [0]
         assert time.monotonic() - began_s < 10
+
+
+class TestAsLog:
+    """The address of a stream where a path of logs can be given."""
+
+    @pytest.fixture
+    def runs(self, nats_server, tmp_path):
+        """Record two runs of two ranks each in files and in a stream; return the directory and the address."""
+        for run in ("first", "second"):
+            for rank in range(2):
+                source = Source.detect(run_id=run, rank=rank, world_size=2, application="demo")
+                with Bus(source=source) as bus:
+                    bus.subscribe(EventLog(tmp_path / "runs"))
+                    bus.subscribe(sink_to(nats_server))
+                    log_steps(bus, 0, 50)
+                    assert bus.flush(30)
+        return tmp_path / "runs", f"{nats_server.url}/{STREAM}"
+
+    def test_replay(self, runs):
+        """Every event is that of the files."""
+        directory, address = runs
+        assert list(replay(address)) == list(replay(directory))
+
+    @pytest.mark.parametrize(
+        ("part", "ranks"), [("first", {("first", 0), ("first", 1)}), ("second/1", {("second", 1)}), ("third", set())]
+    )
+    def test_parts(self, runs, part, ranks):
+        """A run's id and a rank behind the stream's name select what is read; the server sends nothing else."""
+        _, address = runs
+        found = copied(f"{address}/{part}")
+        files = list(found.directory.rglob("*.tslog"))
+        assert {(event.source.run_id, event.source.rank) for file in files for event in replay(file)} == ranks
+
+    @pytest.mark.parametrize(
+        "command",
+        [
+            ("report", "--session", "first"),
+            ("goodput", "--json", "--session", "first"),
+            ("runs", "--json"),
+            ("tail", "-n", "20", "-v"),
+            ("export", "--jsonl", "-"),
+            ("top", "--once", "--plain"),
+        ],
+    )
+    def test_commands(self, runs, command, capsys):
+        """A command says of the stream what it says of the files."""
+        outputs = []
+        for where in map(str, runs):
+            code = main([command[0], where, *command[1:]])
+            printed = capsys.readouterr()
+            outputs.append((code, re.sub(r"[0-9:]{8}  ", "", printed.out.replace(where, "WHERE")), printed.err))
+        assert outputs[0] == outputs[1]
+        assert outputs[0][0] == 0
+
+    def test_compare(self, runs, capsys):
+        """Two runs of a stream are compared as two runs of files."""
+        _, address = runs
+        assert main(["compare", f"{address}/first", f"{address}/second"]) in (0, 1)  # 1 if the second one is worse
+        assert f"B: {address}/second: 1 run(s), 2 rank(s), 50 steps" in capsys.readouterr().out
+
+    def test_follow(self, nats_server, bus):
+        """What is published while a stream is followed comes after what was there."""
+        bus.subscribe(sink_to(nats_server))
+        log_steps(bus, 0, 1)
+        assert bus.flush(30)
+        events = follow(f"{nats_server.url}/{STREAM}", to=IterationEnded, poll_interval_s=0.05)
+        assert next(events).step == 0
+        log_steps(bus, 1, 2)
+        assert bus.flush(30)
+        assert [next(events).step, next(events).step] == [1, 2]
+
+    def test_collector(self, nats_server, tmp_path):
+        """A job whose collector is a stream has published all of its events there when it is closed."""
+        address = f"{nats_server.url}/{STREAM}"
+        job = trackside.start(tmp_path / "runs", remote=Remote(collector=address))
+        log_steps(trackside.bus.default_bus, 0, 20)
+        assert job.close()
+        assert list(replay(address)) == list(replay(tmp_path / "runs"))
+
+    @pytest.mark.parametrize(
+        ("address", "line"),
+        [
+            ("{server}/elsewhere", "has no stream elsewhere"),
+            ("nats://127.0.0.1:1/runs", "no answer within 5 s"),
+            ("{server}/two words", "give nats://HOST:PORT/STREAM"),
+        ],
+    )
+    def test_not_there(self, nats_server, capsys, address, line):
+        """What cannot be read is said in one line, with exit code 2."""
+        assert main(["report", address.format(server=nats_server.url)]) == 2
+        (printed,) = capsys.readouterr().err.splitlines()
+        assert line in printed
 
 
 # --- the client, used plainly ----------------------------------------------------------------------------------

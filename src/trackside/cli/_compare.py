@@ -11,7 +11,7 @@ from trackside.cli._print import UNREADABLE, ProgressLine, json_text, warn
 from trackside.core import text as words
 from trackside.core.text import printable
 from trackside.events import ConfigError, Source, UnreadableError
-from trackside.handlers.eventlog import outline
+from trackside.handlers.eventlog import is_stream, outline
 from trackside.report import WORSE, Comparison, Row, Selected, compare
 
 _WORSE: Final = 1
@@ -97,7 +97,7 @@ def _selected(name: str, where: list[str]) -> Selected:
     Raises:
         ConfigError: There are none.
     """
-    if os.path.lexists(name):
+    if is_stream(name) or os.path.lexists(name):
         return Selected(name, [name])
     if not where:
         raise ConfigError("compare", name, "it is no path; name the logs with --in to look for a run of that name")

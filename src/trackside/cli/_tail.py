@@ -13,6 +13,7 @@ from trackside.cli._event_text import EventLines, globs
 from trackside.cli._print import event_line, readable, report_unread, warn
 from trackside.events import Event
 from trackside.handlers import follow, replay
+from trackside.handlers.eventlog import is_stream
 from trackside.wire import to_json, wire_name_of
 
 
@@ -71,7 +72,7 @@ def _follow(options: argparse.Namespace, show: Callable[[Event], str]) -> int:
     for path in options.path:
         if os.path.isfile(path):  # noqa: PTH113  it answers where Path.is_file may raise
             next(replay(path), None)  # a file that is no log, and will never be one, is an error now
-    missing = [path for path in options.path if not os.path.exists(path)]  # noqa: PTH110  as above
+    missing = [path for path in options.path if not is_stream(path) and not os.path.exists(path)]  # noqa: PTH110  as above
     if missing:
         warn(f"trackside tail: waiting for {', '.join(missing)}: does not exist yet")
     for event in _matching(follow(*options.path, wait=True), globs(options.type)):

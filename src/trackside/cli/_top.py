@@ -16,6 +16,7 @@ from trackside.cli._print import json_text
 from trackside.core.text import clock, printable
 from trackside.events import ConfigError, Event, MissingExtraError, UnreadableError
 from trackside.handlers import follow, replay
+from trackside.handlers.eventlog import is_stream
 from trackside.handlers.models.goodput import GoodputAccumulator
 from trackside.handlers.zeromq import Attachment, attach
 from trackside.report import Top, TopView, top_line
@@ -73,7 +74,7 @@ Read = Callable[[float], bool]
 
 @contextmanager
 def _watching(options: argparse.Namespace) -> Iterator[tuple[Top, Read]]:
-    remote = [where for where in options.where if "://" in where]
+    remote = [where for where in options.where if "://" in where and not is_stream(where)]
     if remote and len(remote) < len(options.where):
         raise ConfigError("top", " ".join(options.where), "give endpoints or paths, not both")
     top = Top()

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import re
+import tempfile
 import threading
+import time
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from concurrent import futures
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+import attrs
 import msgpack
 
-from trackside.events import ConfigError, Event, MissingExtraError, Source
-from trackside.handlers.export import BatchExporter, RefusedError, StreamCursor, encoded_source
+from trackside.events import ConfigError, DecodeError, Event, MissingExtraError, Source, UnreadableError
+from trackside.handlers.export import BatchExporter, RefusedError, SourcedDecoder, StreamCursor, encoded_source
+from trackside.handlers.zeromq import MultiLogWriter
 from trackside.rules import Rule
 from trackside.wire import EventSelection, EventTypes
 
@@ -42,6 +48,11 @@ _STREAM_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _FETCH_MESSAGES: Final = 64
 _NO_LIMIT: Final = 1 << 62
 _MAX_RETRY_S: Final = 5.0
+_PATIENCE_S: Final = 5.0
+"""For how long a command tries to reach the server, in seconds."""
+_COPY_BYTES: Final = 8 << 20
+"""How much of a copy may wait for the disk."""
+_FLUSH_S: Final = 60.0
 
 
 class NatsSink:
@@ -98,7 +109,7 @@ class NatsSink:
         """Begin the stream of *source*."""
         self._source_id = source.id
         tokens = (self._stream, source.run_id, str(source.rank), source.id)
-        self._subject = ".".join(_NOT_IN_SUBJECTS.sub("-", token) or "-" for token in tokens)
+        self._subject = ".".join(map(_subject_token, tokens))
         self._source_json = encoded_source(source)
 
     def accept(self, frame: bytes, *, events: int) -> bool:
@@ -192,15 +203,11 @@ class NatsReader(Iterator[Event]):
         poll_interval_s: float = 0.5,
         **options: Any,
     ) -> None:
-        self._stream = _checked(stream)
-        self._follow = follow
-        self._stop = stop or threading.Event()
+        self._messages = _Messages(
+            _Connection(servers, options), stream, follow=follow, stop=stop, poll_interval_s=poll_interval_s
+        )
         self._selection = EventSelection(to, keep)
-        self._poll_interval_s = poll_interval_s
-        self._connection = _Connection(servers, options)
         self._position = StreamCursor(cursor)
-        self._subscription: Any = None
-        self._last_sequence: int | None = None
         self._read = self._iterate()
 
     @property
@@ -226,7 +233,7 @@ class NatsReader(Iterator[Event]):
     def close(self) -> None:
         """Disconnect."""
         self._read.close()
-        self._connection.close()
+        self._messages.close()
 
     def __enter__(self) -> Self:
         return self
@@ -243,7 +250,71 @@ class NatsReader(Iterator[Event]):
         return next(self._read)
 
     def _iterate(self) -> Generator[Event, None, None]:
-        retry_s = 0.1
+        for message in self._messages.read_from(self._position.sequence):
+            for event in self._position.read(message.sequence, message.frame, message.source_json):
+                yield from self._selection.of(event.source.id, (event,))
+
+
+class _Message(NamedTuple):
+    """A frame as the stream has it."""
+
+    sequence: int
+    frame: bytes
+    source_json: str
+
+
+class _Messages:
+    """
+    The messages of a stream, in order.
+
+    Args:
+        connection: Closed with this.
+        stream: The stream's name.
+        subject: The subjects to read; all of them unless given.
+        follow: Whether to wait for new messages, and for a server that goes away; otherwise it ends with the last
+            message that the stream had at first.
+        stop: Ends the iteration when it is set.
+        poll_interval_s: How long one request waits for new messages, in seconds.
+        patience_s: For how long to try to reach the server for the first time, in seconds.
+
+    Raises:
+        ConfigError: *stream* cannot be the name of a stream.
+    """
+
+    def __init__(
+        self,
+        connection: _Connection,
+        stream: str,
+        subject: str = ">",
+        *,
+        follow: bool,
+        stop: threading.Event | None = None,
+        poll_interval_s: float = 0.5,
+        patience_s: float = math.inf,
+    ) -> None:
+        self._connection = connection
+        self._stream = _checked(stream)
+        self._subject = subject
+        self._follow = follow
+        self._stop = stop or threading.Event()
+        self._poll_interval_s = poll_interval_s
+        self._patience_s = patience_s
+        self._next = 1
+        self._subscription: Any = None
+        self._received = 0
+        """Messages that came for the subscription."""
+        self._last: int | None = None
+        """The number of the last message that the stream had at first; None until it is known."""
+
+    def read_from(self, sequence: int) -> Iterator[_Message]:
+        """
+        Yield the messages from the number *sequence* on.
+
+        Raises:
+            Exception: of the kinds that the client raises, if the server was not reached within *patience_s*.
+        """
+        self._next = sequence
+        retry_s, give_up_s = 0.1, time.monotonic() + self._patience_s
         while not self._is_over():
             try:
                 messages = self._connection.call(self._fetch, timeout_s=self._poll_interval_s + 5)
@@ -251,37 +322,174 @@ class NatsReader(Iterator[Event]):
             except Exception:  # whatever the client raises, the server may come back
                 self._subscription = None
                 self._connection.close()
+                if self._last is None and time.monotonic() > give_up_s:
+                    raise
                 self._stop.wait(retry_s)
                 retry_s = min(2 * retry_s, _MAX_RETRY_S)
                 continue
             for message in messages:
-                source_json = (message.headers or {}).get(_SOURCE, "")
-                for event in self._position.read(message.metadata.sequence.stream, message.data, source_json):
-                    yield from self._selection.of(event.source.id, (event,))
+                self._next = message.metadata.sequence.stream + 1
+                yield _Message(self._next - 1, message.data, (message.headers or {}).get(_SOURCE, ""))
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._connection.close()
 
     def _is_over(self) -> bool:
-        return self._stop.is_set() or (
-            not self._follow and self._last_sequence is not None and self._position.sequence > self._last_sequence
-        )
+        return self._stop.is_set() or (not self._follow and self._last is not None and self._next > self._last)
 
     async def _fetch(self, stream: Any) -> list[Any]:
-        if self._last_sequence is None:
-            self._last_sequence = (await stream.stream_info(self._stream)).state.last_seq
+        if self._last is None:
+            self._last = int((await stream.stream_info(self._stream)).state.last_seq)
             if self._is_over():
                 return []
         if self._subscription is None:
             config = ConsumerConfig(
                 deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
-                opt_start_seq=self._position.sequence,
+                opt_start_seq=self._next,
                 ack_policy=AckPolicy.NONE,
                 inactive_threshold=300.0,
             )
-            self._subscription = await stream.pull_subscribe(">", stream=self._stream, config=config)
+            self._received = 0
+            self._subscription = await stream.pull_subscribe(self._subject, stream=self._stream, config=config)
         try:
             messages: list[Any] = await self._subscription.fetch(_FETCH_MESSAGES, timeout=self._poll_interval_s)
         except (TimeoutError, asyncio.TimeoutError):
-            return []
+            messages = []
+        self._received += len(messages)
+        if not self._follow and not messages:
+            found = await self._subscription.consumer_info()
+            if found.delivered.consumer_seq > self._received:
+                self._subscription = None  # it was sent when we no longer waited: ask again
+            elif not found.num_pending:
+                self._next = self._last + 1  # the others have another subject
         return messages
+
+
+_ADDRESS: Final = re.compile(
+    r"(?P<server>(?:nats|tls)://[^/?#\s]+)(?:/(?P<stream>[^/?#\s]+)(?:/(?P<run>[^/?#\s]+)(?:/(?P<rank>[0-9]+))?)?)?/?"
+)
+
+
+@attrs.frozen
+class StreamAddress:
+    """
+    The place of a stream: ``nats://HOST:PORT/STREAM``; with ``/RUN`` or ``/RUN/RANK`` behind it, of a part of it.
+    """
+
+    server: str
+    """The server's URL, with a user's name and password or a token if need be."""
+    stream: str = "trackside"
+    run: str = ""
+    """The id of the run, all unless given."""
+    rank: str = ""
+    """The rank in it, all unless given."""
+
+    @classmethod
+    def parse(cls, text: str) -> StreamAddress:
+        """
+        Read an address.
+
+        Raises:
+            ConfigError: *text* is not one.
+        """
+        found = _ADDRESS.fullmatch(text)
+        if found is None:
+            raise ConfigError("stream", text, "give nats://HOST:PORT/STREAM, or with /RUN or /RUN/RANK behind it")
+        stream = _checked(found["stream"] or "trackside")
+        return cls(found["server"], stream, found["run"] or "", found["rank"] or "")
+
+    @property
+    def subject(self) -> str:
+        """The subjects of its messages."""
+        return ".".join([self.stream, *(_subject_token(part) for part in (self.run, self.rank) if part), ">"])
+
+    def __str__(self) -> str:
+        """Return the address without what is secret in it."""
+        server = re.sub(r"//[^@]*@", "//", self.server)
+        return "/".join(part for part in (server, self.stream, self.run, self.rank) if part)
+
+
+class StreamCopy:
+    """
+    A copy of a stream, or of a part of it, as event logs in a directory of its own: what reads logs can read it.
+
+    The directory is for this user alone, and removed with the process.
+    """
+
+    def __init__(self, address: StreamAddress) -> None:
+        self._address = address
+        self._folder = tempfile.TemporaryDirectory(prefix="trackside-stream-")
+        self.directory = Path(self._folder.name)
+        self.unreadable = 0
+        """Messages that are no frames, and were left out."""
+        self._writer = MultiLogWriter(self.directory, fsync_s=None)
+        self._decoder = SourcedDecoder()
+        self._next = 1
+
+    def update(self) -> None:
+        """
+        Copy what came since the last time.
+
+        Raises:
+            UnreadableError: The server cannot be reached, has no such stream, or the disk is full.
+        """
+        address = self._address
+        messages = _Messages(
+            _Connection(address.server, {}), address.stream, address.subject, follow=False, patience_s=_PATIENCE_S
+        )
+        waiting_bytes = 0
+        try:
+            for message in messages.read_from(self._next):
+                if waiting_bytes + len(message.frame) > _COPY_BYTES:
+                    self._flush()
+                    waiting_bytes = 0
+                waiting_bytes += len(message.frame)
+                self._write(message)
+                self._next = message.sequence + 1
+        except UnreadableError:
+            raise
+        except NotFoundError as error:
+            raise UnreadableError(str(address), f"has no stream {address.stream}", "is it spelled so?") from error
+        except Exception as error:
+            what = f"no answer within {_PATIENCE_S:g} s ({str(error) or type(error).__name__})"
+            raise UnreadableError(str(address), what, "is a NATS server with JetStream there?") from error
+        finally:
+            messages.close()
+        self._flush()
+
+    def _write(self, message: _Message) -> None:
+        try:
+            frame = self._decoder.decode_with(message.source_json, message.frame)
+        except DecodeError:
+            self.unreadable += 1
+            return
+        self._writer.take(frame.source, message.frame, len(frame.events))
+
+    def _flush(self) -> None:
+        if not self._writer.flush(_FLUSH_S):
+            raise UnreadableError(str(self._address), f"cannot be copied to {self.directory}", "make room on that disk")
+
+
+_copies: dict[str, StreamCopy] = {}
+_copying: Final = threading.Lock()
+
+
+def copied(address: str) -> StreamCopy:
+    """
+    Return the process's copy of the stream at *address*, with all that the stream has now.
+
+    Raises:
+        ConfigError: *address* is not one.
+        UnreadableError: as of `StreamCopy.update`.
+    """
+    parsed = StreamAddress.parse(address)
+    with _copying:
+        copy = _copies.get(address)
+        if copy is None:
+            copy = _copies[address] = StreamCopy(parsed)
+        copy.update()
+    return copy
 
 
 class _Connection:
@@ -383,6 +591,10 @@ def _checked(stream: str) -> str:
     if not _STREAM_NAME.fullmatch(stream):
         raise ConfigError("stream", stream, "give letters, digits, _ and -, at most 100")
     return stream
+
+
+def _subject_token(text: str) -> str:
+    return _NOT_IN_SUBJECTS.sub("-", text) or "-"
 
 
 def _first_seq(frame: bytes) -> int:

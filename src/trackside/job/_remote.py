@@ -27,6 +27,7 @@ from trackside.events import (
     Source,
     TrainingConfigured,
 )
+from trackside.handlers.eventlog import is_stream
 from trackside.handlers.models import CounterBoard, OpenSpans
 from trackside.handlers.models.goodput import GoodputAccumulator
 from trackside.handlers.models.scores import ScoreAggregator
@@ -61,7 +62,8 @@ class Remote:
 
     Args:
         publish: Let others watch: True for this user on this machine (`trackside attach DIRECTORY`), or an endpoint.
-        collector: The collector to send everything to; else the one that ``TRACKSIDE_COLLECTOR`` names, if any.
+        collector: The collector to send everything to, or a stream of NATS (``nats://HOST:PORT/STREAM``); else what
+            ``TRACKSIDE_COLLECTOR`` names, if anything.
         keys: A directory of keys for these endpoints; else the one that ``TRACKSIDE_KEYS`` names, if any.
         insecure: Do without keys where they are needed.
         ring_bytes: How much is kept for viewers that are slow or come back, in bytes.
@@ -100,6 +102,8 @@ class RemoteAccess:
         self._made: Path | None = None
         """A directory that was made for the socket, because others were in the way of the usual ones."""
         self._ring_bytes = config.ring_bytes
+        self._stream: Subscription | None = None
+        """Publishes to a stream of NATS, where the collector is one."""
         try:
             publisher = None
             if isinstance(config.publish, str):
@@ -111,7 +115,9 @@ class RemoteAccess:
                 publisher = self._open_anywhere(source)
             if publisher is not None:
                 self._notes.append(EndpointFile(directory, source, publisher.endpoint))
-            if config.collector:
+            if config.collector and is_stream(config.collector):
+                self._stream = self._subscribe_to_stream(config.collector)
+            elif config.collector:
                 self._open(config.collector, connects=True, keys=config.keys, insecure=config.insecure)
         except BaseException:
             self.close(0.0)
@@ -140,6 +146,9 @@ class RemoteAccess:
             has_all = publisher.close(timeout_s / (len(self._publishers) - place))
             self.is_delivered = self.is_delivered and (has_all or not publisher.connects)
             done = done and has_all
+        if self._stream is not None:
+            self.is_delivered = self._stream.close(timeout_s) and self.is_delivered
+            done = done and self.is_delivered
         for note in self._notes:
             note.remove()
         if self._made is not None:
@@ -164,6 +173,12 @@ class RemoteAccess:
             return publisher
         complain("this job cannot be watched: %s", refused)
         return None
+
+    def _subscribe_to_stream(self, address: str) -> Subscription:
+        from trackside.handlers.nats import NatsSink, StreamAddress  # noqa: PLC0415  an extra's library
+
+        place = StreamAddress.parse(address)
+        return self._bus.subscribe(NatsSink(place.server, stream=place.stream))
 
     def _new_directory(self) -> Path:
         self._made = Path(tempfile.mkdtemp(prefix="trackside-"))

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import attrs
 
@@ -123,6 +123,7 @@ class LogReader:
             raise UnreadableError(str(self.path), str(error.strerror), "see that it can be read") from error
 
 
+_STREAM_SCHEMES: Final = ("nats://", "tls://")
 _PEEK_BYTES = 4096
 
 
@@ -139,16 +140,23 @@ def find_files(paths: Iterable[str | os.PathLike[str]]) -> tuple[list[Path], lis
     """
     Return every log file that *paths* name or contain, each once and in order, and what cannot be read.
 
-    A directory is searched with all below it for ``*.tslog``; a file is taken whatever its name is.
+    A directory is searched with all below it for ``*.tslog``; a file is taken whatever its name is. Of a stream
+    (``nats://…``) what came since the last time is copied into a directory of this process.
     """
     found: dict[str, Path] = {}
     problems: list[UnreadableError] = []
-    for path in map(Path, paths):
+    for given in paths:
+        try:
+            path = _copied(str(given), problems) if is_stream(given) else Path(given)
+        except UnreadableError as problem:
+            problems.append(problem)
+            continue
         below: list[Path] = []
         if os.path.isdir(path):  # noqa: PTH112  it answers where Path.is_dir may raise
             below = _find_below(path, problems)
             if not below:
-                problems.append(UnreadableError(str(path), f"holds no {SUFFIX} file", "give a directory of event logs"))
+                what = "holds no events yet" if is_stream(given) else f"holds no {SUFFIX} file"
+                problems.append(UnreadableError(str(given), what, "give a directory of event logs"))
         elif os.path.exists(path):  # noqa: PTH110  as above
             below = [path]
         else:
@@ -156,6 +164,21 @@ def find_files(paths: Iterable[str | os.PathLike[str]]) -> tuple[list[Path], lis
         for file in below:
             found.setdefault(os.path.realpath(file), file)
     return list(found.values()), problems
+
+
+def is_stream(path: str | os.PathLike[str]) -> bool:
+    """Return whether *path* is the address of a stream that can be read like a log."""
+    return isinstance(path, str) and path.startswith(_STREAM_SCHEMES)
+
+
+def _copied(address: str, problems: list[UnreadableError]) -> Path:
+    from trackside.handlers.nats import copied  # noqa: PLC0415  an extra's library, loaded where it is needed
+
+    copy = copied(address)
+    if copy.unreadable:
+        what = f"{copy.unreadable:,} message(s) of this stream are no frames"
+        problems.append(UnreadableError(address, what, "see who else publishes there"))
+    return copy.directory
 
 
 def _find_below(directory: Path, problems: list[UnreadableError]) -> list[Path]:

@@ -20,6 +20,7 @@ from trackside.handlers.eventlog._reader import (
     find_files,
     identify,
     in_order,
+    is_stream,
     source_files,
 )
 from trackside.handlers.eventlog._scanner import Damage
@@ -187,7 +188,7 @@ def follow(
     """
     stop = stop or threading.Event()
     for path in paths:
-        if not wait and not Path(path).exists():
+        if not wait and not is_stream(path) and not Path(path).exists():
             raise UnreadableError(str(path), "does not exist", "give a .tslog file or a directory")
     return _follow(_GrowingLogs(paths, EventSelection(to, keep), sources), poll_interval_s, stop)
 

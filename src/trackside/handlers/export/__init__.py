@@ -12,7 +12,7 @@ from trackside.handlers.export._metrics import (
     flat_badput,
 )
 from trackside.handlers.export._spans import SPAN_EVENTS, CompletedSpan, SpanAssembler
-from trackside.handlers.export._stream_cursor import StreamCursor, encoded_source
+from trackside.handlers.export._stream_cursor import SourcedDecoder, StreamCursor, encoded_source
 from trackside.handlers.export._tracker import RunUpdate, TrackerSink, run_identity, run_name
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "RefusedError",
     "RunUpdate",
     "Series",
+    "SourcedDecoder",
     "SpanAssembler",
     "StreamCursor",
     "TrackerSink",

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from trackside.events import DecodeError, Event, Source
-from trackside.wire import FrameDecoder, SequenceTracker
+from trackside.wire import Frame, FrameDecoder, SequenceTracker
 
 MAX_SOURCE_BYTES: Final = 8 << 10
 
@@ -33,8 +33,7 @@ class StreamCursor:
         self._events = 0
         self._settled: dict[str, int] = {}
         self._trackers: dict[str, SequenceTracker] = defaultdict(SequenceTracker)
-        self._decoder = FrameDecoder()
-        self._introduced: dict[str, str] = {}
+        self._decoder = SourcedDecoder()
         if cursor is not None:
             self._restore(cursor)
 
@@ -78,8 +77,7 @@ class StreamCursor:
         source_id = ""
         events: list[Event] = []
         try:
-            self._introduce(source_json)
-            decoded = self._decoder.decode(frame)
+            decoded = self._decoder.decode_with(source_json, frame)
             source_id = decoded.source.id
             events = self._trackers[source_id].admit(decoded)
         except DecodeError:
@@ -91,14 +89,28 @@ class StreamCursor:
             self._settled[source_id] = self._trackers[source_id].next_seq
         self.sequence, self._events = sequence + 1, 0
 
-    def _introduce(self, source_json: str) -> None:
-        if not source_json or len(source_json) > 2 * MAX_SOURCE_BYTES:
-            return
-        with contextlib.suppress(ValueError):
-            source = Source.from_wire(json.loads(source_json))
-            if self._introduced.get(source.id) != source_json:
-                self._introduced[source.id] = source_json
-                self._decoder.introduce(source)
+
+class SourcedDecoder(FrameDecoder):
+    """Decodes frames that come with their source beside them; what is no source is passed over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._introduced: dict[str, str] = {}
+
+    def decode_with(self, source_json: str, data: bytes) -> Frame:
+        """
+        Decode the frame *data* of the source in *source_json*, as `encoded_source` writes it.
+
+        Raises:
+            DecodeError: as of `FrameDecoder.decode`.
+        """
+        if source_json and len(source_json) <= 2 * MAX_SOURCE_BYTES:
+            with contextlib.suppress(ValueError):
+                source = Source.from_wire(json.loads(source_json))
+                if self._introduced.get(source.id) != source_json:
+                    self._introduced[source.id] = source_json
+                    self.introduce(source)
+        return self.decode(data)
 
 
 def encoded_source(source: Source) -> str:

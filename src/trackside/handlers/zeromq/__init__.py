@@ -6,7 +6,7 @@ Importing this loads no zmq: `_keys` does when the first socket is made.
 """
 
 from trackside.handlers.zeromq._attachment import Attachment, Gap, Joined, attach
-from trackside.handlers.zeromq._collector import Collector
+from trackside.handlers.zeromq._collector import Collector, MultiLogWriter
 from trackside.handlers.zeromq._control import Outcome, command, is_target, may_command
 from trackside.handlers.zeromq._forwarder import Forwarder
 from trackside.handlers.zeromq._keys import ROLES as KEY_ROLES
@@ -26,6 +26,7 @@ __all__ = [
     "Forwarder",
     "Gap",
     "Joined",
+    "MultiLogWriter",
     "Outcome",
     "PeerLimits",
     "Publisher",
