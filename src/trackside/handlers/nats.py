@@ -410,6 +410,17 @@ class StreamAddress:
         return "/".join(part for part in (server, self.stream, self.run, self.rank) if part)
 
 
+def sink_to(address: str) -> NatsSink:
+    """
+    Return a sink that publishes to the stream at *address*, all runs and ranks of it.
+
+    Raises:
+        ConfigError: *address* is not one.
+    """
+    parsed = StreamAddress.parse(address)
+    return NatsSink(parsed.server, stream=parsed.stream)
+
+
 class StreamCopy:
     """
     A copy of a stream, or of a part of it, as event logs in a directory of its own: what reads logs can read it.

@@ -27,7 +27,7 @@ from trackside.events import (
     Source,
     TrainingConfigured,
 )
-from trackside.handlers.eventlog import is_stream
+from trackside.handlers.eventlog import is_stream, stream_module
 from trackside.handlers.models import CounterBoard, OpenSpans
 from trackside.handlers.models.goodput import GoodputAccumulator
 from trackside.handlers.models.scores import ScoreAggregator
@@ -175,10 +175,7 @@ class RemoteAccess:
         return None
 
     def _subscribe_to_stream(self, address: str) -> Subscription:
-        from trackside.handlers.nats import NatsSink, StreamAddress  # noqa: PLC0415  an extra's library
-
-        place = StreamAddress.parse(address)
-        return self._bus.subscribe(NatsSink(place.server, stream=place.stream))
+        return self._bus.subscribe(stream_module().sink_to(address))
 
     def _new_directory(self) -> Path:
         self._made = Path(tempfile.mkdtemp(prefix="trackside-"))

@@ -8,9 +8,9 @@ from trackside.handlers.eventlog._appender import Appender, Vanished, WriteOutco
 from trackside.handlers.eventlog._check import UNWRITTEN_S, FileCheck, LogCheck, SourceCheck, check_logs
 from trackside.handlers.eventlog._format import Loss
 from trackside.handlers.eventlog._outline import LogOutline, SourceOutline, outline
-from trackside.handlers.eventlog._reader import is_stream
 from trackside.handlers.eventlog._replay import Replay, feed, follow, replay
 from trackside.handlers.eventlog._scanner import Damage
+from trackside.handlers.eventlog._streams import is_stream, stream_module
 from trackside.handlers.eventlog._writer import EventLog
 
 __all__ = [
@@ -34,4 +34,5 @@ __all__ = [
     "is_stream",
     "outline",
     "replay",
+    "stream_module",
 ]

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import attrs
 
@@ -26,6 +26,7 @@ from trackside.handlers.eventlog._format import (
     decode_loss,
 )
 from trackside.handlers.eventlog._scanner import BLOCK_BYTES, TORN, Damage, Found, Scanner, undecodable
+from trackside.handlers.eventlog._streams import is_stream, stream_module
 from trackside.wire import Frame, FrameDecoder
 
 Item: TypeAlias = Frame | Header | Loss | Ending | Damage
@@ -123,7 +124,6 @@ class LogReader:
             raise UnreadableError(str(self.path), str(error.strerror), "see that it can be read") from error
 
 
-_STREAM_SCHEMES: Final = ("nats://", "tls://")
 _PEEK_BYTES = 4096
 
 
@@ -166,19 +166,12 @@ def find_files(paths: Iterable[str | os.PathLike[str]]) -> tuple[list[Path], lis
     return list(found.values()), problems
 
 
-def is_stream(path: str | os.PathLike[str]) -> bool:
-    """Return whether *path* is the address of a stream that can be read like a log."""
-    return isinstance(path, str) and path.startswith(_STREAM_SCHEMES)
-
-
 def _copied(address: str, problems: list[UnreadableError]) -> Path:
-    from trackside.handlers.nats import copied  # noqa: PLC0415  an extra's library, loaded where it is needed
-
-    copy = copied(address)
+    copy = stream_module().copied(address)
     if copy.unreadable:
         what = f"{copy.unreadable:,} message(s) of this stream are no frames"
         problems.append(UnreadableError(address, what, "see who else publishes there"))
-    return copy.directory
+    return Path(copy.directory)
 
 
 def _find_below(directory: Path, problems: list[UnreadableError]) -> list[Path]:

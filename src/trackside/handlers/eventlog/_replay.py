@@ -20,10 +20,10 @@ from trackside.handlers.eventlog._reader import (
     find_files,
     identify,
     in_order,
-    is_stream,
     source_files,
 )
 from trackside.handlers.eventlog._scanner import Damage
+from trackside.handlers.eventlog._streams import is_stream
 from trackside.rules import Rule
 from trackside.wire import EventSelection, EventTypes, Frame, FrameDecoder, FrameView, SequenceTracker
 
