@@ -36,8 +36,9 @@ FUNCTIONS = set(
 # Functions whose name is harmless elsewhere, by their full name.
 QUALIFIED = {"torch.load", "yaml.load", "numpy.load", "os.system", "os.popen"}
 KEYWORDS = {"allow_pickle", "shell"}
-# The lazy names of the root and of the integrations are fixed tables, and the module for streams is one name. The encoder generates a check of types from the
-# number of a class's fields and the names of the scalar types. No data reaches any of them.
+# The lazy names of the root and of the integrations are fixed tables; the module for streams is one name. The encoder
+# generates a check of types from the number of a class's fields and the names of the scalar types. No data reaches any
+# of them.
 EXCEPTIONS = {
     ("__init__.py", "import_module"),
     ("_implementation.py", "import_module"),
