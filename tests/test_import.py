@@ -99,7 +99,7 @@ class TestImportTrackside:
         ],
     )
     def test_loads_later(self, name, room):
-        """What a job does once, or somebody who reads, loads at its first use, and is kept from then on."""
+        """What a job does once, or a reader, loads at its first use, and is kept from then on."""
         watched = run(f"import trackside; assert trackside.{name} is vars(trackside)['{name}']")
         assert room in watched["modules"]
 

@@ -216,7 +216,7 @@ def in_threads():
 
 
 # From Python 3.15 on this warning, made an error, leaves fork() in the parent after the child was made: an executor
-# then waits for ever for a child that nobody knows of.
+# then waits for ever for a child that is unknown.
 _STRICT = ("-W", "error", "-W", "ignore:This process:DeprecationWarning", "-X", "faulthandler")
 
 

@@ -112,7 +112,7 @@ class Sequence:
         return Unreliable(rng, share), {**options, "runs_on": RunsOn.WORKER if kind == "queued" else None}
 
     def subscribe(self):
-        """Let somebody subscribe."""
+        """Subscribe a handler."""
         handler, options = self.handler()
         to = tuple(self.rng.sample(KINDS, self.rng.randint(1, 4)))
         subscription = self.bus.subscribe(handler, to=to, **options)
@@ -124,7 +124,7 @@ class Sequence:
         ]
 
     def unsubscribe(self):
-        """Let somebody leave."""
+        """Let a handler leave."""
         open_ones = [subscription for subscription in self.expected if not subscription.closed]
         if open_ones:
             self.rng.choice(open_ones).close(0.0 if self.is_held else 5.0)
@@ -153,13 +153,15 @@ class Sequence:
         self.is_held = not self.is_held and self.bus._dispatcher.hold(10)
 
     def live(self, steps):
-        """Do something random, *steps* times, and check the counts whenever nothing is moving."""
+        """Do something random, *steps* times, check the counts whenever nothing is moving, and return how often."""
         doings = [self.subscribe, self.unsubscribe, self.log, self.log, self.log, self.flush, self.hold]
+        checks = 2
         for _ in range(steps):
             doing = self.rng.choice(doings)
             doing()
             if self.is_held or doing == self.flush:
                 self.check()
+                checks += 1
         if self.is_held:
             self.hold()
         self.flush()
@@ -167,6 +169,7 @@ class Sequence:
         self.bus.close(10)
         self.check()
         assert self.bus.stats().in_queue == 0
+        return checks
 
     def check(self):
         """Check what must hold."""
@@ -193,8 +196,9 @@ class TestRandomSequences:
         subscriptions, and logged is what the test counted itself.
         """
         caplog.set_level(100)
-        for _ in range(scaled(SEQUENCES)):
-            Sequence(rng, make_frames, make_model).live(rng.randint(5, 40))
+        sequences = scaled(SEQUENCES)
+        checks = sum(Sequence(rng, make_frames, make_model).live(rng.randint(5, 40)) for _ in range(sequences))
+        assert checks >= 2 * sequences
 
 
 class TestThreads:
@@ -297,7 +301,7 @@ class TestThreads:
 
 class TestAtAnyMoment:
     def test_while_the_queue_is_emptied(self, bus, make_model, make_frames, scaled):
-        """While nobody logs, the counts balance at each look, though dispatcher and sink_workers are at work."""
+        """While no thread logs, the counts balance at each look, though dispatcher and sink_workers are at work."""
         queued = [bus.subscribe(lambda _event: None, to=Balanced, runs_on=RunsOn.WORKER) for _ in range(2)]
         queued.append(bus.subscribe(Unreliable(random.Random(1), 0.1), to=Balanced, runs_on=RunsOn.WORKER))
         queued.append(bus.subscribe(make_model(), to=Balanced, keep=every(3)))

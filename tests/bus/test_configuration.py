@@ -1,4 +1,4 @@
-"""What is refused, and what nobody wants."""
+"""What is refused, and what no handler wants."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DOG = Dog()
 class TestWants:
     @pytest.mark.parametrize("runs_on", ["inline", "queued", "model", "frames"])
     def test_while_subscribed(self, bus, model, frames, runs_on):
-        """Somebody wants a type and those derived from it as long as there is a subscription."""
+        """A handler wants a type and those derived from it as long as there is a subscription."""
         handler = {"model": model, "frames": frames}.get(runs_on, print)
         assert not bus.wants(Dog)
         subscription = bus.subscribe(handler, to=Dog, runs_on=RunsOn.WORKER if runs_on == "queued" else None)
@@ -45,19 +45,19 @@ class TestWants:
         assert not bus.wants(Dog)
 
     def test_min_priority(self, bus):
-        """Nobody wants a type below the level that is asked for."""
+        """No handler wants a type below the level that is asked for."""
         bus.subscribe(print, min_priority=ITERATION)
         assert [bus.wants(cls) for cls in (Dog, Animal, Puppy)] == [True, True, False]
 
     def test_closed(self, bus):
-        """Nobody wants anything of a closed bus."""
+        """No handler wants anything of a closed bus."""
         bus.subscribe(print)
         bus.close()
         assert not bus.wants(Dog)
 
     @pytest.mark.parametrize("cls", [int, None, "Dog", print])
     def test_no_event(self, bus, cls):
-        """Nobody wants what is no event type, whatever it is."""
+        """No handler wants what is no event type."""
         bus.subscribe(print)
         assert not bus.wants(cls)
 
@@ -176,7 +176,7 @@ class TestConfiguration:
 class TestMisfits:
     @pytest.mark.parametrize("thing", [None, 5, "dog", Dog, object(), [1], {}, ValueError("x")])
     def test_counted(self, bus, caplog, thing):
-        """What is no event is counted, reported and delivered to nobody."""
+        """What is no event is counted, reported and delivered to no handler."""
         got = []
         bus.subscribe(got.append)
         bus.log(thing)

@@ -35,7 +35,7 @@ class Detailed(Event):
 
 class TestModels:
     def test_one_thread(self, bus, make_model, in_threads):
-        """Models are called on one thread, whoever logs, and not on a caller's."""
+        """Models are called on one thread, whichever thread logs, and not on a caller's."""
         models = [make_model(), make_model()]
         for model in models:
             bus.subscribe(model)
@@ -138,7 +138,7 @@ class TestModels:
         assert len(new_threads()) == 2  # the dispatcher and the sink worker
 
     def test_without_flush(self, bus, make_model):
-        """Nobody has to flush: the dispatcher looks by itself."""
+        """No flush is needed: the dispatcher looks by itself."""
         seen = threading.Event()
         bus.subscribe(make_model(lambda _event: seen.set()), to=Ticked)
         bus.log(Ticked())

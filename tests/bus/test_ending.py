@@ -19,7 +19,7 @@ class Told(Event):
 
 class TestInterrupted:
     def test_while_holding_the_dispatcher(self, bus, model, monkeypatch):
-        """Ctrl-C in the moment when somebody has just got hold of the dispatcher does not leave it held for ever."""
+        """Ctrl-C in the moment when a thread has just got hold of the dispatcher does not leave it held for ever."""
 
         class Interrupting:
             """Is interrupted once, as soon as it is held."""
@@ -50,7 +50,7 @@ class TestInterrupted:
 
 class TestAfterClose:
     def test_counted(self, bus, frames, model):
-        """What is logged on a closed bus is counted, and reaches nobody."""
+        """What is logged on a closed bus is counted, and reaches no handler."""
         got = []
         bus.subscribe(got.append, to=Ticked)
         bus.subscribe(model, to=Ticked)
@@ -100,7 +100,7 @@ class TestAfterClose:
             stats = subscription.stats()
             assert stats.balance == 0
             assert stats.logged + bus.stats().after_close == 1 + 4 * 200
-            # The last of them may still be in the queue of a bus that nobody empties any more.
+            # The last of them may still be in the queue of a bus that no thread empties any more.
             assert stats.handled + stats.dropped + stats.in_queue == stats.logged
 
     def test_no_second_stream(self, make_bus, frames, in_threads):
@@ -142,7 +142,7 @@ class TestInterpreter:
 
 class TestDerived:
     def test_published_while_closing(self, bus, frames):
-        """What a model publishes about the last events reaches the others, though nobody flushed before the close."""
+        """What a model publishes about the last events reaches the others, though nothing flushed before the close."""
 
         class Retold:
             runs_on = RunsOn.DISPATCHER

@@ -114,7 +114,7 @@ class TestInline:
 
 class TestStrict:
     def test_raises(self, make_bus):
-        """A strict bus raises what handlers raise, each time: nobody rests."""
+        """A strict bus raises what handlers raise, each time: no handler is suspended."""
         bus = make_bus(strict=True)
         broken = bus.subscribe(raising(ValueError("seen")), to=Ticked)
         for _ in range(10):
@@ -123,7 +123,7 @@ class TestStrict:
         assert (broken.stats().failed, broken.stats().suspended) == (10, 0)
 
     def test_threads_of_ours_live(self, make_bus, make_model):
-        """What would be raised on a thread of ours has nobody to reach, and ends nothing."""
+        """What would be raised on a thread of ours has no caller to reach, and ends nothing."""
         bus = make_bus(strict=True)
         got = []
         bus.subscribe(raising(ValueError("inline")), to=HandlerSuspended)
@@ -169,7 +169,7 @@ class TestModel:
 class TestSiding:
     @pytest.mark.parametrize("error", [ValueError, Strange, KeyboardInterrupt, SystemExit])
     def test_raises(self, bus, scaled, error):
-        """A queued handler that raises anything costs nobody else an event, and its thread lives on."""
+        """A queued handler that raises anything costs no other handler an event, and its thread lives on."""
         got = []
         broken = bus.subscribe(raising(error("no")), to=Ticked, runs_on=RunsOn.WORKER)
         bus.subscribe(got.append, to=Ticked, runs_on=RunsOn.WORKER)

@@ -1,4 +1,4 @@
-"""What nobody takes does not pile up."""
+"""What no handler takes does not pile up."""
 
 from __future__ import annotations
 

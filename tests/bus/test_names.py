@@ -47,7 +47,7 @@ class TestOnlySpans:
         assert keep(IterationEnded(kind="validation", duration_ns=1)) == "filtered"
 
     def test_odd_kind(self):
-        """An iteration of a kind that nobody knows has no name."""
+        """An iteration of an unknown kind has no name."""
         assert only_spans("x").start()(IterationEnded(kind="x", duration_ns=1)) == "filtered"
 
 

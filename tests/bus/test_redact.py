@@ -20,7 +20,7 @@ class Counted(Event):
 
 class TestRedact:
     def test_replaces(self, make_bus, make_model, frames):
-        """What the redaction returns is what every queued handler gets, and nobody what was logged."""
+        """What the redaction returns is what every queued handler gets, and none what was logged."""
 
         def mask(one):
             return attrs.evolve(one, text="***") if isinstance(one, Said) else one

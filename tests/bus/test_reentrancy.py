@@ -173,7 +173,7 @@ class TestHandlerThatLogs:
         assert len(model.events) == scaled(ROUNDS)
 
     def test_its_own_events_on_a_sink_worker(self, bus):
-        """A queued handler that logs its own type for ever blocks nobody, and close() returns."""
+        """A queued handler that logs its own type for ever blocks no other, and close() returns."""
         subscription = bus.subscribe(lambda _event: bus.log(Ticked()), to=Ticked, runs_on=RunsOn.WORKER)
         bus.log(Ticked())
         bus.flush(0.5)

@@ -88,7 +88,7 @@ class TestTypes:
         assert [type(one) for one in frames.events()] == [Dog, Puppy, Stone]
 
     def test_everything(self, bus, model):
-        """Whoever subscribes to all events sees the stream's own too."""
+        """A handler that subscribes to all events sees the stream's own too."""
         bus.subscribe(model)
         bus.log(ANIMAL)
         bus.close()
@@ -119,7 +119,7 @@ class TestTypes:
         assert got[0] is got[1] is DOG
 
     def test_type_made_later(self, bus):
-        """A class that is declared after somebody subscribed to its base is delivered."""
+        """A class that is declared after a handler subscribed to its base is delivered."""
         got = []
         bus.subscribe(got.append, to=Animal)
         bus.log(ANIMAL)

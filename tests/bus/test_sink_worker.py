@@ -93,7 +93,7 @@ class TestOrder:
         assert sink.calls == ["close"]
 
     def test_closed_once(self, bus):
-        """Whoever closes twice closes the sink once, and does not wait the second time."""
+        """Closing twice closes the sink once, and does not wait the second time."""
         sink = Sink()
         subscription = bus.subscribe(sink, to=Ticked)
         bus.log(Ticked())
@@ -242,7 +242,7 @@ class TestGivenUp:
         assert sinks[0].calls == sinks[2].calls == [0, "close"]
 
     def test_second_close_is_quick(self, bus, gate):
-        """Nobody waits twice for a sink that was given up."""
+        """No call waits twice for a sink that was given up."""
         subscription = bus.subscribe(gate, to=Ticked, runs_on=RunsOn.WORKER)
         bus.log(Ticked())
         assert gate.entered.wait(10)

@@ -53,7 +53,7 @@ def assert_dense(frames):
 
 @pytest.fixture
 def own_identity():
-    """Let the process be somebody of this test's."""
+    """Give the process a source of this test's."""
     set_process_source(Source(run_id="of this test"))
     yield
     set_process_source(None)
@@ -406,7 +406,7 @@ class TestFrames:
 
 class TestIdentity:
     def test_as_of_the_first_event(self, bus, frames, monkeypatch):
-        """The stream is of whoever the process is when its first event comes."""
+        """The stream is of the source that the process is when its first event comes."""
         bus.subscribe(frames)
         mine = attrs.evolve(process_source(), run_id="told later")
         set_process_source(mine)

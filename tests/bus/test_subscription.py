@@ -91,7 +91,7 @@ class TestUnsubscribe:
         assert sink.calls == [DOG, DOG, DOG, "closed"]
 
     def test_dropped_subscription(self, bus):
-        """Nobody has to keep the subscription."""
+        """The caller need not keep the subscription."""
         got = []
         bus.subscribe(got.append, to=Dog)
         bus.log(DOG)
@@ -205,7 +205,7 @@ class TestFromWithin:
 
 class TestWhileOthersLog:
     def test_subscribe(self, bus, scaled, in_threads):
-        """Whoever subscribes while other threads log misses nothing that is logged after, and no other handler does."""
+        """A handler that subscribes while other threads log misses nothing logged after, and no other handler does."""
         logged = scaled(20_000)
         steady = []
         bus.subscribe(steady.append, to=Stone)

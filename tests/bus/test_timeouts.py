@@ -64,7 +64,7 @@ class TestTimeouts:
         assert time.monotonic() - started < 10
 
     def test_by_a_second_thread(self, bus, gate):
-        """Whoever flushes while another waits for a stuck handler waits no longer than it wants."""
+        """A thread that flushes while another waits for a stuck handler waits no longer than it wants."""
         bus.subscribe(gate, to=Ticked, runs_on=RunsOn.WORKER)
         bus.log(Ticked())
         other = threading.Thread(target=bus.flush, args=(5.0,))

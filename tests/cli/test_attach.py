@@ -34,7 +34,7 @@ def place(monkeypatch):
 
 @pytest.fixture
 def job(place, tmp_path):
-    """Give a job that publishes, and logs ten events as soon as somebody wants them."""
+    """Give a job that publishes, and logs ten events as soon as a viewer wants them."""
     with (
         trackside.Bus() as bus,
         trackside.start(tmp_path / "run", bus=bus, remote=trackside.Remote(publish=True), report=False) as job,

@@ -287,7 +287,7 @@ class TestStretch:
         assert self.elapsed(command("goodput", disrupted, "--json", "--window", 4.5)) == (4.5, 4.5, 0.0)
 
     def test_window_before(self, command, disrupted):
-        """With an end it is the last one before that: here, of the time in which nobody was there."""
+        """With an end it is the last one before that: here, of the time in which no process was there."""
         given = ("--window", 4, "--to", START_S + 30)
         assert self.elapsed(command("goodput", disrupted, "--json", *given)) == (4.0, 0.0, 0.0)
 

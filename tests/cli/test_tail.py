@@ -161,7 +161,7 @@ class TestUnreadable:
 
     @pytest.mark.parametrize("options", [[], ["-n", "1"], ["--follow"]])
     def test_no_log(self, command, unreadable, options):
-        """A file that is no log is exit code 2 and one line; nobody waits for it to become one."""
+        """A file that is no log is exit code 2 and one line, without waiting for it to become one."""
         outcome = command("tail", unreadable, *options)
 
         assert (outcome.code, outcome.out) == (2, "")

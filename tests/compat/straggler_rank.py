@@ -1,7 +1,7 @@
 """
 One rank of a job that uses the detector over a gloo group; prints what its reports say.
 
-Its section lasts by a clock of its own, so that a busy machine makes nobody slow.
+Its section lasts by a clock of its own, so that a busy machine makes no rank slow.
 """
 
 from __future__ import annotations

@@ -260,7 +260,7 @@ class TestSpan:
 
 class TestErrors:
     def test_ours(self):
-        """Whoever catches One Logger's errors catches all of trackside's."""
+        """A caller that catches One Logger's errors catches all of trackside's."""
         assert OneLoggerError is TracksideError
 
     def test_assert_that(self):

@@ -176,7 +176,7 @@ class TestTrainingTelemetryProvider:
 
 class TestDisabled:
     def test_rank(self, one_logger, recording):
-        """On a rank that is off nothing is exported, no exporter is touched, and nobody listens."""
+        """On a rank that is off nothing is exported, no exporter is touched, and no handler listens."""
         one_logger.start(recording, enable_for_current_rank=False)
         with context.application(), context.training_loop(0), context.training_iteration():
             pass

@@ -70,12 +70,14 @@ class TestLife:
         with pytest.raises(AssertionError):
             Detector.initialize()
 
-    def test_shut_down_twice(self, detector):
+    def test_shut_down_twice(self, detector, timed):
         """It can be shut down twice, and started again."""
         detector()
         Detector.shutdown()
         Detector.shutdown()
         detector()
+        timed("a", 2.0)
+        assert Detector.generate_report().local_section_summaries["a"][Statistic.NUM] == 1
 
 
 class TestSections:

@@ -76,7 +76,7 @@ class TestFrom:
 
     @pytest.mark.hang_guard(60)
     def test_threads(self, bus, scaled):
-        """Threads that log through torch.monitor while a handler of ours is slow stop nobody, and nothing is lost."""
+        """Threads that log through torch.monitor while a handler of ours is slow stop no other, and nothing is lost."""
         each = scaled(10_000)
 
         def log():

@@ -24,7 +24,7 @@ BEGAN_US = 1_700_000_000_000_000
 
 
 def line(name, at_us, step=None, **given):
-    """Return a line as torchtitan's formatter writes it; its fields that nobody reads are left out."""
+    """Return a line as torchtitan's formatter writes it; its fields that are not read are left out."""
     told = {"rank": 1, "global_rank": 1, "local_rank": 1, "source": "training", "host_name": "node-1", "pid": 77}
     told |= {"tid": 5, "time_us": BEGAN_US + at_us, "log_type": "event", "log_type_name": name, "seq_id": 0}
     return told | ({"step": step} if step is not None else {}) | given

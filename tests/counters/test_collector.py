@@ -269,7 +269,7 @@ class TestCountWindows:
         assert [window.total_count for window in station.windows()] == list(range(100, threads * 5000 + 1, 100))
 
     def test_more_than_can_wait(self, station):
-        """Of windows that nobody comes to publish, 4,096 wait; the rest is counted, and the totals stay right."""
+        """Of windows that are not published, 4,096 wait; the rest is counted, and the totals stay right."""
         collector = station.collect(count=1)
         station.add("x", *[1] * (MAX_WAITING + 10))
         station.tick()
@@ -286,7 +286,7 @@ class TestCountWindows:
 
 class TestAggregations:
     def test_default(self, station):
-        """Where nobody says, a window tells count, sum and mean."""
+        """Where it is not said, a window has count, sum and mean."""
         station.collect(interval_s=1)
         station.add("x", 1, 2)
         station.tick()
@@ -561,7 +561,7 @@ class TestFlush:
 
 class TestWanted:
     def test_nothing_is_built_for_nobody(self, station):
-        """Where nobody wants windows, none are published, and the samples are not kept for later."""
+        """Where no handler wants windows, none are published, and the samples are not kept for later."""
         station.collect(interval_s=1)
         station.wanted = False
         station.add("x", 1)

@@ -44,7 +44,7 @@ class TestAdd:
         assert (stat.count, stat.sum) == (5000, 12_497_500)
 
     def test_memory_is_bounded(self):
-        """With nobody to collect, no more than 1,024 samples wait."""
+        """Without a collector, no more than 1,024 samples wait."""
         stat = Stat("x")
         for value in range(10 * FOLD_AT):
             stat.record(value)
@@ -127,7 +127,7 @@ class TestExtremes:
         assert (snapshot.minimum, snapshot.maximum, snapshot.last) == (-1, 3, 2)
 
     def test_not_asked_for(self):
-        """Where nobody asked, they are None and not something else."""
+        """Where they were not asked for, they are None and not something else."""
         snapshot = filled(3, -1).snapshot()
 
         assert (snapshot.minimum, snapshot.maximum) == (None, None)

@@ -16,7 +16,7 @@ from trackside.events import ConfigError, CounterWindow
 
 class TestCounter:
     def test_same_for_a_name(self, station):
-        """A name is one stat, whoever asks."""
+        """A name is one stat, whichever caller asks."""
         assert station.stat("x") is station.stat("x")
 
     def test_declaration(self, station):
@@ -139,7 +139,7 @@ class TestObserve:
         assert (len(asked), station.values()) == (1, [{"value": 5}, {"value": 5}])
 
     def test_not_without_a_collector(self, station):
-        """With nobody to collect, nobody is asked."""
+        """Without a collector no callback is called."""
         asked = []
         station.gauge("x", callback=lambda: asked.append(1) or 5)
         station.collect(interval_s=1, match="y")
@@ -284,7 +284,7 @@ class TestSampler:
         registry.close()
 
     def test_stop_while_being_started(self, monkeypatch):
-        """Whoever stops the thread in the moment when another starts it waits for its end, like anybody."""
+        """A caller that stops the thread in the moment when another starts it waits for its end, like anybody."""
         is_born, may_start, may_run = threading.Event(), threading.Event(), threading.Event()
         sampler = Sampler(lambda: None)
 
@@ -305,7 +305,7 @@ class TestSampler:
         assert sampler.stop(10)
 
     def test_closed_before_it_starts(self):
-        """A registry that is closed while somebody begins to collect has no thread afterwards."""
+        """A registry that is closed while a collector begins has no thread afterwards."""
         registry = make_threaded(lambda window: None)
 
         class Interposed:
@@ -408,7 +408,7 @@ class TestSampler:
         assert sampler.stop(10)
 
     def test_in_a_forked_child(self):
-        """A child has no thread until somebody resumes it."""
+        """A child has no thread until it is resumed."""
         registry = make_threaded(lambda window: None)
         registry.collect(interval_s=1000)
         read, write = os.pipe()

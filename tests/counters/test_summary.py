@@ -152,7 +152,7 @@ class TestTotal:
 
 
 class Odd:
-    """A number of a kind that nobody knows."""
+    """A number of an unknown kind."""
 
     def __float__(self):
         return 2.5

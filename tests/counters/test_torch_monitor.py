@@ -175,7 +175,7 @@ class TestStatRows:
         assert station.add("x", "3").snapshot().invalid == 1
 
     def test_two_stats_one_name(self, station):
-        """Stat: two may share a name, and nobody can tell their events apart. Here a name is one stat."""
+        """Stat: two may share a name, and their events cannot be distinguished. Here a name is one stat."""
         assert station.stat("x", unit="s") is station.stat("x")
         with pytest.raises(ConfigError, match="give the same, or nothing"):
             station.stat("x", unit="ms")
@@ -190,7 +190,7 @@ class TestStatRows:
         assert (station.add("x", 1, 2).count, station.stat("x").sum) == (2, 3)
 
     def test_registry_is_not_readable(self, station):
-        """Stat: nobody can ask which there are. Here anybody can."""
+        """Stat: there is no list of them. Here there is."""
         station.stat("x")
 
         assert [stat.name for stat in station.registry.counters()] == ["x"]

@@ -58,7 +58,7 @@ class Converted(Event):
 
 
 class Undeclared(Plain):
-    """A subclass that nobody declared, with an initializer of its own."""
+    """A subclass that was not declared, with an initializer of its own."""
 
     def __init__(self):
         super().__init__(index=7)
@@ -197,7 +197,7 @@ class TestTheClass:
             Failing()
 
     def test_initializer_replaced(self, monkeypatch):
-        """An initializer that somebody puts in the place of attrs's is called from then on."""
+        """An initializer that is put in the place of attrs's is called from then on."""
         assert Plain(index=1).index == 1
 
         def other(self, index):

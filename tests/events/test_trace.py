@@ -17,7 +17,7 @@ GRANDCHILD = Source(id="2222222222222222", parent=Parent(WORKER.id, 9))
 
 class TestTraceOf:
     def test_of_its_own(self):
-        """Who was started by nobody has a trace of its own."""
+        """Who was started by no process has a trace of its own."""
         assert trace_of(MAIN) == "00c0ffee00c0ffee0000000000000000"
 
     def test_of_the_starter(self):
@@ -25,7 +25,7 @@ class TestTraceOf:
         assert trace_of(WORKER) == trace_of(MAIN)
 
     def test_of_others(self):
-        """Who was started in somebody's trace is in it."""
+        """Who was started in another's trace is in it."""
         assert trace_of(Source(id=MAIN.id, parent=Parent(TRACE, 5))) == TRACE
 
     def test_further_up(self):
@@ -63,7 +63,7 @@ class TestGlobalId:
 
 class TestParentId:
     def test_none(self):
-        """Who was started by nobody, or outside of any span, hangs under nothing."""
+        """Who was started by no process, or outside of any span, hangs under nothing."""
         assert (parent_id(MAIN), parent_id(Source(parent=Parent(MAIN.id, 0)))) == (0, 0)
 
     def test_starter_alone(self):
@@ -75,7 +75,7 @@ class TestParentId:
         assert parent_id(GRANDCHILD, {WORKER.id: WORKER}) == global_id(WORKER, 9)
 
     def test_of_others(self):
-        """A span of somebody else's keeps its id."""
+        """A span of another program's keeps its id."""
         assert parent_id(Source(parent=Parent(TRACE, 0xB7AD6B7169203331))) == 0xB7AD6B7169203331
 
 

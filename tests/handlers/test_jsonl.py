@@ -119,11 +119,11 @@ class TestLines:
         ]
 
     def test_runs_on_a_sink_worker(self):
-        """A sink runs on a sink worker: a disk that stalls holds up nobody else."""
+        """A sink runs on a sink worker: a disk that stalls delays no other handler."""
         assert JsonlSink.runs_on is RunsOn.WORKER
 
     def test_written_without_asking(self, tmp_path):
-        """What was logged is in the file soon, also when nobody flushes."""
+        """What was logged is in the file soon, also without a flush."""
         path = tmp_path / "events.jsonl.part"
         with Bus() as bus:
             bus.subscribe(JsonlSink(tmp_path / "events.jsonl"), to=Noted)
@@ -186,7 +186,7 @@ class TestNames:
         assert numbers_in(tmp_path / "events.0001.jsonl") == [1]
 
     def test_taken_while_it_was_written(self, tmp_path):
-        """A file keeps its suffix if somebody took its name meanwhile."""
+        """A file keeps its suffix if its name was taken meanwhile."""
         sink = JsonlSink(tmp_path / "events.jsonl")
         sink(noted(1))
         sink.flush(1.0)

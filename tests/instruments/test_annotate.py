@@ -20,7 +20,7 @@ def no_annotation():
 
 class TestAnnotator:
     def test_nesting(self):
-        """Ranges open and close as the spans do, though nobody listens."""
+        """Ranges open and close as the spans do, though no handler listens."""
         calls = []
 
         def note(name):

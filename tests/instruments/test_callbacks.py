@@ -122,7 +122,7 @@ class TestPairs:
 
     @pytest.mark.parametrize("stem", PAIRS)
     def test_off(self, stem):
-        """While nobody listens no span is numbered, nothing is left open, and a second end is no error."""
+        """While no handler listens no span is numbered, nothing is left open, and a second end is no error."""
         opened = getattr(callbacks, f"on_{stem}_start")()
         getattr(callbacks, f"on_{stem}_end")()
         getattr(callbacks, f"on_{stem}_end")()
@@ -206,7 +206,7 @@ class TestTrain:
 
 class TestDisorder:
     def test_second_start(self, captured):
-        """A second start ends the first, and the iteration that nobody ended has failed."""
+        """A second start ends the first, and the iteration that was not ended has failed."""
         for _ in range(2):
             on_training_single_iteration_start()
         on_training_single_iteration_end()
@@ -421,7 +421,7 @@ class TestSave:
         assert list(inspect.signature(on_save_checkpoint_end).parameters) == ["finish_time_msec"]
 
     def test_success_alone(self, captured):
-        """A success that nobody saw begin is told all the same."""
+        """The success of a save whose begin was not seen is recorded all the same."""
         on_save_checkpoint_success(700, 1_000)
         assert self.outcomes(captured) == [(CheckpointSaveSucceeded, 700, 1_000_000_000)]
 

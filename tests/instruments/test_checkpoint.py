@@ -117,7 +117,7 @@ class TestSync:
         assert [(event.global_step, event.save_span_id) for event in found] == [(100, 0)]
 
     def test_off(self):
-        """While nobody listens a save is nothing."""
+        """While no handler listens a save is nothing."""
         with checkpoint_save(100) as save:
             pass
         assert save.id == 0
@@ -161,7 +161,7 @@ class TestAsync:
         ] == [(step, f"/ckpt/{step}", saves[step].id) for step in (300, 100, 200)]
 
     def test_told_again(self, captured):
-        """A save is its step's until it is told; who tells once more speaks of one that nobody saw."""
+        """A save is its step's until its outcome is recorded; a second outcome is of one that was not seen."""
         with checkpoint_save(100, strategy="async") as save:
             pass
         checkpoint_succeeded(100)
@@ -190,7 +190,7 @@ class TestAsync:
         assert told(captured) == [(CheckpointSaveFailed, 100)]
 
     def test_nobody_saw_it_begin(self, captured):
-        """The success of a save that nobody saw begin is told with what is known."""
+        """The success of a save whose begin was not seen is recorded with what is known."""
         checkpoint_succeeded(700, path="/ckpt/700")
         (event,) = captured.of(CheckpointSaveSucceeded)
         assert (event.global_step, event.path, event.duration_ns, event.save_span_id) == (700, "/ckpt/700", None, 0)

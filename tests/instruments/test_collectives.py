@@ -39,7 +39,7 @@ class TestTimeCollectives:
         assert (event.counts[place], event.waits) == (2, event.names)
 
     def test_opt_in(self, captured, group):
-        """Nobody touches torch who is not asked to."""
+        """Torch is not touched unless that is asked for."""
         before = distributed.barrier
         time_collectives(["barrier"])
         assert distributed.barrier is not before

@@ -76,7 +76,7 @@ class TestTimes:
         )
 
     def test_not_yet_finished(self, sections, gpu, published):
-        """What it has not finished comes in a later window, and nobody waits for it."""
+        """What it has not finished comes in a later window, and nothing waits for it."""
         for step in range(3):
             with sections.section("forward", gpu=True):
                 pass

@@ -1,4 +1,4 @@
-"""Iterations: their steps, what was done in them, and what they cost when nobody listens."""
+"""Iterations: their steps, what was done in them, and what they cost when no handler listens."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class TestDone:
         assert (event.samples, event.tokens, event.flops, event.loss) == (31, 7, 2.0, 0.25)
 
     def test_not_given(self, captured):
-        """What nobody said is not made up."""
+        """What was not given is not made up."""
         with training_iteration(0):
             pass
         event = only(captured)
@@ -130,7 +130,7 @@ class TestStep:
         assert ambient.get()[1] == -1
 
     def test_inside_when_iterations_are_not_wanted(self):
-        """It has the step also where nobody asked for iterations."""
+        """It has the step also where no handler asked for iterations."""
         found = []
         with default_bus.subscribe(found.append, to=SpanEventAdded), training_iteration(7):
             default_bus.log(SpanEventAdded(name="x"))
@@ -259,14 +259,14 @@ class TestDecorator:
             training_iteration(5)(lambda: None)
 
     def test_fixed_step_while_on(self, captured):
-        """Also while somebody listens."""
+        """Also while a handler listens."""
         with pytest.raises(ConfigError, match="leave it out of a decorator"):
             training_iteration(5)(lambda: None)
 
 
 class TestOff:
     def test_does_nothing(self):
-        """While nobody listens an iteration takes what it is told and keeps nothing."""
+        """While no handler listens an iteration takes what it is given and keeps nothing."""
         with training_iteration(7) as iteration:
             iteration.set(loss=0.5, samples=3, anything=1)
             iteration.event("x")

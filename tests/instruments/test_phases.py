@@ -104,7 +104,7 @@ class TestTrainingLoop:
         }
 
     def test_samples_of_a_resumed_run(self, captured):
-        """Without a batch size nobody knows how many samples were seen before."""
+        """Without a batch size it is unknown how many samples were seen before."""
         with training_loop(90):
             pass
         assert self.started(captured) == {"train_iterations_start": 90}

@@ -132,7 +132,7 @@ class TestWindows:
         assert windows[0].groups == {"pipeline_stage": "3"}
 
     def test_handler_that_uses_sections(self, bus, sections, run):
-        """Whoever receives a window may enter sections."""
+        """The handler that receives a window may enter sections."""
         seen = []
 
         def receive(event):
@@ -324,7 +324,7 @@ class TestWaiting:
 
 class TestNobodyListens:
     def test_nothing_is_timed(self, bus, ticking):
-        """While nobody wants windows, no time is kept."""
+        """While no handler wants windows, no time is kept."""
         sections = Sections(bus)
         with sections.section("s"):
             pass

@@ -149,7 +149,7 @@ class TestNesting:
         assert ended(captured, "outer").parent_span_id == 0
 
     def test_siblings(self, captured):
-        """A span that ended is nobody's parent."""
+        """A span that ended is no span's parent."""
         with span("outer") as outer:
             with span("first"):
                 pass
@@ -181,13 +181,13 @@ class TestNesting:
 
 class TestOff:
     def test_nothing_is_done(self):
-        """While nobody listens a span takes no id and surrounds nothing."""
+        """While no handler listens a span takes no id and surrounds nothing."""
         with span("x") as work:
             work.event("y")
             assert (work.id, work.is_open, ambient.get()[0]) == (0, False, 0)
 
     def test_no_clock(self):
-        """While nobody listens a span reads no clock, neither at its start nor at its end."""
+        """While no handler listens a span reads no clock, neither at its start nor at its end."""
         read = []
         with clock.installed(lambda: read.append("monotonic") or 0, lambda: 0):
             read.clear()  # to install one compares it with the wall clock
@@ -196,7 +196,7 @@ class TestOff:
             assert read == []
 
     def test_nobody_wants_it(self):
-        """A span of a level that nobody asked for is nothing to those inside it."""
+        """A span of a priority that was not asked for is nothing to those inside it."""
         found = []
         outer = span("evaluate", priority=LIFECYCLE)
         subscription = default_bus.subscribe(found.append, to=SpanEnded, min_priority=LIFECYCLE)
@@ -363,7 +363,7 @@ class TestDecorator:
         assert len({event.span_id for event in captured.of(SpanEnded)}) == 8
 
     def test_decorated_while_off(self):
-        """A function that was decorated before anybody listened is a span once somebody does."""
+        """A function that was decorated before any handler listened is a span once one does."""
         work = span("work")(lambda: None)
         found = []
         with default_bus.subscribe(found.append, to=SpanEnded):

@@ -263,7 +263,7 @@ class TestSampling:
         assert len(reads) == system.MAX_FAILURES
 
     def test_hanging(self):
-        """A reading that hangs keeps nobody from closing."""
+        """A reading that hangs does not keep the bus from closing."""
         release, reading = threading.Event(), threading.Event()
 
         def hang():

@@ -75,7 +75,7 @@ def eventually():
 
 @pytest.fixture
 def port():
-    """Return a port that nobody listens on."""
+    """Return a port that nothing listens on."""
     return free_port()
 
 

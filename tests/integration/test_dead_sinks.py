@@ -290,7 +290,7 @@ class Training:
 
 @pytest.fixture(scope="module")
 def undisturbed():
-    """Return the losses of a training of which nobody takes any note."""
+    """Return the losses of a training of which nothing is recorded."""
     training = Training()
     training.train(3 * STEPS)
     return training.losses
@@ -326,7 +326,7 @@ class Witness:
 
 
 def check_witnesses(tmp_path, witness):
-    """Check that whoever was in no trouble has every event, each once."""
+    """Check that each sink that was in no trouble has every event, each once."""
     logged = [(event.seq, type(event)) for event in replay(tmp_path / "runs")]
     assert [number for number, _ in logged] == list(range(len(logged)))
     assert [(number, kind) for number, kind, _ in witness] == logged
@@ -358,7 +358,7 @@ def since(before, now):
 class TestComesBack:
     def test_nothing_is_lost(self, systems, started, tmp_path, undisturbed, eventually, *, who, trouble):
         """
-        A system that is away for a while gets everything once it is back; nobody else notices, the training least.
+        A system that is away for a while gets everything once it is back; no other sink notices, the training least.
         """
         troubled = list(systems.values()) if who == "all" else [systems[who]]
         job, witness = started(*(system.sink for system in systems.values()))

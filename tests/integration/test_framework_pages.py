@@ -40,7 +40,7 @@ def blocks(page):
 
 @pytest.fixture(autouse=True)
 def elsewhere(monkeypatch, tmp_path):
-    """Let ``runs/`` be nobody's, and let the trainers be as small as they can be."""
+    """Let ``runs/`` be free, and let the trainers be as small as they can be."""
     monkeypatch.chdir(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""The README and the landing page as somebody meets them: a wheel in a new environment, without the repository."""
+"""The README and the landing page as a new reader meets them: a wheel in a new environment, without the repository."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class TestAsWritten:
     def test_code(self, typed, page, number):
         """Each block of Python runs as it stands, without a warning."""
         (typed.directory / "example.py").write_text(blocks(page, "python")[number])
-        typed("python -W error example.py")
+        typed("python -W error example.py")  # fails unless it ends with status 0 and without a traceback
 
     def test_a_minute(self, typed):
         """The script and the commands after it, typed in their order, end in a report; no command needs an extra."""

@@ -130,7 +130,7 @@ class TestWriterSide:
         assert bus.flush(10)
         nats_server.pause()
         log_steps(bus, 10, 10)
-        assert not bus.flush(3.0)  # published, and perhaps more than once; nobody answers
+        assert not bus.flush(3.0)  # published, and perhaps more than once; there is no answer
         nats_server.resume()
         assert bus.flush(20)
         with NatsReader(nats_server.url, stream=STREAM, follow=False, to=IterationEnded) as events:

@@ -384,7 +384,7 @@ class TestSeries:
 
 class TestServing:
     def test_port_taken(self, port, caplog, monkeypatch):
-        """A port that is taken hurts nobody: it is tried again, and served once it is free."""
+        """A port that is taken hurts no handler: it is tried again, and served once it is free."""
         from trackside.handlers import prometheus_client as module
 
         monkeypatch.setattr(module, "_RETRY_INTERVAL_S", 0.0)
@@ -402,7 +402,7 @@ class TestServing:
         sink.close(5)
 
     def test_from_the_first_event_to_the_end(self, port):
-        """Somebody listens from the first event on, until the end: a rank that takes no part has no page."""
+        """A handler listens from the first event on, until the end: a rank that takes no part has no page."""
         sink = PrometheusSink(port)
         assert not sink.is_served
         sink(of(Source(run_id="run"), IterationEnded(step=1, duration_ns=1)))

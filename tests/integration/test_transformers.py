@@ -252,7 +252,7 @@ class TestLoads:
 
 class TestEvaluation:
     def test_outside_training(self, events, tmp_path):
-        """An evaluation by itself is a validation loop; its first batch's beginning is known to nobody."""
+        """An evaluation by itself is a validation loop; its first batch's beginning is unknown."""
         trainer = trainer_of(tmp_path, TracksideCallback())
         trainer.evaluate()
         trainer.predict(trainer.eval_dataset)

@@ -21,7 +21,7 @@ def blocks(page, language):
 
 
 def shell(script, directory):
-    """Run a script as somebody would who has trackside installed."""
+    """Run a script as a user with trackside installed would."""
     tools = directory / "bin"
     tools.mkdir(exist_ok=True)
     program = "import sys; from trackside.cli import main; sys.exit(main())"

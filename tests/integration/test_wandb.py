@@ -134,7 +134,7 @@ class Offline:
 
 @pytest.fixture(autouse=True)
 def offline(tmp_path, monkeypatch):
-    """Have W&B write to a directory of the test's own, and talk to nobody."""
+    """Have W&B write to a directory of the test's own, and connect to no server."""
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
     given = {"MODE": "offline", "DIR": str(tmp_path), "SILENT": "true", "ERROR_REPORTING": "false"}

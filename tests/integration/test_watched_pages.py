@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -52,7 +53,9 @@ def test_opentelemetry(collector, tmp_path):
 def test_prometheus(port, tmp_path):
     """The page's lines serve a job's page and hand the port back."""
     pytest.importorskip("prometheus_client")
-    run("prometheus.md", tmp_path, "9464", str(port))
+    run("prometheus.md", tmp_path, "9464", str(port))  # fails unless the job ends well and loses nothing
+    with socket.create_server(("127.0.0.1", port)) as server:
+        assert server.getsockname()[1] == port
 
 
 def test_nats(nats_server, tmp_path):

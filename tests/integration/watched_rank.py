@@ -1,7 +1,7 @@
 """
 One rank of a gloo job that watches for stragglers and gathers their windows; prints what it was told, as JSON.
 
-Its sections last by a clock of its own, so that a busy machine makes nobody slow.
+Its sections last by a clock of its own, so that a busy machine makes no rank slow.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class TestOptedIn:
         assert opted_in() == expected
 
     def test_unset(self):
-        """Nobody who says nothing gets anything."""
+        """Without opting in nothing is recorded."""
         assert opted_in() is None
 
 

@@ -66,7 +66,7 @@ class TestSamplesIn:
         ],
     )
     def test_is_the_length_of_the_first_tensor(self, batch, expected):
-        """A batch is as long as the first tensor in it, however it is packed; without one nobody knows."""
+        """A batch is as long as the first tensor in it, however it is packed; without one it is unknown."""
         assert samples_in(batch) == expected
 
 
@@ -202,7 +202,7 @@ class TestPatches:
         assert one.method() == 1
 
     def test_leaves_what_others_did(self):
-        """What somebody has replaced since stays as they left it."""
+        """What was replaced by others since stays as they left it."""
 
         class Owner:
             def method(self):

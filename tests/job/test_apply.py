@@ -17,7 +17,7 @@ SOURCE = Source(id="a", run_id="r", rank=3, world_size=8)
 
 @pytest.fixture
 def bus(bus):
-    """Give a bus with somebody who keeps everything."""
+    """Give a bus with a handler that keeps everything."""
     bus.captured = Capture()
     bus.subscribe(bus.captured)
     return bus
@@ -90,7 +90,7 @@ class TestOff:
         assert (list(bus.captured), made, bus.strict) == ([], [], False)
 
     def test_is_enabled(self, applied):
-        """Whoever starts telemetry can ask."""
+        """The caller that starts telemetry can ask."""
         assert applied(disabled_ranks=3).is_enabled is False
         assert applied().is_enabled is True
 

@@ -184,7 +184,7 @@ class Stalled:
 class TestExit:
     @pytest.mark.hang_guard(60)
     def test_bounded(self, run, bus):
-        """A job whose updates nobody takes ends within its bound all the same."""
+        """A job whose updates no handler takes ends within its bound all the same."""
         sink = Stalled()
         job = run(handlers=[sink])
         train(bus, 20)

@@ -96,7 +96,7 @@ class TestAnchor:
         assert captured.of(ClockAnchored)[1].offset_ns == 12_000_000
 
     def test_first_reading_knows_of_no_sleep(self, pulse, captured):
-        """How long the machine slept before the process began is not told: it is nobody's gap."""
+        """How long the machine slept before the process began is not recorded: it is no gap."""
         pulse.anchor()
 
         assert captured.of(ClockAnchored)[0].suspended_ns == 0
@@ -176,7 +176,7 @@ class TestBeat:
         assert captured.of(Heartbeat)[0].open_spans == spans
 
     def test_nobody_listens(self, bus, clocks):
-        """While nobody wants heartbeats none is built, and none is counted."""
+        """While no handler wants heartbeats none is built, and none is counted."""
         pulse = HeartbeatThread(bus, read_open_spans=_explode)
         pulse.beat()
         captured = Capture()

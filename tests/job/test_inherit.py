@@ -293,7 +293,7 @@ class TestAnnounce:
         assert note["source"]["rank"] == 3
 
     def test_not_a_child(self, tmp_path):
-        """A process that is no child of multiprocessing joins nobody."""
+        """A process that is no child of multiprocessing joins no job."""
         announce(tmp_path, self.SOURCE)
 
         assert not join_parent()

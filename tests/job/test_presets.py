@@ -84,7 +84,7 @@ class TestPresets:
 
     @pytest.mark.parametrize("name", ["default", "per_step"])
     def test_costs_nothing(self, name):
-        """What comes several times a step is not even built while nobody else wants it."""
+        """What comes several times a step is not even built while no other handler wants it."""
         with Bus() as bus:
             bus.subscribe(Capture(), **preset(name).arguments())
             assert bus.wants(ProfileSpanEnded) is False

@@ -76,7 +76,7 @@ class TestStart:
         assert bus.is_idle
 
     def test_taken(self, place, tmp_path, bus):
-        """An endpoint that somebody serves already is not taken away from them."""
+        """An endpoint that is served already is not taken away."""
         with (
             trackside.start(tmp_path, bus=bus, remote=trackside.Remote(publish=f"ipc://{place}/job"), report=False),
             trackside.Bus() as other,
@@ -112,7 +112,7 @@ class TestKept:
 
     @pytest.mark.parametrize("rank", [0, 1])
     def test_none_unless_watched(self, place, tmp_path, bus, rank, monkeypatch):
-        """A job that nobody can attach to keeps none of them."""
+        """A job that no viewer can attach to keeps none of them."""
         monkeypatch.setenv("RANK", str(rank))
         with trackside.start(tmp_path, bus=bus, report=False):
             assert "TrainingMetrics" in self.kept(bus)

@@ -48,7 +48,7 @@ class Said(Event):
 
 
 class Telegraph:
-    """Sends each text to a server, as the sinks for systems of somebody else's do."""
+    """Sends each text to a server, as the sinks for other vendors' systems do."""
 
     runs_on = RunsOn.WORKER
 
@@ -77,7 +77,7 @@ class Telegraph:
 
 @pytest.fixture
 def dead_port():
-    """Give a port of this machine at which nobody listens."""
+    """Give a port of this machine at which no handler listens."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield held.getsockname()[1]
@@ -515,7 +515,7 @@ class TestClose:
         assert capsys.readouterr().err.count("lost      nothing") == 1
 
     def test_at_exit(self, tmp_path):
-        """A job that nobody closes is closed at exit, with its last events, windows and the summary."""
+        """A job that is not closed is closed at exit, with its last events, windows and the summary."""
         program = """
             import sys, trackside
             from trackside import Event, event

@@ -114,7 +114,7 @@ class TestReports:
 
 class TestActions:
     def test_called(self, given):
-        """The action is called with each report that names somebody, and with no other."""
+        """The action is called with each report that names a rank, and with no other."""
         told = []
         watch = given(on_straggler=told.append)
         feed(watch, 0, 10, 10, 10)
@@ -152,7 +152,7 @@ class TestActions:
 
 class TestStopping:
     def test_off(self, given):
-        """Unless it is asked for, nobody is told to stop."""
+        """Unless it is asked for, no rank is stopped."""
         watch = given(agree_every_steps=1)
         feed(watch, 0, 10, 20, 10)
         assert watch.should_stop(0) is False

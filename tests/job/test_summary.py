@@ -88,7 +88,7 @@ class TestSummarize:
         )
 
     def test_what_came_later(self, tmp_path):
-        """What waits when everything was done in time was logged since, and is nobody's loss."""
+        """What waits when everything was done in time was logged since, and is no loss."""
         stats = BusStats(handlers=(HandlerStats(name="acme.Other", runs_on="worker", logged=9, handled=8, in_queue=1),))
         lines = summarize(SOURCE, stats, [], Log(tmp_path), 0.0).splitlines()
 

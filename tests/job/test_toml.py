@@ -100,7 +100,7 @@ class TestFromToml:
         ],
     )
     def test_unknown(self, read, text, unknown):
-        """A key that nobody knows is refused, with those that are known."""
+        """An unknown key is refused, with those that are known."""
         with pytest.raises(ConfigError, match=f"got '{unknown}'; known keys of .*"):
             read(text)
 

@@ -47,7 +47,7 @@ class TestLocation:
         assert location([0.25] * 100).error == 0
 
     def test_few(self):
-        """Of a few values nobody knows what they are off by."""
+        """Of a few values the error is unknown."""
         assert math.isinf(location([1.0, 2.0, 3.0]).error)
 
     def test_nothing(self):

@@ -115,7 +115,7 @@ class TestView:
         for event in replay(made_up(ranks=1, steps=20)):
             top.drive(event)
         first = top.view(S).goodput
-        top.goodput = None  # nobody asks it again for ten seconds
+        top.goodput = None  # it is not asked again for ten seconds
         assert [top.view(S).goodput for _ in range(5)] == [first] * 5
 
     def test_json(self, watched):

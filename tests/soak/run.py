@@ -85,7 +85,7 @@ def job(directory: str, collector: str, steps_per_s: str) -> None:
                 trackside.counter("tokens").add(512)
                 trackside.log(StepTaken(number=count))
             count += 1
-            if count % 500 == 0:  # files that nobody deletes are no growth of ours
+            if count % 500 == 0:  # files that are not deleted are no growth of ours
                 for path in sorted(below.glob("events*.jsonl"))[:-1]:
                     path.unlink()
     trackside.flush(30.0)

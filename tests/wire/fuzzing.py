@@ -1,5 +1,5 @@
 """
-Feed a decoder what nobody would write, in a process with little memory; started by `test_hostile.py`.
+Feed a decoder what no writer writes, in a process with little memory; started by `test_hostile.py`.
 
 Prints one line of JSON: how many inputs were read and refused, what else was raised, the slowest input and the growth.
 """

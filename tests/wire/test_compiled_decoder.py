@@ -199,7 +199,7 @@ class TestPlain:
             FrameDecoder().decode(frame((0.5, None, [], None, fuzzing.nested(33))))
 
     def test_unknown(self):
-        """Rows of a type that nobody declared are unknown events."""
+        """Rows of a type that was not declared are unknown events."""
         (event,) = FrameDecoder().decode(frame((1,), names=["a"], name="acme.unheard")).events
         assert (type(event), event.fields) == (UnknownEvent, {"a": 1})
 

@@ -1,4 +1,4 @@
-"""Rows to events, whoever wrote them: this release, an older one, a newer one, somebody else."""
+"""Rows to events, written by this release, an older one, a newer one or another program."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ class TestGrowth:
         assert fields_of(saved) == {"path": "a", "size_bytes": 7, "took_s": 0.5, "tags": []}
 
     def test_unknown_name(self):
-        """An event of a name nobody declared is kept as it is."""
+        """An event of a name that was not declared is kept as it is."""
         assert decode("acme.never.declared", 4, {"a": [1, {"b": None}]}) == UnknownEvent(
             at_ns=9, span_id=2, step=3, name="acme.never.declared", fields={"a": [1, {"b": None}]}, name_version=4
         )

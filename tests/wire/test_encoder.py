@@ -422,7 +422,7 @@ class TestUnknown:
 
 
 class Odd:
-    """Something nobody can record."""
+    """A value that cannot be recorded."""
 
 
 keys = st.text(max_size=5) | st.integers() | st.none() | st.booleans() | st.sampled_from(Colour)

@@ -281,7 +281,7 @@ class TestHeader:
 
 class TestSource:
     def test_unknown(self, frame_of):
-        """Of a source that nobody introduced the id is known."""
+        """Of a source that was not introduced the id is known."""
         read = FrameDecoder().decode(frame_of(Noted(), source_id="abc"))
         assert read.source == read.events[0].source == Source.unknown("abc")
 

@@ -25,7 +25,7 @@ class Loaded(Event):
 
 
 class Numbers:
-    """Forty numbers; whoever loads one logs it."""
+    """Forty numbers; the process that loads one logs it."""
 
     def __len__(self):
         return ITEMS

@@ -3,7 +3,7 @@ Log when it is too late: ``ending.py WAY``.
 
 The WAYs are after the bus was closed, from what the interpreter tears down, from daemon threads that outlive the main
 one, and from an atexit function that runs after trackside's own. Prints the counts as JSON where there is still
-somebody to print.
+a reader to print to.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Ticked(Event):
 
 
 class ToFifo:
-    """Writes frames to a FIFO that nobody reads, on a thread of its own, and waits for it no longer than told."""
+    """Writes frames to a FIFO without a reader, on a thread of its own, and waits for it no longer than told."""
 
     def __init__(self):
         self.path = Path(tempfile.mkdtemp()) / "fifo"
@@ -42,7 +42,7 @@ class ToFifo:
         self.lost = 0
 
     def open(self, source):
-        """Start to open the FIFO, which takes until somebody reads."""
+        """Start to open the FIFO, which takes until it is read."""
         threading.Thread(target=self._write, daemon=True).start()
 
     def _write(self):

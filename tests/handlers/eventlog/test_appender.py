@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trackside.handlers.eventlog import Appender, Outcome, Vanished
+from trackside.handlers.eventlog import Appender, WriteOutcome, Vanished
 from trackside.handlers.eventlog._appender import create_file, make_directory
 
 
@@ -287,7 +287,7 @@ class TestVanished:
         appender.write(b"678", events=1)
         (logs / "0").unlink()
 
-        assert appender.write(b"next") == Outcome(vanished=Vanished(logs / "0", 3, 8))
+        assert appender.write(b"next") == WriteOutcome(vanished=Vanished(logs / "0", 3, 8))
         assert appender.write(b"next")
         assert (logs / "1").read_bytes() == b"next"
 

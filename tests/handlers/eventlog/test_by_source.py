@@ -18,7 +18,7 @@ class TestBySource:
         assert found == [(0, ["b", "d"]), (1, ["a", "c", "f"])]
 
     def test_not_asked_for(self, record, tmp_path):
-        """Of a source that nobody asks for nothing is read, and nothing of it is missing."""
+        """Of a source that is not asked for nothing is read, and nothing of it is missing."""
         record(tmp_path, Source(id="a"), [(10, "a")])
         (path,) = record(tmp_path, Source(id="b"), [(20, "b")])
         recorded = replay(tmp_path)

@@ -56,7 +56,7 @@ class TestVersion2:
         return DATA / "eventlog-v2.tslog"
 
     def test_events(self, path):
-        """Every event is read: known ones as what they are, one of a class that nobody here declares as unknown."""
+        """Every event is read: known ones as what they are, one of a class that is not declared here as unknown."""
         started, iteration, unknown, mark, ended = replay(path)
         assert type(started) is SourceStarted
         assert iteration == IterationEnded(

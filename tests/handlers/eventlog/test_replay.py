@@ -210,7 +210,7 @@ class TestManySources:
         ]
 
     def test_concatenated(self, record, tmp_path):
-        """Logs of two sources that somebody joined to one file are both read."""
+        """Logs of two sources that were joined to one file are both read."""
         data = b""
         for rank in range(2):
             (path,) = record(tmp_path / "logs", Source(rank=rank), [(10 + rank, f"rank {rank}")])
@@ -303,7 +303,7 @@ class TestUnreadable:
             list(replay(tmp_path))
 
     def test_pipe(self, tmp_path):
-        """A named pipe is refused; nobody waits for its writer."""
+        """A named pipe is refused, without waiting for its writer."""
         os.mkfifo(tmp_path / "pipe.tslog")
         with pytest.raises(UnreadableError, match="no regular file"):
             list(replay(tmp_path))

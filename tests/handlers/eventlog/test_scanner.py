@@ -272,7 +272,7 @@ class TestNeverWritten:
 
 
 class TestHostile:
-    """A file that somebody made to be slow to read costs work in proportion to its size."""
+    """A file made to be slow to read costs work in proportion to its size."""
 
     @pytest.fixture
     def read(self, monkeypatch):

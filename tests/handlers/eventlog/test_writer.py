@@ -64,7 +64,7 @@ def gaps_in(contents):
 
 
 class Pipe:
-    """A disk that takes 64 KiB and then nothing, until somebody reads."""
+    """A disk that takes 64 KiB and then nothing, until it is read."""
 
     def __init__(self):
         self.reader, self.writer = os.pipe()
@@ -290,12 +290,13 @@ class TestFlush:
         wait_for(lambda: log.stats()["records"] == 2)
         assert frames_in(log.paths[0]) == [b"frame"]
 
-    def test_much_waits(self, opened):
+    def test_much_waits(self, opened, frames_in):
         """Nor does a megabyte wait for it."""
         log = opened(flush_s=1000.0)
         log.accept(b"frame", events=1)
         log.accept(bytes(MIB), events=1)
         wait_for(lambda: log.stats()["waiting_bytes"] == 0)
+        assert frames_in(log.paths[0]) == [b"frame", bytes(MIB)]
 
     def test_refusing_disk(self, opened, disk):
         """With a disk that refuses, flush says False at once; it does not use up its time."""

@@ -363,7 +363,7 @@ class TestThroughput:
         assert job.train(1, 1).training()[0].completed_floating_point_operations_overall == 48 * TERA
 
     def test_overall_not_known(self):
-        """They are not known if nobody said what was done before."""
+        """They are not known if it was not given what was done before."""
         assert Job(flops_per_sample=1).loop(start=10).train(1, 1).training()[0].total_flops == 8
         told = Job(flops_per_sample=1).loop(start=10).train(1, 1).training()[0]
         assert told.completed_floating_point_operations_overall is None
@@ -422,7 +422,7 @@ class TestSamplesTokensLoss:
 
     @pytest.mark.parametrize("given", ["many", math.nan, math.inf, [1, 2], object()])
     def test_no_number(self, given):
-        """What is no number is not known, and costs nobody anything else."""
+        """What is no number is not known, and costs nothing else."""
         update = Job(global_batch_size=None).loop().train(1, 1, tokens=given, flops=given).training()[0]
         assert fields(update, "train_tokens", "total_flops", "num_iterations") == (None, None, 2)
 
@@ -578,7 +578,7 @@ class TestProductiveWorkSaved:
         assert told == (123, "/there", 1000.0)
 
     def test_no_operations(self):
-        """Nobody told of operations, so nothing is said of them."""
+        """Operations were not given, so nothing is said of them."""
         job = Job().loop().train(1)
         assert job.saved(1, job.save_start(1)).productive()[0].productive_train_tflops is None
 
@@ -661,14 +661,14 @@ class TestProductiveWorkSaved:
         assert [update.save_checkpoint_success_count for update in job.productive()] == [1]
 
     def test_nobody_saw_it_begin(self):
-        """A success of a save that nobody saw begin takes nothing back from what is productive."""
+        """A success of a save whose begin was not seen takes nothing back from what is productive."""
         job = Job().loop().train(1)
         job.saved(1, job.save_start(1)).train(1).saved(99)
         names = ("current_iteration", "productive_train_iterations", "save_checkpoint_success_count")
         assert fields(job.productive()[1], *names) == (99, 1, 2)
 
     def test_many_that_never_end(self):
-        """Saves of which nobody tells the outcome do not pile up."""
+        """Saves without a recorded outcome do not pile up."""
         job = Job().loop()
         for step in range(1500):
             job.save_start(step)

@@ -237,7 +237,7 @@ def forwarders():
 
 @pytest.fixture
 def free_port():
-    """Give a port that nobody uses now."""
+    """Give a port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

@@ -100,7 +100,7 @@ class TestWhatComes:
 
 class TestWhatIsAskedFor:
     def test_nobody_asked(self, here, attached, until):
-        """What no viewer asked for nobody wants in the job, before, during and after a visit."""
+        """What no viewer asked for is not wanted in the job, before, during and after a visit."""
         job = here()
         assert not job.wants(name="step")
         viewer = attached(job.endpoint, to="test.rare.*")
@@ -124,7 +124,7 @@ class TestWhatIsAskedFor:
         assert {wire_name_of(event) for event in events[:3]} == {"test.rare.noted"}
 
     def test_declared_later(self, here, attached, read_until):
-        """A type that the job declares after somebody asked for it by a glob comes."""
+        """A type that the job declares after a viewer asked for it by a glob comes."""
         job = here()
         viewer = attached(job.endpoint, to="acme.*")
         assert viewer.wait(60)
@@ -204,7 +204,7 @@ class TestWhatIsAskedFor:
             trackside.attach(f"ipc://{place}/x", **wrong)
 
     def test_models_over_several(self, place):
-        """Models over several ranks need somebody who has them all."""
+        """Models over several ranks need a process that has them all."""
         with pytest.raises(ConfigError, match="collector"):
             trackside.attach(f"ipc://{place}/x", f"ipc://{place}/y", models=[SpanBuilder()])
 
@@ -317,7 +317,7 @@ class TestLinks:
         read_until(viewer, lambda events: len(numbers(events)) == 3)
         first.kill()
         second = jobs(models=False, publish=f"ipc://{place}/same")
-        second.log(count=4)  # nobody is there yet
+        second.log(count=4)  # no viewer is there yet
         read_until(viewer, lambda _: second.wants(name="step"))
         second.log(count=5)
         events = read_until(viewer, lambda events: len(numbers(events)) == 5)

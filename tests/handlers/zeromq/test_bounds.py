@@ -272,7 +272,7 @@ class TestRoles:
 
     def test_welcome_is_no_greeting(self):
         """
-        Where peers connect to, a Welcome makes nobody known: only Hello does.
+        Where peers connect to, a Welcome makes no peer known: only Hello does.
         """
         viewing = Viewing()
 
@@ -294,7 +294,7 @@ class TestRoles:
 class TestGuards:
     def test_supply_that_fails(self):
         """
-        A request that fails in a way that nobody thought of costs its sender the session, and nobody else theirs.
+        A request that fails in an unforeseen way costs its sender the session, and no other peer theirs.
         """
 
         class Failing(Streams):
@@ -313,7 +313,7 @@ class TestGuards:
 
     def test_listener_that_fails(self):
         """
-        An entry that fails in a way that nobody thought of costs its sender the session, and nobody else theirs.
+        An entry that fails in an unforeseen way costs its sender the session, and no other peer theirs.
         """
         receiving = Receiving(fails=True)
         receiving.begin(b"a", "one")
@@ -611,7 +611,7 @@ class TestVerbs:
 
     def test_are_few(self):
         """
-        Of ten thousand verbs at once a key has twenty looked at, whoever sends them, and the rest refused as busy.
+        Of ten thousand verbs at once a key has twenty looked at, from any of its peers, and the rest refused as busy.
         """
         obeyed = []
         viewing = Viewing(on_verb=lambda address, verb, user: obeyed.append(verb))

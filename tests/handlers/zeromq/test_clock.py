@@ -8,7 +8,7 @@ from trackside.events import ClockCompared, Source
 from trackside.handlers.zeromq import PeerLimits
 from trackside.handlers.zeromq._collector import Collection
 from trackside.handlers.zeromq._protocol import PeerBuckets
-from trackside.handlers.zeromq._receiver import ClockOffset, Producer, SourceRegistry
+from trackside.handlers.zeromq._receiver import ClockEstimate, Producer, SourceRegistry
 
 
 def exchange(estimate, now_ns, offset_ns, there_ns, back_ns):
@@ -26,7 +26,7 @@ class TestClockOffset:
         """
         When the ways there and back take as long, the offset is exact.
         """
-        estimate = ClockOffset()
+        estimate = ClockEstimate()
 
         exchange(estimate, 0, 5_000_000, 300_000, 300_000)
 
@@ -39,7 +39,7 @@ class TestClockOffset:
         However unequal the ways are, the true offset is within the uncertainty of the estimate.
         """
         for _ in range(200):
-            estimate, now = ClockOffset(), 0
+            estimate, now = ClockEstimate(), 0
             for _ in range(16):
                 there, back = (int(rng.expovariate(1 / 200_000)) for _ in range(2))
                 now = exchange(estimate, now, offset_ns, there, back)
@@ -49,7 +49,7 @@ class TestClockOffset:
         """
         One quick exchange among slow ones decides.
         """
-        estimate, now = ClockOffset(), 0
+        estimate, now = ClockEstimate(), 0
         for place in range(16):
             there = 10_000 if place == 9 else 5_000_000
             now = exchange(estimate, now, 777, there, 10_000)
@@ -60,7 +60,7 @@ class TestClockOffset:
         """
         Old exchanges leave: a clock that runs 200 ppm fast is followed.
         """
-        estimate, now = ClockOffset(), 0
+        estimate, now = ClockEstimate(), 0
         for second in range(600):
             now = second * 1_000_000_000
             exchange(estimate, now, second * 200_000, 100_000, 100_000)
@@ -71,7 +71,7 @@ class TestClockOffset:
         """
         What is no better and did not move is not told again.
         """
-        estimate, now = ClockOffset(), 0
+        estimate, now = ClockEstimate(), 0
         now = exchange(estimate, now, 100, 50_000, 50_000)
         assert estimate.news() is not None
 
@@ -83,7 +83,7 @@ class TestClockOffset:
         """
         A clock that was set is told, once nothing of before is left.
         """
-        estimate, now, rng = ClockOffset(), 0, random.Random(1)
+        estimate, now, rng = ClockEstimate(), 0, random.Random(1)
         now = exchange(estimate, now, 0, 50_000, 50_000)
         estimate.news()
         for _ in range(16):
@@ -95,7 +95,7 @@ class TestClockOffset:
         """
         An answer from before the question was asked is not believed.
         """
-        estimate = ClockOffset()
+        estimate = ClockEstimate()
 
         estimate.add(1000, 5000, 9000, 2000)
 

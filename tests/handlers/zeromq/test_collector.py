@@ -108,7 +108,7 @@ class TestLogs:
 
     def test_vanished_file_is_named(self, tmp_path):
         """
-        What was in a file that somebody removed is counted in the next, and events go on being kept.
+        What was in a file that was removed is counted in the next, and events go on being kept.
         """
         source = Source.detect({}, run_id="run")
         log_writer = MultiLogWriter(tmp_path, most_open=0)

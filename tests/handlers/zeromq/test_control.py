@@ -108,7 +108,7 @@ class TestWhoMay:
     @pytest.mark.integration
     def test_insecure_endpoint_takes_no_verb(self, jobs):
         """
-        Where there are no keys nobody may command.
+        Where there are no keys no peer may command.
         """
         job = jobs(publish="tcp://127.0.0.1:*", insecure=True)
 
@@ -176,10 +176,13 @@ class TestOneJob:
         A pause for a time ends with it, whatever became of who asked.
         """
         job = jobs()
-        command(job.endpoint, "pause", {"seconds": 0.3})
+        (paused,) = command(job.endpoint, "pause", {"seconds": 0.3})
         before = job.stats()["published"]
 
         until(lambda: (job.log(count=1), job.stats()["published"] > before)[1])
+
+        (status,) = command(job.endpoint, "status")
+        assert (paused.done, status.values["paused"]) == (True, False)
 
     def test_sample(self, jobs):
         """

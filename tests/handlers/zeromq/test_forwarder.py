@@ -38,7 +38,7 @@ class TestPeek:
     @pytest.mark.parametrize("data", [b"", b"\x97", b"\x97\x01\xa1x\xa1y\xa1z", b"\xc1" * 600, bytes(600)])
     def test_what_is_no_frame(self, data):
         """
-        Anything else is a decoding error, whoever sent it.
+        Anything else is a decoding error.
         """
         with pytest.raises(DecodeError):
             peek(data)
@@ -145,3 +145,4 @@ class TestTree:
 
         with attach(collector.viewer_endpoint, insecure=True) as attachment:
             until(lambda: (attachment.read(0.1), {0, 1} <= {s.rank for s in attachment.sources.values()})[1])
+            assert {s.rank for s in attachment.sources.values() if s.role == "main"} == {0, 1}

@@ -146,6 +146,8 @@ class TestJob:
             with _reach(attacked) as peer, contextlib.suppress(ConnectionError, BrokenPipeError):
                 peer.sendall((b"", greeting, greeting + hello)[number % 3])
 
+        assert attacked.stats()["lost"] == 0
+
     def test_hundred_thousand_subscriptions(self, attacked, scaled):
         """
         One peer asks for a hundred thousand different things.
@@ -161,6 +163,8 @@ class TestJob:
                 peer.send_multipart(encode(Subscribe(number + 1, names, 1, None, [], "", 0, 1 << 22)))
             peer.close(0)
 
+        assert attacked.stats()["lost"] == 0
+
     def test_message_without_an_end(self, attacked):
         """
         A peer of this user's sends parts of a message that never ends, until it has sent 8 MiB, and leaves.
@@ -169,6 +173,8 @@ class TestJob:
             peer.sendall(_greeting())
             for _ in range(16):
                 peer.sendall(b"\x03" + struct.pack(">Q", MIB // 2) + bytes(MIB // 2))
+
+        assert attacked.stats()["lost"] == 0
 
 
 @pytest.mark.integration

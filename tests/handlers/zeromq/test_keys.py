@@ -177,7 +177,7 @@ class TestAccepted:
 
     def test_server_itself_is_no_client(self, keys):
         """
-        The server's own key lets nobody in.
+        The server's own key lets no peer in.
         """
         assert set(load_accepted(keys).values()) == {"rank", "viewer", "control"}
 

@@ -1,4 +1,4 @@
-"""Some of many ranks die or stop: they are named, and nobody waits for them."""
+"""Some of many ranks die or stop: they are named, and no rank waits for them."""
 
 from __future__ import annotations
 

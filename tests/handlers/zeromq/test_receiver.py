@@ -106,13 +106,13 @@ class TestGreeting:
 
     def test_unknown_is_told_to_greet(self):
         """
-        Whoever says something else first is told to begin again.
+        A peer that sends another message first is asked to begin again.
         """
         assert World().say(b"a", Ping(1)) == ["Reset"]
 
     def test_name_belongs_to_a_key(self):
         """
-        Nobody takes over another's stream under the same name with another key.
+        No peer takes over another's stream under the same name with another key.
         """
         world = World()
         world.say(b"a", hello("one"), "rank:00000000")

@@ -89,6 +89,7 @@ class TestKeyedConnection:
         shutil.copy(keys / "rank.1.public", allowed)
 
         until(lambda: len(collector.heard(STEP)) == 100)
+        assert collector.totals()["lost"] == 0
 
     @pytest.mark.hang_guard(60)
     def test_says_so_once(self, here, until, caplog, free_port):

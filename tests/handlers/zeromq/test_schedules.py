@@ -528,7 +528,7 @@ class TestSchedules:
         """Holds for schedules of a seeded generator, which cost little: each failure names its seed."""
         for number in range(seed, seed + max(200, round(10_000 * scale))):
             try:
-                play(number)
+                play(number)  # checks all of it after every step
             except Exception as error:
                 raise AssertionError(f"play({number}) failed") from error
 
@@ -536,7 +536,7 @@ class TestSchedules:
     def test_of_chance(self, scale):
         """Holds for schedules that Hypothesis chooses, and makes shorter where one fails."""
         settings = hypothesis.settings(max_examples=max(20, round(300 * scale)), stateful_step_count=30, deadline=None)
-        run_state_machine_as_test(Protocol, settings=settings)
+        run_state_machine_as_test(Protocol, settings=settings)  # fails by the machine's invariants
 
 
 class TestSilence:

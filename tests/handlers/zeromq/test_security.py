@@ -97,7 +97,7 @@ class TestEndpoints:
 
     def test_directory_is_made_for_this_user(self, tmp_path):
         """
-        The directory of a socket is made so that nobody else can reach it.
+        The directory of a socket is made so that no other user can reach it.
         """
         assert check_endpoint(f"ipc://{tmp_path}/new/job", binds=True) is Safety.PRIVATE
         assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
@@ -358,9 +358,11 @@ class TestHostilePeers:
             with socket.create_connection(("127.0.0.1", self.port(attacked))) as peer, contextlib.suppress(OSError):
                 peer.sendall(rng.randbytes(rng.randrange(1, 5000)))
 
+        assert attacked.totals()["peers"] == 0
+
     def test_message_without_an_end_to_a_keyed_port(self, collectors, keys):
         """
-        Whoever has no key cannot fill the memory: a message of many parts does not get past the handshake.
+        A peer without a key cannot fill the memory: a message of many parts does not get past the handshake.
         """
         collector = collectors(keys=keys)
         greeting, command, part = _zmtp(more=True)
@@ -377,7 +379,7 @@ class TestHostilePeers:
 
     def test_oversized_message(self, attacked, strangers):
         """
-        A part larger than a megabyte disconnects whoever sent it.
+        A part larger than a megabyte disconnects its sender.
         """
         stranger = strangers(attacked.endpoint, insecure=True)
         stranger.connection.send(b"", [b"x" * (2 << 20)])

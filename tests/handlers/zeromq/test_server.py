@@ -405,7 +405,7 @@ class TestConnecting:
 
 
 def test_chunk_is_of_the_request(bench):
-    """Chunks of a snapshot that nobody asked for are not sent."""
+    """Chunks of a snapshot that was not asked for are not sent."""
     bench.join()
     assert bench.say(Fetch(7, 0, 4)) == []
     assert [type(message) for message in bench.say(Fetch(1, 0, 4))] == [Chunk]

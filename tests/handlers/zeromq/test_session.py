@@ -180,7 +180,7 @@ class TestGreeting:
 
     @pytest.mark.parametrize("role", list(Role))
     def test_of_another_version_or_kind(self, role):
-        """A greeting of another version, or of an end of the same kind, is refused; whoever connected notes it."""
+        """A greeting of another version, or of an end of the same kind, is refused; the end that connected notes it."""
         for version, side, code in ((9, OTHER_END[role], "version"), (PROTOCOL_VERSION, role.end, "unsupported")):
             end = End(role)
             kind = Welcome if role.connects else Hello

@@ -55,7 +55,7 @@ class Stream:
         )
 
     def step_start(self, number, at):
-        """Publish the start of a step whose end nobody tells."""
+        """Publish the start of a step whose end is not recorded."""
         return self.put(StepStarted(at_ns=at, step=number, span_id=0))
 
     def open(self, name, at, parent=0, **attributes):

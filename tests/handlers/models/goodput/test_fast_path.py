@@ -50,7 +50,7 @@ ODD = {
 
 @declare("tests.goodput.span.ended")
 class OwnSpanEnded(SpanEnded):
-    """A span somebody else publishes."""
+    """A span that another program publishes."""
 
 
 class Ordinarily(GoodputAccumulator):
@@ -269,7 +269,7 @@ def both(events):
 class TestUsual:
     @pytest.mark.parametrize("seed", range(60))
     def test_any_history(self, stream, seed):
-        """Whatever happens, and whenever somebody asks or carries it elsewhere, the state is the same."""
+        """Whatever happens, and whenever it is asked or carried elsewhere, the state is the same."""
         rng = random.Random(seed)
         jobs = stream(), stream(rank=1), stream(rank=2, role="worker")
         lives = [Life(job, rng).live(rng.choice([5, 40, 150])) for job in jobs]

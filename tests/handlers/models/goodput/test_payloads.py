@@ -179,7 +179,7 @@ class TestFaults:
         assert problems(records) == {"a record with unknown keys": 1}
 
     def test_started_twice(self, records):
-        """Of two starts the second one counts; nobody knows how long the first one took."""
+        """Of two starts the second one counts; how long the first one took is unknown."""
         records.job(0).put(tpu_init_start_time=1).put(tpu_init_start_time=4).put(tpu_init_end_time=6).end(8)
         result = records.result()
         assert (result.badput_s["ACCELERATOR_INITIALIZATION"], result.elapsed_s) == (2.0, 8.0)

@@ -74,7 +74,7 @@ class TestMarks:
 
 class TestThreads:
     def test_loading_elsewhere(self, stream, feed):
-        """Loading in another thread holds nobody up."""
+        """Loading in another thread delays nothing."""
         result = feed(stream().start(1).span("data_loading", 1, 4, thread="loader").step(0, 1, 9)).result()
         assert (result.spent_ns, result.informational_s) == ({PRODUCTIVE: 8}, {"DATA_LOADING_ASYNC": 3e-9})
 
@@ -181,7 +181,7 @@ class TestStepStarts:
         assert spent(first, stream(attempt=1).step_start(2, 9).step_start(3, 13)) == {PRODUCTIVE: 12}
 
     def test_unknown(self, stream, spent):
-        """As long as no later attempt has trained, nobody knows."""
+        """As long as no later attempt has trained, it is unknown."""
         first = stream(attempt=0).step_start(0, 1).step_start(1, 5).beat(9)
         assert spent(first, stream(attempt=1).start(9).beat(13)) == {PRODUCTIVE: 4, OTHER: 8}
 

@@ -309,7 +309,7 @@ class TestReckoned:
     @given(seed=st.integers(0, 2**32))
     @settings(max_examples=50)
     def test_any_jobs(self, seed):
-        """Each update says what its window and the job were, whoever looked, and whatever else was told meanwhile."""
+        """Each update says what its window and the job were, whenever it was read and whatever came meanwhile."""
         rng = random.Random(seed)
         jobs = [some_job(Source(id=letter * 16, world_size=rng.choice([1, 4])), rng) for letter in "ab"]
         updates, current = [], None

@@ -541,7 +541,7 @@ class TestDump:
 
 class TestOnReport:
     def test_without_events(self, source, section_window):
-        """Whoever wants reports in place of events gets each when it closes, and when it is amended."""
+        """A handler that wants reports in place of events gets each when it closes, and when it is amended."""
         told = []
         aggregator = ScoreAggregator(on_report=told.append, patience=1)
         aggregator(section_window(source(0, world=2), 0, {"a": 1.0}))

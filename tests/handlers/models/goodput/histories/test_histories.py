@@ -95,7 +95,7 @@ class TestHistories:
             assert (history, model.dump()) == (history, expected.dump())
 
     def test_asking_changes_nothing(self, historian, feed, shuffle, tiny_blocks, seed):
-        """Whether and when somebody asks has no influence on any later answer."""
+        """Whether and when it is asked has no influence on any later answer."""
         for history in range(seed, seed + HISTORIES // 4):
             streams = historian(history).job()
             rng = random.Random(history)
