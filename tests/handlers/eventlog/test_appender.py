@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trackside.handlers.eventlog import Appender, WriteOutcome, Vanished
+from trackside.handlers.eventlog import Appender, Vanished, WriteOutcome
 from trackside.handlers.eventlog._appender import create_file, make_directory
 
 
