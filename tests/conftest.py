@@ -1,4 +1,4 @@
-"""What every test runs under: a hang guard, a seed, a scale, and a process as a user would find it."""
+"""The surroundings of every test: a hang guard, a seed, a scale, and a process as a user would find it."""
 
 from __future__ import annotations
 

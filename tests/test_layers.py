@@ -1,5 +1,5 @@
 """
-Who may import whom: the rules of docs/design.md, enforced on every import statement of the package.
+The rules of docs/design.md on imports and class names, enforced on every import statement of the package.
 
 The checker works on source text alone, so it sees imports inside functions and under TYPE_CHECKING too.
 """

@@ -1,4 +1,4 @@
-"""What the documentation shows runs: what any page's code can be held to, and the pages that no other test runs."""
+"""The code of the documentation runs: the checks for any page, and the pages that no other test runs."""
 
 from __future__ import annotations
 

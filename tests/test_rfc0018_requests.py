@@ -1,5 +1,5 @@
 """
-What the reviewers of PyTorch's RFC-0018 asked for, request by request, met through the public API.
+The requests of the reviewers of PyTorch's RFC-0018, one by one, met through the public API.
 
 The numbers are those of the table in ``docs/why.md``, where the two that are declined have their reasons.
 """

@@ -1,4 +1,4 @@
-"""What the Makefile stands on: environments that are made once, and interpreters that are found."""
+"""The tools below the Makefile: environments that are made once, and interpreters that are found."""
 
 from __future__ import annotations
 

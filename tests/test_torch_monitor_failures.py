@@ -1,5 +1,5 @@
 """
-What goes wrong with torch.monitor's events and handlers, row by row, and does not go wrong here.
+Failures of torch.monitor's events and handlers, row by row, which do not happen here.
 
 The rows are those found by probing PyTorch 2.13. Each test says what is seen there, and shows what is seen here; where
 the original crashes or hangs the test runs in a process of its own. The rows of its statistics (aggregations, windows,

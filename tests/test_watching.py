@@ -1,4 +1,4 @@
-"""What the page on watching a running job says to type does what it says."""
+"""The commands of the page on watching a running job do what the page says."""
 
 from __future__ import annotations
 

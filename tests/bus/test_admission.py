@@ -1,4 +1,4 @@
-"""What is refused when there is not room for all, and how that is told."""
+"""Events that are dropped for lack of room, and the record of it."""
 
 from __future__ import annotations
 

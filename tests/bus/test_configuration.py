@@ -1,4 +1,4 @@
-"""What is refused, and what no handler wants."""
+"""Configuration that is refused, and events that no handler wants."""
 
 from __future__ import annotations
 

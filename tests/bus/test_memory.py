@@ -1,4 +1,4 @@
-"""What no handler takes does not pile up."""
+"""Events that no handler takes do not pile up."""
 
 from __future__ import annotations
 

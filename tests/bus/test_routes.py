@@ -1,4 +1,4 @@
-"""Who gets what: types, levels and rules."""
+"""Delivery by types, priorities and rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a log says of itself never steers a terminal, whatever command prints it."""
+"""Text from a log never steers a terminal, in any command's output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands that stay have in common."""
+"""The common part of the commands that keep running."""
 
 from __future__ import annotations
 

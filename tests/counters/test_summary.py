@@ -1,4 +1,4 @@
-"""What is kept of samples: against the statistics module, and by hand."""
+"""Summaries of samples: against the statistics module, and by hand."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-What goes wrong with torch.monitor's Stat and does not go wrong here, and what its reviewers asked for.
+Failures of torch.monitor's Stat, which do not happen here, and the requests of its reviewers.
 
 The rows are those found by probing PyTorch 2.13; the requests those made in the review of PyTorch's RFC-0018.
 """

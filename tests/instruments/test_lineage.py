@@ -1,4 +1,4 @@
-"""Who started this process, and what those that it starts are told."""
+"""The parent of this process, and the variables for the processes that it starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is open at a moment."""
+"""The spans that are open at a moment."""
 
 from __future__ import annotations
 

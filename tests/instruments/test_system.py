@@ -1,4 +1,4 @@
-"""What is read off the machine, with a machine that a test plays."""
+"""Values read off the machine, with a fake machine."""
 
 from __future__ import annotations
 

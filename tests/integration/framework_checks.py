@@ -1,4 +1,4 @@
-"""What the tests of the frameworks have in common: what is told as short lines, and what the models make of it."""
+"""The common part of the frameworks' tests: events as short lines, and the results of the models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What we suppose of cupti-python, beside cupti-python; no GPU is needed for that."""
+"""Our assumptions about cupti-python, checked against it; no GPU is needed for that."""
 
 from __future__ import annotations
 

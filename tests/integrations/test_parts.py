@@ -1,4 +1,4 @@
-"""What the callbacks of all frameworks share; the frameworks themselves are in tests/integration."""
+"""The parts that the callbacks of all frameworks share; the frameworks themselves are in tests/integration."""
 
 from __future__ import annotations
 

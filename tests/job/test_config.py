@@ -1,4 +1,4 @@
-"""Who a run is, and how telemetry behaves in it."""
+"""The identity of a run, and the behaviour of telemetry in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be asked of a job from outside, while it ends."""
+"""Requests to a job from outside, while it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of a training before it runs."""
+"""The configuration of a training, known before it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What changed between two sets of runs."""
+"""The changes between two sets of runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a report tells, and that text, page and JSON only show it."""
+"""The contents of a report, which text, page and JSON only show."""
 
 from __future__ import annotations
 

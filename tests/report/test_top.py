@@ -1,4 +1,4 @@
-"""What a running job does now."""
+"""The live view of a running job."""
 
 from __future__ import annotations
 

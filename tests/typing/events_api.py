@@ -1,5 +1,5 @@
 """
-What a type checker says of event classes; `tests/events/test_typing.py` has mypy read this and compares.
+Event classes as a type checker sees them; `tests/events/test_typing.py` has mypy read this and compares.
 
 A line that must be an error ends in ``# E: `` and its codes.
 """

@@ -12,7 +12,7 @@ from trackside.bus import Subscription, default_bus
 from trackside.events import ConfigError, process_source
 from trackside.handlers.models.scores import INDIVIDUAL, RELATIVE, ScoreReport, Thresholds
 from trackside.instruments import configure_sections
-from trackside.integrations._lightning import LightningHooks
+from trackside.integrations._lightning_hooks import LightningHooks
 from trackside.job import StragglerWatch, running_job
 
 _FIT: Final = "fit"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trackside.events import MissingExtraError
-from trackside.integrations._lightning import LightningHooks
+from trackside.integrations._lightning_hooks import LightningHooks
 from trackside.integrations._lightning_stragglers import StragglerHooks
 
 try:

@@ -1,5 +1,5 @@
 """
-Where ml-goodput-measurement errs, as measured: what its percentages add up to, and what it takes for what.
+Errors of ml-goodput-measurement, as measured: sums of its percentages, and times in the wrong bucket.
 
 Each test has the true numbers, worked out by hand. In those on two processes or more, one second is one ns.
 """

@@ -1,4 +1,4 @@
-"""What is found among many ranks, and what is not."""
+"""Stragglers that are found among many ranks, and those that are not."""
 
 from __future__ import annotations
 
