@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
 
 from trackside.bus import Bus
@@ -22,3 +24,19 @@ class TestClose:
 
             assert controls.perform(verb, arguments, "somebody") == (False, {"error": "the job is closing"})
             assert bus.redact is None
+
+
+class TestTimedPause:
+    def test_is_over(self, monkeypatch):
+        """A pause of 5 s is over after 5 s: the status says so, and a later verb does not bring it back."""
+        now_s = 100.0
+        monkeypatch.setattr("trackside.job._control.time", types.SimpleNamespace(monotonic=lambda: now_s))
+        with Bus() as bus:
+            controls = Controls(bus, Source(run_id="run-1"))
+            assert controls.perform("pause", {"seconds": 5}, "viewer")[0]
+            paused = [controls.perform("status", {}, "viewer")[1]["paused"]]
+            now_s = 106.0
+            paused.append(controls.perform("status", {}, "viewer")[1]["paused"])
+            assert controls.perform("sample", {"every": 2}, "viewer")[0]
+            paused.append(controls.perform("status", {}, "viewer")[1]["paused"])
+        assert paused == [True, False, False]

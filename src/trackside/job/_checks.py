@@ -132,10 +132,6 @@ def _is_whole(given: object) -> bool:
     return isinstance(given, int) and not isinstance(given, bool)
 
 
-def _is_index(given: object) -> bool:
-    return isinstance(given, int) and not isinstance(given, bool) and given >= 0
-
-
 def _is_positive(given: object) -> bool:
     if given is None:
         return True

@@ -44,11 +44,15 @@ class Restriction:
         """Return whether *event* is recorded."""
         if event.priority >= LIFECYCLE:
             return True
-        if self.until_s is not None and time.monotonic() >= self.until_s:
+        if self.has_ended():
             return True
         if self.is_paused or event.priority < self.min_priority:
             return False
         return event.step < 0 or event.step % self.every == 0
+
+    def has_ended(self) -> bool:
+        """Return whether it ended by itself."""
+        return self.until_s is not None and time.monotonic() >= self.until_s
 
 
 NOTHING: Final = Restriction()
@@ -148,7 +152,7 @@ class Controls:
     # --- the verbs ----------------------------------------------------------------------------------------------------
 
     def _status(self, arguments: Mapping[str, Any]) -> Answer:  # noqa: ARG002  the verbs'
-        stats, restriction = self._bus.stats(), self.restriction
+        stats, restriction = self._bus.stats(), self._in_force()
         source = self._source
         return True, {
             "run": source.run_id,
@@ -168,18 +172,18 @@ class Controls:
         level = arguments.get("level")
         if level not in Priority.__members__:
             raise _ArgumentError(f"a level is one of {', '.join(Priority.__members__)}, not {str(level)[:40]!r}")
-        self._restrict(attrs.evolve(self.restriction, min_priority=Priority[str(level)], until_s=_until(arguments)))
+        self._restrict(attrs.evolve(self._in_force(), min_priority=Priority[str(level)], until_s=_until(arguments)))
         return True, {"min_priority": level}
 
     def _sample(self, arguments: Mapping[str, Any]) -> Answer:
         every = arguments.get("every")
         if type(every) is not int or not 1 <= every <= _MOST_SAMPLED:
             raise _ArgumentError(f"give every as a whole number from 1 to {_MOST_SAMPLED:,}")
-        self._restrict(attrs.evolve(self.restriction, every=every, until_s=_until(arguments)))
+        self._restrict(attrs.evolve(self._in_force(), every=every, until_s=_until(arguments)))
         return True, {"every": every}
 
     def _pause(self, arguments: Mapping[str, Any]) -> Answer:
-        self._restrict(attrs.evolve(self.restriction, is_paused=True, until_s=_until(arguments)))
+        self._restrict(attrs.evolve(self._in_force(), is_paused=True, until_s=_until(arguments)))
         return True, {"paused": True}
 
     def _resume(self, arguments: Mapping[str, Any]) -> Answer:  # noqa: ARG002  the verbs'
@@ -189,6 +193,9 @@ class Controls:
     def _flush(self, arguments: Mapping[str, Any]) -> Answer:  # noqa: ARG002  the verbs'
         done = self._bus.flush(_FLUSH_S)
         return done, {"flushed": done, **({} if done else {"error": f"not done within {_FLUSH_S:g} s"})}
+
+    def _in_force(self) -> Restriction:
+        return NOTHING if self.restriction.has_ended() else self.restriction
 
     def _restrict(self, restriction: Restriction) -> None:
         with self._restricting:

@@ -177,11 +177,16 @@ class TestOneJob:
         """
         job = jobs()
         (paused,) = command(job.endpoint, "pause", {"seconds": 0.3})
-        until(lambda: not command(job.endpoint, "status")[0].values["paused"])
-        before = job.stats()["published"]
-        job.log(count=10)
 
-        assert (paused.done, job.stats()["published"] - before) == (True, 10)
+        def is_recorded():
+            before = job.stats()["published"]
+            job.log(count=10)
+            return job.stats()["published"] - before >= 10
+
+        until(is_recorded)
+
+        (status,) = command(job.endpoint, "status")
+        assert (paused.done, status.values["paused"]) == (True, False)
 
     def test_sample(self, jobs):
         """
