@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import stat
 
 import pytest
 
@@ -169,12 +170,13 @@ class TestJson:
         assert math.copysign(1, losses[0]) == -1
 
     def test_traced(self, command, odd_logs, tmp_path):
-        """So is a trace."""
+        """So is a trace, and its file is its owner's alone."""
         outcome = command("trace", "-o", tmp_path / "trace.json", "--json", odd_logs)
 
         assert outcome.code == 0
         assert parsed(outcome.out)
         assert parsed((tmp_path / "trace.json").read_text())
+        assert stat.S_IMODE((tmp_path / "trace.json").stat().st_mode) == 0o600
 
 
 class TestText:

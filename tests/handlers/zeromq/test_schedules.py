@@ -539,6 +539,93 @@ class TestSchedules:
         run_state_machine_as_test(Protocol, settings=settings)  # fails by the machine's invariants
 
 
+FAULTS = [
+    *[("message_is_lost", (wire, is_up, 0)) for wire in range(2) for is_up in FLAGS],
+    *[("message_is_repeated", (wire, is_up, 0, 1)) for wire in range(2) for is_up in FLAGS],
+    *[("message_is_overtaken", (wire, is_up, 0)) for wire in range(2) for is_up in FLAGS],
+    *[("connection_is_cut", (wire,)) for wire in range(2)],
+    *[("connection_dies", (wire,)) for wire in range(2)],
+    ("key_is_replaced", (0, 2)),
+    ("collector_restarts", ()),
+]
+"""All that can happen to one rank, one collector and one viewer, whose wires are 0 and 1."""
+
+
+class Small(Protocol):
+    """One rank, one collector and one viewer."""
+
+    def start(self):
+        """Start them."""
+        self.network = Network()
+        self.time_before = _attachment.time
+        _attachment.time = _receiver.time = self.network.clock
+        self.log, self.stolen, self.forwarders = [], [], 0
+        self.collector = self.forwarder = Collector(self.network, self.log)
+        self.ranks = [Rank(self.network, "ranks")]
+        self.viewer = Viewer(self.network)
+        self.intruder = self.network.connect("nowhere")
+
+    def collector_restarts(self):
+        """Start the collector again."""
+        super().collector_restarts()
+        self.forwarder = self.collector
+
+    def _turn(self, length_s=TURN_S):
+        self.network.clock.now_s += length_s
+        for node in (*self.ranks, self.collector, self.viewer):
+            node.turn(self.network.clock.now_s)
+
+    def queues(self):
+        """Return what is on its way and which connections are good: what a fault may change."""
+        wires = self.network.wires
+        return [(wire.address, wire.user, wire.is_dead, list(wire.up), list(wire.down)) for wire in wires]
+
+
+def play_small(turns, faults):
+    """Play *faults*, each after so many of *turns*; return whether each of them changed something."""
+    machine = Small()
+    machine.start()
+    try:
+        for count, (step, arguments) in zip(turns, faults, strict=True):
+            for turn in range(count):
+                machine._turn()
+                if turn % 3 == 0:
+                    machine.ranks[0].log(1)
+            before, collector = machine.queues(), machine.collector
+            getattr(machine, step)(*arguments)
+            if before == machine.queues() and collector is machine.collector:
+                return False
+            machine.each_once_and_in_order()
+            machine.memory_is_bounded()
+    finally:
+        machine.teardown()
+    return True
+
+
+class TestSmall:
+    """One rank, one collector, one viewer: every schedule of one fault, and of two, at any of the first turns."""
+
+    @pytest.mark.hang_guard(900)
+    def test_every_fault_and_every_two(self, scale):
+        """
+        Every fault at each of the first turns, and every two faults, leave each event once, in order, at both ends.
+        """
+        most = 12 if scale >= 1 else 2
+        played = 0
+        for first, second in itertools.product(range(1, most), range(most)):
+            for one in FAULTS:
+                if second == 0:
+                    if not play_small([first], [one]):
+                        continue
+                    played += 1
+                for other in FAULTS:
+                    try:
+                        played += play_small([first, second], [one, other])
+                    except Exception as error:
+                        raise AssertionError(f"play_small([{first}, {second}], [{one}, {other}]) failed") from error
+        assert played > 50
+
+
 class TestSilence:
     def test_dead_connection_is_back_within_eight_beats(self):
         """A rank whose connection died is heard again within eight seconds and a greeting."""
