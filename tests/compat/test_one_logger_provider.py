@@ -24,6 +24,7 @@ from trackside.compat.one_logger.training_telemetry.api.training_recorder import
 from trackside.compat.one_logger.training_telemetry.api.training_telemetry_provider import TrainingTelemetryProvider
 from trackside.events import JobConfigured
 from trackside.instruments import SpanOrderError
+from trackside.report import read_runs
 
 ALL = ExportCustomizationMode.EXPORT_ALL_SPANS
 ONLY = ExportCustomizationMode.WHITELIST_SPANS
@@ -67,6 +68,22 @@ class TestTrainingTelemetryProvider:
                 provider().with_base_config(config).configure_provider()
             TrainingTelemetryProvider.forget()
         assert [(job.world_size, job.session_tag, job.is_baseline_run) for job in seen] == [(7, "tag", True)]
+
+    def test_session_of_a_job(self, one_logger, tmp_path):
+        """Within `start`, two jobs of one tag are one session, of which the first is the baseline, of 7 ranks each."""
+        for is_baseline in (True, False):
+            with trackside.start(tmp_path, report=False):
+                default_bus.flush(30)
+                config = one_logger.config(
+                    world_size_or_fn=7, session_tag_or_fn="tag", is_baseline_run_or_fn=is_baseline
+                )
+                provider().with_base_config(config).configure_provider()
+                with context.training_iteration():
+                    pass
+                TrainingTelemetryProvider.forget()
+        (session,) = read_runs(tmp_path).sessions
+        found = [(run.baseline, [attempt.world_size for attempt in run.attempts]) for run in session.runs]
+        assert (session.name, found) == ("tag", [(True, [7]), (False, [7])])
 
     def test_overrides(self, one_logger):
         """Overrides win over the base, the later over the earlier, and tables are merged field by field."""

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from trackside.bus._admission import QUEUE_LIMIT
-from trackside.bus._dispatcher import Barrier, Begin, Dispatcher, End, StreamIdentity, StreamView
+from trackside.bus._dispatcher import Barrier, Begin, Describe, Dispatcher, End, StreamIdentity, StreamView
 from trackside.bus._sink_worker import InlineForwarder
 from trackside.bus._stats import BusStats, HandlerStats, RetiredStatistics
 from trackside.bus._subscribers import (
@@ -471,6 +471,12 @@ class Bus:
         on: it gets another id.
         """
         self._dispatcher.put(Begin(source))
+        if self._queued():
+            self._dispatcher.start()
+
+    def describe(self, source: Source) -> None:
+        """Have the numbered stream of *source* describe it so from here on; of a stream with another id, nothing is."""
+        self._dispatcher.put(Describe(source))
         if self._queued():
             self._dispatcher.start()
 

@@ -83,6 +83,12 @@ class Inject(NamedTuple):
     events: Sequence[Event]
 
 
+class Describe(NamedTuple):
+    """In the queue: from here on the source of the stream is described so; its id is the same."""
+
+    source: Source
+
+
 class Begin(NamedTuple):
     """In the queue: from here on events are this source's."""
 
@@ -444,6 +450,8 @@ class Dispatcher:
             item.act(StreamView(self.source, self._batcher.first_seq, dropped, models))
         elif isinstance(item, Begin):
             self._begin(item.source)
+        elif isinstance(item, Describe):
+            self._describe(item.source)
         elif isinstance(item, End):
             self._end(item.reason)
             self._is_over = self._is_over or item.for_good
@@ -481,6 +489,16 @@ class Dispatcher:
         for subscriber in self._subscribers:
             if isinstance(subscriber, FrameSubscriber):
                 subscriber.open(source)
+        self._deliver_own(SourceStarted(identity=source.to_wire(), span_id=0, step=-1))
+
+    def _describe(self, source: Source) -> None:
+        """Have the events from here on carry *source*; a stream that has not begun finds it out when it does."""
+        if self.source is None or self.source == source or self.source.id != source.id:
+            return
+        self.source = source
+        for subscriber in self._subscribers:
+            if isinstance(subscriber, FrameSubscriber):
+                subscriber.describe(source)
         self._deliver_own(SourceStarted(identity=source.to_wire(), span_id=0, step=-1))
 
     def _end(self, reason: str) -> None:

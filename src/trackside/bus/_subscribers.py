@@ -627,10 +627,14 @@ class FrameSubscriber(QueuedSubscriber):
         """Give the sink the *source* of its first frame."""
         if not self.is_open:
             self.is_open = True
-            try:
-                self.handler.open(source)
-            except BaseException as error:
-                self.circuit_breaker.report(error)
+            self.describe(source)
+
+    def describe(self, source: Source) -> None:
+        """Tell the sink what *source* is."""
+        try:
+            self.handler.open(source)
+        except BaseException as error:
+            self.circuit_breaker.report(error)
 
     def accept(self, frame: bytes) -> None:
         """Hand over *frame*, whose events are in hand, and count them."""

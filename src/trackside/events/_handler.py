@@ -35,7 +35,12 @@ class FrameSink(Protocol):
     """
 
     def open(self, source: Source) -> None:
-        """Learn whose frames will come; called once, before the first frame."""
+        """
+        Learn whose frames will come; called before the first frame.
+
+        Called again where the same source is described anew, as by a framework that is configured after telemetry was
+        turned on: the id is the same, and the frames from then on are that one's.
+        """
 
     def accept(self, frame: bytes, *, events: int) -> bool:
         """

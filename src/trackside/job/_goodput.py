@@ -27,10 +27,17 @@ def with_goodput_monitor(
         handlers = [*monitors, *handlers]
     for monitor in monitors:
         monitor.publish = monitor.publish or publish
-    if source.session_tag or source.attempt:  # any other run is the first of its session
-        for monitor in monitors:
-            monitor.read_earlier = monitor.read_earlier or (lambda: _earlier(directory, source))
+    show_earlier_attempts(monitors, directory=directory, source=source)
     return handlers
+
+
+def show_earlier_attempts(handlers: Iterable[object], *, directory: str | os.PathLike[str], source: Source) -> None:
+    """Have the goodput monitors among *handlers* read the earlier attempts of *source*, if there can be any."""
+    if not source.session_tag and not source.attempt:  # it is the first of its session
+        return
+    for monitor in handlers:
+        if isinstance(monitor, GoodputMonitor):
+            monitor.read_earlier = monitor.read_earlier or (lambda: _earlier(directory, source))
 
 
 def ask_for_goodput(handlers: Iterable[object]) -> None:

@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
 
 from trackside.bus import Bus, Subscription, default_bus
 from trackside.counters import CounterCollector
@@ -23,7 +25,7 @@ from trackside.instruments import close_section_window, open_spans, record_excep
 from trackside.instruments.system import SystemSampling
 from trackside.instruments.torch import is_distributed
 from trackside.job._apply import AppliedConfig, apply
-from trackside.job._goodput import ask_for_goodput, with_goodput_monitor
+from trackside.job._goodput import ask_for_goodput, show_earlier_attempts, with_goodput_monitor
 from trackside.job._heartbeat import HeartbeatThread
 from trackside.job._identity import describe, identity_in_group, report_rivals
 from trackside.job._inherit import announce, leave_parent, withdraw
@@ -230,6 +232,23 @@ class Job:
         self._beats += 1
         if self._beats == _RIVALS_AT_BEAT and self.directory is not None:
             report_rivals(self.directory, self.source)
+
+    def describe(self, **fields: Any) -> None:
+        """
+        Describe this process anew from here on: *fields* of its `Source` that were not known when telemetry began.
+
+        It stays the same source, so its rank and its run cannot change. What was recorded before counts as that
+        source's, too.
+        """
+        source = attrs.evolve(self.source, **fields)
+        if source == self.source:
+            return
+        before, self.source = self.source, source
+        set_process_source(source, instead_of=before)
+        if self.directory is not None:
+            self.bus.describe(source)
+            handlers = [subscription.handler for subscription in self._subscriptions]
+            show_earlier_attempts(handlers, directory=self.directory, source=source)
 
     def _go_on_as(self, source: Source) -> None:
         before, self.source = self.source, source

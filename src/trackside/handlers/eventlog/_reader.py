@@ -242,7 +242,11 @@ _LEAST_BLOCK_BYTES = 4096
 
 
 def source_files(paths: Iterable[Path], decoder: FrameDecoder, problems: list[UnreadableError]) -> list[list[LogFile]]:
-    """Return the files that can be read, by source and in order; note the others."""
+    """
+    Return the files that can be read, by source and in order; note the others.
+
+    All files of a source are of what the last of them says: a job may learn only later what it is part of.
+    """
     strands: dict[str, list[LogFile]] = {}
     for path in paths:
         try:
@@ -251,7 +255,12 @@ def source_files(paths: Iterable[Path], decoder: FrameDecoder, problems: list[Un
             problems.append(problem)
         else:
             strands.setdefault(file.source.id if file.source else str(path), []).append(file)
-    return [in_order(strands[name], decoder) for name in sorted(strands)]
+    return [_of_one_source(in_order(strands[name], decoder)) for name in sorted(strands)]
+
+
+def _of_one_source(files: list[LogFile]) -> list[LogFile]:
+    latest = files[-1].source
+    return files if all(file.source == latest for file in files) else [LogFile(file.path, latest) for file in files]
 
 
 def block_bytes(files: int) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from trackside.events import ConfigError, Source, clock
-from trackside.handlers.eventlog._appender import Appender, Vanished, WriteOutcome, create_file
+from trackside.handlers.eventlog._appender import DONE, Appender, Vanished, WriteOutcome, create_file
 from trackside.handlers.eventlog._format import (
     MAX_PAYLOAD_BYTES,
     SUFFIX,
@@ -37,7 +37,8 @@ class WaitingFrame(NamedTuple):
     events: int
 
 
-Entry: TypeAlias = WaitingFrame | Loss
+Entry: TypeAlias = WaitingFrame | Loss | Source
+"""A `Source` describes the stream anew from here on."""
 
 
 class RecordWriter:
@@ -56,8 +57,13 @@ class RecordWriter:
         self._since_header = 0
 
     def write(self, entries: Sequence[Entry], *, insist: bool = False) -> WriteOutcome:
-        """Write all *entries* or none; as `Appender.write`."""
+        """Write all *entries* or none; as `Appender.write`. A `Source` comes alone, and begins another part."""
         appender = self._appender
+        if isinstance(entries[0], Source):
+            self._source = entries[0]
+            if appender.size_bytes:
+                self._end(Ending(is_continued=True))
+            return DONE
         if appender.is_full:
             self._end(Ending(is_continued=True))
         outcome = appender.ready(insist=insist)
@@ -91,8 +97,10 @@ class RecordWriter:
                 since_header = 0
             if isinstance(entry, WaitingFrame):
                 kind, payload = Kind.FRAME, entry.frame
-            else:
+            elif isinstance(entry, Loss):
                 kind, payload = Kind.GAP, encode_loss(entry)
+            else:  # a description comes alone
+                continue
             chunk.append(self._record(kind, payload, self.records + len(chunk)))
             since_header += len(chunk[-1])
         return chunk, since_header
@@ -152,20 +160,33 @@ class WriteBuffer:
         self._place_refused()
         self._entries.append(loss)
 
+    def describe(self, source: Source) -> None:
+        """Append that what comes from here on is written by *source*; the caller holds `changed`."""
+        self._place_refused()
+        self._entries.append(source)
+
     def put_first(self, loss: Loss) -> None:
         """Let *loss* be written before everything that waits."""
         with self.changed:
             self._entries.appendleft(loss)
 
     def batch(self, most_bytes: int) -> list[Entry]:
-        """Return the oldest entries, one at least if there is any, and about *most_bytes* of them."""
+        """
+        Return the oldest entries, one at least if there is any, and about *most_bytes* of them.
+
+        A description of the source is returned alone.
+        """
         with self.changed:
             self._join_refused()
             self._place_refused()
             chosen: list[Entry] = []
             size = 0
             for entry in self._entries:
+                if isinstance(entry, Source) and chosen:
+                    break
                 chosen.append(entry)
+                if isinstance(entry, Source):
+                    break
                 size += len(entry.frame) if isinstance(entry, WaitingFrame) else 0
                 if size >= most_bytes:
                     break
@@ -298,11 +319,18 @@ class EventLog:
         """
         Learn whose frames will come. The file is made when the first of them is written.
 
+        A second time, the same source is described anew: what comes from then on is in another part of the log, whose
+        header says so.
+
         Raises:
             ConfigError: *source* cannot be written.
         """
         encode_header(source, 0)
         self._source = source
+        if self._series is not None:
+            with self._buffer.changed:
+                self._buffer.describe(source)
+            return
         self._appender = Appender(
             self.directory,
             lambda part: log_name(source, part),

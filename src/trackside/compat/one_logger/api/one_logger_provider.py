@@ -13,7 +13,7 @@ from trackside.compat.one_logger.api.recorder import Recorder
 from trackside.compat.one_logger.core.exceptions import OneLoggerError, assert_that
 from trackside.compat.one_logger.recorder.default_recorder import DefaultRecorder
 from trackside.events import Source, process_source, set_process_source
-from trackside.job import AppliedConfig, apply
+from trackside.job import AppliedConfig, apply, running_job
 
 _FLUSH_S = 2.0
 
@@ -54,7 +54,10 @@ class OneLoggerProvider:
         if default_bus.is_idle:
             set_process_source(Source.detect(**fields))
             default_bus.end("succeeded by another job")
-        # A stream that runs keeps its source; the job's configuration in it is what One Logger says all the same.
+        running = running_job()
+        if running is not None:
+            running.describe(**fields)
+        # A stream without a job keeps its source; the configuration in it is what One Logger says all the same.
         source = attrs.evolve(process_source(), **fields)
         if config.enable_for_current_rank and isinstance(recorder, DefaultRecorder):
             recorder.begin(strict=job.strict)
