@@ -20,7 +20,7 @@ def recorded(run, tmp_path, *, is_written):
         assert job.bus.flush(30)
     job.describe(**FIELDS)
     job.bus.log(IterationEnded(step=1, kind="training", duration_ns=10))
-    job.close()
+    assert job.close(timeout_s=60)
     return tmp_path / "runs"
 
 
@@ -67,6 +67,6 @@ def test_the_same(run, tmp_path):
     """A description that says nothing new starts nothing."""
     job = run()
     job.describe(application=job.source.application)
-    job.close()
+    assert job.close(timeout_s=60)
     starts = [event for event in trackside.replay(tmp_path / "runs") if isinstance(event, SourceStarted)]
     assert len(starts) == 1
