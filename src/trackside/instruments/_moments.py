@@ -59,7 +59,7 @@ def end(span: Span, at_ns: int | None) -> None:
     if not is_innermost(span):
         for key, inner in sorted(_open.items(), key=lambda item: -item[1].id):
             if is_within(inner, span):
-                report_out_of_order(inner.name, f"was still open when {span.name} ended", span_id=inner.id)
+                _report_left_open(inner, f"{span.name} ended")
                 _open.pop(key, None)
                 _abandon(inner)
                 inner.close(at_ns=at_ns)
@@ -70,7 +70,7 @@ def end_all(reason: str, at_ns: int | None) -> None:
     """Close whatever callbacks have left open, the innermost first."""
     for key, span in sorted(_open.items(), key=lambda item: -item[1].id):
         _open.pop(key, None)
-        report_out_of_order(span.name, f"was still open when {reason}", span_id=span.id)
+        _report_left_open(span, reason)
         _abandon(span)
         span.close(at_ns=at_ns)
 
@@ -87,6 +87,11 @@ def end_with(error: BaseException) -> None:
             _open.pop(key, None)
             span.close(error=error)
     record_exception(error)
+
+
+def _report_left_open(span: Span, when: str) -> None:
+    """Report that *span* was left open, never by an error: raised here, it would leave the rest open, too."""
+    report_out_of_order(span.name, f"was still open when {when}", span_id=span.id, may_raise=False)
 
 
 def _abandon(span: Span) -> None:

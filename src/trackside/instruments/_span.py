@@ -188,7 +188,7 @@ class Span:
         around, number = self._around, self.id
         if _surroundings() is inside and annotator is None and open_by_id.pop(number, None) is self:
             _surround(around)
-        elif not self._step_out(inside, error):
+        elif not self._step_out(inside):
             return
         attributes = self.attributes
         if self._thread != _main_thread and span_names.THREAD not in attributes:
@@ -216,7 +216,7 @@ class Span:
     else:
         __exit__ = _leave
 
-    def _step_out(self, inside: Ambient | None, error: BaseException | None) -> bool:
+    def _step_out(self, inside: Ambient | None) -> bool:
         """Leave in any but the plain way; False in a child forked inside: the parent records the end."""
         is_innermost = _surroundings() is inside
         if is_innermost:
@@ -224,7 +224,7 @@ class Span:
         if open_by_id.pop(self.id, None) is not self:
             return False
         if not is_innermost:
-            self._leave_out_of_order(error)
+            self._leave_out_of_order()
         if annotator is not None:
             self._stop_annotation()
         return True
@@ -246,7 +246,7 @@ class Span:
             )
         )
 
-    def _leave_out_of_order(self, error: BaseException | None) -> None:
+    def _leave_out_of_order(self) -> None:
         """End while another span is the innermost: one inside this that is still open, or one of another task."""
         inner = open_by_id.get(_surroundings()[0])
         while inner is not None and inner.parent_id != self.id:
@@ -256,7 +256,8 @@ class Span:
         else:
             inner._around = self._around  # noqa: SLF001  so that closing it leads out of this one too
             problem = "was closed before what was opened inside it"
-        report_out_of_order(self.name, problem, span_id=self.id, may_raise=error is None)
+        # Never by an error: the span ends, in whatever order.
+        report_out_of_order(self.name, problem, span_id=self.id, may_raise=False)
 
     def _start_annotation(self) -> None:
         try:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import attrs
+
 from trackside.bus import Subscription, default_bus
 from trackside.events import ConfigError, process_source
 from trackside.handlers.models.scores import INDIVIDUAL, RELATIVE, ScoreReport, Thresholds
@@ -39,7 +41,9 @@ class StragglerHooks(LightningHooks):
         logger_name: The logger that reports are printed to.
         section_relative_perf_threshold: As for GPUs, for sections; the same number unless given.
         section_individual_perf_threshold: As for GPUs, for sections; the same number unless given.
-        agree_every_steps: With *stop_if_detected*, every how many steps the ranks agree.
+        agree_every_steps: With *stop_if_detected*, every how many steps the ranks agree. Without a directory for an
+            event log, this is also how often they exchange their windows.
+        num_gpu_perf_scores_to_log: Another name of *num_gpu_perf_scores_to_print*.
         more: What `LightningHooks` takes.
 
     Raises:
@@ -51,23 +55,26 @@ class StragglerHooks(LightningHooks):
         report_time_interval: float,
         calc_relative_gpu_perf: bool,  # noqa: FBT001
         calc_individual_gpu_perf: bool,  # noqa: FBT001
-        num_gpu_perf_scores_to_print: int,
-        gpu_relative_perf_threshold: float,
-        gpu_individual_perf_threshold: float,
-        stop_if_detected: bool,  # noqa: FBT001
-        enable_ptl_logging: bool,  # noqa: FBT001
+        num_gpu_perf_scores_to_print: int = 5,
+        gpu_relative_perf_threshold: float = 0.7,
+        gpu_individual_perf_threshold: float = 0.7,
+        stop_if_detected: bool = False,  # noqa: FBT001, FBT002
+        enable_ptl_logging: bool = False,  # noqa: FBT001, FBT002
         profiling_interval: int = 1,
         logger_name: str = "trackside.stragglers",
         *,
         section_relative_perf_threshold: float | None = None,
         section_individual_perf_threshold: float | None = None,
         agree_every_steps: int = 50,
+        num_gpu_perf_scores_to_log: int | None = None,
         **more: Any,
     ) -> None:
         super().__init__(**more)
         chosen = {RELATIVE: calc_relative_gpu_perf, INDIVIDUAL: calc_individual_gpu_perf}
         if not any(chosen.values()):
             raise ConfigError("calc_relative_gpu_perf", False, "choose that, calc_individual_gpu_perf, or both")  # noqa: FBT003
+        if num_gpu_perf_scores_to_log is not None:
+            num_gpu_perf_scores_to_print = num_gpu_perf_scores_to_log
         if num_gpu_perf_scores_to_print < 0:
             raise ConfigError("num_gpu_perf_scores_to_print", num_gpu_perf_scores_to_print, "give a number from 0")
         relative, individual = section_relative_perf_threshold, section_individual_perf_threshold
@@ -102,16 +109,19 @@ class StragglerHooks(LightningHooks):
             return
         running = running_job()
         where = running.directory if running is not None else None
+        source, options = process_source(), self._options
         if where is None and trainer.world_size > 1:
-            raise ConfigError("directory", None, "give one that all ranks see: rank 0 reads the others' logs there")
+            # Without a directory that all ranks write to, they exchange their windows where they could agree to stop.
+            source = attrs.evolve(source, rank=trainer.global_rank, world_size=trainer.world_size)
+            options = {**options, "windows_from": "gather", "report_every_steps": options["agree_every_steps"]}
         every = max(1, self._profiling_interval)
         if self._interval_s > 0:
             configure_sections(window_s=self._interval_s, profiling_interval=self._profiling_interval)
         else:
             configure_sections(window_steps=every, profiling_interval=self._profiling_interval)
         self._step = trainer.global_step
-        self._stragglers = StragglerWatch(**self._options)
-        self._subscription = self._stragglers.begin(default_bus, process_source(), where or Path())
+        self._stragglers = StragglerWatch(**options)
+        self._subscription = self._stragglers.begin(default_bus, source, where or Path())
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *batch: Any, **more: Any) -> None:
         """Close the iteration, if the optimizer has stepped; report if it is time, and stop if that is agreed."""

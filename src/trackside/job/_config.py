@@ -87,6 +87,8 @@ class JobConfig:
     """
     Raise what handlers raise, and what is wrong with the order of spans, into the training; for development.
 
+    A span that ends before what is inside it, or is left open, is reported and no error: it ends all the same.
+
     Otherwise nothing is raised: one notice, and the counts show the rest.
     """
     enable_for_current_rank: OrFunction[bool] = attrs.field(default=True, validator=checks.flag(or_function=True))

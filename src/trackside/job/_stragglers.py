@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
+import attrs
+
 from trackside.bus import Bus, Subscription
 from trackside.events import (
     ConfigError,
@@ -283,7 +285,8 @@ class StragglerWatch:
         try:
             group = self._joined()
             if group is not None:
-                events = gathered(group, process_source(), mine)
+                source = attrs.evolve(process_source(), rank=group.rank, world_size=group.size)
+                events = gathered(group, source, mine)
         except RuntimeError as error:
             self._be_alone("the ranks' windows cannot be gathered", error)
         if self._makes_reports:

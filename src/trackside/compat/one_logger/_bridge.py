@@ -81,6 +81,16 @@ EVENTS: Final[dict[type[OurEvent], tuple[StrEnum, type[Attributes]]]] = {
 """By class of ours, One Logger's name of the event and the class of its attributes."""
 
 _ITERATIONS: Final = {**span_names.OF_ITERATION, "testing": span_names.TESTING_ITERATION_ALIAS}
+_THROUGHPUT: Final = frozenset(
+    {
+        "completed_floating_point_operations_overall",
+        "productive_train_tflops",
+        "total_flops",
+        "train_throughput_per_gpu",
+        "train_throughput_per_gpu_max",
+        "train_throughput_per_gpu_min",
+    }
+)
 _MOST_OPEN: Final = 4_096
 _MOST_EARLY: Final = 64
 
@@ -118,6 +128,8 @@ class ExportHandler:
         self._application: Span | None = None
         self._unattached: list[OurEvent] = []
         """What belongs to the application and came before it."""
+        self._is_throughput_wanted = True
+        """Unless the training's configuration says otherwise."""
         self._latest_ns = 0
         self._source_id = ""
         self._has_exported = False
@@ -253,7 +265,9 @@ class ExportHandler:
         else:
             self._export_event(exported, self._root())
 
-    def _configure(self, event: OurEvent) -> None:
+    def _configure(self, event: JobConfigured | TrainingConfigured) -> None:
+        if isinstance(event, TrainingConfigured):
+            self._is_throughput_wanted = event.is_log_throughput_enabled
         if self._application is None:
             self._unattached.append(event)
         else:
@@ -276,7 +290,10 @@ class ExportHandler:
 
     def _export_known(self, event: OurEvent, span: Span, at_ns: int) -> None:
         name, cls = EVENTS[type(event)]
-        exported = {field: getattr(event, field) for field in own_fields(type(event))}
+        fields = set(own_fields(type(event)))
+        if not self._is_throughput_wanted:
+            fields -= _THROUGHPUT
+        exported = {field: getattr(event, field) for field in own_fields(type(event)) if field in fields}
         if isinstance(event, TrainingMetricsUpdated) and self._window is not None:
             exported |= {f"window_{field}": getattr(self._window, field) for field in own_fields(TrainingFigures)}
         attributes = cls.from_json(
@@ -287,6 +304,8 @@ class ExportHandler:
     def _export_event(self, event: Event, span: Span) -> None:
         if not self._is_exported(span.name_str):
             return
+        if span.active:  # what belongs to the application may come after its end
+            span.add_event(event)
         if isinstance(event, ErrorEvent):
             self._export(self.exporter.export_error, event, span)
         else:
@@ -312,7 +331,7 @@ class ExportHandler:
         kinds = TelemetryDataError.ErrorType
         kind = kinds.INCOMPLETE_TELEMETRY_DATA if self._has_exported else kinds.NO_TELEMETRY_DATA
         at = TracingTimestamp.of_ns(self._latest_ns)
-        self.exporter.export_telemetry_data_error(TelemetryDataError(kind, message, at, Attributes(attributes)))
+        self.exporter.export_telemetry_data_error(TelemetryDataError(at, kind, message, Attributes(attributes)))
 
 
 def _is_set(value: Any) -> bool:

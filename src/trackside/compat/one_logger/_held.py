@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from trackside.bus import default_bus
 from trackside.compat.one_logger._bridge import span_uuid
@@ -19,6 +19,8 @@ from trackside.instruments import Span as OurSpan
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_MOST_EVENTS: Final = 64
+
 
 class HeldSpan(Span):
     """A span of ours that is open; what is said of it is that one's, and little is made before it is asked for."""
@@ -28,6 +30,7 @@ class HeldSpan(Span):
         self.parent_span = parent_span
         self.parent_id = None if parent_span is None else parent_span.id
         self._id: uuid.UUID | None = None
+        self._added: list[Event] = []
         self._way_back: tuple[Ambient, Ambient] | None = None
 
     def open_within(self, parent: HeldSpan, at_ns: int | None) -> None:
@@ -62,9 +65,9 @@ class HeldSpan(Span):
 
     @property
     def events(self) -> list[Event]:  # type: ignore[override]  # an attribute there
-        """The start, which alone is kept."""
+        """The start, and what was added by this object."""
         begin = TracingTimestamp.of_ns(self.live.start_ns) if self.live.id else TracingTimestamp.now()
-        return [Event(StandardEventName.SPAN_START, begin)]
+        return [Event(StandardEventName.SPAN_START, begin), *self._added]
 
     @property
     def active(self) -> bool:
@@ -73,6 +76,8 @@ class HeldSpan(Span):
 
     def add_event(self, event: Event) -> Event:
         """Record *event*."""
+        if len(self._added) < _MOST_EVENTS:
+            self._added.append(event)
         if self.live.id and default_bus.wants(SpanEventAdded):
             fields = event.attributes.to_json()
             fields.pop(StandardEventAttributeName.TIMESTAMP_MSEC.value, None)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Container, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
 from trackside.compat.one_logger.core.exceptions import OneLoggerError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 LOGGER = logging.getLogger("trackside")
 
@@ -34,6 +38,47 @@ def initialize(settings: Any, given: Mapping[str, Any]) -> None:
         settings.__attrs_init__(**known)
     except ValueError as error:  # no member of an enum
         raise OneLoggerError(f"{type(settings).__name__}: {error}") from None
+
+
+class Settings:
+    """A configuration with those methods of pydantic's models that jobs call on the peer's."""
+
+    __slots__ = ()
+
+    @classmethod
+    def model_validate(cls, obj: Any) -> Self:
+        """
+        Return the configuration that a mapping describes; one that is one already is returned as it is.
+
+        Raises:
+            OneLoggerError: if a field is missing or wrong.
+        """
+        return obj if isinstance(obj, cls) else cls(**obj)
+
+    def model_dump(
+        self, *, include: Container[str] | None = None, exclude: Container[str] = (), exclude_none: bool = False
+    ) -> dict[str, Any]:
+        """Return the fields as a dictionary, configurations within it as dictionaries, too."""
+        table = {
+            name: value.model_dump(exclude_none=exclude_none) if isinstance(value, Settings) else value
+            for name, value in self._fields().items()
+            if (include is None or name in include) and name not in exclude
+        }
+        return {name: value for name, value in table.items() if not exclude_none or value is not None}
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """
+        Return a copy with the fields of *update* in it; *deep* copies what the fields hold, too.
+
+        Raises:
+            OneLoggerError: if a field of *update* is wrong.
+        """
+        fields = self._fields()
+        return type(self)(**{**(copy.deepcopy(fields) if deep else fields), **(update or {})})
+
+    def _fields(self) -> dict[str, Any]:
+        kind: Any = type(self)
+        return {field.name: getattr(self, field.name) for field in attrs.fields(kind) if field.name != "given"}
 
 
 def resolved(value: T | Callable[[], T]) -> T:

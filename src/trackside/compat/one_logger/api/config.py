@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import attrs
 
-from trackside.compat.one_logger._settings import initialize, resolved
+from trackside.compat.one_logger._settings import Settings, initialize, resolved
 from trackside.compat.one_logger.api.telemetry_config import TelemetryConfig
 from trackside.job import JobConfig, LogConfig
 
@@ -27,7 +27,7 @@ class OneLoggerErrorHandlingStrategy(enum.Enum):
 
 
 @attrs.define(kw_only=True, init=False)
-class LoggerConfig:
+class LoggerConfig(Settings):
     """What becomes of the library's own messages; files are written only if they are named."""
 
     log_level: str = "INFO"
@@ -57,7 +57,7 @@ class LoggerConfig:
 
 
 @attrs.define(kw_only=True, init=False)
-class OneLoggerConfig:
+class OneLoggerConfig(Settings):
     """
     One Logger's `OneLoggerConfig`, over `trackside.job.JobConfig`, which says what the fields mean.
 

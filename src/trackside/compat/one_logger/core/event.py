@@ -166,9 +166,9 @@ class TelemetryDataError(Event):
 
     def __init__(
         self,
-        error_type: ErrorType,
-        error_message: str | None,
         timestamp: TracingTimestamp,
+        error_type: ErrorType,
+        error_message: str | None = None,
         attributes: Attributes | None = None,
     ) -> None:
         fields = Attributes({StandardEventAttributeName.TELEMETRY_DATA_ERROR_TYPE.value: error_type.value})
@@ -176,10 +176,34 @@ class TelemetryDataError(Event):
             fields.add(StandardEventAttributeName.ERROR_MESSAGE.value, error_message)
         fields.add_attributes(attributes or {})
         super().__init__(StandardEventName.TELEMETRY_DATA_ERROR, timestamp, fields)
+        self.error_type = error_type
+        self.error_message = error_message
 
     @classmethod
     def create(  # type: ignore[override]  # One Logger's own signature
         cls, error_type: ErrorType, error_message: str | None = None, attributes: Mapping[str, Attribute] | None = None
     ) -> Self:
         """Return the error of this moment."""
-        return cls(error_type, error_message, TracingTimestamp.now(), Attributes.merge(attributes))
+        return cls(TracingTimestamp.now(), error_type, error_message, Attributes.merge(attributes))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the error as plain data, with its type and message beside the attributes."""
+        return {**super().to_json(), "error_type": self.error_type.value, "error_message": self.error_message}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> TelemetryDataError:
+        """
+        Return the error that `to_json` wrote.
+
+        Raises:
+            OneLoggerError: if the timestamp or the type is missing, or there is no such type.
+        """
+        known = {kind.value: kind for kind in cls.ErrorType}
+        assert_that(data.get("timestamp"), f"{data!r} lacks a timestamp")
+        assert_that(data.get("error_type") in known, f"{data!r} lacks an error_type, one of {', '.join(known)}")
+        return TelemetryDataError(
+            TracingTimestamp.from_json(data["timestamp"]),
+            known[data["error_type"]],
+            data.get("error_message"),
+            Attributes.from_json(data.get("attributes")),
+        )

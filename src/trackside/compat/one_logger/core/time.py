@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from trackside.compat.one_logger.core.exceptions import assert_that
+from trackside.compat.one_logger.core.exceptions import OneLoggerError, assert_that
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -86,3 +86,48 @@ class TracingTimestamp:
         names = ("seconds_since_epoch", "perf_counter_seconds")
         assert_that(all(data.get(name) is not None for name in names), f"{data!r} lacks one of {', '.join(names)}")
         return cls(*(data[name] for name in names))
+
+
+class Timer:
+    """A stopwatch: what it measures adds up from one stretch to the next until it is reset."""
+
+    def __init__(self) -> None:
+        self._began: TracingTimestamp | None = None
+        self._total_s = 0.0
+
+    @property
+    def running(self) -> bool:
+        """Whether a stretch is being measured."""
+        return self._began is not None
+
+    def start(self, start_time: TracingTimestamp | None = None) -> None:
+        """
+        Begin a stretch now, or at *start_time*.
+
+        Raises:
+            OneLoggerError: if one is being measured.
+        """
+        assert_that(not self.running, "the timer was started while it was running")
+        self._began = TracingTimestamp.now() if start_time is None else start_time
+
+    def stop(self, reset: bool = False) -> float:  # noqa: FBT001, FBT002  the peer's signature
+        """
+        End the stretch, and return the seconds of all stretches; *reset* begins to count anew.
+
+        Raises:
+            OneLoggerError: if none is being measured.
+        """
+        began, self._began = self._began, None
+        if began is None:
+            raise OneLoggerError("the timer was stopped while it was not running")
+        self._total_s += time.perf_counter() - began.perf_counter_seconds
+        total_s = self._total_s
+        if reset:
+            self.reset()
+        return total_s
+
+    def reset(self, start: bool = False) -> None:  # noqa: FBT001, FBT002  the peer's signature
+        """Forget what was measured; *start* begins a stretch at once."""
+        self._began, self._total_s = None, 0.0
+        if start:
+            self.start()

@@ -13,12 +13,13 @@ from trackside.instruments import Span, callbacks
 P = ParamSpec("P")
 
 
-def _holding(start: Callable[P, Span]) -> Callable[P, HeldSpan]:
-    """Return *start* with One Logger's span as its result."""
+def _holding(start: Callable[P, Span]) -> Callable[P, HeldSpan | None]:
+    """Return *start* with One Logger's span as its result; None where One Logger is off, or not configured."""
 
     @functools.wraps(start)
-    def begin(*args: P.args, **kwargs: P.kwargs) -> HeldSpan:
-        return HeldSpan(start(*args, **kwargs))
+    def begin(*args: P.args, **kwargs: P.kwargs) -> HeldSpan | None:
+        span = start(*args, **kwargs)
+        return HeldSpan(span) if OneLoggerProvider.instance().one_logger_enabled else None
 
     return begin
 

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import attrs
 
-from trackside.compat.one_logger._settings import initialize, resolved
+from trackside.compat.one_logger._settings import Settings, initialize, resolved
 from trackside.compat.one_logger.api.telemetry_config import ApplicationType
 from trackside.compat.one_logger.training_telemetry.api.checkpoint import CheckPointStrategy
 from trackside.job import TrainingConfig
@@ -22,7 +22,7 @@ def _returned_by(field: str) -> Any:
 
 
 @attrs.define(kw_only=True, init=False)
-class TrainingTelemetryConfig:
+class TrainingTelemetryConfig(Settings):
     """
     One Logger's `TrainingTelemetryConfig`, over `trackside.job.TrainingConfig`, which says what the fields mean.
 
