@@ -170,7 +170,7 @@ class Iteration(Span):
             end_ns = _span._offset_ns + _span._monotonic_ns()  # noqa: SLF001  of our own base class
         if _surroundings() is inside and _span.annotator is None and open_by_id.pop(self.id, None) is self:
             _surround(self._around)
-        elif not self._step_out(inside, error):
+        elif not self._step_out(inside):
             return
         if error is not None and not isinstance(error, NO_ERRORS):
             self._publish_error(end_ns, error)

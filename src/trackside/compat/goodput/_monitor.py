@@ -14,7 +14,7 @@ import attrs
 from trackside.bus import Bus, default_bus
 from trackside.compat.goodput._calculator import GoodputCalculator
 from trackside.compat.goodput.goodput_utils import GCPOptions
-from trackside.events import GoodputUpdated, Handler
+from trackside.events import GoodputUpdated, Handler, TracksideError
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +56,44 @@ class _Uploader:
             logger.warning("%s went wrong this time: %s", self._name, error)
 
 
+def cloud_sinks(job_name: str, options: GCPOptions | None) -> list[Handler]:
+    """
+    Return the sink that *options* ask for; none where they name no project and location, or it cannot be made.
+
+    What cannot be honoured is named in a warning: the metadata server is not asked for what is left out, and the
+    deviation of steps is not switched off apart from the rest.
+    """
+    if options is None or not options.enable_gcp_goodput_metrics:
+        return []
+    if not options.project_id or not options.location:
+        given = [field.name for field in attrs.fields(GCPOptions) if getattr(options, field.name) != field.default]
+        if given:
+            missing = [name for name in ("project_id", "location") if not getattr(options, name)]
+            logger.warning(
+                "nothing is sent to Google Cloud Monitoring: GCPOptions gives %s, and not %s, which is not looked up",
+                ", ".join(given),
+                ", ".join(missing),
+            )
+        return []
+    if not options.enable_gcp_step_deviation_metrics:
+        logger.warning("GCPOptions.enable_gcp_step_deviation_metrics is not honoured; do not start that uploader")
+    try:
+        from trackside.handlers.google_cloud_monitoring import GoogleCloudMonitoringSink  # noqa: PLC0415  an extra
+
+        sink = GoogleCloudMonitoringSink(
+            options.project_id,
+            options.location,
+            workload_id=job_name,
+            replica_id=options.replica_id,
+            accelerator_type=options.acc_type or "UNKNOWN",
+            cluster_name=options.cluster_name,
+        )
+    except TracksideError as error:
+        logger.warning("nothing is sent to Google Cloud Monitoring: %s", error)
+        return []
+    return [sink]
+
+
 class UploadingMonitor:
     """
     Publishes a job's goodput on an interval, as `GoodputUpdated`: to its sinks, and on trackside's bus.
@@ -71,7 +109,8 @@ class UploadingMonitor:
         include_step_deviation: Whether the deviation of steps can be reported.
         configured_ideal_step_time: What a step should take, in seconds; found out unless given.
         step_deviation_interval_seconds: The interval of that.
-        gcp_options: Taken, and not used.
+        gcp_options: Where they name a project and a location, the figures go to Google Cloud Monitoring, too; see
+            `cloud_sinks`.
         skip_final_flush: Whether to stop without reporting the last figures.
         final_flush_timeout_seconds: How long stopping may take, in seconds; None for as long as it takes.
         gcs_sync_interval_seconds: Taken, and not used.
@@ -94,7 +133,7 @@ class UploadingMonitor:
         include_step_deviation: bool = False,
         configured_ideal_step_time: float | None = None,
         step_deviation_interval_seconds: float = 10,
-        gcp_options: GCPOptions | None = None,  # noqa: ARG002
+        gcp_options: GCPOptions | None = None,
         skip_final_flush: bool = False,
         final_flush_timeout_seconds: float | None = FLUSH_S,
         gcs_sync_interval_seconds: int = 3600,  # noqa: ARG002
@@ -118,7 +157,8 @@ class UploadingMonitor:
         self._reported_ns = 0
         self._uploaders: dict[str, _Uploader] = {}
         self._bus = Bus()
-        for sink in self._sinks(os.path.join(tensorboard_dir, "goodput")):  # noqa: PTH118  it may be a URL
+        sinks = self._sinks(os.path.join(tensorboard_dir, "goodput"))  # noqa: PTH118  it may be a URL
+        for sink in (*sinks, *cloud_sinks(job_name, gcp_options)):
             self._bus.subscribe(sink, to=GoodputUpdated)
 
     def _sinks(self, directory: str) -> Sequence[Handler]:  # noqa: ARG002  for those that write there
@@ -157,6 +197,14 @@ class UploadingMonitor:
         """Tell them once more and stop."""
         if self._is_on:
             self._stop("rolling window uploader", self._upload_windows, skip_final_flush)
+
+    def start_goodput_interval_uploader(self, window_size_seconds: float) -> None:
+        """Start the rolling window uploader with one window, under its name in the peer's earlier releases."""
+        self.start_rolling_window_goodput_uploader([window_size_seconds])
+
+    def stop_goodput_interval_uploader(self) -> None:
+        """Stop what `start_goodput_interval_uploader` started."""
+        self.stop_rolling_window_goodput_uploader()
 
     def close(self) -> None:
         """Stop everything at once, without last figures; so does the end of the process."""

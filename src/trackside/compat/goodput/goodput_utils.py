@@ -80,7 +80,7 @@ class IntervalWorkloadMetricDetails(TypedDict):
 
 @attrs.define
 class GCPOptions:
-    """The peer's options for Google Cloud Monitoring: taken, and not used."""
+    """The peer's options for Google Cloud Monitoring; what a monitor cannot honour it names in a warning."""
 
     project_id: str | None = None
     location: str | None = None
