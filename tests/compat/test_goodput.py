@@ -9,16 +9,14 @@ import subprocess
 import sys
 import threading
 import time
-import types
 from pathlib import Path
 
-import attrs
 import pytest
 
 from trackside.bus import default_bus
 from trackside.compat.goodput import _monitor as monitor_module
 from trackside.compat.goodput import goodput_elastic
-from trackside.compat.goodput._monitor import UploadingMonitor, cloud_sinks
+from trackside.compat.goodput._monitor import UploadingMonitor, refuse_cloud
 from trackside.compat.goodput.goodput import BadputType, GoodputCalculator, GoodputRecorder, GoodputType
 from trackside.compat.goodput.goodput_utils import GCPOptions
 from trackside.events import GoodputUpdated, RunsOn
@@ -467,23 +465,13 @@ class TestMonitor:
         (update,) = sink.updates
         assert update.windows["goodput"] == [15 / 49]
 
-    def test_cloud(self, monkeypatch):
-        """A project and a location make a sink of the job's name, with all that the options say."""
-        made = []
-        fake = types.SimpleNamespace(GoogleCloudMonitoringSink=lambda *given, **more: made.append((given, more)))
-        monkeypatch.setitem(sys.modules, "trackside.handlers.google_cloud_monitoring", fake)
-        options = GCPOptions(project_id="p", location="z", acc_type="v5p", cluster_name="c", replica_id="3")
-        assert len(cloud_sinks("a job", options)) == 1
-        said = {"workload_id": "a job", "replica_id": "3", "accelerator_type": "v5p", "cluster_name": "c"}
-        assert made == [(("p", "z"), said)]
-        assert cloud_sinks("a job", attrs.evolve(options, enable_gcp_goodput_metrics=False)) == []
-
-    def test_cloud_unwanted(self, caplog):
-        """Without options nothing is said; a location without a project is named in a warning."""
-        assert cloud_sinks("a job", None) == cloud_sinks("a job", GCPOptions()) == []
+    def test_cloud(self, caplog):
+        """Options for the cloud are named in a warning; without any nothing is said."""
+        refuse_cloud(None)
+        refuse_cloud(GCPOptions())
         assert not caplog.records
-        assert cloud_sinks("a job", GCPOptions(location="z")) == []
-        assert "gives location, and not project_id" in caplog.text
+        refuse_cloud(GCPOptions(location="z", acc_type="v5p"))
+        assert "GCPOptions: location, acc_type not used" in caplog.text
 
     def test_twice(self, recorder, monitor, caplog):
         """Starting twice is a warning."""

@@ -14,7 +14,7 @@ import attrs
 from trackside.bus import Bus, default_bus
 from trackside.compat.goodput._calculator import GoodputCalculator
 from trackside.compat.goodput.goodput_utils import GCPOptions
-from trackside.events import GoodputUpdated, Handler, TracksideError
+from trackside.events import GoodputUpdated, Handler
 
 logger = logging.getLogger(__name__)
 
@@ -56,42 +56,16 @@ class _Uploader:
             logger.warning("%s went wrong this time: %s", self._name, error)
 
 
-def cloud_sinks(job_name: str, options: GCPOptions | None) -> list[Handler]:
-    """
-    Return the sink that *options* ask for; none where they name no project and location, or it cannot be made.
-
-    What cannot be honoured is named in a warning: the metadata server is not asked for what is left out, and the
-    deviation of steps is not switched off apart from the rest.
-    """
-    if options is None or not options.enable_gcp_goodput_metrics:
-        return []
-    if not options.project_id or not options.location:
-        given = [field.name for field in attrs.fields(GCPOptions) if getattr(options, field.name) != field.default]
-        if given:
-            missing = [name for name in ("project_id", "location") if not getattr(options, name)]
-            logger.warning(
-                "nothing is sent to Google Cloud Monitoring: GCPOptions gives %s, and not %s, which is not looked up",
-                ", ".join(given),
-                ", ".join(missing),
-            )
-        return []
-    if not options.enable_gcp_step_deviation_metrics:
-        logger.warning("GCPOptions.enable_gcp_step_deviation_metrics is not honoured; do not start that uploader")
-    try:
-        from trackside.handlers.google_cloud_monitoring import GoogleCloudMonitoringSink  # noqa: PLC0415  an extra
-
-        sink = GoogleCloudMonitoringSink(
-            options.project_id,
-            options.location,
-            workload_id=job_name,
-            replica_id=options.replica_id,
-            accelerator_type=options.acc_type or "UNKNOWN",
-            cluster_name=options.cluster_name,
+def refuse_cloud(options: GCPOptions | None) -> None:
+    """Name in a warning what *options* ask for: a monitor sends nothing to Google Cloud."""
+    fields = attrs.fields(GCPOptions)
+    given = [] if options is None else [field.name for field in fields if getattr(options, field.name) != field.default]
+    if given:
+        logger.warning(
+            "GCPOptions: %s not used: this monitor sends nothing to Google Cloud; subscribe "
+            "trackside.handlers.google_cloud_monitoring.GoogleCloudMonitoringSink",
+            ", ".join(given),
         )
-    except TracksideError as error:
-        logger.warning("nothing is sent to Google Cloud Monitoring: %s", error)
-        return []
-    return [sink]
 
 
 class UploadingMonitor:
@@ -109,8 +83,7 @@ class UploadingMonitor:
         include_step_deviation: Whether the deviation of steps can be reported.
         configured_ideal_step_time: What a step should take, in seconds; found out unless given.
         step_deviation_interval_seconds: The interval of that.
-        gcp_options: Where they name a project and a location, the figures go to Google Cloud Monitoring, too; see
-            `cloud_sinks`.
+        gcp_options: Not used; what they say is named in a warning. `GoogleCloudMonitoringSink` sends to that service.
         skip_final_flush: Whether to stop without reporting the last figures.
         final_flush_timeout_seconds: How long stopping may take, in seconds; None for as long as it takes.
         gcs_sync_interval_seconds: Taken, and not used.
@@ -157,8 +130,8 @@ class UploadingMonitor:
         self._reported_ns = 0
         self._uploaders: dict[str, _Uploader] = {}
         self._bus = Bus()
-        sinks = self._sinks(os.path.join(tensorboard_dir, "goodput"))  # noqa: PTH118  it may be a URL
-        for sink in (*sinks, *cloud_sinks(job_name, gcp_options)):
+        refuse_cloud(gcp_options)
+        for sink in self._sinks(os.path.join(tensorboard_dir, "goodput")):  # noqa: PTH118  it may be a URL
             self._bus.subscribe(sink, to=GoodputUpdated)
 
     def _sinks(self, directory: str) -> Sequence[Handler]:  # noqa: ARG002  for those that write there
