@@ -8,6 +8,7 @@ import os
 import random
 import secrets
 import sys
+import time
 import zlib
 
 import hypothesis
@@ -23,6 +24,10 @@ FULL_GUARD_FACTOR = 10.0
 FOREIGN_VARIABLES = tuple(
     "TRACKSIDE_ TRACEPARENT SLURM_ TORCHELASTIC_ MASTER_ RANK LOCAL_RANK WORLD_SIZE COLUMNS".split()
 )
+
+# Times are written in the machine's zone: the tests, and the processes that they start, are in UTC.
+os.environ["TZ"] = "UTC"
+time.tzset()
 
 hypothesis.settings.register_profile(
     "trackside",

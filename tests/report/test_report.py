@@ -5,10 +5,20 @@ from __future__ import annotations
 import html
 import json
 import re
+import time
 
 import pytest
 
-from trackside.events import ConfigError, CounterWindow, IterationEnded, Source, SpanEnded, UnreadableError
+from trackside.events import (
+    ConfigError,
+    ConfigLogged,
+    CounterWindow,
+    IterationEnded,
+    Source,
+    SpanEnded,
+    UnknownEvent,
+    UnreadableError,
+)
 from trackside.report import read_report, report_page
 from trackside.report._html import heat
 from trackside.report._report import Heatmap
@@ -18,6 +28,19 @@ pytestmark = pytest.mark.once
 S = 10**9
 START_NS = 1_700_000_000 * S
 HOSTILE = '<script>alert("1")</script><img src=x onerror=a>&\x1b[2J'
+
+
+@pytest.fixture
+def local_zone():
+    """Give a function that sets the zone of the machine, until the test ends."""
+    with pytest.MonkeyPatch.context() as patch:
+
+        def set_zone(name):
+            patch.setenv("TZ", name)
+            time.tzset()
+
+        yield set_zone
+    time.tzset()
 
 
 @pytest.fixture
@@ -151,6 +174,46 @@ class TestPage:
         assert "\x1b" not in page
         assert page.count("&lt;script&gt;") > 5
 
+    def test_axes(self, page):
+        """Both charts have steps and times of the day beneath them, and durations beside."""
+        for chart in re.findall(r'<div class="plot">.*?</svg>.*?</div></div>', page):
+            assert [*re.findall(r'class="axis">(\w+)<', chart)] == ["step", "time"]
+        assert re.search(r'class="tick[^>]*>100<', page)
+        assert re.search(r'class="tick[^>]*>22:1\d:\d\d<', page)
+
+    def test_local_time(self, made_up, local_zone):
+        """Times are those of the machine's zone, which is named: 22:13:20 UTC is 03:43:20 in India."""
+        path = made_up(ranks=1)
+        local_zone("Asia/Kolkata")
+        page = report_page(read_report(path))
+        assert "2023-11-15 03:43:" in page
+        assert "Times are in UTC+05:30." in page
+
+    def test_one_rank(self, made_up):
+        """Of one rank there is no map: it has nothing to be compared with."""
+        assert "chart-heatmap" not in report_page(read_report(made_up(ranks=1)))
+
+    def test_own(self, tmp_path, write_events):
+        """Events and hyper-parameters of the job's own are there: of 3 events the last, the least and the most."""
+        events = [
+            UnknownEvent(at_ns=START_NS + place * S, step=place, span_id=0, name="acme.skipped", fields=fields)
+            for place, fields in enumerate([{"left": 7, "why": "a"}, {"left": 3, "why": "b"}, {"left": 5, "why": "c"}])
+        ]
+        events.append(ConfigLogged(at_ns=START_NS + 3 * S, step=-1, span_id=0, values={"model.layers": 12}))
+        write_events(tmp_path, Source(id="0001", run_id="run"), events)
+        page = report_page(read_report(tmp_path))
+        assert re.search(r"acme\.skipped <span[^>]*>3 on 1 rank; the last at [^<]*, step 2<", page)
+        cells = [re.findall(r"<td[^>]*>([^<]*)<", row) for row in re.findall(r"<tr>.*?</tr>", page)]
+        assert ["left", "5", "3", "7"] in [row[:4] for row in cells]
+        assert ["why", "c"] in [row[:2] for row in cells]
+        assert ["model.layers", "12"] in cells
+
+    def test_nothing_lost(self, made_up):
+        """Kinds of loss that did not happen are not listed."""
+        page = report_page(read_report(made_up(ranks=2)))
+        assert "Nothing that is known of." in page
+        assert "bytes damaged" not in page
+
     def test_no_steps(self, tmp_path, write_events):
         """A job that made no step has a page too."""
         events = [
@@ -190,7 +253,7 @@ class TestText:
         text = printed(read_report(made_up(killed_at=(130,))))
         titles = (
             "restart", "Where the time went", "Step time", "What a step is made of", "Ranks compared", "Spans",
-            "Counters", "What is missing",
+            "Metrics", "What is missing",
         )  # fmt: skip
         places = [text.index(title) for title in titles]
         assert places == sorted(places)

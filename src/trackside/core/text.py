@@ -10,6 +10,9 @@ _NS_PER_S: Final = 10**9
 _UNITS_NS: Final = (("h", 3.6e12), ("min", 6e10), ("s", 1e9), ("ms", 1e6), ("µs", 1e3))
 _BYTES: Final = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 BYTE_UNITS: Final = frozenset({"bytes", "byte", "B", "By"})
+_DAY_S: Final = 86_400
+_ROUND_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, _DAY_S)
+"""Seconds from one tick of a clock to the next."""
 NOTHING: Final = "–"
 """Stands for a value that is not known."""
 
@@ -51,19 +54,48 @@ def amount(value: float | None, unit: str = "") -> str:
         return f"{value:.0f} B"
     is_whole = float(value).is_integer() or abs(value) >= 1000  # noqa: PLR2004
     text = f"{value:,.0f}" if is_whole and abs(value) < 1e15 else f"{value:.4g}"  # noqa: PLR2004
-    return f"{text} {unit}".rstrip()
+    return f"{text} {'' if unit == '1' else unit}".rstrip()
 
 
 def clock(at_ns: int | None, *, has_ms: bool = False) -> str:
-    """Return a time as ``2026-01-31 12:00:00Z`` or, with milliseconds, ``2026-01-31 12:00:00.123Z``."""
+    """
+    Return a time in the zone of this machine, as ``2026-01-31 13:00:00+01:00``, or with ``Z`` where that is UTC.
+
+    Args:
+        at_ns: In ns since the epoch.
+        has_ms: Whether milliseconds follow the seconds.
+    """
     if at_ns is None:
         return NOTHING
     whole_s, rest_ns = divmod(at_ns, _NS_PER_S)
     try:
-        at = datetime.datetime.fromtimestamp(whole_s, tz=datetime.timezone.utc)
+        at = datetime.datetime.fromtimestamp(whole_s, tz=datetime.timezone.utc).astimezone()
     except (OverflowError, ValueError, OSError):
         return f"{at_ns} ns"
-    return f"{at:%Y-%m-%d %H:%M:%S}{f'.{rest_ns // 1_000_000:03d}' if has_ms else ''}Z"
+    zone = at.isoformat()[19:]
+    return (
+        f"{at:%Y-%m-%d %H:%M:%S}{f'.{rest_ns // 1_000_000:03d}' if has_ms else ''}{'Z' if zone == '+00:00' else zone}"
+    )
+
+
+def clock_ticks(start_ns: int, end_ns: int, most: int = 6) -> list[tuple[int, str]]:
+    """Return at most *most* + 1 round times of the local day between two times in ns since the epoch, as written."""
+    step_s = next((size for size in _ROUND_S if (end_ns - start_ns) <= size * most * _NS_PER_S), 0)
+    if not step_s:
+        step_s = -(-(end_ns - start_ns) // (most * _DAY_S * _NS_PER_S)) * _DAY_S
+    try:
+        offset = (
+            datetime.datetime.fromtimestamp(start_ns // _NS_PER_S, tz=datetime.timezone.utc).astimezone().utcoffset()
+        )
+    except (OverflowError, ValueError, OSError):
+        return []
+    offset_s = round(offset.total_seconds()) if offset is not None else 0
+    first = -(-(start_ns // _NS_PER_S + offset_s) // step_s) * step_s - offset_s
+    times = range(first, end_ns // _NS_PER_S + 1, step_s)
+    cut = slice(11, 19) if step_s % 60 else slice(11, 16)
+    if end_ns - start_ns > _DAY_S * _NS_PER_S:
+        cut = slice(5, 16) if step_s % _DAY_S else slice(5, 10)
+    return [(at_s * _NS_PER_S, clock(at_s * _NS_PER_S)[cut]) for at_s in times]
 
 
 def ranges(numbers: Iterable[int], *, most: int | None = None) -> str:

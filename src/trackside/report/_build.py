@@ -41,6 +41,7 @@ from trackside.report._report import (
     Losses,
     NotFinite,
     OpenRow,
+    OwnRow,
     Part,
     RankRow,
     Report,
@@ -747,6 +748,22 @@ def _counters(gathered: Gatherer) -> tuple[CounterRow, ...]:
     return tuple(found)
 
 
+def _own_events(gathered: Gatherer) -> tuple[OwnRow, ...]:
+    """Return the events that the job declared itself, by name."""
+    return tuple(
+        OwnRow(
+            name=own.name,
+            count=own.count,
+            ranks=len(own.ranks),
+            last_ns=own.last_ns,
+            last_step=own.last_step,
+            last=own.last,
+            levels={name: level.coarse(80) for name, level in own.levels.items()},
+        )
+        for own in sorted(gathered.own.values(), key=lambda own: own.name)
+    )
+
+
 def _losses(gathered: Gatherer, recorded: Replay, too_late: int, last: Sequence[RankRow]) -> Losses:
     """Return what the logs do not hold."""
     bad = [row for row in last if row.state != ENDED]
@@ -1007,6 +1024,8 @@ def _report(gathered: Gatherer, chosen: Chosen, scored: tuple[Episodes, ScoreAgg
         open=_open_spans(spans, mains),
         errors=_errors(mains, every_rank),
         counters=_counters(gathered),
+        own=_own_events(gathered),
+        config=gathered.config,
         losses=_losses(gathered, recorded, aggregator.too_late, last),
         samples_per_s=samples_per_s,
         tokens_per_s=tokens_per_s,

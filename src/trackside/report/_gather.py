@@ -20,6 +20,7 @@ from trackside.core.text import BYTE_UNITS
 from trackside.events import (
     CheckpointSaveFailed,
     CheckpointSaveSucceeded,
+    ConfigLogged,
     CounterWindow,
     Event,
     EventsDropped,
@@ -41,7 +42,7 @@ from trackside.events import (
 from trackside.handlers.models import CounterBoard, SpanBuilder
 from trackside.handlers.models.goodput import GoodputAccumulator
 from trackside.report._whatif import StepTiles, gap
-from trackside.wire import FrameView
+from trackside.wire import FrameView, fields_of, wire_name_of
 
 _MOST_SAMPLES: Final = 64
 
@@ -448,6 +449,7 @@ _LONGEST_NS: Final = float(1 << 63)
 """No section is believed to take longer: 292 years."""
 _COARSE: Final = 256
 _MOST_LEVELS: Final = 64
+_MOST_OWN: Final = 32
 _MOST_RAISED: Final = 64
 _MOST_STALLS: Final = 16
 _OUT_OF_MEMORY: Final = re.compile(
@@ -494,6 +496,34 @@ def is_out_of_memory(kind: str, message: str) -> bool:
     return kind.rpartition(".")[2] in {"OutOfMemoryError", "MemoryError"} or bool(_OUT_OF_MEMORY.search(message))
 
 
+@attrs.define
+class OwnEvents:
+    """The events of one type that the job declared itself."""
+
+    name: str
+    count: int = 0
+    ranks: set[int] = attrs.field(factory=set)
+    last_ns: int = 0
+    last_step: int = -1
+    last: dict[str, Any] = attrs.field(factory=dict)
+    """The fields of the latest one."""
+    levels: dict[str, Bins] = attrs.field(factory=dict)
+    """The fields that are numbers."""
+
+    def add(self, event: Event, rank: int) -> None:
+        """Take in one event of *rank*."""
+        self.count += 1
+        self.ranks.add(rank)
+        fields = fields_of(event)
+        if event.at_ns >= self.last_ns:
+            self.last_ns, self.last_step, self.last = event.at_ns, event.step, fields
+        for name, value in fields.items():
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+                if name not in self.levels and len(self.levels) >= _MOST_OWN:
+                    continue
+                self.levels.setdefault(name, Bins(_COARSE)).add(event.at_ns, value, event.step, rank)
+
+
 class Gatherer:
     """
     Takes in the processes of one session, one after the other.
@@ -519,7 +549,8 @@ class Gatherer:
         self.marks_left_out = 0
         self.dropped: Counter[str] = Counter()
         self.suspended: Counter[str] = Counter()
-        self.unknown: Counter[str] = Counter()
+        self.own: dict[str, OwnEvents] = {}
+        self.config: dict[str, Any] = {}
         self.configured: TrainingConfigured | None = None
         self.events = 0
         self.exit_status: int | None = None
@@ -597,6 +628,8 @@ class Gatherer:
         if issubclass(kind, CounterWindow):
             found.append(self.counters)
         found += [way for base, way in self._own() if issubclass(kind, base)]
+        if kind is UnknownEvent or not kind.wire_name.startswith("trackside."):
+            found.append(self._add_own)
         self._ways[kind] = () if kind.derived else tuple(found)
         return self._ways[kind]
 
@@ -617,7 +650,7 @@ class Gatherer:
             (TrainingConfigured, self._configure),
             (EventsDropped, self._dropped),
             (HandlerSuspended, self._rest),
-            (UnknownEvent, self._wonder),
+            (ConfigLogged, self._log_config),
         ]
 
     def _iterate(self, run: Sequence[IterationEnded]) -> int:
@@ -791,5 +824,14 @@ class Gatherer:
         self.suspended[event.handler] += 1
         self._mark("lost", f"{event.handler} suspended: {event.error}", event.at_ns)
 
-    def _wonder(self, event: UnknownEvent) -> None:
-        self.unknown[event.name] += 1
+    def _log_config(self, event: ConfigLogged) -> None:
+        self.config.update(event.values)
+
+    def _add_own(self, event: Event) -> None:
+        name = wire_name_of(event)
+        found = self.own.get(name)
+        if found is None:
+            if len(self.own) >= _MOST_OWN:
+                return
+            found = self.own[name] = OwnEvents(name)
+        found.add(event, self._now.source.rank)

@@ -31,7 +31,7 @@ header p { margin: 0; color: var(--dim); }
 section { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 16px 18px;
   margin-top: 16px; }
 h2 { font-size: 1.02rem; margin: 0 0 10px; }
-h3 { font-size: .92rem; margin: 18px 0 6px; }
+h3 { font-size: .92rem; margin: 18px 0 6px; } h3 .dim { font-weight: 400; font-size: .86rem; margin-left: 6px; }
 .dim, .note { color: var(--dim); } .note { font-size: .86rem; margin: 8px 0 0; }
 #verdict { border-left: 5px solid var(--good); } #verdict.bad { border-left-color: var(--bad); }
 #verdict .headline { font-size: 1.22rem; line-height: 1.35; font-weight: 650; margin: 0 0 6px; }
@@ -48,7 +48,7 @@ h3 { font-size: .92rem; margin: 18px 0 6px; }
 .figures div { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 9px 11px; }
 .figures b { display: block; font-size: 1.1rem; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .figures span { color: var(--dim); font-size: .82rem; }
-.attempt { display: grid; grid-template-columns: 6.5rem 1fr; gap: 4px 12px; align-items: center; margin: 6px 0; }
+.attempt { display: grid; grid-template-columns: 8.5rem 1fr; gap: 4px 12px; align-items: center; margin: 6px 0; }
 .attempt .label { font-size: .86rem; line-height: 1.25; } .attempt .label small { color: var(--dim); display: block; }
 .bar { display: flex; height: 26px; border-radius: 5px; overflow: hidden; background: var(--s-); }
 .bar span { display: block; min-width: 1px; }
@@ -59,8 +59,16 @@ h3 { font-size: .92rem; margin: 18px 0 6px; }
 .plot .y { position: relative; min-width: 3.6rem; font-size: .74rem; color: var(--dim); }
 .plot .y span { position: absolute; right: 0; transform: translateY(-50%); white-space: nowrap; }
 .plot svg { width: 100%; display: block; border-bottom: 1px solid var(--line); }
-.plot .x { grid-column: 2; display: flex; justify-content: space-between; gap: 12px; font-size: .74rem;
-  color: var(--dim); padding-top: 3px; }
+.plot .axis, .plot .ticks { font-size: .74rem; color: var(--dim); line-height: 1.5; }
+.plot .axis { text-align: right; } .plot .ticks { position: relative; height: 1.5em; }
+.plot .tick { position: absolute; transform: translateX(-50%); white-space: nowrap; }
+.plot .first { transform: none; } .plot .last { transform: translateX(-100%); }
+.plot .unit { grid-column: 1 / -1; font-size: .74rem; color: var(--dim); padding-bottom: 6px; }
+.buckets { display: grid; grid-template-columns: auto auto auto 1fr; gap: 3px 14px; margin: 12px 0 0; font-size: .86rem;
+  align-items: baseline; } .buckets div { display: contents; } .buckets i { display: inline-block; width: 11px;
+  height: 11px; border-radius: 3px; margin-right: 7px; vertical-align: -1px; }
+.buckets .n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.i-curve { background: var(--curve); } .i-band { background: var(--band); }
 svg .grid { stroke: var(--line); stroke-width: 1; } svg .band { fill: var(--band); stroke: none; }
 svg .curve { fill: none; stroke: var(--curve); stroke-width: 1.6; stroke-linejoin: round; }
 svg .loss { fill: none; stroke: var(--mark); stroke-width: 1.6; stroke-linejoin: round; }
@@ -92,7 +100,9 @@ td .spark { width: 120px; height: 22px; display: block; }
 .bad { color: var(--bad); } .ok { color: var(--good); } section.bad { color: inherit; }
 code { font: .92em ui-monospace, "DejaVu Sans Mono", monospace; }
 footer { color: var(--dim); font-size: .82rem; margin-top: 20px; }
-@media (max-width: 640px) { .opt { display: none; } section { padding: 14px 12px; } main { padding: 14px 10px 32px; }
+@media (max-width: 640px) { .opt { display: none; } .plot .tick:nth-child(even):not(.last) { display: none; }
+  .buckets { grid-template-columns: 1fr auto auto; } .buckets .dim { grid-column: 1 / -1; padding: 0 0 5px 18px; }
+  section { padding: 14px 12px; } main { padding: 14px 10px 32px; }
   .attempt { grid-template-columns: 1fr; } .part { grid-template-columns: 1fr auto; }
   .part .track { grid-column: 1 / -1; } th, td { padding-right: 6px; }
   td.name { min-width: 8rem; } }
@@ -103,6 +113,9 @@ footer { color: var(--dim); font-size: .82rem; margin-top: 20px; }
 
 
 Points = Sequence[tuple[int, Bin]]
+_LEAST_GAP: Final = 0.09
+"""Between two labels of an axis, of its width."""
+_EDGE: Final = 0.04
 
 WIDTH: Final = 1000
 HEIGHT: Final = 260
@@ -183,21 +196,58 @@ def curve(
     stretches = _stretches(points)
     band = " ".join(_band(stretch, across, axis) for stretch in stretches)
     line = " ".join(_line(stretch, across, axis) for stretch in stretches)
+    grid += "".join(
+        f'<line class="grid" y1="0" y2="{height}" x1="{x:.1f}" x2="{x:.1f}"/>'
+        for x in (across(at) for at, _ in words.clock_ticks(start, end))
+    )
     lines = "".join(_mark(mark, across, height) for mark in _thinned(marks))
-    peaks = "".join(_peak(at, one, across, axis, format_value) for at, one in _peaks(points))
+    peaks = "".join(_peak(across(at), axis.place(one.high), one, format_value, kind) for at, one in _peaks(points))
     labels = "".join(
         f'<span style="top:{100 * axis.place(tick) / height:.1f}%">{escaped(format_value(tick))}</span>'
         for tick in ticks
     )
     scale = ", logarithmic" if axis.is_log else ""
+    times = [(across(at) / WIDTH, text) for at, text in words.clock_ticks(start, end)]
+    steps = [(across(at) / WIDTH, f"{step:,}") for at, step in _step_ticks(points)]
     return (
         f'<div class="plot"><div class="y">{labels}</div>'
         f'<svg viewBox="0 0 {WIDTH} {height}" preserveAspectRatio="none" style="height:{height}px" role="img" '
         f'aria-label="{kind} over time{scale}">{grid}{lines}<path class="band" d="{band}"/>'
         f'<path class="{kind}" d="{line}"/>{peaks}</svg>'
-        f'<div class="x"><span>{words.clock(start)}</span><span>{words.duration(span)}{scale}</span>'
-        f"<span>{words.clock(end)}</span></div></div>"
+        f"{_ticks('step', steps)}{_ticks('time', times)}</div>"
     )
+
+
+def _step_ticks(points: Points) -> list[tuple[int, int]]:
+    """Return where round steps ended first, at most eight; nothing where the points know no steps."""
+    known = [(at, one) for at, one in points if one.last_step >= 0]
+    if len(known) < 2:  # noqa: PLR2004
+        return []
+    low, high = min(one.first_step for _, one in known), max(one.last_step for _, one in known)
+    rough = max(1.0, (high - low) / 6)
+    power = 10 ** math.floor(math.log10(rough))
+    size = int(next(power * step for step in (1, 2, 5, 10) if power * step >= rough))
+    found, due = [], -(-low // size) * size
+    for at, one in known:
+        if one.last_step >= due:
+            due = one.last_step // size * size
+            found.append((at, due))
+            due += size
+    return found
+
+
+def _ticks(name: str, ticks: Sequence[tuple[float, str]]) -> str:
+    """Return the labels of a horizontal axis, each at its share of the width."""
+    if not ticks:
+        return ""
+    placed, last = "", -1.0
+    for share, text in ticks:
+        if share - last >= _LEAST_GAP:
+            # Beside one another on a phone too: every second label is for wider windows.
+            edge = " first" if share < _EDGE else " last" if share > 1 - _EDGE else ""
+            placed += f'<span class="tick{edge}" style="left:{100 * share:.2f}%">{escaped(text)}</span>'
+            last = share
+    return f'<div class="axis">{name}</div><div class="ticks">{placed}</div>'
 
 
 def _stretches(points: Points) -> list[Points]:
@@ -230,12 +280,9 @@ def _peaks(points: Points) -> Points:
     return sorted(points, key=lambda point: -point[1].high)[:5]
 
 
-def _peak(
-    at_ns: int, one: Bin, across: Callable[[int], float], axis: Axis, format_value: Callable[[float], str]
-) -> str:
-    x, y = across(at_ns), axis.place(one.high)
+def _peak(x: float, y: float, one: Bin, format_value: Callable[[float], str], kind: str) -> str:
     text = f"{format_value(one.high)}: step {one.high_step}, rank {one.high_rank}"
-    return f'<path class="curve" d="M{x - 3:.1f} {y:.1f}h6"><title>{escaped(text)}</title></path>'
+    return f'<path class="{kind}" d="M{x - 3:.1f} {y:.1f}h6"><title>{escaped(text)}</title></path>'
 
 
 def _thinned(marks: Sequence[Mark]) -> Iterator[Mark]:
@@ -318,6 +365,7 @@ def spark(points: Points) -> str:
 
 _MOST_ATTEMPTS: Final = 40
 _MOST_ROWS: Final = 40
+_MOST_TEXT: Final = 160
 _LEAST_SHARE: Final = 0.0005
 """A share that is shown as 0.0 % is left out of the legend."""
 # The page may run nothing and fetch nothing, whatever a log says.
@@ -351,11 +399,14 @@ def _body(report: Report) -> Iterator[str]:
     yield _parts(report)
     yield _spans(report)
     yield _counters(report)
+    yield _own(report)
+    yield _config(report)
     yield _losses(report)
     yield _ranks(report)
+    zone = words.clock(report.goodput.start_ns)[19:]
     yield (
         f"<footer>Made by trackside {escaped(__version__)} from {words.plural(report.events, 'event')} of "
-        f"{words.plural(len(report.runs), 'run')}. Times are UTC.</footer>"
+        f"{words.plural(len(report.runs), 'run')}. Times are {'UTC' if zone == 'Z' else f'in UTC{zone}'}.</footer>"
     )
 
 
@@ -430,13 +481,14 @@ def _goodput(report: Report) -> str:
             totals[name] = totals.get(name, 0.0) + length
     whole = sum(totals.values()) or 1.0
     legend = "".join(
-        f'<li><i style="{_colour(name)}"></i>{escaped(shown(name).name)} <b>{words.percent(length / whole)}</b> '
-        f'<span class="dim">{words.seconds(length)}</span></li>'
+        f'<div><span><i style="{_colour(name)}"></i>{escaped(shown(name).name)}</span>'
+        f'<b class="n">{words.percent(length / whole)}</b><span class="n">{words.seconds(length)}</span>'
+        f'<span class="dim">{escaped(shown(name).meaning)}</span></div>'
         for name, length in sorted(totals.items(), key=lambda item: (item[0] != PRODUCTIVE, -item[1]))
         if length / whole >= _LEAST_SHARE
     )
     note = f"The last {_MOST_ATTEMPTS} of {len(report.attempts)} attempts." if len(bars) < len(report.attempts) else ""
-    content = f'<div id="chart-goodput">{"".join(map(_bar, bars))}</div><ul class="legend">{legend}</ul>'
+    content = f'<div id="chart-goodput">{"".join(map(_bar, bars))}</div><div class="buckets">{legend}</div>'
     return _section("goodput", "Where the time went", content, note)
 
 
@@ -470,6 +522,9 @@ def _steps(report: Report) -> str:
         f'<li><i class="i-{escaped(kind)}"></i>{escaped(words.plural(count, kind))}</li>'
         for kind, count in kinds.items()
     )
+    legend = (
+        '<li><i class="i-curve"></i>median of all ranks</li><li><i class="i-band"></i>shortest to longest</li>' + legend
+    )
     chart = curve(report.steps, "curve", words.duration, report.marks)
     content = f'<div id="chart-steps">{chart}</div><ul class="legend">{legend}</ul>'
     if report.not_finite is not None:
@@ -477,16 +532,18 @@ def _steps(report: Report) -> str:
         notice = f"The loss is {found.value} since step {found.step}: only finite values are drawn."
         content += f'<p class="bad">{escaped(notice)}</p>'
     if len(report.loss) > 1:
-        content += f"<h3>Training loss</h3>{curve(report.loss, 'loss', words.amount, height=110)}"
-    note = (
-        f"The line is the median of all ranks in stretches of {words.duration(report.step_width_ns)} or more; the band "
-        "reaches from the shortest to the longest step, none left out."
-    )
+        least = min(one.low for _, one in report.loss)
+        ends = f"{words.amount(report.loss[0][1].median)} to {words.amount(report.loss[-1][1].median)}"
+        course = f'<span class="dim">{ends}, least {words.amount(least)}</span>'
+        content += f"<h3>Training loss {course}</h3>{curve(report.loss, 'loss', words.amount, height=130)}"
+    note = f"In stretches of {words.duration(report.step_width_ns)} or more; no step is left out of the band."
     return _section("steps", "Step time", content, note)
 
 
 def _heatmap(report: Report) -> str:
     found = report.heatmap
+    if report.ranks_total == 1:  # there is nothing to compare it with
+        return ""
     if found is None or not found.names:
         notice = "No sections were timed on more than one rank: nothing compares them."
         empty = f'<p id="chart-heatmap" class="dim">{notice}</p>'
@@ -520,7 +577,15 @@ def _parts(report: Report) -> str:
         f'<span class="num">{words.duration(part.mean_ns)} · {words.percent(part.share)}</span></div>'
         for part in report.parts[:12]
     )
-    return _section("parts", "What a step is made of", rows, "On average over all ranks and steps.")
+    rest = sum(part.share for part in report.parts[12:])
+    if rest >= _LEAST_SHARE:
+        rows += (
+            f'<div class="part"><span>{len(report.parts) - 12} shorter ones</span><span class="track">'
+            f'<i style="width:{100 * rest:.1f}%"></i></span><span class="num">{words.percent(rest)}</span></div>'
+        )
+    whole_ns = sum(part.mean_ns for part in report.parts)
+    note = f"Together {words.duration(whole_ns)}, the mean step of all ranks."
+    return _section("parts", "What a step is made of", rows, note)
 
 
 _WHOLE: Final = "rank step count failed score"
@@ -528,9 +593,11 @@ _WHOLE: Final = "rank step count failed score"
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: str = "", optional: str = "") -> str:
-    """Return a table; cells that begin with ``<svg`` are ours and stay as they are."""
+    """Return a table, without the columns that are empty in every row."""
     if not rows:
         return ""
+    kept = [place for place in range(len(names)) if any(row[place] not in {"", words.NOTHING} for row in rows)]
+    names, rows = [names[place] for place in kept], [[row[place] for place in kept] for row in rows]
     kinds = (("n", numbers), ("opt", optional), ("whole", _WHOLE), ("name", "span"))
     looks = [" ".join(look for look, own in kinds if name in own.split()) for name in names]
     head = "".join(f'<th class="{look}">{escaped(name)}</th>' for name, look in zip(names, looks, strict=True))
@@ -555,7 +622,7 @@ def _cell(cell: str) -> str:
 def _spans(report: Report) -> str:
     rows = [
         (row.name, f"{row.count:,}", words.duration(row.total_ns), words.duration(row.total_ns / max(1, row.count)),
-         words.duration(row.max_ns), f"{row.failed:,}")
+         words.duration(row.max_ns), f"{row.failed:,}" if row.failed else "")
         for row in report.spans
     ]  # fmt: skip
     names = ("span", "count", "total", "mean", "longest", "failed")
@@ -575,13 +642,35 @@ def _spans(report: Report) -> str:
 
 def _counters(report: Report) -> str:
     rows = [
-        (row.name, words.amount(row.mean, row.unit), words.amount(row.minimum, row.unit),
-         words.amount(row.maximum, row.unit), words.amount(row.p99, row.unit), _Chart(spark(row.level)))
-        for row in report.counters
+        (row.name, words.amount(row.level[-1][1].median if row.level else None, row.unit),
+         words.amount(row.minimum, row.unit), words.amount(row.maximum, row.unit), _Chart(spark(row.level)))
+        for row in report.counters if row.count
     ]  # fmt: skip
-    names = ("counter", "mean", "min", "max", "p99", "over time")
-    table = _table(names, rows, numbers="mean min max p99", optional="min p99")
-    return _section("counters", "Counters", table) if table else ""
+    table = _table(("metric", "last", "min", "max", "trend"), rows, numbers="last min max", optional="min")
+    return _section("counters", "Metrics", table) if table else ""
+
+
+def _own(report: Report) -> str:
+    """Return the events that the job declared itself: each with its fields, those that are numbers as values are."""
+    content = ""
+    for row in report.own:
+        step = f", step {row.last_step:,}" if row.last_step >= 0 else ""
+        seen = f"{row.count:,} on {words.plural(row.ranks, 'rank')}; the last at {words.clock(row.last_ns)}{step}"
+        fields = [
+            (name, words.amount(value) if points else str(value)[:_MOST_TEXT],
+             words.amount(min(one.low for _, one in points)) if points else "",
+             words.amount(max(one.high for _, one in points)) if points else "", _Chart(spark(points)))
+            for name, value in row.last.items()
+            for points in [row.levels.get(name, [])]
+        ]  # fmt: skip
+        table = _table(("field", "last", "min", "max", "trend"), fields, numbers="min max", optional="min")
+        content += f'<h3>{escaped(row.name)} <span class="dim">{escaped(seen)}</span></h3>{table}'
+    return _section("own", "Events of the job's own", content) if content else ""
+
+
+def _config(report: Report) -> str:
+    rows = [(name, str(value)[:_MOST_TEXT]) for name, value in report.config.items()]
+    return _section("config", "Hyper-parameters", _table(("name", "value"), rows)) if rows else ""
 
 
 def _losses(report: Report) -> str:
@@ -600,11 +689,12 @@ def _losses(report: Report) -> str:
         ("files that could not be read", len(losses.unread), "; ".join(losses.unread[:5])),
     ]
     body = "".join(
-        f'<tr><td>{escaped(what)} <span class="dim">{escaped(detail)}</span></td>'
-        f'<td class="n {"bad" if count else "ok"}">{count:,}</td></tr>'
+        f'<tr><td>{escaped(what)} <span class="dim">{escaped(detail)}</span></td><td class="n bad">{count:,}</td></tr>'
         for what, count, detail in rows
+        if count
     )
-    return _section("losses", "What is missing", f"<table><tbody>{body}</tbody></table>")
+    content = f"<table><tbody>{body}</tbody></table>" if body else '<p class="ok">Nothing that is known of.</p>'
+    return _section("losses", "What is missing", content)
 
 
 def _ranks(report: Report) -> str:

@@ -18,6 +18,7 @@ class BucketStyle:
     """How a bucket is shown."""
 
     name: str
+    meaning: str
     light: str
     dark: str
     """Colours, on light and on dark ground; distinct also for people who see fewer of them."""
@@ -26,19 +27,35 @@ class BucketStyle:
 
 PRODUCTIVE: Final = "PRODUCTIVE"
 _SHOWN: Final = {
-    PRODUCTIVE: BucketStyle("productive", "#1f8a5b", "#35b27b", "green"),
-    "WASTED_PROGRESS_FROM_DISRUPTION": BucketStyle("steps done again", "#c8322b", "#e5655c", "red"),
-    "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION": BucketStyle("until it was back", "#8e2c66", "#c45f9c", "magenta"),
-    "UNPRODUCTIVE_CHECKPOINT_SAVE_TIME": BucketStyle("saving checkpoints", "#3566c0", "#6f9bf0", "blue"),
-    "UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME": BucketStyle("loading checkpoints", "#6aa3e8", "#9cc4f5", "bright_blue"),
-    "DATA_LOADING_SYNC": BucketStyle("waiting for data", "#d98a00", "#f0b03f", "yellow"),
-    "VALIDATION": BucketStyle("validation", "#0f8f9e", "#3fbdca", "cyan"),
-    "ACCELERATOR_INITIALIZATION": BucketStyle("starting accelerators", "#8a6d3b", "#b99a62", "bright_yellow"),
-    "TRAINING_PREP": BucketStyle("preparing", "#a58d5f", "#cdb88a", "bright_cyan"),
-    "PROGRAM_STARTUP": BucketStyle("the first step", "#bfae8e", "#8d7f63", "bright_magenta"),
-    "OTHER": BucketStyle("nothing says what", "#9aa0a6", "#6d747b", "bright_black"),
+    PRODUCTIVE: BucketStyle("productive", "training steps that count", "#1f8a5b", "#35b27b", "green"),
+    "WASTED_PROGRESS_FROM_DISRUPTION": BucketStyle(
+        "recomputed steps", "done again after a restart, from the last checkpoint on", "#c8322b", "#e5655c", "red"
+    ),
+    "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION": BucketStyle(
+        "restart downtime", "from the last sign of a lost attempt to the next attempt", "#8e2c66", "#c45f9c", "magenta"
+    ),
+    "UNPRODUCTIVE_CHECKPOINT_SAVE_TIME": BucketStyle(
+        "saving checkpoints", "the time for which training waited", "#3566c0", "#6f9bf0", "blue"
+    ),
+    "UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME": BucketStyle(
+        "loading checkpoints", "before training went on", "#6aa3e8", "#9cc4f5", "bright_blue"
+    ),
+    "DATA_LOADING_SYNC": BucketStyle(
+        "waiting for data", "between steps, until the next batch was there", "#d98a00", "#f0b03f", "yellow"
+    ),
+    "VALIDATION": BucketStyle("validation", "evaluation between training steps", "#0f8f9e", "#3fbdca", "cyan"),
+    "ACCELERATOR_INITIALIZATION": BucketStyle(
+        "accelerator startup", "setting up devices and the process group", "#8a6d3b", "#b99a62", "bright_yellow"
+    ),
+    "TRAINING_PREP": BucketStyle(
+        "startup", "building model, optimizer and data loaders", "#a58d5f", "#cdb88a", "bright_cyan"
+    ),
+    "PROGRAM_STARTUP": BucketStyle(
+        "first step", "compilation and warm-up, beyond a usual step", "#bfae8e", "#8d7f63", "bright_magenta"
+    ),
+    "OTHER": BucketStyle("unaccounted", "in no span: nothing says what", "#9aa0a6", "#6d747b", "bright_black"),
 }
-_ELSE: Final = BucketStyle("", "#5b4fb3", "#958af0", "white")
+_ELSE: Final = BucketStyle("", "a bucket of the job's own", "#5b4fb3", "#958af0", "white")
 
 
 def shown(bucket: str) -> BucketStyle:
@@ -305,6 +322,22 @@ class CounterRow:
 
 
 @attrs.frozen(kw_only=True)
+class OwnRow:
+    """The events of one type that the job declared itself, over all ranks."""
+
+    name: str
+    count: int
+    ranks: int
+    """How many ranks published some."""
+    last_ns: int
+    last_step: int
+    """Of the latest one, as its fields in `last`; -1 if it was in no step."""
+    last: dict[str, Any]
+    levels: dict[str, Points]
+    """Its fields that are numbers, over time."""
+
+
+@attrs.frozen(kw_only=True)
 class Losses:
     """What the logs do not hold."""
 
@@ -399,6 +432,9 @@ class Report:
     open: tuple[OpenRow, ...]
     errors: tuple[ErrorRow, ...]
     counters: tuple[CounterRow, ...]
+    own: tuple[OwnRow, ...]
+    config: dict[str, Any]
+    """The hyper-parameters by name."""
     losses: Losses
     samples_per_s: float | None
     tokens_per_s: float | None
@@ -410,7 +446,7 @@ class Report:
 
         ``schema`` is the version. A number that is not finite is None, and its place is in ``not_finite_values``.
         """
-        left_out = {"steps", "loss", "level", "goodput", "rulings"}
+        left_out = {"steps", "loss", "level", "levels", "goodput", "rulings"}
         plain_data: dict[str, Any] = attrs.asdict(self, filter=lambda field, _: field.name not in left_out)
         plain_data["goodput"] = self.goodput.to_json()
         plain_data["steps"] = plain(self.steps)

@@ -285,13 +285,25 @@ def _tables(report: Report, width: int) -> Iterator[Line]:
             where = f"rank {row.rank}, step {row.step}{f', {row.name}' if row.name else ''}: {row.error[:200]}"
             yield from _wrapped(where, width, "  ", "    ", "bold red" if row.is_fatal else "")
     if report.counters:
-        yield from _heading("Counters")
+        yield from _heading("Metrics")
         counted = [
-            (row.name, f"{row.count:,}", words.amount(row.mean, row.unit), words.amount(row.minimum, row.unit),
-             words.amount(row.maximum, row.unit), spark([one.median for _, one in row.level], 20))
-            for row in report.counters[:20]
+            (row.name, words.amount(row.level[-1][1].median if row.level else None, row.unit),
+             words.amount(row.minimum, row.unit), words.amount(row.maximum, row.unit),
+             spark([one.median for _, one in row.level], 20))
+            for row in report.counters[:20] if row.count
         ]  # fmt: skip
-        yield from table_lines(("counter", "count", "mean", "min", "max", "over time"), counted, right={1, 2, 3, 4})
+        yield from table_lines(("metric", "last", "min", "max", "trend"), counted, right={1, 2, 3})
+    if report.own:
+        yield from _heading("Events of the job's own")
+        own = [
+            (row.name, f"{row.count:,}", words.clock(row.last_ns),
+             ", ".join(f"{name}={value}" for name, value in row.last.items())[: max(20, width // 3)])
+            for row in report.own
+        ]  # fmt: skip
+        yield from table_lines(("event", "count", "last", "with"), own, right={1})
+    if report.config:
+        yield from _heading("Hyper-parameters")
+        yield from _wrapped(", ".join(f"{k}={v}" for k, v in report.config.items()), width, "  ", "  ")
 
 
 def table_lines(names: Sequence[str], rows: Sequence[Sequence[str]], *, right: set[int]) -> Iterator[Line]:
