@@ -8,6 +8,7 @@ import json
 import attrs
 import pytest
 
+from trackside.cli._main import _SIMILAR
 from trackside.events import EventsDropped, Heartbeat, IterationEnded, Source, SpanStarted, StallDetected
 from trackside.handlers import replay
 from trackside.report import Top, top_line
@@ -123,6 +124,10 @@ class TestView:
         assert json.loads(json.dumps(watched().to_json(), allow_nan=False))["step"] == 299
 
 
+def without_loss(view):
+    return attrs.evolve(view, loss=None, rows=tuple(attrs.evolve(row, loss=None) for row in view.rows))
+
+
 class TestLate:
     """A viewer whose models got their states from the job, and that hears the stream from there on."""
 
@@ -151,9 +156,13 @@ class TestLate:
 
     @pytest.mark.parametrize("heard", [0, 1, 10, 500])
     def test_sees_all(self, joined, heard):
-        """Whenever it came, it shows what it would show if it had been there from the start."""
+        """
+        Whenever it came, it shows what it would show if it had been there from the start.
+
+        The loss is the exception: it comes with the next step.
+        """
         late, whole = joined(heard, hangs_s=1)
-        assert late == whole
+        assert without_loss(late) == without_loss(whole)
         assert (late.step, late.alive, len(late.lengths_ns)) == (299, 4, 50)
 
     def test_ended(self, joined):
@@ -240,6 +249,32 @@ class TestScreen:
         assert shown("CounterBoard", "OpenSpans") == ["open spans since attached", "counters since attached"]
         (goodput,) = shown("GoodputAccumulator")
         assert goodput.startswith("goodput ")
+
+    @pytest.mark.parametrize(("sort", "first"), [("rank", "0"), ("step time", "3"), ("step", "0")])
+    def test_sort(self, watched, sort, first):
+        """The ranks are by number, or those first that are worst in what they are sorted by."""
+        rich = pytest.importorskip("trackside.report.rich", reason="rich is not installed in this environment")
+        view = watched(ranks=4, steps=60, hangs_s=1)
+        rows = [attrs.evolve(row, step_ns=(row.rank + 1) * 1e6) for row in view.rows]
+        _, shown = rich._ranks(attrs.evolve(view, rows=tuple(rows)), sort, 80)
+        assert (len(shown), shown[0][0]) == (4, first)
+
+    def test_stale(self, watched):
+        """A rate is shown as that of before when no step ended for long: here for 76 s, of steps of 112 ms."""
+        view = watched(noise=0, stumbles=0, hangs_s=1, later_s=75)
+        assert view.is_stale
+        assert "steps/s" not in top_line(view)
+        assert not watched(noise=0, stumbles=0, hangs_s=1).is_stale
+
+    @pytest.mark.parametrize("height", [10, 24, 50])
+    def test_ascii(self, watched, height):
+        """Where the terminal has only ASCII, each sign has a similar one: no escape is shown."""
+        rich = pytest.importorskip("trackside.report.rich", reason="rich is not installed in this environment")
+        out = io.StringIO()
+        rich.make_console(file=out, width=40).print(rich._top(watched(ranks=9, hangs_s=1, later_s=30), 40, height))
+        beyond = {sign for sign in out.getvalue() if not sign.isascii()}
+        assert beyond <= set(_SIMILAR)
+        assert max(map(len, out.getvalue().splitlines())) <= 40
 
     @pytest.mark.parametrize("height", [10, 24, 50])
     def test_fits(self, watched, height):

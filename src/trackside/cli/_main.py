@@ -86,6 +86,9 @@ _SIMILAR: Final = {
     "─": "-",
     "Σ": "S",
     "σ": "s",
+    "█": "#",
+    "▒": ":",
+    "→": ">",
 }
 """For terminals without these signs: one of ASCII for each, so that columns stay where they are."""
 

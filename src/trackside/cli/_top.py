@@ -10,7 +10,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from select import select
 from typing import Any, Final
+
+import attrs
 
 from trackside.cli._print import json_text
 from trackside.core.text import clock, printable
@@ -33,7 +36,8 @@ def add_to(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "top",
         help="show what a running job does now",
-        description="Show step rate, goodput, the worst ranks, open spans, counters and what was lost, twice a second.",
+        description="Show step rate, goodput, findings, ranks, open spans, counters and what was lost, twice a second. "
+        "Keys: q quits, p or the space bar pauses, s sorts the ranks by another column.",
     )
     parser.add_argument(
         "where", metavar="ENDPOINT|PATH", nargs="+", help="where a job is heard (ipc://, tcp://), or what it writes"
@@ -54,12 +58,14 @@ def run(options: argparse.Namespace) -> int:
     if options.interval is not None and not 0.05 <= options.interval <= 3600:  # noqa: PLR2004
         raise ConfigError("--interval", options.interval, "give seconds from 0.05 to 3600")
     is_plain = options.plain or options.json or not sys.stdout.isatty()
-    with _watching(options) as (top, read), _screen(options, is_plain=is_plain) as show:
+    with _watching(options) as (top, read), _screen(options, is_plain=is_plain) as (show, press):
         every_s = options.interval or (_PLAIN_EVERY_S if is_plain else 0.5)
         due_s = time.monotonic() + (0.0 if not is_plain else min(every_s, 0.5))
         is_whole = False
         while True:
             is_over = read(_LOOK_S)
+            if press() == "q":
+                return 0
             is_news, is_whole = top.is_ready and not is_whole, top.is_ready
             if time.monotonic() >= due_s or is_over or is_news:
                 show(top.view(time.time_ns()))
@@ -68,6 +74,8 @@ def run(options: argparse.Namespace) -> int:
                 return 0
 
 
+Press = Callable[[], str]
+"""Returns the key that was pressed since the last call; empty if none was."""
 Read = Callable[[float], bool]
 """Takes in what comes within so many seconds; True if nothing more will."""
 
@@ -145,21 +153,66 @@ def _followed(top: Top, paths: list[str]) -> Read:
 
 
 @contextmanager
-def _screen(options: argparse.Namespace, *, is_plain: bool) -> Iterator[Callable[[TopView], None]]:
+def _screen(options: argparse.Namespace, *, is_plain: bool) -> Iterator[tuple[Callable[[TopView], None], Press]]:
+    """Yield what shows a view, and what returns the key that was pressed."""
     if options.json:
-        yield lambda view: print(json_text(view.to_json()), flush=True)
+        yield lambda view: print(json_text(view.to_json()), flush=True), str
         return
     if is_plain:
-        yield lambda view: print(printable(f"{clock(view.at_ns, has_ms=True)[11:19]}  {top_line(view)}"), flush=True)
+        yield (
+            lambda view: print(printable(f"{clock(view.at_ns, has_ms=True)[11:19]}  {top_line(view)}"), flush=True),
+            str,
+        )
         return
     try:
-        from trackside.report.rich import live_top, print_top
+        from trackside.report.rich import SORTS, Shown, live_top, print_top
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "rich":
             raise
         raise MissingExtraError("top in a terminal", "rich", error, otherwise="ask for --plain or --json") from error
     if options.once:
-        yield print_top
+        yield print_top, str
         return
-    with live_top() as show:
-        yield show
+    how, latest = Shown(), None
+    with live_top() as draw, _keyboard() as key:
+
+        def show(view: TopView) -> None:
+            nonlocal latest
+            if not how.is_paused or latest is None:
+                latest = view
+            draw(latest, how)
+
+        def press() -> str:
+            nonlocal how
+            pressed = key().lower()
+            if pressed == "s":
+                how = attrs.evolve(how, sort=SORTS[(SORTS.index(how.sort) + 1) % len(SORTS)])
+            elif pressed in {"p", " "}:
+                how = attrs.evolve(how, is_paused=not how.is_paused)
+            if pressed and latest is not None:
+                draw(latest, how)
+            return pressed
+
+        yield show, press
+
+
+@contextmanager
+def _keyboard() -> Iterator[Press]:
+    """Let keys count at once, without Enter; yield what returns the one that was pressed, or nothing."""
+    try:
+        import termios
+        import tty
+
+        descriptor = sys.stdin.fileno()
+        before = termios.tcgetattr(descriptor)
+    except (ImportError, OSError, ValueError, AttributeError):  # stdin is no terminal, or there is none of this kind
+        yield str
+        return
+    except termios.error:
+        yield str
+        return
+    try:
+        tty.setcbreak(descriptor)
+        yield lambda: os.read(descriptor, 1).decode("ascii", "replace") if select([descriptor], [], [], 0)[0] else ""
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

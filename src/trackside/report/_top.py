@@ -12,6 +12,7 @@ import attrs
 
 from trackside.core import text as words
 from trackside.events import (
+    CounterWindow,
     Event,
     EventsDropped,
     HandlerSuspended,
@@ -21,7 +22,9 @@ from trackside.events import (
     SpanEnded,
     SpanStarted,
     StallDetected,
+    TrainingConfigured,
 )
+from trackside.events.metrics import TrainingFigures
 from trackside.events.span_names import TRAINING_ITERATION
 from trackside.handlers.models import CounterBoard, OpenSpans
 from trackside.handlers.models.goodput import GoodputAccumulator
@@ -36,6 +39,11 @@ _MOST: Final = 50
 _COSTS: Final = 10
 """A slow answer is asked for so much less often that it takes a tenth of the time."""
 _S: Final = 1e9
+_STALE_S: Final = 5.0
+_GPU: Final = "hw.gpu.utilization"
+_CPU: Final = "process.cpu.utilization"
+_MEMORY: Final = ("hw.gpu.memory.usage", "process.memory.usage")
+_SHOWN_LEVELS: Final = frozenset({_GPU, _CPU, *_MEMORY})
 
 
 @attrs.define(eq=False)
@@ -51,6 +59,13 @@ class _Process:
     timer: StepTimer = attrs.field(factory=StepTimer)
     stall: Stall | None = None
     """The one that it recorded and that no step has ended yet."""
+    loss: float | None = None
+    levels: dict[str, float] = attrs.field(factory=dict)
+    """Where its gauges of devices and memory stood last, by name."""
+    figures: TrainingFigures | None = None
+    """Of its last window of steps."""
+    target: int | None = None
+    """How many steps are to be made in all."""
     dropped: int = 0
     """Events that it dropped since it began, as far as it reported them."""
 
@@ -94,6 +109,27 @@ class Worst:
 
 
 @attrs.frozen(kw_only=True)
+class RankNow:
+    """One rank of the attempt that was heard of last."""
+
+    rank: int
+    host: str
+    state: str
+    """``running``, ``silent``, ``died`` or ``ended``; see `liveness`."""
+    step: int
+    step_ns: float | None
+    """The median of its last fifty steps."""
+    age_s: float | None
+    """The time since its last step ended."""
+    loss: float | None
+    gpu: float | None
+    cpu: float | None
+    """Shares of its device and of one core, 0 to 1 and beyond where a process uses several cores."""
+    memory: float | None
+    """Of its device where that is known, else of the process; in bytes."""
+
+
+@attrs.frozen(kw_only=True)
 class OpenNow:
     """A span that is open."""
 
@@ -126,6 +162,8 @@ class TopView:
     has_ended: bool
     step: int
     steps_per_s: float | None
+    rate_age_s: float | None
+    """How old `steps_per_s` is: the time since the last step of any rank."""
     step_ns: float | None
     """How long one takes: the median of the last fifty of the slowest rank."""
     lengths_ns: tuple[int, ...]
@@ -134,6 +172,15 @@ class TopView:
     elapsed_s: float
     badput: tuple[tuple[str, float], ...]
     """The buckets that took most, with their share of the time."""
+    loss: float | None
+    """The latest of the lowest rank."""
+    tokens_per_s: float | None
+    mfu: float | None
+    """Of the lowest rank's last window of steps: of all ranks together, and as a share, 0 to 1."""
+    eta_s: float | None
+    """The time that the remaining steps will take at this rate; None if their number is not known."""
+    rows: tuple[RankNow, ...]
+    """By rank."""
     worst: tuple[Worst, ...]
     open: tuple[OpenNow, ...]
     counters: tuple[CounterNow, ...]
@@ -144,6 +191,11 @@ class TopView:
     """How old the newest event is; None if there is none."""
     partial: tuple[str, ...]
     """The models that know only what came since they were attached: the job does not keep them itself."""
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the rate is that of some time ago: no step ended for five times as long as one takes."""
+        return self.rate_age_s is not None and self.rate_age_s > max(_STALE_S, 5 * (self.step_ns or 0) / _S)
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as plain data."""
@@ -204,6 +256,7 @@ class Top:
         if isinstance(event, IterationEnded):
             if event.kind == "training":
                 process.step, process.stall = event.step, None
+                process.loss = process.loss if event.loss is None else event.loss
             process.add_step(process.timer.iteration_ended(event))
         elif isinstance(event, SpanStarted):
             process.timer.span_started(event)
@@ -211,6 +264,14 @@ class Top:
             process.timer.span_ended(event)
         elif isinstance(event, StallDetected):
             process.stall = Stall.of(event)
+        elif isinstance(event, CounterWindow):
+            level = _level(event.values)
+            if event.name in _SHOWN_LEVELS and level is not None:
+                process.levels[event.name] = level
+        elif isinstance(event, TrainingFigures):
+            process.figures = event
+        elif isinstance(event, TrainingConfigured):
+            process.target = event.train_iterations_target
         elif isinstance(event, Heartbeat):
             dropped = event.counts.get("dropped")
             if isinstance(dropped, int):
@@ -246,6 +307,11 @@ class Top:
         lead = min(ranks, key=lambda one: one.source.rank, default=None)
         goodput, elapsed_s, badput = self._goodput()
         slowest = max((statistics.median(one.lengths_ns) for one in ranks if one.lengths_ns), default=None)
+        stepped_ns = max((one.ends_ns[-1] for one in ranks if one.ends_ns), default=None)
+        step = max((one.step for one in ranks), default=-1)
+        rate = _rate(lead)
+        figures = lead.figures if lead is not None else None
+        target = next((one.target for one in ranks if one.target), None)
         return TopView(
             at_ns=now_ns,
             session=next((one.session_tag or one.run_id for one in sources), ""),
@@ -253,13 +319,19 @@ class Top:
             ranks=max([len(ranks), *(one.world_size for one in sources)], default=0),
             alive=states.count(RUNNING),
             has_ended=set(states) == {ENDED},
-            step=max((one.step for one in ranks), default=-1),
-            steps_per_s=_rate(lead),
+            step=step,
+            steps_per_s=rate,
+            rate_age_s=None if stepped_ns is None else max(0.0, (now_ns - stepped_ns) / _S),
             step_ns=slowest,
             lengths_ns=tuple(lead.lengths_ns) if lead is not None else (),
             goodput=goodput,
             elapsed_s=elapsed_s,
             badput=badput,
+            loss=lead.loss if lead is not None else None,
+            tokens_per_s=figures.avg_tokens_per_second if figures is not None else None,
+            mfu=figures.mfu if figures is not None else None,
+            eta_s=max(0, target - 1 - step) / rate if target and rate else None,
+            rows=tuple(_row(one, now_ns) for one in sorted(ranks, key=lambda one: one.source.rank)),
             worst=tuple(self._worst(ranks, now_ns)),
             open=tuple(self._open({one.source.id: one for one in ranks})),
             counters=tuple(self._levels()),
@@ -343,6 +415,21 @@ class Top:
         return found[:_MOST]
 
 
+def _row(one: _Process, now_ns: int) -> RankNow:
+    return RankNow(
+        rank=one.source.rank,
+        host=one.source.host,
+        state=one.life(now_ns).state,
+        step=one.step,
+        step_ns=statistics.median(one.lengths_ns) if one.lengths_ns else None,
+        age_s=max(0.0, (now_ns - one.ends_ns[-1]) / _S) if one.ends_ns else None,
+        loss=one.loss,
+        gpu=one.levels.get(_GPU),
+        cpu=one.levels.get(_CPU),
+        memory=next((one.levels[name] for name in _MEMORY if name in one.levels), None),
+    )
+
+
 def _level(window: dict[str, float]) -> float | None:
     return next((window[name] for name in ("value", "mean", "p50", "max") if name in window), None)
 
@@ -371,7 +458,7 @@ def _slow(report: ScoreReport | None) -> list[Worst]:
 def line(view: TopView) -> str:
     """Return *view* as one line, for where there is no terminal."""
     parts = [f"step {view.step}"]
-    if view.steps_per_s is not None:
+    if view.steps_per_s is not None and not view.is_stale:
         parts.append(f"{view.steps_per_s:.2f} steps/s")
     if view.goodput is not None:
         parts.append(f"goodput {100 * view.goodput:.1f} %")

@@ -9,15 +9,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
+import attrs
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from trackside.core import text as words
-from trackside.report._report import PRODUCTIVE, Report, shown
+from trackside.report._report import PRODUCTIVE, Report
+from trackside.report._report import shown as bucket
 from trackside.report._text import cells, report_lines, spark
-from trackside.report._top import TopView
+from trackside.report._top import RankNow, TopView
 
 _WIDTH: Final = 100
 """Where there is no terminal to say how wide it is."""
@@ -44,13 +46,13 @@ def _text(text: str, style: str = "") -> Text:
 
 
 @contextmanager
-def live_top(console: Console | None = None) -> Iterator[Callable[[TopView], None]]:
+def live_top(console: Console | None = None) -> Iterator[Callable[[TopView, Shown], None]]:
     """Take over the terminal; yield what draws a view in it."""
     console = console or make_console()
     with Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
 
-        def show(view: TopView) -> None:
-            live.update(_top(view, console.width, console.height), refresh=True)
+        def show(view: TopView, how: Shown) -> None:
+            live.update(_top(view, console.width, console.height, how), refresh=True)
 
         yield show
 
@@ -58,58 +60,151 @@ def live_top(console: Console | None = None) -> Iterator[Callable[[TopView], Non
 def print_top(view: TopView, console: Console | None = None) -> None:
     """Print one view."""
     console = console or make_console()
-    console.print(_top(view, console.width, 24))
+    console.print(_top(view, console.width, max(24, len(view.rows) + 24)))
 
 
 def top_svg(view: TopView, *, width: int = 80, height: int = 24, title: str = "trackside top") -> str:
     """Return *view* as a terminal of that size would show it, as an SVG."""
     console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True, highlight=False)
-    console.print(_top(view, width, height))
+    console.print(_top(view, width, height, Shown()))
     # The fonts would be fetched from elsewhere.
     return re.sub(r"@font-face \{.*?\}", "", console.export_svg(title=title), flags=re.DOTALL)
 
 
-def _top(view: TopView, width: int, height: int) -> RenderableType:
-    """Return the view, in at most *height* lines."""
+SORTS: Final = ("rank", "step", "step time", "age")
+"""What the ranks can be sorted by: the first by number, by the others those first that are worst."""
+
+
+@attrs.frozen
+class Shown:
+    """How a view is shown, as keys change it."""
+
+    sort: str = SORTS[0]
+    is_paused: bool = False
+
+
+def _top(view: TopView, width: int, height: int, how: Shown | None = None) -> RenderableType:
+    """Return the view, in at most *height* lines; with a line of keys if *how* it is shown can be changed."""
     if not view.session:
         return _text("waiting for a job …", "dim")
+    lines: list[RenderableType] = [_head(view), _step_line(view, width), *_rates(view, width), *_goodput(view, width)]
+    lost = _text(f"lost {view.lost:,}", "bold red" if view.lost else "green")
+    if view.suspended:
+        lost.append_text(_text(f"   suspended: {', '.join(view.suspended)}", "bold red"))
+    if how is not None:
+        state = "PAUSED  " if how.is_paused else ""
+        lost.append_text(_text(f"   {state}q quit  p pause  s sort", "bold" if how.is_paused else "dim"))
+    sort = (how or Shown()).sort
+    blocks: list[tuple[str, Sequence[str], list[tuple[str, ...]]]] = [
+        (
+            f"findings{_since(view, 'ScoreAggregator')}",
+            (),
+            [(f"rank {one.rank}", one.host, one.why) for one in view.worst],
+        ),
+        (f"ranks by {sort}", *_ranks(view, sort, width)),
+        (
+            f"open spans{_since(view, 'OpenSpans')}",
+            (),
+            [(f"rank {one.rank}", one.name, words.duration(max(0, view.at_ns - one.since_ns))) for one in view.open],
+        ),
+        (
+            f"counters{_since(view, 'CounterBoard')}",
+            (),
+            [
+                (
+                    one.name,
+                    f"total {words.amount(one.total)}" if one.level is None else words.amount(one.level, one.unit),
+                )
+                for one in view.counters
+            ],
+        ),
+    ]
+    room = max(4, height - len(lines) - 2 - sum(1 + bool(names) for _, names, rows in blocks if rows))
+    shares = _shared(room, [len(rows) for _, _, rows in blocks])
+    for (name, names, rows), share in zip(blocks, shares, strict=True):
+        if not share:
+            continue
+        more = f", {share} of {len(rows)}" if share < len(rows) else ""
+        lines.append(_text(f"{name}{more}", "bold underline"))
+        table = Table.grid(padding=(0, 2))
+        for place in range(len(names or rows[0])):
+            table.add_column(justify="right" if names and names[place] not in {"host", "state"} else "left")
+        for row in [names, *rows[:share]] if names else rows[:share]:
+            style = "dim" if row is names else "red" if {"died", "silent"} & set(row) else ""
+            table.add_row(*(Text(words.printable(cell), style, overflow="ellipsis", no_wrap=True) for cell in row))
+        lines.append(table)
+    # Where there is no room for all, what comes first matters most.
+    used = [*lines[: height - 2], lost] if height < _LEAST_HEIGHT else [*lines, lost]
+    return Group(*(_cut(line, width) for line in used))
+
+
+_LEAST_HEIGHT: Final = 12
+
+
+def _cut(line: RenderableType, width: int) -> RenderableType:
+    if isinstance(line, Text):
+        line.truncate(width, overflow="ellipsis")
+        line.no_wrap = True
+    return line
+
+
+def _head(view: TopView) -> Text:
     state = "ended" if view.has_ended else f"{view.alive} of {words.plural(view.ranks, 'rank')} alive"
     style = "green" if view.has_ended or view.alive >= view.ranks else "bold red"
     head = _text(f"{view.session}  {view.application}  ", "bold").append_text(_text(state, style))
     if view.behind_s is not None and not view.has_ended:
         head.append_text(_text(f"  newest event {words.seconds(max(0.0, view.behind_s))} ago", "dim"))
-    rate = "–" if view.steps_per_s is None else f"{view.steps_per_s:.2f}"
-    steps = _text(f"step {view.step:,}   {rate} steps/s   {words.duration(view.step_ns)} a step   ")
-    steps.append(spark(view.lengths_ns, max(0, width - len(steps) - 2)), style="green")
-    lines: list[RenderableType] = [head, steps, _goodput_line(view, width)]
-    lost = _text(f"lost {view.lost:,}", "bold red" if view.lost else "green")
-    if view.suspended:
-        lost.append_text(_text(f"   set aside: {', '.join(view.suspended)}", "bold red"))
-    blocks = [
-        (
-            f"worst ranks{_since(view, 'ScoreAggregator')}",
-            [(f"rank {one.rank}", one.host, one.why) for one in view.worst],
-        ),
-        (
-            f"open spans{_since(view, 'OpenSpans')}",
-            [(f"rank {one.rank}", one.name, words.duration(max(0, view.at_ns - one.since_ns))) for one in view.open],
-        ),
-        (
-            f"counters{_since(view, 'CounterBoard')}",
-            [(one.name, words.amount(one.level, one.unit), f"Σ {one.total:.5g}") for one in view.counters],
-        ),
+    return head
+
+
+def _step_line(view: TopView, width: int) -> Text:
+    rate = words.NOTHING if view.steps_per_s is None else f"{view.steps_per_s:.3g}"
+    line = _text(f"step {view.step:,}   ")
+    if view.is_stale:  # a rate of some time ago is not what happens now
+        ago = words.seconds(view.rate_age_s)
+        line.append_text(_text(f"no step for {ago}; before {rate} steps/s", "dim" if view.has_ended else "bold red"))
+    else:
+        line.append_text(_text(f"{rate} steps/s   {words.duration(view.step_ns)} a step   "))
+        line.append(spark(view.lengths_ns, max(0, width - len(line) - 2)), style="green")
+    return line
+
+
+def _rates(view: TopView, width: int) -> Iterator[Text]:
+    """Yield the line of loss, throughput and what is left, of those that are known."""
+    known = [
+        ("loss", None if view.loss is None else words.amount(view.loss)),
+        ("tokens/s", None if view.tokens_per_s is None else words.amount(float(f"{view.tokens_per_s:.3g}"))),
+        ("MFU", None if view.mfu is None else words.percent(view.mfu)),
+        ("left", None if view.eta_s is None or view.has_ended else words.seconds(view.eta_s)),
     ]
-    room = max(3, height - len(lines) - 2 - 2 * sum(bool(rows) for _, rows in blocks))
-    shares = _shared(room, [len(rows) for _, rows in blocks])
-    for (name, rows), share in zip(blocks, shares, strict=True):
-        if rows:
-            more = f", {share} of {len(rows)}" if share < len(rows) else ""
-            lines.append(_text(f"{name}{more}", "bold underline"))
-            table = Table.grid(padding=(0, 2))
-            for row in rows[:share]:
-                table.add_row(*(Text(words.printable(cell), overflow="ellipsis", no_wrap=True) for cell in row))
-            lines.append(table)
-    return Group(*lines, lost)
+    text = "   ".join(f"{name} {value}" for name, value in known if value is not None)
+    if text:
+        yield _text(text[:width])
+
+
+def _ranks(view: TopView, sort: str, width: int) -> tuple[Sequence[str], list[tuple[str, ...]]]:
+    """Return the names of the columns and the ranks, without columns that are empty or for which there is no room."""
+    keys: dict[str, Callable[[RankNow], float]] = {
+        "rank": lambda one: one.rank,
+        "step": lambda one: one.step,
+        "step time": lambda one: -(one.step_ns or 0),
+        "age": lambda one: -(one.age_s or 0),
+    }
+    names = ("rank", "state", "step", "a step", "last step", "loss", "GPU", "CPU", "memory", "host")
+    rows = [
+        (str(one.rank), one.state, f"{one.step:,}" if one.step >= 0 else words.NOTHING, words.duration(one.step_ns),
+         words.NOTHING if one.age_s is None else f"{words.seconds(one.age_s)} ago",
+         words.amount(one.loss), words.percent(one.gpu, 0), words.percent(one.cpu, 0),
+         words.amount(one.memory, "By"), one.host)
+        for one in sorted(view.rows, key=keys[sort])
+    ]  # fmt: skip
+    kept, used = [], 0
+    for place, name in enumerate(names):
+        if any(row[place] not in {"", words.NOTHING} for row in rows):
+            used += 2 + max(len(name), *(len(row[place]) for row in rows))
+            if used <= width + 2:
+                kept.append(place)
+    return tuple(names[place] for place in kept), [tuple(row[place] for place in kept) for row in rows]
 
 
 def _since(view: TopView, model: str) -> str:
@@ -128,16 +223,24 @@ def _shared(room: int, wanted: Sequence[int]) -> list[int]:
     return shares
 
 
-def _goodput_line(view: TopView, width: int) -> Text:
+def _goodput(view: TopView, width: int) -> Iterator[Text]:
+    """Yield a bar of what the time went into, and what its pieces are."""
     since = _since(view, "GoodputAccumulator") or f" of {words.seconds(view.elapsed_s)}"
     line = _text(f"goodput {words.percent(view.goodput)}{since}  ")
-    most = ""
-    if view.badput:
-        name, share = view.badput[0]
-        most = f"  {shown(name).name} {words.percent(share)}"
-    room = max(5, min(30, width - len(line) - len(most) - 1))
     parts = [(PRODUCTIVE, view.goodput or 0.0), *view.badput]
     left = max(0.0, 1.0 - sum(share for _, share in parts))
+    room = max(5, min(60, width - len(line)))
     for (name, _), size in zip([*parts, ("OTHER", left)], cells([*(s for _, s in parts), left], room), strict=True):
-        line.append("█" * size, style=shown(name).terminal)
-    return line.append_text(_text(most, "dim"))
+        # Without colours the productive part still differs from the rest.
+        line.append(("█" if name == PRODUCTIVE else "▒") * size, style=bucket(name).terminal)
+    yield line
+    names = Text()
+    for name, share in [(PRODUCTIVE, view.goodput or 0.0), *view.badput]:
+        text = f"{words.printable(bucket(name).name)} {words.percent(share)}  "
+        if share >= _LEAST_SHARE and len(names) + len(text) <= width:
+            names.append("█ " if name == PRODUCTIVE else "▒ ", style=bucket(name).terminal)
+            names.append(text)
+    yield names
+
+
+_LEAST_SHARE: Final = 0.001
