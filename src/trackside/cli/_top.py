@@ -165,7 +165,7 @@ def _screen(options: argparse.Namespace, *, is_plain: bool) -> Iterator[tuple[Ca
         )
         return
     try:
-        from trackside.report.rich import SORTS, Shown, live_top, print_top
+        from trackside.report.rich import SORTS, ScreenState, live_top, print_top
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "rich":
             raise
@@ -173,7 +173,7 @@ def _screen(options: argparse.Namespace, *, is_plain: bool) -> Iterator[tuple[Ca
     if options.once:
         yield print_top, str
         return
-    how, latest = Shown(), None
+    how, latest = ScreenState(), None
     with live_top() as draw, _keyboard() as key:
 
         def show(view: TopView) -> None:

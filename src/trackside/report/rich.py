@@ -46,12 +46,12 @@ def _text(text: str, style: str = "") -> Text:
 
 
 @contextmanager
-def live_top(console: Console | None = None) -> Iterator[Callable[[TopView, Shown], None]]:
+def live_top(console: Console | None = None) -> Iterator[Callable[[TopView, ScreenState], None]]:
     """Take over the terminal; yield what draws a view in it."""
     console = console or make_console()
     with Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
 
-        def show(view: TopView, how: Shown) -> None:
+        def show(view: TopView, how: ScreenState) -> None:
             live.update(_top(view, console.width, console.height, how), refresh=True)
 
         yield show
@@ -66,7 +66,7 @@ def print_top(view: TopView, console: Console | None = None) -> None:
 def top_svg(view: TopView, *, width: int = 80, height: int = 24, title: str = "trackside top") -> str:
     """Return *view* as a terminal of that size would show it, as an SVG."""
     console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True, highlight=False)
-    console.print(_top(view, width, height, Shown()))
+    console.print(_top(view, width, height, ScreenState()))
     # The fonts would be fetched from elsewhere.
     return re.sub(r"@font-face \{.*?\}", "", console.export_svg(title=title), flags=re.DOTALL)
 
@@ -76,14 +76,14 @@ SORTS: Final = ("rank", "step", "step time", "age")
 
 
 @attrs.frozen
-class Shown:
+class ScreenState:
     """How a view is shown, as keys change it."""
 
     sort: str = SORTS[0]
     is_paused: bool = False
 
 
-def _top(view: TopView, width: int, height: int, how: Shown | None = None) -> RenderableType:
+def _top(view: TopView, width: int, height: int, how: ScreenState | None = None) -> RenderableType:
     """Return the view, in at most *height* lines; with a line of keys if *how* it is shown can be changed."""
     if not view.session:
         return _text("waiting for a job …", "dim")
@@ -94,7 +94,7 @@ def _top(view: TopView, width: int, height: int, how: Shown | None = None) -> Re
     if how is not None:
         state = "PAUSED  " if how.is_paused else ""
         lost.append_text(_text(f"   {state}q quit  p pause  s sort", "bold" if how.is_paused else "dim"))
-    sort = (how or Shown()).sort
+    sort = (how or ScreenState()).sort
     blocks: list[tuple[str, Sequence[str], list[tuple[str, ...]]]] = [
         (
             f"findings{_since(view, 'ScoreAggregator')}",
