@@ -240,7 +240,7 @@ def soak(minutes: float, steps_per_s: float, directory: Path) -> list[str]:
             faults["viewer killed"] += 1
     stopped.signal(signal.SIGCONT)
     wrong = [f"{process.name}: exit code {code}" for process in (training, steady, stopped) if (code := process.end())]
-    collector.signal(signal.SIGINT)
+    collector.signal(signal.SIGTERM)  # a shell has what it starts in the background ignore SIGINT
     collector.end()
     print(f"{minutes:g} minutes; {', '.join(f'{count} × {fault}' for fault, count in faults.items())}")
     for process in processes:
