@@ -7,6 +7,7 @@ import importlib.util
 import re
 import sys
 import tempfile
+import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -23,35 +24,64 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="put the table into docs/verdicts.md")
     parser.add_argument("--no-real", action="store_true", help="leave out the real jobs, which take a minute or two")
+    parser.add_argument("--only", metavar="TEXT", default="", help="judge the jobs whose name holds TEXT")
+    parser.add_argument("--minutes", type=float, default=25.0, help="begin no further job after so long (default: 25)")
     options = parser.parse_args()
+    if options.only and options.write:
+        parser.error("--write needs all jobs: leave out --only")
     bed = load_bed()
-    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
-    for name, labelled in {**bed.JOBS, **bed.LARGE}.items():
-        add(counts, name, f"{labelled.cause}", simulated(labelled), is_healthy=labelled.kind is None)
+    jobs: dict[str, Any] = {
+        name: (labelled.cause, labelled, simulated) for name, labelled in {**bed.JOBS, **bed.LARGE}.items()
+    }
     for seed in range(HEALTHY):
         labelled = bed.Labelled(cause="healthy and noisy", kind=None, job=bed.healthy(seed))
-        add(counts, f"healthy {seed}", "healthy and noisy", simulated(labelled), is_healthy=True)
+        jobs[f"healthy {seed}"] = labelled.cause, labelled, simulated
     if not options.no_real:
-        add_real(counts, bed)
+        for name, labelled in {**bed.REAL, **bed.FRAMEWORKS}.items():
+            if is_installed(labelled.framework):
+                cause = f"{labelled.cause} ({labelled.framework or 'plain loop'})"
+                jobs[f"real: {name}"] = cause, labelled, lambda own: real(bed, own)
+            else:
+                print(f"{name}: left out, {labelled.framework} is not installed", file=sys.stderr)
+    jobs = {name: job for name, job in jobs.items() if options.only in name}
+    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+    is_whole = judge_all(counts, jobs, until_s=time.monotonic() + 60 * options.minutes)
     table = table_of(counts)
     print(table)
-    if options.write:
+    if options.write and is_whole:
         page = PAGE.read_text(encoding="utf-8")
         page = re.sub(r"(?s)(<!-- table -->\n).*?(<!-- end -->)", lambda found: found[1] + table + found[2], page)
         PAGE.write_text(page, encoding="utf-8")
-    return int(any(own[1] or own[2] for own in counts.values()))
+    return int(not is_whole or any(own[1] or own[2] for own in counts.values()))
 
 
-def add_real(counts: dict[str, list[int]], bed: Any) -> None:
-    """Run and judge the real jobs, as far as their frameworks are installed."""
-    for name, labelled in {**bed.REAL, **bed.FRAMEWORKS}.items():
-        if labelled.framework != "workers" and labelled.framework and not importlib.util.find_spec(labelled.framework):
-            print(f"{name}: left out, {labelled.framework} is not installed", file=sys.stderr)
-            continue
-        with tempfile.TemporaryDirectory() as directory:
-            mistakes = labelled.mistakes(bed.run_real(labelled, Path(directory)).verdict)
-        cause = f"{labelled.cause} ({labelled.framework or 'plain loop'})"
-        add(counts, f"real: {name}", cause, mistakes, is_healthy=labelled.kind is None)
+def judge_all(counts: dict[str, list[int]], jobs: dict[str, Any], *, until_s: float) -> bool:
+    """Judge *jobs*, a line of progress for each; one that fails is wrong. Return whether there was time for all."""
+    for place, (name, (cause, labelled, judge)) in enumerate(jobs.items(), 1):
+        began_s = time.monotonic()
+        if began_s > until_s:
+            print(f"out of time: {len(jobs) - place + 1} jobs were not judged", file=sys.stderr)
+            return False
+        try:
+            mistakes = judge(labelled)
+        except Exception as error:
+            mistakes = [f"{type(error).__name__}: {error}"]
+        add(counts, name, cause, mistakes, is_healthy=labelled.kind is None)
+        state = "wrong" if mistakes else "right"
+        print(f"{place}/{len(jobs)} {name}: {state}, {time.monotonic() - began_s:.1f} s", file=sys.stderr, flush=True)
+    return True
+
+
+def is_installed(framework: str) -> bool:
+    """Return whether the package of a real job's *framework* is there."""
+    return framework in {"", "workers"} or importlib.util.find_spec(framework) is not None
+
+
+def real(bed: Any, labelled: Any) -> list[str]:
+    """Return what is wrong with the verdict on a real job."""
+    with tempfile.TemporaryDirectory() as directory:
+        mistakes: list[str] = labelled.mistakes(bed.run_real(labelled, Path(directory)).verdict)
+    return mistakes
 
 
 def load_bed() -> Any:

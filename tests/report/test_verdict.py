@@ -6,7 +6,7 @@ import pytest
 
 from trackside.events import Heartbeat, IterationEnded, Source, SourceEnded, StallDetected
 from trackside.report import read_report
-from trackside.report._whatif import _onset
+from trackside.report._lateness import _onset
 
 pytestmark = pytest.mark.once
 

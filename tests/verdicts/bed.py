@@ -308,10 +308,20 @@ def _of_one_rank():
                 if ranks == 64 and style == "backward":
                     continue  # for time's sake
                 within = WINDOW_STEPS if style == "sections" else 5
+                # Windows of sections do not say which step is long.
+                is_pause = cause == "a pause every 10 steps" and style != "sections"
                 job = SimulatedJob(ranks=ranks, style=style, delay=delay, seed=len(cause))
                 yield (
                     f"{cause}, {ranks} ranks, {style}",
-                    Labelled(cause=cause, kind=kind, rank=1, section=section, since=since, within=within, job=job),
+                    Labelled(
+                        cause=cause,
+                        kind="pauses" if is_pause else kind,
+                        rank=1,
+                        section=None if is_pause else section,
+                        since=since,
+                        within=within,
+                        job=job,
+                    ),
                 )
         job = SimulatedJob(ranks=ranks, delay=delayed(BACKWARD, 0.02))
         yield (
@@ -472,6 +482,10 @@ FRAMEWORKS = {
 """Real jobs in the loops of frameworks, which need their packages: `make verdicts` runs them."""
 
 
+HANG_GUARD_S = 600
+"""A real job takes some seconds, and minutes on an overloaded machine."""
+
+
 def run_real(labelled, directory):
     """Run the real job *labelled*, and return its report."""
     program = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
@@ -483,8 +497,8 @@ def run_real(labelled, directory):
     logs = directory / "runs"
     variables = {name: value for name, value in os.environ.items() if not name.startswith("TRACKSIDE_")}
     subprocess.run(
-        [*program, *job, str(logs)], env={**variables, "OMP_NUM_THREADS": "1"}, capture_output=True, timeout=200,
-        check=False,
+        [*program, *job, str(logs)], env={**variables, "OMP_NUM_THREADS": "1"}, capture_output=True,
+        timeout=HANG_GUARD_S, check=False,
     )  # fmt: skip
     if labelled.cause == "log truncated":
         (log,) = logs.rglob("rank-00001.*.tslog")

@@ -31,7 +31,7 @@ class TestSimulated:
 @pytest.mark.torch
 @pytest.mark.integration
 class TestReal:
-    @pytest.mark.hang_guard(240)
+    @pytest.mark.hang_guard(660)
     def test_cause_is_first(self, real, test_bed, tmp_path):
         """A real job of two ranks: the labelled cause is the first finding, with its rank."""
         pytest.importorskip("torch")

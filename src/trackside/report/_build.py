@@ -33,6 +33,8 @@ from trackside.handlers.models.liveness import ENDED, LifeSigns, is_gone, livene
 from trackside.handlers.models.scores import RELATIVE, ScoreAggregator, ScoreReport
 from trackside.report._gather import MOST_WINDOWS, Gatherer, Mark, StepLengths, Trace, Watched, is_out_of_memory
 from trackside.report._report import (
+    AFTER_STEPS,
+    BEFORE_STEPS,
     AttemptBar,
     CounterRow,
     ErrorRow,
@@ -61,6 +63,7 @@ from trackside.report._whatif import (
     Pause,
     StepTiles,
     WhatIf,
+    chosen_tiles,
     compare_ranks,
     find_pause,
     is_gap,
@@ -265,7 +268,7 @@ def late_by_windows(episodes: Episodes, waits: set[str]) -> tuple[LateRank, ...]
             until_step=one.until_step,
             is_over=False,
             lost_s=one.lost_s,
-            certainty=1 / max(one.score, 1e-3),
+            chance=0.0,
         )
         for one in episodes.found.values()
         if one.windows >= least and kind_of(one.what, waits) != "waiting"
@@ -389,6 +392,18 @@ def _attempts(model: GoodputAccumulator, whole: GoodputResult, rows: Sequence[Ra
     return tuple(bars)
 
 
+def _named(bars: Sequence[AttemptBar], startup_s: float, shutdown_s: float) -> tuple[AttemptBar, ...]:
+    """Return the bars with names for what of ``OTHER`` lies before the first step and after the last one."""
+    found = list(bars)
+    for place, name, length in ((0, BEFORE_STEPS, startup_s), (-1, AFTER_STEPS, shutdown_s)):
+        buckets = dict(found[place].buckets_s)
+        own = min(length, buckets.get("OTHER", 0.0))
+        if own > 0:
+            buckets["OTHER"] -= own
+            found[place] = attrs.evolve(found[place], buckets_s={**buckets, name: own})
+    return tuple(found)
+
+
 def _buckets(result: GoodputResult) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, length in result.badput_s.items():
@@ -414,14 +429,13 @@ def _marks(found: Iterable[Mark], bars: Sequence[AttemptBar]) -> tuple[Mark, ...
 
 
 def tiles_of(mains: Iterable[Watched]) -> list[tuple[Watched, StepTiles]]:
-    """Return each rank's steps by their parts: by spans or, where those say much more, by section windows."""
+    """Return the ranks that recorded steps, with these by their parts."""
     ranked = list(mains)
-    by_spans = max((one.tiles.named_share for one in ranked), default=0.0)
-    by_windows = max((one.windows.named_share for one in ranked if one.windows.places), default=0.0)
-    # Spans have times, so they are preferred: they say also in which order parts come, and between which time is lost.
-    has_spans = by_windows <= 2 * by_spans
-    found = [(one, one.tiles if has_spans else one.windows) for one in ranked]
-    return [(one, tiles) for one, tiles in found if tiles.places]
+    return [
+        (one, tiles)
+        for one, tiles in zip(ranked, chosen_tiles([one.record for one in ranked]), strict=True)
+        if tiles.places
+    ]
 
 
 def _compare(mains: Sequence[Watched], waits: set[str]) -> WhatIf:
@@ -463,10 +477,20 @@ def _startup_s(mains: Sequence[Watched], result: GoodputResult) -> float:
     stepped = [process for process in mains if process.steps and process.source.attempt == mains[0].source.attempt]
     if not stepped:
         return 0.0
-    before_s = max(0, min(process.first_step_ns - process.first_ns for process in stepped)) / 1e9
+    # The application began before telemetry did, with the process and its imports.
+    before_s = max(0, min(process.first_step_ns for process in stepped) - result.start_ns) / 1e9
     known_s = sum(float(result.badput_s.get(name, 0.0)) for name in ("ACCELERATOR_INITIALIZATION", "TRAINING_PREP"))
     other = result.badput_s.get("OTHER", 0.0)
     return max(0.0, min(before_s - known_s, float(other)))
+
+
+def _shutdown_s(mains: Sequence[Watched], last: Sequence[RankRow], result: GoodputResult) -> float:
+    """Return the time after the last step of ranks that all ended well, that is in no bucket, in seconds."""
+    stepped = [row for row in last if row.stepped_ns]
+    if not stepped or not all(row.has_good_end for row in last):
+        return 0.0
+    after_s = max(0, max(row.last_ns for row in last) - max(row.stepped_ns for row in stepped)) / 1e9
+    return max(0.0, min(after_s, float(result.badput_s.get("OTHER", 0.0)) - _startup_s(mains, result)))
 
 
 def _first_batch_s(mains: Sequence[Watched], parts: Sequence[Part]) -> float:
@@ -489,7 +513,7 @@ def _parts(gathered: Gatherer, mains: Sequence[Watched]) -> tuple[Part, ...]:
     if not steps or set(totals) <= {OUTSIDE}:
         return ()
     for name in gathered.waits - totals.keys():  # a section that waits, beside spans
-        waited = math.fsum(math.fsum(one.windows.took.get(name, ())) for one, _ in found)
+        waited = math.fsum(math.fsum(one.record.windows.took.get(name, ())) for one, _ in found)
         if 0 < waited <= 1.1 * totals.get(OUTSIDE, 0.0):  # else the section lies within a part
             totals[name] = min(waited, totals[OUTSIDE])
             totals[OUTSIDE] -= totals[name]
@@ -573,11 +597,11 @@ def _around(gathered: Gatherer, mains: Sequence[Watched], step: int) -> dict[str
                 own = sums.setdefault(OUTSIDE if is_gap(name) else name, [0.0, 0.0])
                 for side, value in zip(sides, column, strict=True):
                     own[side] += value
-    for name in {name for one in mains for name in one.windows.took} & gathered.waits - sums.keys():
+    for name in {name for one in mains for name in one.record.windows.took} & gathered.waits - sums.keys():
         own = [0.0, 0.0]
         for one in mains:
-            for at, value in enumerate(one.windows.took.get(name, ())):
-                own[int(one.windows.first_step(at) >= step)] += value
+            for at, value in enumerate(one.record.windows.took.get(name, ())):
+                own[int(one.record.windows.first_step(at) >= step)] += value
         outside = sums.setdefault(OUTSIDE, [0.0, 0.0])
         if sum(own) <= 1.1 * sum(outside):  # else the section lies within a part
             sums[name] = own
@@ -981,6 +1005,8 @@ def _report(gathered: Gatherer, chosen: Chosen, scored: tuple[Episodes, ScoreAgg
     late = _late(what_if, mains) if not what_if.why_not else late_by_windows(episodes, gathered.waits)
     world_size = max([row.rank + 1 for row in last] + [one.source.world_size for one in mains[-1:]])
     first = chosen.sources[0][0]
+    startup_s, shutdown_s = _startup_s(mains, result), _shutdown_s(mains, last, result)
+    attempts = _named(attempts, startup_s, shutdown_s)
     samples_per_s, tokens_per_s = _rates(mains, result)
     configured = tuple(gathered.configured.perf_tag) if gathered.configured else ()
     return Report(
@@ -1015,7 +1041,8 @@ def _report(gathered: Gatherer, chosen: Chosen, scored: tuple[Episodes, ScoreAgg
         stalls=_stalls(mains),
         not_finite=_not_finite(mains),
         pauses=_pauses(mains, what_if),
-        startup_s=_startup_s(mains, result),
+        startup_s=startup_s,
+        shutdown_s=shutdown_s,
         first_batch_s=_first_batch_s(mains, parts),
         slowdown=_slowdown(gathered, mains),
         growth=_growth(mains),

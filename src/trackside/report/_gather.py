@@ -41,7 +41,7 @@ from trackside.events import (
 )
 from trackside.handlers.models import CounterBoard, SpanBuilder
 from trackside.handlers.models.goodput import GoodputAccumulator
-from trackside.report._whatif import StepTiles, gap
+from trackside.report._whatif import StepRecord
 from trackside.wire import FrameView, fields_of, wire_name_of
 
 _MOST_SAMPLES: Final = 64
@@ -418,10 +418,8 @@ class Watched:
     """By name, the counters whose unit is bytes."""
     lengths: StepLengths | None = None
     """Kept of the first rank of an attempt."""
-    tiles: StepTiles = attrs.field(factory=StepTiles)
-    """The steps, by the spans within them."""
-    windows: StepTiles = attrs.field(factory=StepTiles)
-    """The steps by section windows: each block is a window."""
+    record: StepRecord = attrs.field(factory=StepRecord)
+    """The steps by their parts."""
     raised: list[Raised] = attrs.field(factory=list)
     """The exceptions that left spans, each once; the first 64."""
     not_finite_step: int | None = None
@@ -445,8 +443,6 @@ class Watched:
         return self.steps_ns / self.steps if self.steps else None
 
 
-_LONGEST_NS: Final = float(1 << 63)
-"""No section is believed to take longer: 292 years."""
 _COARSE: Final = 256
 _MOST_LEVELS: Final = 64
 _MOST_OWN: Final = 32
@@ -469,8 +465,6 @@ _MARKED: Final = {
     span_names.TESTING_LOOP: "validation",
 }
 
-_AROUND: Final = frozenset({span_names.APPLICATION, span_names.TRAINING_LOOP})
-"""Spans around all steps, which are no part of any."""
 _MOST_TILED: Final = 400_000
 """Blocks of steps to keep, over all ranks."""
 
@@ -563,8 +557,6 @@ class Gatherer:
         self._run: list[Any] = []
         self._is_lead = False
         self._now = Watched(Source.unknown(""))
-        self._since_window_ns = 0
-        """The length of the steps since the last section window, in ns."""
         self._ways: dict[type[Event], tuple[Way, ...]] = {}
 
     def take(self, source: Source, batches: Iterable[Sequence[Event]]) -> None:
@@ -612,13 +604,12 @@ class Gatherer:
         place = (source.run_id, source.attempt)
         if now is None:
             now = self._begun[source.id] = Watched(source)
-            now.tiles.most = self._most_blocks
+            now.record.tiles.most = self._most_blocks
             if now.is_rank and place not in self._leads:
                 self._leads[place] = source.id
                 now.lengths = StepLengths()
         self._is_lead = self._leads.get(place) == source.id
         self._now = now
-        self._since_window_ns = 0
 
     def _find_way(self, kind: type[Event]) -> tuple[Way, ...]:
         found: list[Way] = []
@@ -666,15 +657,10 @@ class Gatherer:
         now = self._now
         if not now.is_rank:
             return
-        tiles = now.tiles
         for event in run:
-            start_ns = event.at_ns - event.duration_ns
+            step_time_ns = now.record.iteration_ended(event)
             if event.kind == "training":
-                step_time_ns = tiles.end_step(event.step, start_ns, event.at_ns)
-                self._since_window_ns += step_time_ns
                 self._step_times_ns.append(step_time_ns)
-            else:
-                tiles.add_part(start_ns, event.at_ns, span_names.OF_ITERATION.get(event.kind, event.kind))
         self._iterations += [event for event in run if event.kind == "training"]
 
     def _settle(self) -> None:
@@ -713,8 +699,8 @@ class Gatherer:
     def _end_span(self, event: SpanEnded) -> None:
         kind = _MARKED.get(event.name)
         began_ns = event.at_ns - event.duration_ns
-        if self._now.is_rank and span_names.THREAD not in event.attributes and event.name not in _AROUND:
-            self._now.tiles.add_part(began_ns, event.at_ns, event.name)
+        if self._now.is_rank:
+            self._now.record.span_ended(event)
         if event.name == span_names.DATA_LOADING and self._now.first_batch_ns is None:
             self._now.first_batch_ns = event.duration_ns
         if kind is not None and self._is_lead:
@@ -758,18 +744,7 @@ class Gatherer:
         if not isinstance(event, SectionWindow):
             return
         self.waits.update(event.waits)
-        steps = max(1, event.last_step - event.first_step + 1)
-        took = {
-            name: mean_ns * entries
-            for name, mean_ns, entries in zip(event.names, event.mean_ns, event.entries, strict=False)
-            if 0 <= mean_ns < _LONGEST_NS  # what is negative, infinite or NaN is no duration
-        }
-        outside_ns = self._since_window_ns - math.fsum(took.values())
-        self._since_window_ns = 0
-        if outside_ns > 0:
-            took[gap("", "")] = outside_ns
-        if event.first_step >= 0:
-            self._now.windows.add_window(event.window, event.first_step, steps, took)
+        self._now.record.window_ended(event)
 
     def _count(self, event: CounterWindow) -> None:
         level = next((event.values[name] for name in LEVELS if name in event.values), None)

@@ -26,6 +26,9 @@ class BucketStyle:
 
 
 PRODUCTIVE: Final = "PRODUCTIVE"
+BEFORE_STEPS: Final = "BEFORE_FIRST_STEP"
+AFTER_STEPS: Final = "AFTER_LAST_STEP"
+"""Parts of ``OTHER`` that have a name in the bars."""
 _SHOWN: Final = {
     PRODUCTIVE: BucketStyle("productive", "training steps that count", "#1f8a5b", "#35b27b", "green"),
     "WASTED_PROGRESS_FROM_DISRUPTION": BucketStyle(
@@ -53,6 +56,10 @@ _SHOWN: Final = {
     "PROGRAM_STARTUP": BucketStyle(
         "first step", "compilation and warm-up, beyond a usual step", "#bfae8e", "#8d7f63", "bright_magenta"
     ),
+    BEFORE_STEPS: BucketStyle(
+        "before the first step", "in no span: the process, its imports, setting up", "#b7a27a", "#9c8a66", "cyan"
+    ),
+    AFTER_STEPS: BucketStyle("after the last step", "in no span: to the end", "#7d8590", "#8b939d", "blue"),
     "OTHER": BucketStyle("unaccounted", "in no span: nothing says what", "#9aa0a6", "#6d747b", "bright_black"),
 }
 _ELSE: Final = BucketStyle("", "a bucket of the job's own", "#5b4fb3", "#958af0", "white")
@@ -79,7 +86,8 @@ class Finding:
     """
     ``exception``, ``out-of-memory``, ``died``, ``exit``, ``missing-rank``, ``not-finite``, ``stopped``, ``stall``,
     ``restarts``, ``checkpoints``, ``input-bound``, ``compute-bound``, ``waiting``, ``straggler``, ``pauses``,
-    ``memory-growth``, ``regression``, ``slowdown``, ``startup``, ``evaluation``, ``custom`` or ``unaccounted``.
+    ``memory-growth``, ``regression``, ``slowdown``, ``startup``, ``shutdown``, ``evaluation``, ``custom`` or
+    ``unaccounted``.
     """
     title: str
     """A sentence."""
@@ -421,7 +429,9 @@ class Report:
     not_finite: NotFinite | None
     pauses: Pause | None
     startup_s: float
-    """From the first event of an attempt to the start of its first step, spans of known buckets left out."""
+    """From the start of the first attempt to its first step, spans of known buckets left out."""
+    shutdown_s: float
+    """The time after the last step that is in no bucket of its own, in seconds; 0 where a rank has no good end."""
     first_batch_s: float
     """Of the first attempt, the longest wait of a rank for its first batch beyond that for a usual one."""
     slowdown: Slowdown | None

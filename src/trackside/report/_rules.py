@@ -6,6 +6,7 @@ docs/verdicts.md describes each rule with its inputs and thresholds.
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections import Counter
@@ -680,14 +681,21 @@ def _input(report: Report) -> _Ruled:
 
 
 def worthy(report: Report) -> list[LateRank]:
-    """Return the late ranks whose cost is worth a finding."""
-    return [one for one in report.late if _is_worth(report, one.lost_s, STRAGGLER_FROM)]
+    """Return the late ranks whose cost is worth a finding, without one that its regular pauses explain."""
+    return [
+        one
+        for one in report.late
+        if _is_worth(report, one.lost_s, STRAGGLER_FROM)
+        and (report.pauses is None or report.pauses.rank != one.rank or report.pauses.cost_s < one.lost_s / 2)
+    ]
 
 
 def _stragglers(report: Report) -> _Ruled:
     """Name the slowest hosts, each once: ranks of one host are slow for one reason, as a rule."""
     late = worthy(report)
     if not late:
+        if report.pauses is not None and report.late and _is_worth(report, report.late[0].lost_s, STRAGGLER_FROM):
+            return [], "the late rank pauses regularly: see the rule pauses"
         if report.late:
             return [], _too_little(report, "late ranks cost", report.late[0].lost_s, STRAGGLER_FROM)
         what_if = report.what_if
@@ -703,7 +711,12 @@ def _stragglers(report: Report) -> _Ruled:
         if place not in named and len(named) < _MOST_HOSTS:
             named.add(place)
             found.append(_straggler(report, one, late))
-    return found, f"{words.plural(len(late), 'rank')} came late, the worst by {late[0].certainty:.0f} times the noise"
+    return found, f"{words.plural(len(late), 'rank')} came late; {chance_words(min(one.chance for one in late))}"
+
+
+def chance_words(chance: float) -> str:
+    """Return how seldom noise alone makes a rank look so late."""
+    return f"noise does that in fewer than one of {10 ** min(9, math.floor(-math.log10(max(chance, 1e-14)))):,} jobs"
 
 
 def _straggler(report: Report, one: LateRank, late: Sequence[LateRank]) -> Finding:
@@ -730,7 +743,7 @@ def _straggler(report: Report, one: LateRank, late: Sequence[LateRank]) -> Findi
     evidence = [
         (
             f"rank {one.rank} arrived {words.duration(one.lateness_ns)} later than its peers, in steps "
-            f"{one.since_step} to {one.until_step}; {one.certainty:.0f} times what noise explains"
+            f"{one.since_step} to {one.until_step}; {chance_words(one.chance)}"
         )
     ]
     if one.waited_in:
@@ -962,7 +975,7 @@ def _startup(report: Report) -> _Ruled:
         evidence=(
             *(f"{shown(name).name}: {words.seconds(length)}" for length, name in longest if length >= LEAST_COST_S),
             f"the first batch: {words.seconds(report.first_batch_s)}",
-            f"in no span: {words.seconds(report.startup_s)} from the start of telemetry to the first step",
+            f"in no span: {words.seconds(report.startup_s)} from the start to the first step",
         ),
         look="Put spans around what happens there (model_initialization, data_loader_initialization, …); cache what is "
         "compiled or downloaded. On a time line: " + _paste(report, "trace", "-o", "trace.json"),
@@ -978,11 +991,28 @@ def _startup_s(report: Report) -> float:
     return sum(first.get(name, 0.0) for name in STARTING) + report.first_batch_s + report.startup_s
 
 
+def _shutdown(report: Report) -> _Ruled:
+    cost = report.shutdown_s
+    if cost < LEAST_STARTUP_S or not _is_worth(report, cost, STARTUP_FROM):
+        because = _too_little(report, "after the last step came", cost, STARTUP_FROM)
+        return [], f"{because}, of at least {LEAST_STARTUP_S:g} s"
+    finding = Finding(
+        kind="shutdown",
+        title=f"The job went on for {of_all(report, cost)}, after its last step.",
+        evidence=("in no span: from the end of the last step to the end of telemetry, on every rank",),
+        look="Put spans around what happens there (a last evaluation, an export, an upload), or see what it waits for. "
+        "On a time line: " + _paste(report, "trace", "-o", "trace.json"),
+        cost_s=cost,
+        section="shutdown",
+    )
+    return [finding], f"after the last step came {of_all(report, cost)}"
+
+
 def _unaccounted(report: Report) -> _Ruled:
     elsewhere = sum(one.cost_s for one in _pauses(report)[0])
     if not all(row.has_good_end for row in report.ranks):  # what follows a failure is the failure's
         elsewhere += _silent_s(report)
-    elsewhere += report.startup_s  # what it is is known, be it worth a finding or not
+    elsewhere += report.startup_s + report.shutdown_s  # what it is is known, be it worth a finding or not
     cost = bucket(report, "OTHER") - elsewhere
     if not _is_worth(report, cost, UNACCOUNTED_FROM):
         return [], _too_little(report, "in no bucket are", cost, UNACCOUNTED_FROM)
@@ -1016,6 +1046,7 @@ RULES: Final[Mapping[str, Callable[[Report], _Ruled]]] = {
     "evaluation": _evaluation,
     "custom": _custom,
     "startup": _startup,
+    "shutdown": _shutdown,
     "unaccounted": _unaccounted,
 }
 

@@ -18,6 +18,7 @@ from trackside.events import (
     HandlerSuspended,
     Heartbeat,
     IterationEnded,
+    SectionWindow,
     Source,
     SpanEnded,
     SpanStarted,
@@ -29,13 +30,15 @@ from trackside.events.span_names import TRAINING_ITERATION
 from trackside.handlers.models import CounterBoard, OpenSpans
 from trackside.handlers.models.goodput import GoodputAccumulator
 from trackside.handlers.models.liveness import DIED, ENDED, RUNNING, SILENT, LifeSigns, Liveness, is_gone, liveness
-from trackside.handlers.models.scores import RELATIVE, ScoreAggregator, ScoreReport
 from trackside.handlers.models.steps import StepInterval, StepTimer
 from trackside.report._gather import Stall
+from trackside.report._whatif import StepRecord, StepTiles, chosen_tiles, compare_ranks
 from trackside.wire import FrameView
 
 _RECENT_STEPS: Final = 50
 _MOST: Final = 50
+_MOST_BLOCKS: Final = 256
+"""Of steps, or windows of sections, by which ranks are compared."""
 _COSTS: Final = 10
 """A slow answer is asked for so much less often that it takes a tenth of the time."""
 _S: Final = 1e9
@@ -57,6 +60,10 @@ class _Process:
     lengths_ns: deque[int] = attrs.field(factory=lambda: deque(maxlen=_RECENT_STEPS))
     """The step times of these steps."""
     timer: StepTimer = attrs.field(factory=StepTimer)
+    record: StepRecord = attrs.field(
+        factory=lambda: StepRecord(StepTiles(most=_MOST_BLOCKS), StepTiles(most=_MOST_BLOCKS))
+    )
+    """Its steps by their parts."""
     stall: Stall | None = None
     """The one that it recorded and that no step has ended yet."""
     loss: float | None = None
@@ -214,12 +221,15 @@ class Top:
         self.goodput = GoodputAccumulator()
         self.spans = OpenSpans(max_long=32, max_short=4)
         self.counters = CounterBoard()
-        self.scores = ScoreAggregator()
         self._monotonic_s = monotonic_s
         self._processes: dict[str, _Process] = {}
         self._given_up: Counter[str] = Counter()
         self._suspended: Counter[str] = Counter()
         self._lost_here = 0
+        self._waits: set[str] = set()
+        """The sections in which ranks wait for each other."""
+        self._late: list[Worst] = []
+        self._late_due_s = 0.0
         self._last_goodput: tuple[float | None, float, tuple[tuple[str, float], ...]] = (None, 0.0, ())
         self._due_s = 0.0
         self.partial: tuple[str, ...] = ()
@@ -230,7 +240,7 @@ class Top:
     @property
     def models(self) -> tuple[Any, ...]:
         """The models that the caller is to drive."""
-        return self.goodput, self.spans, self.counters, self.scores
+        return self.goodput, self.spans, self.counters
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -258,10 +268,15 @@ class Top:
                 process.step, process.stall = event.step, None
                 process.loss = process.loss if event.loss is None else event.loss
             process.add_step(process.timer.iteration_ended(event))
+            process.record.iteration_ended(event)
         elif isinstance(event, SpanStarted):
             process.timer.span_started(event)
         elif isinstance(event, SpanEnded):
             process.timer.span_ended(event)
+            process.record.span_ended(event)
+        elif isinstance(event, SectionWindow):
+            self._waits.update(event.waits)
+            process.record.window_ended(event)
         elif isinstance(event, StallDetected):
             process.stall = Stall.of(event)
         elif isinstance(event, CounterWindow):
@@ -391,7 +406,33 @@ class Top:
             else:
                 continue
             found.append(Worst(rank=one.source.rank, host=one.source.host, why=why))
-        return (found + _slow(self.scores.latest()))[:_MOST]
+        return (found + self._slow(ranks))[:_MOST]
+
+    def _slow(self, ranks: Sequence[_Process]) -> list[Worst]:
+        """Return the ranks that are late by now, by the rule of the report (docs/verdicts.md)."""
+        began_s = self._monotonic_s()
+        if began_s >= self._late_due_s:
+            tiles = chosen_tiles([one.record for one in ranks])
+            known = {one.source.rank: (one, own) for one, own in zip(ranks, tiles, strict=True) if own.places}
+            has_one_host = len({one.source.host for one, _ in known.values()}) == 1
+            has_times = not any(own.first_steps for _, own in known.values())
+            found = compare_ranks(
+                [{rank: own for rank, (_, own) in known.items()}],
+                self._waits,
+                have_one_clock=has_one_host and has_times,
+            )
+            self._late = [
+                Worst(
+                    rank=one.rank,
+                    host=known[one.rank][0].source.host,
+                    why=f"slow in {one.where}: {words.duration(one.lateness_ns)} a step, since step {one.since_step}",
+                )
+                for one in found.late
+                if not one.is_over
+            ]
+            now_s = self._monotonic_s()
+            self._late_due_s = now_s + _COSTS * (now_s - began_s)
+        return self._late
 
     def _open(self, current: dict[str, _Process]) -> list[OpenNow]:
         found = []
@@ -439,20 +480,6 @@ def _rate(lead: _Process | None) -> float | None:
     if lead is None or len(lead.ends_ns) < 2 or lead.ends_ns[-1] <= lead.ends_ns[0]:  # noqa: PLR2004
         return None
     return (len(lead.ends_ns) - 1) / (lead.ends_ns[-1] - lead.ends_ns[0]) * _S
-
-
-def _slow(report: ScoreReport | None) -> list[Worst]:
-    if report is None:
-        return []
-    return [
-        Worst(
-            rank=one.rank,
-            host=one.node,
-            why=f"slow in {one.what}: score {one.score:.2f} since step {one.since_step}",
-        )
-        for one in report.stragglers
-        if one.kind == RELATIVE
-    ]
 
 
 def line(view: TopView) -> str:

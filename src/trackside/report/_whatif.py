@@ -20,7 +20,8 @@ from typing import Final
 
 import attrs
 
-from trackside.events import span_names
+from trackside.events import IterationEnded, SectionWindow, SpanEnded, span_names
+from trackside.report._lateness import FEWEST_BLOCKS, FEWEST_STEPS, LEAST_LATE_NS, Episode, Rows, find_late
 
 KINDS: Final = (
     (
@@ -224,28 +225,68 @@ class StepTiles:
         return sum(own for name, own in sums.items() if not is_gap(name)) / whole if whole else 0.0
 
 
+_AROUND: Final = frozenset({span_names.APPLICATION, span_names.TRAINING_LOOP})
+"""Spans around all steps, which are no part of any."""
+_LONGEST_NS: Final = float(1 << 63)
+"""No section is believed to take longer: 292 years."""
+
+
+@attrs.define(eq=False)
+class StepRecord:
+    """The steps of one rank, as its events say."""
+
+    tiles: StepTiles = attrs.field(factory=StepTiles)
+    """By the spans within them."""
+    windows: StepTiles = attrs.field(factory=StepTiles)
+    """By section windows: each block is a window."""
+    _since_window_ns: int = 0
+    """The length of the steps since the last section window, in ns."""
+
+    def iteration_ended(self, event: IterationEnded) -> int:
+        """Read an iteration; return the length of the step that it ends, 0 if it is not one of training."""
+        start_ns = event.at_ns - event.duration_ns
+        if event.kind != "training":
+            self.tiles.add_part(start_ns, event.at_ns, span_names.OF_ITERATION.get(event.kind, event.kind))
+            return 0
+        step_time_ns = self.tiles.end_step(event.step, start_ns, event.at_ns)
+        self._since_window_ns += step_time_ns
+        return step_time_ns
+
+    def span_ended(self, event: SpanEnded) -> None:
+        """Read the end of a span."""
+        if span_names.THREAD not in event.attributes and event.name not in _AROUND:
+            self.tiles.add_part(event.at_ns - event.duration_ns, event.at_ns, event.name)
+
+    def window_ended(self, event: SectionWindow) -> None:
+        """Read a window of sections."""
+        steps = max(1, event.last_step - event.first_step + 1)
+        took = {
+            name: mean_ns * entries
+            for name, mean_ns, entries in zip(event.names, event.mean_ns, event.entries, strict=False)
+            if 0 <= mean_ns < _LONGEST_NS  # what is negative, infinite or NaN is no duration
+        }
+        outside_ns = self._since_window_ns - math.fsum(took.values())
+        self._since_window_ns = 0
+        if outside_ns > 0:
+            took[gap("", "")] = outside_ns
+        if event.first_step >= 0:
+            self.windows.add_window(event.window, event.first_step, steps, took)
+
+
+def chosen_tiles(records: Sequence[StepRecord]) -> list[StepTiles]:
+    """Return each rank's steps by their parts: by spans or, where those say much more, by section windows."""
+    by_spans = max((one.tiles.named_share for one in records), default=0.0)
+    by_windows = max((one.windows.named_share for one in records if one.windows.places), default=0.0)
+    # Spans have times, so they are preferred: they say also in which order parts come, and between which time is lost.
+    return [one.tiles if by_windows <= 2 * by_spans else one.windows for one in records]
+
+
 def _joined(column: Sequence[float], groups: Sequence[Sequence[int]]) -> list[float]:
     return [sum(column[group[0] : group[-1] + 1]) for group in groups]
 
 
-LEAST_LATE_NS: Final = 1e6
-"""Lateness below a millisecond a step is no evidence on any machine."""
-LEAST_LATE_SHARE: Final = 0.10
-"""Of the usual step; below it ranks differ without anything being wrong."""
-STRONG_LATE_SHARE: Final = 0.05
-"""The same, of at least eight ranks and with twice the certainty."""
-CERTAINTY: Final = 5.0
-"""Standard errors by which the lateness must lie above zero, more with few windows."""
-_STRONG_RANKS: Final = 8
-_FEW_RANKS: Final = 16
-_FEWEST_BLOCKS: Final = 3
-_FEWEST_STEPS: Final = 20
-_WINDOWS: Final = 8
-_MOST_SINGLE: Final = 0.5
-"""The share of all lateness that one block may make up: one long step is an event and not a slow rank."""
 _LOOKED_AT: Final = 96
 _SYNC_FROM_SHARE: Final = 0.02
-_MOST_LATE: Final = 64
 _PARTS_FROM: Final = 0.2
 """The share of its lateness from which on a part is named beside the largest."""
 
@@ -271,8 +312,8 @@ class LateRank:
     """Whether it was as fast as its peers again at the end."""
     lost_s: float
     """What would be saved had its parts taken what its peers' took."""
-    certainty: float
-    """Standard errors by which its lateness is above zero."""
+    chance: float
+    """The probability that noise alone makes a rank of this job look so late."""
     also_in: tuple[str, ...] = ()
     """Other parts in which it was slower."""
     waited_in: str = ""
@@ -381,7 +422,7 @@ def compare_ranks(
             grids[-1].extend(grid)
         else:
             grids.append(grid)
-    whole = [grid for grid in grids if len(grid.counts) >= _FEWEST_BLOCKS and sum(grid.counts) >= _FEWEST_STEPS]
+    whole = [grid for grid in grids if len(grid.counts) >= FEWEST_BLOCKS and sum(grid.counts) >= FEWEST_STEPS]
     if not whole:
         return WhatIf(why_not="the ranks have too few steps in common" if grids else why_not)
     results = [_compared(grid, waits, have_one_clock=have_one_clock) for grid in whole]
@@ -425,7 +466,7 @@ def _grid(tiles: Mapping[int, StepTiles], attempt: int, block: int) -> _Grid | s
         return "the ranks recorded different steps"
     common = sorted(set.intersection(*(set(own.places) for own in known.values())))
     # The first step of an attempt is unlike all others.
-    places = common[1:] if block == 1 and (attempt or len(common) > _FEWEST_STEPS) else common
+    places = common[1:] if block == 1 and (attempt or len(common) > FEWEST_STEPS) else common
     rows = {rank: {place: at for at, place in enumerate(own.places)} for rank, own in known.items()}
     counts = {place: min(own.steps[rows[rank][place]] for rank, own in known.items()) for place in places}
     places = [place for place in places if counts[place]]
@@ -502,7 +543,7 @@ def _leaves_together(grid: _Grid, name: str, least_ns: float) -> bool:
         starts, stops = [start for start, _ in here], [stop for _, stop in here]
         entered.append(max(starts) - min(starts))
         left.append(max(stops) - min(stops))
-    if len(entered) < _FEWEST_BLOCKS:
+    if len(entered) < FEWEST_BLOCKS:
         return False
     apart_ns, together_ns = statistics.fmean(entered), statistics.fmean(left)
     middle_apart_ns, middle_together_ns = statistics.median(entered), statistics.median(left)
@@ -547,32 +588,13 @@ def _order(name: str) -> int:
 # --- who is late --------------------------------------------------------------------------------------------------
 
 
-def _find_late(
-    grid: _Grid, own: Sequence[Sequence[float]], whole: Sequence[Sequence[float]], *, parts: Sequence[str]
-) -> list[LateRank]:
-    """Return the late ranks: the worst is found, left out of its peers' median, and the search begins again."""
-    others = list(range(len(grid.ranks)))
-    flagged: list[int] = []
-    while len(others) > 1 and len(flagged) < min(_MOST_LATE, max(1, len(grid.ranks) // 2)):
-        latenesses = _latenesses(own, others, others)
-        means = {at: statistics.fmean(latenesses[at]) for at in others}
-        # A rank that is late for a part of the time may have a small mean: the few largest are tried.
-        tried = sorted(others, key=lambda at: -max(means[at], _late_part(latenesses[at])))[:3]
-        found = next((at for at in tried if _episode(grid, latenesses[at], whole) is not None), None)
-        if found is None:
-            break
-        flagged.append(found)
-        others.remove(found)
-    if not flagged:
-        return []
-    latenesses = _latenesses(own, flagged, others)
-    found_late = [
-        late
-        for at in flagged
-        if (episode := _episode(grid, latenesses[at], whole)) is not None
-        and (late := _late(grid, at, others, latenesses[at], episode=episode, parts=parts)) is not None
-    ]
-    return sorted(found_late, key=lambda late: (-late.lost_s, late.rank))
+def _find_late(grid: _Grid, own: Rows, whole: Rows, *, parts: Sequence[str], is_tiled: bool = True) -> list[LateRank]:
+    """Return the late ranks, the one that cost most first; *parts* are what *own* is made of, if it is tiled."""
+    usual_ns = statistics.median(map(statistics.median, whole))
+    late = find_late(own, grid.counts, usual_ns, [grid.took[name] for name in parts] if is_tiled else ())
+    others = [at for at in range(len(grid.ranks)) if at not in late]
+    found = [_late(grid, at, others, episode=episode, parts=parts) for at, episode in late.items()]
+    return sorted((one for one in found if one is not None), key=lambda one: (-one.lost_s, one.rank))
 
 
 def _find_behind(grid: _Grid, names: Sequence[str], whole: Sequence[Sequence[float]]) -> list[LateRank]:
@@ -590,121 +612,15 @@ def _find_behind(grid: _Grid, names: Sequence[str], whole: Sequence[Sequence[flo
         [end - took for end, took in zip(ends, own, strict=True)]
         for ends, own in zip(grid.ends[name], grid.took[name], strict=True)
     ]
-    return _find_late(grid, entered, whole, parts=[name])
-
-
-def _late_part(lateness: Sequence[float]) -> float:
-    """Return the larger of the means of the two halves."""
-    half = max(1, len(lateness) // 2)
-    return max(statistics.fmean(lateness[:half]), statistics.fmean(lateness[-half:]))
-
-
-def _latenesses(own: Sequence[Sequence[float]], of: Sequence[int], peers: Sequence[int]) -> dict[int, list[float]]:
-    """Return by how much the own time of each rank in *of* was above the median of its *peers*, in each block."""
-    result: dict[int, list[float]] = {at: [] for at in of}
-    for block in range(len(own[0])):
-        column = {at: own[at][block] for at in peers}
-        middle = statistics.median(column.values())
-        for at, lateness in result.items():
-            if at in column and len(column) <= _FEW_RANKS:  # among many, one value moves the median by next to nothing
-                lateness.append(own[at][block] - statistics.median([v for peer, v in column.items() if peer != at]))
-            else:
-                lateness.append(own[at][block] - middle)
-    return result
-
-
-@attrs.frozen
-class _Episode:
-    """The stretch of blocks in which a rank was late."""
-
-    first: int
-    last: int
-    level_ns: float
-    certainty: float
-
-
-def _episode(grid: _Grid, lateness: Sequence[float], whole: Sequence[Sequence[float]]) -> _Episode | None:
-    step_ns = statistics.median(map(statistics.median, whole))
-    least_ns = max(LEAST_LATE_NS, STRONG_LATE_SHARE * step_ns)
-    bound_ns = least_ns / 2
-    first, last = 0, len(lateness) - 1
-    for _ in range(3):
-        first, last = _best_stretch(lateness, bound_ns)
-        level_ns = statistics.fmean(lateness[first : last + 1])
-        bound_ns = max(least_ns / 2, level_ns / 2)
-    first = _onset(lateness, first, last)
-    if sum(grid.counts[:first]) <= max(2, sum(grid.counts) // 50):
-        first = 0  # the first steps are unlike all others
-    inside = lateness[first : last + 1]
-    if len(inside) < _FEWEST_BLOCKS or sum(grid.counts[first : last + 1]) < _FEWEST_STEPS / 2:
-        return None
-    certainty = _certainty(inside, lateness)
-    usual_ns = max(1.0, statistics.fmean(min(own[at] for own in whole) for at in range(first, last + 1)) - level_ns)
-    is_strong = len(grid.ranks) >= _STRONG_RANKS and certainty >= 2 * CERTAINTY
-    least_share = STRONG_LATE_SHARE if is_strong else LEAST_LATE_SHARE
-    if level_ns < max(LEAST_LATE_NS, least_share * usual_ns) or certainty < CERTAINTY:
-        return None
-    if max(inside) > _MOST_SINGLE * math.fsum(value for value in inside if value > 0):
-        return None
-    return _Episode(first, last, level_ns, certainty)
-
-
-def _onset(lateness: Sequence[float], first: int, last: int) -> int:
-    """
-    Return where the stretch from *first* to *last* begins, each block counted as one vote.
-
-    By its sum alone, a few long blocks before the lateness began would belong to it.
-    """
-    level = statistics.median(lateness[first : last + 1])
-    if level <= 0 or statistics.fmean(lateness[first : last + 1]) > 2 * level:
-        return first  # late now and then, as by pauses: there is no level
-    total, lowest, onset = 0.0, 0.0, first
-    for at in range(first, last + 1):
-        total += min(max(lateness[at], -level), level) - level / 2
-        if total < lowest:
-            lowest, onset = total, at + 1
-    return onset
-
-
-def _best_stretch(values: Sequence[float], bound: float) -> tuple[int, int]:
-    """Return the stretch whose sum above *bound* is largest (Kadane); values far out count as the 95th percentile."""
-    ordered = sorted(values)
-    cap = max(4 * bound, ordered[min(len(ordered) - 1, int(len(ordered) * 0.95))])
-    best, best_at, total, start = -math.inf, (0, len(values) - 1), 0.0, 0
-    for at, value in enumerate(values):
-        if total <= 0:
-            total, start = 0.0, at
-        total += min(value, cap) - bound
-        if total > best:
-            best, best_at = total, (start, at)
-    return best_at
-
-
-def _certainty(inside: Sequence[float], everywhere: Sequence[float]) -> float:
-    """
-    Return the standard errors by which the mean of *inside* lies above zero.
-
-    The error is that of the means of consecutive windows, so that what lasts for many steps, such as another process
-    on the machine, counts as the one event that it is. Of few windows more is asked for.
-    """
-    count = min(_WINDOWS, len(inside))
-    bounds = [round(at * len(inside) / count) for at in range(count + 1)]
-    means = [statistics.fmean(inside[low:high]) for low, high in itertools.pairwise(bounds)]
-    spread = statistics.stdev(means) / math.sqrt(count)
-    # Windows that happen to agree must not make certainty of noise.
-    steps = [abs(after - before) for before, after in itertools.pairwise(everywhere)]
-    single = 1.05 * statistics.median(steps) / math.sqrt(len(inside)) if steps else 0.0
-    error = max(spread, single, 1e-9)
-    return statistics.fmean(means) / error / (1 + 3 / max(1, count - 1))
+    return _find_late(grid, entered, whole, parts=[name], is_tiled=False)
 
 
 def _late(
     grid: _Grid,
     at: int,
     others: Sequence[int],
-    lateness: Sequence[float],
     *,
-    episode: _Episode,
+    episode: Episode,
     parts: Sequence[str],
 ) -> LateRank | None:
     first, last = episode.first, episode.last
@@ -721,7 +637,7 @@ def _late(
     what = max(excess, key=lambda name: excess[name][0] - excess[name][1], default="")
     if not what:
         return None
-    lateness_ns = mean(lateness)
+    lateness_ns = episode.level_ns
     by_part = sorted(((name, own - peers) for name, (own, peers) in excess.items()), key=lambda item: -item[1])
     return LateRank(
         rank=grid.ranks[at],
@@ -734,7 +650,7 @@ def _late(
         until_step=grid.last_steps[last],
         is_over=last < len(grid.counts) - max(2, len(grid.counts) // 20),
         lost_s=lateness_ns * steps / 1e9,
-        certainty=episode.certainty,
+        chance=episode.chance,
         also_in=tuple(tile_words(name) for name, by in by_part if by >= _PARTS_FROM * lateness_ns and name != what),
         attempt=grid.attempts[first],
     )
@@ -762,7 +678,7 @@ def find_pause(tiles: Mapping[int, StepTiles], sync: Collection[str]) -> Pause |
     """
     found = []
     for rank, own in sorted(tiles.items())[:_MOST_SEARCHED]:
-        if own.block == 1 and not own.first_steps and len(own.places) >= _FEWEST_STEPS:
+        if own.block == 1 and not own.first_steps and len(own.places) >= FEWEST_STEPS:
             pause = _pause_of(rank, own, sync)
             if pause is not None:
                 found.append(pause)

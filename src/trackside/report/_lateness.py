@@ -1,0 +1,395 @@
+"""
+The rule of lateness: which ranks are slower than their peers, in which steps, and how probable that is by chance.
+
+Ranks are compared within the same steps, so what slows the whole machine cancels. What is left is noise of single
+ranks, and two tests say how probable a rank's lateness is by that alone: the aligned ranks of many short windows,
+whatever the distribution of the noise, and Student's t of few long windows, for jobs of few windows. In both,
+neighbours that depend on each other count as the fewer events that they are. docs/verdicts.md states the rule.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+
+LEAST_LATE_NS: Final = 1e6
+"""Lateness below a millisecond a step is no evidence on any machine."""
+LEAST_LATE_SHARE: Final = 0.08
+"""Of the usual step; below it few ranks differ without anything being wrong: one of them logs, or has a busier core."""
+LEAST_LATE_SHARE_OF_MANY: Final = 0.04
+"""The same, of at least eight ranks, whose median is steady."""
+MANY_RANKS: Final = 8
+ALLOWANCE: Final = 1e-3
+"""The probability that a job of equally fast ranks has one named, all its comparisons together."""
+FEWEST_BLOCKS: Final = 3
+FEWEST_STEPS: Final = 20
+_LONG_WINDOWS: Final = 8
+_SHORT_IN_LONG: Final = 8
+"""Short windows in a long one, where there are so many steps."""
+_TESTS: Final = 2
+_PULLED_FROM: Final = 0.95
+"""The quantile of a rank's own steps to which longer ones are pulled in: few long steps are events and no lateness."""
+_FEW_RANKS: Final = 16
+_MOST_LATE: Final = 64
+_MOST_TRIED: Final = 16
+
+Rows = Sequence[Sequence[float]]
+"""By rank and block of steps, a time in ns."""
+
+
+@attrs.frozen(kw_only=True)
+class Episode:
+    """The blocks of steps in which a rank was late."""
+
+    first: int
+    last: int
+    level_ns: float
+    """By how much, on average."""
+    chance: float
+    """The probability that noise alone makes a rank look so late in any of the comparisons made."""
+
+
+def find_late(own: Rows, counts: Sequence[float], usual_ns: float, parts: Sequence[Rows] = ()) -> dict[int, Episode]:
+    """
+    Return the late ranks by their place in *own*, each with the blocks in which it was late.
+
+    A rank is late if all of its own time is longer than its peers', or one part of it is and the whole agrees: the
+    noise of the other parts may hide it. The one that lost most is found, left out of its peers' median, and the
+    search begins again. Up to half of the ranks can be late; more are taken for the usual.
+
+    Args:
+        own: Of each rank the time of a step outside of what ranks wait for each other in, by block.
+        counts: Steps in each block.
+        usual_ns: The length of a usual step.
+        parts: Likewise of each part of *own*.
+    """
+    if len(counts) < FEWEST_BLOCKS or sum(counts) < FEWEST_STEPS:
+        return {}
+    share = LEAST_LATE_SHARE_OF_MANY if len(own) >= MANY_RANKS else LEAST_LATE_SHARE
+    least_ns = max(LEAST_LATE_NS, share * usual_ns)
+    # A part that takes less on all ranks cannot make one late by so much.
+    large = [rows for rows in parts if max(map(statistics.fmean, rows)) >= least_ns / 2]
+    compared = _TESTS * len(own) * (1 + len(large))
+    courses = [_windowed(rows, counts) for rows in (own, *large)]
+    others, flagged = list(range(len(own))), dict[int, int]()
+    while len(others) > 1 and len(flagged) < min(_MOST_LATE, max(1, len(own) // 2)):
+        found = next(
+            (
+                (at, place)
+                for place, course in enumerate(courses)
+                for at in course.late(courses[0], others, others, least_ns, compared)
+            ),
+            None,
+        )
+        if found is None:
+            break
+        flagged[found[0]] = found[1]
+        others.remove(found[0])
+    # Those left are the peers of all late ones.
+    result = {}
+    for at, place in flagged.items():
+        episode = courses[place].late(courses[0], [at], sorted([*others, at]), least_ns, compared).get(at)
+        if episode is not None:
+            rows = (own, *large)[place]
+            refined = _refined(latenesses(rows, [at], others)[at], counts, episode, least_ns)
+            whole = latenesses(own, [at], others)[at][refined.first : refined.last + 1]
+            result[at] = attrs.evolve(refined, level_ns=max(least_ns, statistics.fmean(whole)))
+    return result
+
+
+def _windowed(rows: Rows, counts: Sequence[float]) -> _Windows:
+    pulled = [_pulled_in(row) for row in rows]
+    bounds = _bounds(len(counts), min(len(counts), _LONG_WINDOWS))
+    in_long = max(1, min(_SHORT_IN_LONG, len(counts) // _LONG_WINDOWS))
+    short_bounds = _bounds(len(counts), (len(bounds) - 1) * in_long)
+    return _Windows(
+        bounds=bounds,
+        in_long=in_long,
+        long=[_means(row, bounds) for row in pulled],
+        short=[_means(row, short_bounds) for row in pulled],
+        stretches=[
+            (first, last)
+            for first, last in itertools.combinations(range(len(bounds)), 2)
+            if _is_enough(first, last, bounds, counts)
+        ],
+    )
+
+
+def latenesses(own: Rows, of: Sequence[int], peers: Sequence[int]) -> dict[int, list[float]]:
+    """Return by how much the time of each rank in *of* was above the median of its *peers*, in each block."""
+    result: dict[int, list[float]] = {at: [] for at in of}
+    if not result:
+        return result
+    for block in range(len(own[0])):
+        column = {at: own[at][block] for at in peers}
+        middle = statistics.median(column.values())
+        for at, lateness in result.items():
+            if at in column and len(column) <= _FEW_RANKS:  # among many, one value moves the median by next to nothing
+                lateness.append(own[at][block] - statistics.median([v for peer, v in column.items() if peer != at]))
+            else:
+                lateness.append(own[at][block] - middle)
+    return result
+
+
+def _pulled_in(values: Sequence[float]) -> list[float]:
+    bound = sorted(values)[min(len(values) - 1, int(len(values) * _PULLED_FROM))]
+    return [min(value, bound) for value in values]
+
+
+def _bounds(blocks: int, windows: int) -> list[int]:
+    return [round(at * blocks / windows) for at in range(windows + 1)]
+
+
+def _means(values: Sequence[float], bounds: Sequence[int]) -> list[float]:
+    return [statistics.fmean(values[low:high]) for low, high in itertools.pairwise(bounds)]
+
+
+def _above_mean(rows: Rows, at: int, rest: Sequence[int]) -> list[float]:
+    columns = zip(*(rows[peer] for peer in rest), strict=True)
+    return [own - statistics.fmean(values) for own, values in zip(rows[at], columns, strict=True)]
+
+
+def _outside(values: Sequence[float], first: int, last: int, margin: int) -> list[float]:
+    """Return what is not from *first* to *last*, nor so near that lateness may have begun or ended there."""
+    return [*values[: max(0, first - margin)], *values[last + margin :]]
+
+
+def _is_enough(first: int, last: int, bounds: Sequence[int], counts: Sequence[float]) -> bool:
+    low, high = bounds[first], bounds[last]
+    return last - first > 1 and high - low >= FEWEST_BLOCKS and sum(counts[low:high]) >= FEWEST_STEPS / 2
+
+
+# --- is it chance? -------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Scores:
+    """The aligned ranks of values, and what shuffling the rows within each column makes of them."""
+
+    rows: Rows
+    means: Sequence[float]
+    variances: Sequence[float]
+
+    def surplus(self, at: int, first: int, last: int) -> float:
+        """Return by how many standard deviations row *at* is above the mean, in columns *first* to *last*."""
+        spread = math.fsum(self.variances[first:last])
+        above = math.fsum(self.rows[at][first:last]) - math.fsum(self.means[first:last])
+        return above / math.sqrt(spread) if spread > 0 else 0.0
+
+    def chance(self, at: int, first: int, last: int, *, margin: int = 0) -> float:
+        """Return the probability of such a surplus by chance; neighbours that depend on each other are one event."""
+        above = [own - mean for own, mean in zip(self.rows[at], self.means, strict=True)]
+        lasts = dependence(above[first:last], _outside(above, first, last, margin))
+        return 0.5 * math.erfc(self.surplus(at, first, last) / math.sqrt(2 * lasts))
+
+
+def aligned_scores(rows: Rows) -> Scores:
+    """
+    Return the place of each value among all, after its column's median is taken away (Hodges and Lehmann 1962).
+
+    Of two rows that is Wilcoxon's test of signed ranks, but for half a place.
+    """
+    columns = list(zip(*rows, strict=True))
+    middles = [statistics.median(column) for column in columns]
+    apart = [[value - middle for value, middle in zip(row, middles, strict=True)] for row in rows]
+    ordered = sorted(itertools.chain.from_iterable(apart))
+    # Equal values share the mean of their places.
+    scores = [[(bisect_left(ordered, value) + bisect_right(ordered, value)) / 2 for value in row] for row in apart]
+    by_column = list(zip(*scores, strict=True))
+    return Scores(scores, list(map(statistics.fmean, by_column)), list(map(statistics.pvariance, by_column)))
+
+
+@attrs.frozen(kw_only=True)
+class _Windows:
+    """The means of all ranks' steps in windows."""
+
+    bounds: Sequence[int]
+    """Of the long windows, in blocks."""
+    in_long: int
+    """Short windows in a long one."""
+    long: Rows
+    short: Rows
+    stretches: Sequence[tuple[int, int]]
+    """Those of long windows that are looked at."""
+
+    def late(
+        self, whole: _Windows, of: Sequence[int], ranks: Sequence[int], least_ns: float, compared: int
+    ) -> dict[int, Episode]:
+        """
+        Return the first late rank in *of*, the one that is late by most first; empty if none is.
+
+        Args:
+            whole: Of all own time: where these windows are of a part of it, it must be longer as well.
+            of: The ranks to look at.
+            ranks: They and their peers.
+            least_ns: What is worth a look.
+            compared: By what each probability is multiplied.
+        """
+        by_rank, by_whole = latenesses(self.long, of, ranks), latenesses(whole.long, of, ranks)
+        largest = {at: max(map(statistics.fmean, itertools.pairwise(by_rank[at]))) for at in of}
+        tried = sorted((at for at in of if largest[at] >= least_ns), key=lambda at: -largest[at])[:_MOST_TRIED]
+        scores = aligned_scores([self.short[at] for at in ranks]) if tried else None
+        for at in tried:
+            if scores is not None:
+                found = self._stretch(
+                    at,
+                    ranks,
+                    latenesses=(by_rank[at], by_whole[at]),
+                    scores=scores,
+                    least_ns=least_ns,
+                    compared=compared,
+                )
+                if found is not None:
+                    return {at: found}
+        return {}
+
+    def _stretch(
+        self,
+        at: int,
+        ranks: Sequence[int],
+        *,
+        latenesses: tuple[Sequence[float], Sequence[float]],
+        scores: Scores,
+        least_ns: float,
+        compared: int,
+    ) -> Episode | None:
+        """
+        Return the stretch in which rank *at* was late that chance explains least; None if chance may explain each.
+
+        The whole course of steps has half of the allowance, all shorter stretches together the other half.
+        """
+        lateness, by_whole = latenesses
+        rest = [peer for peer in ranks if peer != at]
+        # Noise is skewed: above the peers' median every rank is by its mean, above their mean none is.
+        above = _above_mean(self.long, at, rest)
+        short = _above_mean(self.short, at, rest)
+        row, best = ranks.index(at), None
+        # The bounds of few windows are those that were measured: between them nothing begins.
+        margin = 1 if len(lateness) == _LONG_WINDOWS else 0
+        for first, last in self.stretches:
+            level_ns = statistics.fmean(lateness[first:last])
+            if min(level_ns, statistics.fmean(by_whole[first:last])) < least_ns:
+                continue
+            low, high = first * self.in_long, last * self.in_long
+            chance = min(
+                student(
+                    above[first:last],
+                    _outside(above, first, last, margin),
+                    dependence(short[low:high], _outside(short, low, high, margin * self.in_long)) / self.in_long,
+                ),
+                scores.chance(row, low, high, margin=margin * self.in_long),
+            )
+            is_whole = last - first == len(lateness)
+            chance *= 2 * compared * (1 if is_whole else max(1, len(self.stretches) - 1))
+            if chance <= ALLOWANCE and (best is None or chance < best.chance):
+                best = Episode(first=self.bounds[first], last=self.bounds[last] - 1, level_ns=level_ns, chance=chance)
+        return best
+
+
+def dependence(inside: Sequence[float], outside: Sequence[float]) -> float:
+    """
+    Return how many neighbours are one event, from 1 on: what lasts for many steps, such as another process, is one.
+
+    That is the sum of the correlations of an autoregression of the first order, each stretch about its own mean.
+    """
+    apart = [_centred(part) for part in (inside, outside) if part]
+    squares = math.fsum(value**2 for part in apart for value in part)
+    count = sum(map(len, apart))
+    if squares <= 0 or count < FEWEST_STEPS:
+        return 1.0
+    products = math.fsum(one * other for part in apart for one, other in itertools.pairwise(part))
+    found = products / squares
+    found += (1 + 3 * found) / count  # what a short series is estimated too low (Kendall 1954)
+    return max(1.0, (1 + found) / max(1 - found, 2 / count))
+
+
+def _centred(values: Sequence[float]) -> list[float]:
+    mean = statistics.fmean(values)
+    return [value - mean for value in values]
+
+
+def student(inside: Sequence[float], outside: Sequence[float], dependent: float = 1.0) -> float:
+    """
+    Return the probability that the mean of *inside* is so far above zero by chance.
+
+    The noise is that of both stretches, each about its own mean; *dependent* neighbours are one event.
+    """
+    freedom = max(0, len(inside) - 1) + max(0, len(outside) - 1)
+    if not freedom:
+        return 1.0
+    mean = statistics.fmean(inside)
+    squares = math.fsum(value**2 for part in (inside, outside) if part for value in _centred(part))
+    error = max(math.sqrt(squares * max(1.0, dependent) / freedom / len(inside)), 1e-6 * abs(mean), 1e-9)
+    return _beyond(mean / error, freedom)
+
+
+def _beyond(t: float, freedom: int) -> float:
+    """Return the probability of a value above *t* by Student's distribution (Abramowitz and Stegun, 26.7.3 and 4)."""
+    if t <= 0:
+        return 0.5 + (0.5 - _beyond(-t, freedom) if t < 0 else 0.0)
+    angle = math.atan2(t, math.sqrt(freedom))
+    cosine = math.cos(angle)
+    term = cosine if freedom % 2 else 1.0
+    total = term if freedom > 1 or not freedom % 2 else 0.0
+    for at in range(3 if freedom % 2 else 2, freedom - 1, 2):
+        term *= cosine**2 * (at - 1) / at
+        total += term
+    total *= math.sin(angle)
+    within = 2 / math.pi * (angle + total) if freedom % 2 else total
+    return max(0.5 * (1 - within), 1e-14)
+
+
+# --- since when? ---------------------------------------------------------------------------------------------------
+
+
+def _refined(lateness: Sequence[float], counts: Sequence[float], stretch: Episode, least_ns: float) -> Episode:
+    """Return the blocks whose lateness above half of its level adds up to most, if these are about the *stretch*."""
+    bound_ns = max(least_ns, stretch.level_ns) / 2
+    first, last = stretch.first, stretch.last
+    for _ in range(3):
+        first, last = _best_stretch(lateness, bound_ns)
+        bound_ns = max(least_ns, statistics.fmean(lateness[first : last + 1])) / 2
+    first = _onset(lateness, first, last)
+    if sum(counts[:first]) <= max(2, sum(counts) // 50):
+        first = 0  # the first steps are unlike all others
+    shared = min(last, stretch.last) - max(first, stretch.first) + 1
+    if 2 * shared < stretch.last - stretch.first + 1:
+        first, last = stretch.first, stretch.last
+    return attrs.evolve(stretch, first=first, last=last, level_ns=statistics.fmean(lateness[first : last + 1]))
+
+
+def _onset(lateness: Sequence[float], first: int, last: int) -> int:
+    """
+    Return where the stretch from *first* to *last* begins, each block counted as one vote.
+
+    By its sum alone, a few long blocks before the lateness began would belong to it.
+    """
+    level = statistics.median(lateness[first : last + 1])
+    if level <= 0 or statistics.fmean(lateness[first : last + 1]) > 2 * level:
+        return first  # late now and then, as by pauses: there is no level
+    total, lowest, onset = 0.0, 0.0, first
+    for at in range(first, last + 1):
+        total += min(max(lateness[at], -level), level) - level / 2
+        if total < lowest:
+            lowest, onset = total, at + 1
+    return onset
+
+
+def _best_stretch(values: Sequence[float], bound: float) -> tuple[int, int]:
+    """Return the stretch whose sum above *bound* is largest (Kadane); values far out count as the 95th percentile."""
+    ordered = sorted(values)
+    cap = max(4 * bound, ordered[min(len(ordered) - 1, int(len(ordered) * _PULLED_FROM))])
+    best, best_at, total, start = -math.inf, (0, len(values) - 1), 0.0, 0
+    for at, value in enumerate(values):
+        if total <= 0:
+            total, start = 0.0, at
+        total += min(value, cap) - bound
+        if total > best:
+            best, best_at = total, (start, at)
+    return best_at

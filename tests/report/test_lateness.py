@@ -1,0 +1,143 @@
+"""Which ranks are late, and how probable that is by chance."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from trackside.report._lateness import ALLOWANCE, aligned_scores, dependence, find_late, student
+
+pytestmark = pytest.mark.once
+
+MS = 1e6
+STEP_MS = 50.0
+
+
+def simulate(seed, *, ranks, steps, late=0.0, since=0, noise=0.1, stalls=0.02, lasts=0.0):
+    """
+    Return each rank's steps, in ns.
+
+    The machine's speed wanders for all ranks together. Each rank has lognormal *noise* of its own, of which the share
+    *lasts* is that of the step before, and stalls of random length (Pareto, up to 20 steps) in the share *stalls*.
+    Rank 1 is longer by the share *late* of a step.
+    """
+    rng = random.Random(seed)
+    rows = [[] for _ in range(ranks)]
+    machine, own = 0.0, [0.0] * ranks
+    for step in range(steps):
+        machine = 0.9 * machine + rng.gauss(0, 0.13)
+        for rank, row in enumerate(rows):
+            own[rank] = lasts * own[rank] + rng.gauss(0, noise * math.sqrt(1 - lasts**2))
+            took_ms = STEP_MS * math.exp(machine + own[rank])
+            took_ms += STEP_MS * min(20.0, rng.paretovariate(1.2)) * (rng.random() < stalls)
+            row.append(MS * (took_ms + STEP_MS * late * (rank == 1 and step >= since)))
+    return rows
+
+
+def late_in(rows):
+    """Return the late ranks."""
+    return find_late(rows, [1.0] * len(rows[0]), STEP_MS * MS)
+
+
+class TestFindLate:
+    @pytest.mark.parametrize(
+        ("ranks", "steps", "late", "noise", "stalls"),
+        [
+            (8, 200, 0.05, 0.05, 0.01),
+            (64, 200, 0.05, 0.05, 0.01),
+            (2, 200, 0.10, 0.06, 0.01),
+            (8, 200, 0.10, 0.1, 0.02),
+            (64, 120, 0.10, 0.08, 0.02),
+            (2, 200, 0.30, 0.2, 0.05),
+            (8, 200, 0.30, 0.3, 0.05),
+            (64, 200, 0.30, 0.4, 0.05),
+        ],
+    )
+    def test_late(self, ranks, steps, late, noise, stalls):
+        """A rank that is late by a share of a step is named, and no other one, under noise with long tails."""
+        found = [
+            set(late_in(simulate(seed, ranks=ranks, steps=steps, late=late, noise=noise, stalls=stalls)))
+            for seed in range(5)
+        ]
+        assert found == [{1}] * 5
+
+    @pytest.mark.parametrize("ranks", [2, 8, 64])
+    def test_healthy(self, ranks, request):
+        """Of 200 jobs with heavy noise of single ranks, a tenth of them unless --full, none has a rank named."""
+        rng = random.Random(ranks)
+        named = {}
+        for seed in range(round(200 * request.config.option.scale)):
+            job = {
+                "steps": rng.choice((60, 120, 200)),
+                "noise": rng.choice((0.1, 0.3, 0.5)),
+                "stalls": rng.choice((0.0, 0.03, 0.1)),
+                "lasts": rng.choice((0.0, 0.5)),
+            }
+            found = late_in(simulate(seed, ranks=ranks, **job))
+            if found:
+                named[seed] = job, found
+        assert named == {}
+
+    def test_since(self):
+        """The blocks in which it was late begin where it became slow, within a few steps."""
+        late = late_in(simulate(1, ranks=8, steps=200, late=0.3, since=120, noise=0.1))
+        assert (set(late), late[1].first, late[1].last) == ({1}, pytest.approx(120, abs=4), 199)
+        assert late[1].level_ns == pytest.approx(0.3 * STEP_MS * MS, rel=0.2)
+
+    def test_two(self):
+        """Two of eight ranks that are late are both named."""
+        rows = simulate(1, ranks=8, steps=120, late=0.3)
+        rows[5] = [took + 0.2 * STEP_MS * MS for took in rows[5]]
+        assert set(late_in(rows)) == {1, 5}
+
+    def test_floor(self):
+        """Two ranks that differ by a twentieth of a step, however surely, are as fast as each other."""
+        steady = [STEP_MS * MS] * 200
+        assert late_in([steady, [1.05 * took for took in steady]]) == {}
+
+    def test_one_stall(self):
+        """One long step is an event, and no lateness."""
+        rows = simulate(1, ranks=2, steps=100, noise=0.05, stalls=0)
+        rows[1][40] += 100 * STEP_MS * MS
+        assert late_in(rows) == {}
+
+    def test_few_windows(self):
+        """Six windows of sections are enough where they say so clearly."""
+        rows = [[10 * MS, 10.2 * MS, 9.9 * MS, 10.1 * MS, 10 * MS, 10 * MS] for _ in range(2)]
+        rows[1] = [took + 5 * MS + 0.1 * MS * place for place, took in enumerate(rows[1])]
+        assert set(find_late(rows, [20.0] * 6, 10 * MS)) == {1}
+
+    def test_chance(self):
+        """The chance of what is named is below what a job may have, all comparisons together."""
+        (episode,) = late_in(simulate(1, ranks=8, steps=200, late=0.3)).values()
+        assert 0 < episode.chance <= ALLOWANCE == 0.001
+
+
+class TestChance:
+    @pytest.mark.parametrize(
+        ("t", "freedom", "chance"), [(6.314, 1, 0.05), (3.169, 10, 0.005), (4.785, 7, 0.001), (0.0, 5, 0.5)]
+    )
+    def test_student(self, t, freedom, chance):
+        """The chance of a mean is that of the tables of Student's distribution."""
+        values = [math.cos(math.pi * place) for place in range(freedom + 1)]
+        mean = sum(values) / len(values)
+        error = math.sqrt(sum((one - mean) ** 2 for one in values) / freedom / len(values))
+        assert student([one - mean + t * error for one in values], []) == pytest.approx(chance, rel=0.002)
+
+    def test_aligned_scores(self):
+        """Of two rows that differ by 1 to 4, the longer one has the places 5 to 8 of 8, counted from 0.5."""
+        scores = aligned_scores([[1.0, 2.0, 3.0, 4.0], [0.0] * 4])
+        assert scores.rows[0] == [4.5, 5.5, 6.5, 7.5]
+        # The mean of each column is 4; its halves are apart by 0.5, 1.5, 2.5 and 3.5.
+        assert scores.surplus(0, 0, 4) == pytest.approx(8.0 / math.sqrt(0.25 + 2.25 + 6.25 + 12.25))
+
+    def test_dependence(self):
+        """Noise of which 0.8 lasts from step to step counts a ninth of its steps as events; independent noise all."""
+        rng, last, values = random.Random(1), 0.0, []
+        for _ in range(20_000):
+            last = 0.8 * last + rng.gauss(0, 1)
+            values.append(last)
+        assert dependence(values, []) == pytest.approx(1.8 / 0.2, rel=0.1)
+        assert dependence([rng.gauss(0, 1) for _ in range(20_000)], []) == pytest.approx(1.0, abs=0.05)
