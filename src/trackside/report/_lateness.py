@@ -44,7 +44,7 @@ Rows = Sequence[Sequence[float]]
 
 
 @attrs.frozen(kw_only=True)
-class Episode:
+class LateStretch:
     """The blocks of steps in which a rank was late."""
 
     first: int
@@ -55,7 +55,9 @@ class Episode:
     """The probability that noise alone makes a rank look so late in any of the comparisons made."""
 
 
-def find_late(own: Rows, counts: Sequence[float], usual_ns: float, parts: Sequence[Rows] = ()) -> dict[int, Episode]:
+def find_late(
+    own: Rows, counts: Sequence[float], usual_ns: float, parts: Sequence[Rows] = ()
+) -> dict[int, LateStretch]:
     """
     Return the late ranks by their place in *own*, each with the blocks in which it was late.
 
@@ -220,7 +222,7 @@ class _Windows:
 
     def late(
         self, whole: _Windows, of: Sequence[int], ranks: Sequence[int], least_ns: float, compared: int
-    ) -> dict[int, Episode]:
+    ) -> dict[int, LateStretch]:
         """
         Return the first late rank in *of*, the one that is late by most first; empty if none is.
 
@@ -258,7 +260,7 @@ class _Windows:
         scores: Scores,
         least_ns: float,
         compared: int,
-    ) -> Episode | None:
+    ) -> LateStretch | None:
         """
         Return the stretch in which rank *at* was late that chance explains least; None if chance may explain each.
 
@@ -288,7 +290,9 @@ class _Windows:
             is_whole = last - first == len(lateness)
             chance *= 2 * compared * (1 if is_whole else max(1, len(self.stretches) - 1))
             if chance <= ALLOWANCE and (best is None or chance < best.chance):
-                best = Episode(first=self.bounds[first], last=self.bounds[last] - 1, level_ns=level_ns, chance=chance)
+                best = LateStretch(
+                    first=self.bounds[first], last=self.bounds[last] - 1, level_ns=level_ns, chance=chance
+                )
         return best
 
 
@@ -348,7 +352,7 @@ def _beyond(t: float, freedom: int) -> float:
 # --- since when? ---------------------------------------------------------------------------------------------------
 
 
-def _refined(lateness: Sequence[float], counts: Sequence[float], stretch: Episode, least_ns: float) -> Episode:
+def _refined(lateness: Sequence[float], counts: Sequence[float], stretch: LateStretch, least_ns: float) -> LateStretch:
     """Return the blocks whose lateness above half of its level adds up to most, if these are about the *stretch*."""
     bound_ns = max(least_ns, stretch.level_ns) / 2
     first, last = stretch.first, stretch.last

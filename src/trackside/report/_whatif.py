@@ -21,7 +21,7 @@ from typing import Final
 import attrs
 
 from trackside.events import IterationEnded, SectionWindow, SpanEnded, span_names
-from trackside.report._lateness import FEWEST_BLOCKS, FEWEST_STEPS, LEAST_LATE_NS, Episode, Rows, find_late
+from trackside.report._lateness import FEWEST_BLOCKS, FEWEST_STEPS, LEAST_LATE_NS, LateStretch, Rows, find_late
 
 KINDS: Final = (
     (
@@ -620,7 +620,7 @@ def _late(
     at: int,
     others: Sequence[int],
     *,
-    episode: Episode,
+    episode: LateStretch,
     parts: Sequence[str],
 ) -> LateRank | None:
     first, last = episode.first, episode.last
