@@ -364,7 +364,7 @@ class TestComesBack:
         job, witness = started(*(system.sink for system in systems.values()))
         training = Training()
         training.train(STEPS)
-        assert job.bus.flush(10)
+        assert job.bus.flush(60)
         for system in troubled:
             system.trouble(trouble)
         training.train(STEPS)
