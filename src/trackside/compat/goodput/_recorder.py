@@ -1,4 +1,4 @@
-"""The peer's recorders: a record for each start and each end."""
+"""The recorders of ml-goodput-measurement: a record for each start and each end."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class GoodputRecorder:
     Records when a job, its phases and its steps began and ended.
 
     Args:
-        job_name: The job; a name that was used before goes on with that job.
+        job_name: The job; a name that was used before continues that job.
         logger_name: Names the files.
-        logging_enabled: Whether this process records; one of the job's may.
+        logging_enabled: Whether this process records; exactly one process of a job may.
         cloud_logger: Takes the records instead of files.
-        background_grace_period_s: Taken, and not used.
-        background_batch_size: Taken, and not used.
-        background_max_latency_s: Taken, and not used: records are in the file within a twentieth of a second.
+        background_grace_period_s: Accepted for compatibility, and ignored.
+        background_batch_size: Accepted for compatibility, and ignored.
+        background_max_latency_s: Accepted for compatibility, and ignored: records are in the file within 50 ms.
         directory: Where the files go; what ``TRACKSIDE_GOODPUT_DIR`` names unless given.
     """
 
@@ -95,7 +95,7 @@ class GoodputRecorder:
     def record_custom_badput_event_end_time(
         self, end_time: Time = None, custom_badput_event_type: str = "unknown"
     ) -> None:
-        """Record that it is over."""
+        """Record that what `record_custom_badput_event_start_time` began is over."""
         self._record("custom_badput_event_end_time", end_time, custom_badput_event_type=custom_badput_event_type)
 
     def _record(self, key: str, at: Time, **more: object) -> None:
@@ -121,7 +121,7 @@ class ElasticGoodputRecorder(GoodputRecorder):
         )
 
     def record_elastic_wait_start_time(self, event_type: str, start_time: Time = None) -> None:
-        """Record that the job begins to wait for slices; *event_type* has ``scale_up`` in it, or they went down."""
+        """Record that the job begins to wait for slices: *event_type* has ``scale_up`` in it, or means slices down."""
         self._record("elastic_wait_start_time", start_time, elastic_wait_event_type=event_type)
 
     def record_elastic_wait_end_time(self, event_type: str, end_time: Time = None) -> None:
@@ -133,5 +133,5 @@ class ElasticGoodputRecorder(GoodputRecorder):
         self._record("elastic_reinit_start_time", start_time)
 
     def record_elastic_reinit_end_time(self, end_time: Time = None) -> None:
-        """Record that it has."""
+        """Record that the job has set itself up for the new number of slices."""
         self._record("elastic_reinit_end_time", end_time)

@@ -22,7 +22,7 @@ class BadputType(enum.Enum):
     WASTED_PROGRESS_FROM_DISRUPTION = 8
     INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION = 9
     CUSTOM_BADPUT_EVENTS = 10
-    """By type: its value is a dictionary."""
+    """Its value is a dictionary of type to time, and no number."""
     OTHER = 11
     ELASTIC_SLICE_DOWN = 12
     ELASTIC_SCALE_UP = 13
@@ -30,7 +30,7 @@ class BadputType(enum.Enum):
 
 
 class GoodputType(enum.Enum):
-    """Productive time; there is one kind."""
+    """Kinds of productive time; only TOTAL exists."""
 
     TOTAL = 1
 

@@ -23,7 +23,7 @@ _MOST_EVENTS: Final = 64
 
 
 class HeldSpan(Span):
-    """A span of ours that is open; what is said of it is that one's, and little is made before it is asked for."""
+    """A One Logger span over an open span of trackside: it delegates to that, and makes values only when asked."""
 
     def __init__(self, live: OurSpan, parent_span: Span | None = None) -> None:
         self.live = live
@@ -34,7 +34,7 @@ class HeldSpan(Span):
         self._way_back: tuple[Ambient, Ambient] | None = None
 
     def open_within(self, parent: HeldSpan, at_ns: int | None) -> None:
-        """Open the span within *parent*, which need not be the innermost one, and be back there when it is closed."""
+        """Open the span within *parent*, which need not be the current one; closing it restores the current one."""
         around = ambient.get()
         inside_parent = (parent.live.id, around[1])
         self._way_back = inside_parent, around
@@ -60,7 +60,7 @@ class HeldSpan(Span):
 
     @property
     def updated_attributes(self) -> Attributes:  # type: ignore[override]  # an attribute there
-        """As `attributes`: which of them came later is not kept."""
+        """Return `attributes`: updates are not kept apart."""
         return self.attributes
 
     @property
@@ -92,12 +92,12 @@ class HeldSpan(Span):
         return added
 
     def add_attributes(self, attributes: Mapping[str, Attribute]) -> None:
-        """Add all of *attributes*, which win."""
+        """Add all of *attributes*; they replace those of the same name."""
         for attribute in attributes.values():
             self.add_attribute(attribute.name, attribute.value)
 
     def stop(self, stop_event_attributes: Attributes | None = None, stop_time: TracingTimestamp | None = None) -> None:
-        """Close the span now, or when it is said; a second time changes nothing."""
+        """Close the span, at *stop_time* or now; a second call does nothing."""
         if not self.live.is_open:
             return
         if stop_event_attributes:

@@ -1,4 +1,4 @@
-"""The one place where a process's recorder and configuration are found."""
+"""The recorder and the configuration of the process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class OneLoggerProvider:
 
     def configure(self, config: OneLoggerConfig, recorder: Recorder) -> None:
         """
-        Turn telemetry on, as *config* says, by *recorder*; the same ones again change nothing.
+        Turn telemetry on as *config* says, recording with *recorder*; a second call with the same objects does nothing.
 
         Raises:
             OneLoggerError: if it was configured before, or a field of *config* is wrong.
