@@ -106,7 +106,7 @@ class TestKept:
                 assert {name: joined.complete for name, joined in viewer.models.items()} == dict.fromkeys(
                     top.names, True
                 )
-        assert set(top.names) == set(self.NAMES)
+        assert set(top.names) == set(self.NAMES) - {"ScoreAggregator"}  # kept for viewers of scores
         assert [one.steps[-1][0] for one in top.goodput.lately(1)] == [41]
         assert [one.name for one in top.spans.result().sources[0].open] == ["before"]
 

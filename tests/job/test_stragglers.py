@@ -195,6 +195,8 @@ class TestStopping:
 class FakeGroup:
     """Other ranks, of which one answers *says*."""
 
+    rank, size = 0, 1
+
     def __init__(self, flags, *, says):
         self.flags = flags
         self.says = says

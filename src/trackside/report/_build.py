@@ -268,7 +268,7 @@ def late_by_windows(episodes: Episodes, waits: set[str]) -> tuple[LateRank, ...]
             until_step=one.until_step,
             is_over=False,
             lost_s=one.lost_s,
-            chance=0.0,
+            chance=None,
         )
         for one in episodes.found.values()
         if one.windows >= least and kind_of(one.what, waits) != "waiting"

@@ -711,11 +711,14 @@ def _stragglers(report: Report) -> _Ruled:
         if place not in named and len(named) < _MOST_HOSTS:
             named.add(place)
             found.append(_straggler(report, one, late))
-    return found, f"{words.plural(len(late), 'rank')} came late; {chance_words(min(one.chance for one in late))}"
+    least_sure = max(late, key=lambda one: one.chance or 0.0)
+    return found, f"{words.plural(len(late), 'rank')} came late; {chance_words(least_sure.chance)}"
 
 
-def chance_words(chance: float) -> str:
-    """Return how seldom noise alone makes a rank look so late."""
+def chance_words(chance: float | None) -> str:
+    """Return how seldom noise alone makes a rank look so late; None if only scores of whole windows say it."""
+    if chance is None:
+        return "so say the scores of its windows; too few were recorded to say what is noise"
     return f"noise does that in fewer than one of {10 ** min(9, math.floor(-math.log10(max(chance, 1e-14)))):,} jobs"
 
 

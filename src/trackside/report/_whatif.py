@@ -312,8 +312,8 @@ class LateRank:
     """Whether it was as fast as its peers again at the end."""
     lost_s: float
     """What would be saved had its parts taken what its peers' took."""
-    chance: float
-    """The probability that noise alone makes a rank of this job look so late."""
+    chance: float | None
+    """The probability that noise alone makes a rank of this job look so late; None where scores of windows say it."""
     also_in: tuple[str, ...] = ()
     """Other parts in which it was slower."""
     waited_in: str = ""
