@@ -177,6 +177,8 @@ class Scores:
     rows: Rows
     means: Sequence[float]
     variances: Sequence[float]
+    lasts: float
+    """How many neighbours are one event, by all rows: a stretch of one row says too little of it."""
 
     def surplus(self, at: int, first: int, last: int) -> float:
         """Return by how many standard deviations row *at* is above the mean, in columns *first* to *last*."""
@@ -188,7 +190,7 @@ class Scores:
         """Return the probability of such a surplus by chance; neighbours that depend on each other are one event."""
         above = [own - mean for own, mean in zip(self.rows[at], self.means, strict=True)]
         lasts = dependence(above[first:last], _outside(above, first, last, margin))
-        return 0.5 * math.erfc(self.surplus(at, first, last) / math.sqrt(2 * lasts))
+        return 0.5 * math.erfc(self.surplus(at, first, last) / math.sqrt(2 * max(lasts, self.lasts)))
 
 
 def aligned_scores(rows: Rows) -> Scores:
@@ -204,7 +206,9 @@ def aligned_scores(rows: Rows) -> Scores:
     # Equal values share the mean of their places.
     scores = [[(bisect_left(ordered, value) + bisect_right(ordered, value)) / 2 for value in row] for row in apart]
     by_column = list(zip(*scores, strict=True))
-    return Scores(scores, list(map(statistics.fmean, by_column)), list(map(statistics.pvariance, by_column)))
+    means = list(map(statistics.fmean, by_column))
+    above = [[own - mean for own, mean in zip(row, means, strict=True)] for row in scores]
+    return Scores(scores, means, list(map(statistics.pvariance, by_column)), dependence(*above))
 
 
 @attrs.frozen(kw_only=True)
@@ -283,7 +287,8 @@ class _Windows:
                 student(
                     above[first:last],
                     _outside(above, first, last, margin),
-                    dependence(short[low:high], _outside(short, low, high, margin * self.in_long)) / self.in_long,
+                    max(dependence(short[low:high], _outside(short, low, high, margin * self.in_long)), scores.lasts)
+                    / self.in_long,
                 ),
                 scores.chance(row, low, high, margin=margin * self.in_long),
             )
@@ -296,13 +301,13 @@ class _Windows:
         return best
 
 
-def dependence(inside: Sequence[float], outside: Sequence[float]) -> float:
+def dependence(*stretches: Sequence[float]) -> float:
     """
     Return how many neighbours are one event, from 1 on: what lasts for many steps, such as another process, is one.
 
     That is the sum of the correlations of an autoregression of the first order, each stretch about its own mean.
     """
-    apart = [_centred(part) for part in (inside, outside) if part]
+    apart = [_centred(part) for part in stretches if part]
     squares = math.fsum(value**2 for part in apart for value in part)
     count = sum(map(len, apart))
     if squares <= 0 or count < FEWEST_STEPS:
