@@ -27,6 +27,8 @@ class World:
     def __init__(self, **options):
         self.now_s = 0.0
         self.sent, self.entries, self.heard = [], [], []
+        # Processor time passes and this clock does not: no allowance would grow again.
+        options = {"limits": PeerLimits(extra_cpu_s=1e9), **options}
         self.receiver = Receiver(self, self.send, monotonic_s=lambda: self.now_s, **options)
 
     def send(self, address, parts):
