@@ -195,7 +195,7 @@ def record(directory: Path, source: Source, seed: int, steps: int = 200) -> dict
         for model in (*models.values(), *(publisher(publish=bus.log) for publisher in PUBLISHERS)):
             bus.subscribe(model)
         work(bus, random.Random(seed), steps)
-        assert bus.flush()
+        assert bus.flush(60)
     assert bus.stats().lost == 0
     return models
 

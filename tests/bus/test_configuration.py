@@ -166,7 +166,7 @@ class TestConfiguration:
         for handler in (print, model, frames):
             subscription = bus.subscribe(handler)
             assert subscription.closed
-            assert subscription.close()
+            assert subscription.close(60)
             assert subscription.stats().logged == 0
         bus.log(DOG)
         assert bus.stats().after_close == 1

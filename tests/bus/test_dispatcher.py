@@ -124,7 +124,7 @@ class TestModels:
         """Plain callables alone need no thread."""
         bus.subscribe(lambda _event: None)
         bus.log(Ticked())
-        assert bus.flush()
+        assert bus.flush(60)
         bus.close()
         assert new_threads() == set()
 
@@ -239,7 +239,7 @@ class TestDerived:
         bus.subscribe(frames)
         for number in range(5):
             bus.log(Ticked(number=number))
-        assert bus.close()
+        assert bus.close(60)
         kinds = [type(one).__name__ for one in frames.events()]
         assert kinds == ["SourceStarted", *["Ticked"] * 5, *["Summed"] * 5, "SourceEnded"]
         assert frames.is_closed
@@ -282,7 +282,7 @@ class TestRelay:
         subscription = bus.subscribe(keep, to=Summed)
         for number in range(100):
             bus.log(Ticked(number=number))
-        assert bus.flush()
+        assert bus.flush(60)
         assert got == list(range(100))
         assert not threads & model.threads
         assert (subscription.stats().handled, subscription.stats().balance) == (100, 0)
@@ -313,7 +313,7 @@ class TestRelay:
         bus.subscribe(interrupt, to=Summed)
         for _ in range(4):
             bus.log(Ticked())
-        assert bus.flush()
+        assert bus.flush(60)
         assert len(got) == 4
 
     def test_blocked(self, bus, make_model, gate):
@@ -330,7 +330,7 @@ class TestRelay:
         stats = subscription.stats()
         assert (stats.logged, stats.in_queue) == (10, 9)  # and one call is in progress
         gate.go_on.set()
-        assert bus.flush()
+        assert bus.flush(60)
         assert subscription.stats().handled == 10
 
     def test_lost_at_the_end(self, make_bus, make_model, gate, caplog):
@@ -355,7 +355,7 @@ class TestRelay:
         assert gate.entered.wait(10)
         leaving.close()
         gate.go_on.set()
-        assert bus.flush()
+        assert bus.flush(60)
         assert got == []
         assert (leaving.stats().dropped, leaving.stats().balance) == (1, 0)
         assert bus.stats().total("balance") == 0

@@ -56,7 +56,7 @@ class TestAfterClose:
         bus.subscribe(model, to=Ticked)
         bus.subscribe(frames, to=Ticked)
         bus.log(Ticked())
-        assert bus.close()
+        assert bus.close(60)
         for _ in range(7):
             bus.log(Ticked())
         assert (len(got), len(model.events), len(frames.events())) == (1, 1, 1)
@@ -66,8 +66,8 @@ class TestAfterClose:
     def test_everything_is_harmless(self, bus):
         """Every other call on a closed bus is harmless, and quick."""
         bus.close()
-        assert bus.close()
-        assert bus.flush()
+        assert bus.close(60)
+        assert bus.flush(60)
         bus.begin(bus._identity.find())
         bus.end()
         bus.publish(Ticked())
@@ -154,5 +154,5 @@ class TestDerived:
         bus.subscribe(frames, to=Told)
         bus.subscribe(Retold())
         bus.log(Ticked())
-        assert bus.close()
+        assert bus.close(60)
         assert len(frames.events(Told)) == 1

@@ -133,8 +133,8 @@ class TestStrict:
         for number in range(100):
             bus.log(Ticked(number=number))
             if number % 10 == 0:
-                assert bus.flush()
-        assert bus.flush()
+                assert bus.flush(60)
+        assert bus.flush(60)
         assert [one.number for one in got] == list(range(100))
         assert bus.stats().total("balance") == 0
 

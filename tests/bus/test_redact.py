@@ -50,7 +50,7 @@ class TestRedact:
         for number in range(3):
             bus.log(Said(text="secret"))
             bus.log(Counted(number=number))
-        assert bus.close()
+        assert bus.close(60)
         assert [(one.number, one.seq) for one in model.events] == [(0, 1), (1, 2), (2, 3)]
         stats = subscription.stats()
         assert (stats.logged, stats.handled, stats.filtered, stats.invalid, stats.balance) == (6, 3, 3, 0, 0)
@@ -76,7 +76,7 @@ class TestRedact:
         bus.flush()
         bus.log(Said(text="secret"))
         bus.log(Counted(number=2))
-        assert bus.flush()
+        assert bus.flush(60)
         assert [one.number for one in model.events] == [1, 2]
         assert (subscription.stats().invalid, subscription.stats().balance) == (1, 0)
         assert "cannot say" in caplog.text

@@ -69,7 +69,7 @@ class TestTypes:
         """A model gets the types it names and those derived from them."""
         bus.subscribe(model, to=to)
         log_all(bus)
-        assert bus.flush()
+        assert bus.flush(60)
         assert model.events == expected
 
     def test_sink_worker(self, bus):
@@ -77,14 +77,14 @@ class TestTypes:
         got = []
         bus.subscribe(got.append, to=Dog, runs_on=RunsOn.WORKER)
         log_all(bus)
-        assert bus.flush()
+        assert bus.flush(60)
         assert got == [DOG, PUPPY]
 
     def test_frames(self, bus, frames):
         """A taker of frames gets the types it names."""
         bus.subscribe(frames, to=(Dog, Stone))
         log_all(bus)
-        assert bus.flush()
+        assert bus.flush(60)
         assert [type(one) for one in frames.events()] == [Dog, Puppy, Stone]
 
     def test_everything(self, bus, model):

@@ -52,7 +52,7 @@ class TestOrder:
         bus.subscribe(sink, to=Ticked)
         for number in range(3):
             bus.log(Ticked(number=number))
-            assert bus.flush()
+            assert bus.flush(60)
         bus.close()
         assert sink.calls == [0, "flush", 1, "flush", 2, "flush", "close"]
 
@@ -71,8 +71,8 @@ class TestOrder:
         sink.answer = answer
         subscription = bus.subscribe(sink, to=Ticked)
         bus.log(Ticked())
-        assert bus.flush() is expected
-        assert subscription.close() is expected
+        assert bus.flush(60) is expected
+        assert subscription.close(60) is expected
 
     def test_own_thread(self, bus, make_model):
         """Each sink has a thread of its own."""
@@ -87,9 +87,9 @@ class TestOrder:
         """A sink that got nothing is not asked to flush, but closed."""
         sink = Sink()
         subscription = bus.subscribe(sink, to=Ticked)
-        assert bus.flush()
+        assert bus.flush(60)
         assert sink.calls == []
-        assert subscription.close()
+        assert subscription.close(60)
         assert sink.calls == ["close"]
 
     def test_closed_once(self, bus):
@@ -97,7 +97,7 @@ class TestOrder:
         sink = Sink()
         subscription = bus.subscribe(sink, to=Ticked)
         bus.log(Ticked())
-        assert bus.close()
+        assert bus.close(60)
         started = time.monotonic()
         assert subscription.close(20)
         assert time.monotonic() - started < 5

@@ -395,7 +395,7 @@ class TestFrames:
         bus.subscribe(staying)
         for number in range(3):
             bus.log(Ticked(number=number))
-        assert subscription.close()
+        assert subscription.close(60)
         bus.log(Ticked(number=3))
         bus.flush()
         assert [one.number for one in leaving.events(Ticked)] == [0, 1, 2]

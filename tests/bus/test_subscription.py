@@ -36,7 +36,7 @@ class TestUnsubscribe:
         subscription = bus.subscribe(got.append, to=Dog, runs_on=RunsOn.WORKER if queued else None)
         bus.log(DOG)
         assert not subscription.closed
-        assert subscription.close()
+        assert subscription.close(60)
         bus.log(DOG)
         bus.flush()
         assert got == [DOG]
@@ -48,8 +48,8 @@ class TestUnsubscribe:
         """Closing twice changes nothing the second time."""
         subscription = bus.subscribe(print, to=Dog, runs_on=RunsOn.WORKER if queued else None)
         other = bus.subscribe(print, to=Dog, runs_on=RunsOn.WORKER if queued else None)
-        assert subscription.close()
-        assert subscription.close()
+        assert subscription.close(60)
+        assert subscription.close(60)
         assert not other.closed
 
     def test_one_of_two(self, bus):
@@ -87,7 +87,7 @@ class TestUnsubscribe:
         subscription = bus.subscribe(sink, to=Dog, runs_on=RunsOn.WORKER)
         for _ in range(3):
             bus.log(DOG)
-        assert subscription.close()
+        assert subscription.close(60)
         assert sink.calls == [DOG, DOG, DOG, "closed"]
 
     def test_dropped_subscription(self, bus):

@@ -77,7 +77,7 @@ def write_frames():
         log.open(make_source(**told))
         for frame in frames:
             assert log.accept(msgpack.packb(frame), events=1)
-        assert log.close()
+        assert log.close(60)
         return log.paths[0]
 
     return write

@@ -93,7 +93,7 @@ def write_run(tmp_path):
             for step, end_s in ((0, 3), (1, 6)):
                 now[0] = (START_S + end_s) * 10**9
                 bus.log(IterationEnded(span_id=step + 1, duration_ns=2 * 10**9, step=step))
-            assert bus.flush()
+            assert bus.flush(60)
         return tmp_path / directory
 
     return write

@@ -69,7 +69,7 @@ class TestModelPage:
             bus.subscribe(captured, to=model_page["ManySkipped"])
             for _ in range(10):
                 bus.log(model_page["BatchSkipped"](reason="nan"))
-            assert bus.flush()
+            assert bus.flush(60)
 
         assert isinstance(alarm, DerivingModel)
         assert [event.count for event in captured] == [10]

@@ -364,7 +364,7 @@ class TestAsLog:
         address = f"{nats_server.url}/{STREAM}"
         job = trackside.start(tmp_path / "runs", remote=Remote(collector=address))
         log_steps(trackside.bus.default_bus, 0, 20)
-        assert job.close()
+        assert job.close(timeout_s=60)
         assert list(replay(address)) == list(replay(tmp_path / "runs"))
 
     @pytest.mark.parametrize(

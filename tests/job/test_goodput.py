@@ -38,7 +38,7 @@ class TestDefault:
         """A job that is told nothing of goodput records it at its end, with all that was published before."""
         job = run()
         train(bus, 20)
-        assert job.close()
+        assert job.close(timeout_s=60)
         (update,) = updates(job)
         assert (update.last_step, update.productive_s) == (19, 0.02)
 
@@ -104,9 +104,9 @@ class TestDefault:
     def test_replayed(self, run, bus):
         """Over the log, a monitor publishes again what it published on its interval."""
         job = run(handlers=[GoodputMonitor(update_interval_s=0.004, windows_s=[0.01])])
-        assert bus.flush()
+        assert bus.flush(60)
         train(bus, 50)
-        assert bus.flush()
+        assert bus.flush(60)
         job.close()
         again = []
         feed(replay(job.directory), GoodputMonitor(again.append, update_interval_s=0.004, windows_s=[0.01]))

@@ -159,7 +159,7 @@ class TestConfig:
         assert bus.wants(trackside.IterationEnded)
         for step in range(1000):
             bus.log(trackside.IterationEnded(duration_ns=1, step=step))
-        assert bus.flush()
+        assert bus.flush(60)
         assert bus.stats().lost == 0
         assert not remote.close(0.2)
         assert bus.stats().lost == 1001  # the stream's SourceStarted is one of them

@@ -403,7 +403,7 @@ class TestClose:
         job = run()
         bus.log(Said())
 
-        assert job.close()
+        assert job.close(timeout_s=60)
 
     def test_twice(self, run, bus, capsys):
         """Closing again does nothing."""

@@ -47,7 +47,7 @@ def write_log(directory, source, events):
         last = first + len(rows) - 1
         frame = encode_frame(source.id, first, last, dropped={}, schemas=schemas.values(), rows=rows)
         assert log.accept(frame, events=len(rows))
-    assert log.close()
+    assert log.close(60)
     return log.paths[0]
 
 

@@ -39,7 +39,7 @@ def write(tmp_path):
         log.open(source)
         frame = encode_frame(source.id, 0, len(rows) - 1, dropped={}, schemas=schemas.values(), rows=rows)
         assert log.accept(frame, events=len(rows))
-        assert log.close()
+        assert log.close(60)
         return source
 
     return write

@@ -164,10 +164,10 @@ def record(framed, noted):
         for group in groups:
             events = [noted(at_ns=at_ns, text=text, span_id=0, step=-1) for at_ns, text in group]
             assert log.accept(framed(source, seq, events), events=len(events))
-            assert log.flush()
+            assert log.flush(60)
             seq += len(events)
         if end:
-            assert log.close()
+            assert log.close(60)
         return log.paths
 
     return write

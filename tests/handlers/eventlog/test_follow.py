@@ -44,7 +44,7 @@ def say(log, source, framed, noted):
 
     def record(text):
         log.accept(framed(source, next(seqs), [noted(text=text)]), events=1)
-        assert log.flush()
+        assert log.flush(60)
 
     return record
 

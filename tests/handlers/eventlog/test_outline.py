@@ -35,9 +35,9 @@ def write(tmp_path, framed):
         for group in groups:
             assert log.accept(framed(source, seq, group), events=len(group))
             seq += len(group)
-        assert log.flush()
+        assert log.flush(60)
         if end:
-            assert log.close()
+            assert log.close(60)
         return log.paths
 
     return write

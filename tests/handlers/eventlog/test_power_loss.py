@@ -116,9 +116,9 @@ def recorded(tmp_path, monkeypatch, framed, noted):
         for number in range(frames):
             events = [noted(text=f"{seq} {'x' * 50}") for seq in range(3 * number, 3 * number + 3)]
             assert log.accept(framed(SOURCE, 3 * number, events), events=3)
-            assert log.flush()
+            assert log.flush(60)
             disk.operations.append(("flushed", Path(), str(3 * number + 3).encode()))
-        assert log.close()
+        assert log.close(60)
         monkeypatch.undo()
         return disk.operations
 

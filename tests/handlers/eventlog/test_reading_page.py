@@ -18,7 +18,7 @@ def test_code_runs(framed, tmp_path, monkeypatch, capsys):
     log.open(source)
     iterations = [IterationEnded(duration_ns=1, step=step, loss=0.5, span_id=0) for step in range(101)]
     log.accept(framed(source, 0, iterations), events=101)
-    assert log.close()
+    assert log.close(60)
     monkeypatch.chdir(tmp_path)
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 

@@ -137,9 +137,9 @@ class TestLaziness:
         """A log that gets no frame starts no thread and makes no file."""
         threads = set(threading.enumerate())
         log = opened()
-        assert log.flush()
+        assert log.flush(60)
         assert set(threading.enumerate()) <= threads
-        assert log.close()
+        assert log.close(60)
         assert list(tmp_path.iterdir()) == []
 
 
@@ -280,7 +280,7 @@ class TestFlush:
         log = opened()
         for n in range(100):
             log.accept(b"%d" % n, events=1)
-        assert log.flush()
+        assert log.flush(60)
         assert frames_in(log.paths[0]) == [b"%d" % n for n in range(100)]
 
     def test_by_itself(self, opened, frames_in):
@@ -325,9 +325,9 @@ class TestFlush:
         monkeypatch.setattr(threading.Thread, "start", refuse_thread)
         log = opened()
         assert log.accept(b"one", events=1)
-        assert log.flush()
+        assert log.flush(60)
         assert log.accept(b"two", events=1)
-        assert log.close()
+        assert log.close(60)
         assert frames_in(log.paths[0]) == [b"one", b"two"]
 
 
@@ -336,8 +336,8 @@ class TestClose:
         """A log may be closed twice; the answer is the same."""
         log = opened()
         log.accept(b"frame", events=1)
-        assert log.close()
-        assert log.close()
+        assert log.close(60)
+        assert log.close(60)
 
     def test_thread_ends(self, opened):
         """The thread ends, and the file is closed."""
@@ -408,7 +408,7 @@ class TestFullDisk:
             for n in range(10):
                 assert log.accept(b"frame %d" % n, events=1)
             assert not log.flush()
-        assert log.flush()
+        assert log.flush(60)
         assert frames_in(log.paths[-1]) == [b"frame %d" % n for n in range(10)]
         assert gaps_in(log.paths[-1]) == []
 
@@ -419,7 +419,7 @@ class TestFullDisk:
         log.flush()
         with file_limit(log.paths[0].stat().st_size + 100):
             log.accept(b"y" * 500, events=1)
-            assert log.flush()
+            assert log.flush(60)
         assert [frames_in(path) for path in log.paths] == [[b"x" * 500], [b"y" * 500]]
 
     def test_gap(self, opened, disk, frames_in, gaps_in):
@@ -432,9 +432,9 @@ class TestFullDisk:
         log.flush()
         taken = [log.accept(b"%02d" % n * 50_000, events=3) for n in range(20)]
         disk.room_bytes = None
-        assert log.flush()
+        assert log.flush(60)
         log.accept(b"after", events=1)
-        assert log.close()
+        assert log.close(60)
         assert taken == [True] * 10 + [False] * 10
         frames = frames_in(log.paths[0])
         assert [frame[:6] for frame in frames] == [b"before", b"waits", *(b"%02d" % n * 3 for n in range(10)), b"after"]
@@ -450,7 +450,7 @@ class TestFullDisk:
         log.accept(b"x" * 1000, events=1)
         assert not log.flush()
         disk.room_bytes = None
-        assert log.flush()
+        assert log.flush(60)
         assert frames_in(log.paths[0]) == [b"before", b"x" * 1000]
 
     def test_dev_full(self, opened):
@@ -501,11 +501,11 @@ class TestVanished:
         """A flush that finds its file gone does not say that all is well; the next one does."""
         log = opened()
         log.accept(b"one", events=1)
-        assert log.flush()
+        assert log.flush(60)
         log.paths[0].unlink()
         log.accept(b"two", events=1)
         assert not log.flush()
-        assert log.flush()
+        assert log.flush(60)
 
     def test_close(self, opened, gaps_in):
         """A file that is gone at the end is noticed, too."""
@@ -524,7 +524,7 @@ class TestVanished:
         name = log.paths[0].relative_to(tmp_path / "logs")
         (tmp_path / "logs").rename(tmp_path / "moved")
         log.accept(b"two", events=1)
-        assert log.close()
+        assert log.close(60)
         assert frames_in(tmp_path / "moved" / name) == [b"one", b"two"]
 
     def test_blocked_rotation(self, opened, tmp_path, frames_in):
@@ -537,7 +537,7 @@ class TestVanished:
         log.accept(b"next", events=1)
         assert not log.flush()
         (tmp_path / "logs").unlink()
-        assert log.flush()
+        assert log.flush(60)
         assert frames_in(log.paths[1]) == [b"next"]
 
 
@@ -577,7 +577,7 @@ class TestReports:
         disk.errors = [OSError(5, "once")]
         log.accept(b"frame", events=1)
         log.flush()
-        assert log.close()
+        assert log.close(60)
         assert frames_in(log.paths[0]) == [b"frame"]
 
     def test_own_mistake(self, opened, frames_in, monkeypatch):
@@ -587,7 +587,7 @@ class TestReports:
             patch.setattr(log._series, "write", explode)
             log.accept(b"frame", events=1)
             assert not log.flush()
-        assert log.flush()
+        assert log.flush(60)
         assert frames_in(log.paths[0]) == [b"frame"]
         assert log.stats()["write_errors"] == 1
 

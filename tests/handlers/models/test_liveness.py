@@ -131,7 +131,7 @@ def views(tmp_path):
             last_seq = len(rows) - 1
             frame = encode_frame(events[0].source.id, 0, last_seq, dropped={}, schemas=schemas.values(), rows=rows)
             assert log.accept(frame, events=len(rows))
-            assert log.close()
+            assert log.close(60)
         now_ns = newest_s * S
         (session,) = read_runs(tmp_path).sessions
         report = read_report(tmp_path)
@@ -193,7 +193,7 @@ class TestGone:
             top.drive(event)
         frame = encode_frame(gone.id, 0, len(rows) - 1, dropped={}, schemas=schemas.values(), rows=rows)
         assert log.accept(frame, events=len(rows))
-        assert log.close()
+        assert log.close(60)
         (process,) = read_runs(tmp_path).sessions[0].runs[0].attempts[0].processes
         (row,) = read_report(tmp_path).ranks
         said = (DIED, "no end record, and its process is gone")

@@ -99,7 +99,7 @@ class TestLogs:
                 log_writer.take(source, frames[source.id][n], 10)
             if n % 5 == 0:
                 log_writer.flush()  # so that files are closed and opened again in between
-        assert log_writer.close()
+        assert log_writer.close(60)
 
         kept = Undecoded()
         for path in tmp_path.rglob("*.tslog"):
@@ -113,12 +113,12 @@ class TestLogs:
         source = Source.detect({}, run_id="run")
         log_writer = MultiLogWriter(tmp_path, most_open=0)
         log_writer.take(source, frame_of(source, 0, 9), 10)
-        assert log_writer.flush()
+        assert log_writer.flush(60)
         next(tmp_path.rglob("*.tslog")).unlink()
 
         log_writer.take(source, frame_of(source, 10, 19), 10)
 
-        assert log_writer.close()
+        assert log_writer.close(60)
         (report,) = check_logs(tmp_path).sources
         assert (report.events, report.lost_events) == (10, 10)
 
