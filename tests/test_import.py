@@ -83,7 +83,9 @@ class TestImportTrackside:
         """
         torch zmq numpy cattrs typing_extensions asyncio multiprocessing socket ssl hashlib _hashlib hmac
         secrets random tempfile ctypes statistics fractions decimal base64 tomllib importlib.metadata
-        trackside.cli trackside.report trackside.compat trackside.job trackside.handlers
+        trackside.cli trackside.report trackside.compat trackside.job trackside.handlers trackside.instruments
+        trackside.events.goodput trackside.events.metrics trackside.events.remote trackside.events.sections
+        trackside.events.system trackside.events.training
         """.split(),
     )
     def test_does_not_load(self, imported, library):
@@ -96,12 +98,36 @@ class TestImportTrackside:
             ("start", "trackside.job"),
             ("replay", "trackside.handlers.eventlog"),
             ("attach", "trackside.handlers.zeromq"),
+            ("span", "trackside.instruments"),
+            ("events.GoodputUpdated", "trackside.events.goodput"),
         ],
     )
     def test_loads_later(self, name, room):
         """What a job does once, or a reader, loads at its first use, and is kept from then on."""
-        watched = run(f"import trackside; assert trackside.{name} is vars(trackside)['{name}']")
+        where, _, last = f"trackside.{name}".rpartition(".")
+        watched = run(f"import trackside; assert trackside.{name} is vars({where})['{last}']")
         assert room in watched["modules"]
+
+    def test_names_on_the_wire(self):
+        """An event that was not loaded yet is found by its wire name, and listed among all."""
+        run("""
+from trackside import events
+assert events.lookup("trackside.goodput.updated").__qualname__ == "GoodputUpdated"
+assert events.lookup("trackside.goodput.unheard_of") is None
+""")
+        run("from trackside import events; assert 'trackside.rank.silent' in events.declared()")
+
+    def test_taken_names(self):
+        """The name of an event that was not loaded yet is taken."""
+        run("""
+from trackside import events
+try:
+    events.event("trackside.goodput.updated")(type("Mine", (events.Event,), {}))
+except events.DuplicateEventError:
+    pass
+else:
+    raise SystemExit("the name was free")
+""")
 
     def test_loads_itself(self, imported):
         """It was trackside that was imported."""

@@ -6,11 +6,11 @@ Training never notices trackside, and trackside never lies about what it lost.
 
 from __future__ import annotations
 
-import importlib as _importlib
 import os as _os
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from trackside._implementation import implementation
+from trackside._later import load_later as _load_later
 from trackside.bus import (
     Bus,
     close,
@@ -37,36 +37,36 @@ from trackside.events import (
     __version__,
     event,
 )
-from trackside.instruments import (
-    application,
-    checkpoint_load,
-    checkpoint_save,
-    checkpoint_save_finalization,
-    config,
-    data_loading,
-    dataloader_init,
-    distributed_init,
-    metrics,
-    model_backward,
-    model_forward,
-    model_init,
-    optimizer_init,
-    optimizer_update,
-    section,
-    span,
-    testing_iteration,
-    testing_loop,
-    training_iteration,
-    training_loop,
-    validation_iteration,
-    validation_loop,
-    zero_grad,
-)
 from trackside.rules import all_of, any_of, at_most, every, fraction, where
 
 if _TYPE_CHECKING:
     from trackside.handlers import EventLog, JsonlSink, check_logs, feed, follow, replay
     from trackside.handlers.zeromq import attach
+    from trackside.instruments import (
+        application,
+        checkpoint_load,
+        checkpoint_save,
+        checkpoint_save_finalization,
+        config,
+        data_loading,
+        dataloader_init,
+        distributed_init,
+        metrics,
+        model_backward,
+        model_forward,
+        model_init,
+        optimizer_init,
+        optimizer_update,
+        section,
+        span,
+        testing_iteration,
+        testing_loop,
+        training_iteration,
+        training_loop,
+        validation_iteration,
+        validation_loop,
+        zero_grad,
+    )
     from trackside.job import JobConfig, StragglerWatch, TrainingConfig, start
 
 __all__ = [
@@ -142,34 +142,44 @@ _LATER = {
     "EventLog": "trackside.handlers",
     "JobConfig": "trackside.job",
     "JsonlSink": "trackside.handlers",
+    "Remote": "trackside.job",
     "StragglerWatch": "trackside.job",
     "TrainingConfig": "trackside.job",
+    "application": "trackside.instruments",
     "attach": "trackside.handlers.zeromq",
+    "check_logs": "trackside.handlers",
+    "checkpoint_load": "trackside.instruments",
+    "checkpoint_save": "trackside.instruments",
+    "checkpoint_save_finalization": "trackside.instruments",
+    "config": "trackside.instruments",
+    "data_loading": "trackside.instruments",
+    "dataloader_init": "trackside.instruments",
+    "distributed_init": "trackside.instruments",
     "feed": "trackside.handlers",
     "follow": "trackside.handlers",
     "instrument": "trackside.integrations.pytorch",
-    "check_logs": "trackside.handlers",
-    "Remote": "trackside.job",
+    "integrations": "trackside.integrations",
+    "metrics": "trackside.instruments",
+    "model_backward": "trackside.instruments",
+    "model_forward": "trackside.instruments",
+    "model_init": "trackside.instruments",
+    "optimizer_init": "trackside.instruments",
+    "optimizer_update": "trackside.instruments",
     "replay": "trackside.handlers",
+    "section": "trackside.instruments",
+    "span": "trackside.instruments",
     "start": "trackside.job",
+    "testing_iteration": "trackside.instruments",
+    "testing_loop": "trackside.instruments",
+    "training_iteration": "trackside.instruments",
+    "training_loop": "trackside.instruments",
+    "validation_iteration": "trackside.instruments",
+    "validation_loop": "trackside.instruments",
+    "zero_grad": "trackside.instruments",
 }
 
 
-def __getattr__(name: str) -> object:
-    """Load the module of a lazy name and keep the name, so that only its first use comes here."""
-    if name == "integrations":  # a room, so that its modules can be named without an import of their own
-        return _importlib.import_module("trackside.integrations")
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found: object = getattr(_importlib.import_module(_LATER[name]), name)
-    globals()[name] = found
-    return found
-
-
-def __dir__() -> list[str]:
-    """Return all public names, also those that have not been used yet."""
-    return sorted({*globals(), *__all__})
-
+__getattr__, __dir__ = _load_later(__name__, _LATER)
 
 if "TRACKSIDE_JOB" in _os.environ:
     from trackside.job import join_parent as _join_parent

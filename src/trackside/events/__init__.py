@@ -1,9 +1,13 @@
 """
 Events: what happened in a training job.
 
-The event and its envelope, the vocabulary, the source and the clock.
+The event and its envelope, the vocabulary, the source and the clock. What the bus itself records is defined at once;
+all other events when they are first named.
 """
 
+from typing import TYPE_CHECKING
+
+from trackside._later import load_later
 from trackside.events import span_names
 from trackside.events._ambient import NOWHERE, Ambient, ambient
 from trackside.events._compared import Compared, Value
@@ -27,39 +31,6 @@ from trackside.events._priority import ITERATION, LIFECYCLE, PROFILE, Priority
 from trackside.events._registry import declared, is_declared, lookup
 from trackside.events._source import Parent, Source, follow_process_source, process_source, set_process_source
 from trackside.events._version import __version__
-from trackside.events.goodput import GoodputUpdated, RecordFaulted, SlicesCounted, StepStarted
-from trackside.events.metrics import (
-    CheckpointMetricsUpdated,
-    EvaluationMetricsUpdated,
-    ProductiveWorkSaved,
-    TestingMetricsUpdated,
-    TrainingFigures,
-    TrainingMetricsUpdated,
-    TrainingWindowUpdated,
-    ValidationMetricsUpdated,
-)
-from trackside.events.remote import (
-    ClockCompared,
-    ControlUsed,
-    EventsLost,
-    PeerCut,
-    ProgramEnded,
-    RankFellSilent,
-    RankSpokeAgain,
-)
-from trackside.events.sections import GpuTimingUnavailable, KernelWindow, SectionWindow, StragglerReport
-from trackside.events.system import SystemSamplingStarted
-from trackside.events.training import (
-    CheckpointSaveFailed,
-    CheckpointSaveSucceeded,
-    ConfigLogged,
-    ExceptionRaised,
-    JobConfigured,
-    MetricsLogged,
-    SpanOutOfOrder,
-    StallDetected,
-    TrainingConfigured,
-)
 from trackside.events.vocabulary import (
     ClockAnchored,
     CounterWindow,
@@ -76,6 +47,41 @@ from trackside.events.vocabulary import (
     SpanStarted,
     UnknownEvent,
 )
+
+if TYPE_CHECKING:
+    from trackside.events.goodput import GoodputUpdated, RecordFaulted, SlicesCounted, StepStarted
+    from trackside.events.metrics import (
+        CheckpointMetricsUpdated,
+        EvaluationMetricsUpdated,
+        ProductiveWorkSaved,
+        TestingMetricsUpdated,
+        TrainingFigures,
+        TrainingMetricsUpdated,
+        TrainingWindowUpdated,
+        ValidationMetricsUpdated,
+    )
+    from trackside.events.remote import (
+        ClockCompared,
+        ControlUsed,
+        EventsLost,
+        PeerCut,
+        ProgramEnded,
+        RankFellSilent,
+        RankSpokeAgain,
+    )
+    from trackside.events.sections import GpuTimingUnavailable, KernelWindow, SectionWindow, StragglerReport
+    from trackside.events.system import SystemSamplingStarted
+    from trackside.events.training import (
+        CheckpointSaveFailed,
+        CheckpointSaveSucceeded,
+        ConfigLogged,
+        ExceptionRaised,
+        JobConfigured,
+        MetricsLogged,
+        SpanOutOfOrder,
+        StallDetected,
+        TrainingConfigured,
+    )
 
 __all__ = [
     "ITERATION",
@@ -158,3 +164,41 @@ __all__ = [
     "set_process_source",
     "span_names",
 ]
+
+_LATER = {
+    "CheckpointMetricsUpdated": "trackside.events.metrics",
+    "CheckpointSaveFailed": "trackside.events.training",
+    "CheckpointSaveSucceeded": "trackside.events.training",
+    "ClockCompared": "trackside.events.remote",
+    "ConfigLogged": "trackside.events.training",
+    "ControlUsed": "trackside.events.remote",
+    "EvaluationMetricsUpdated": "trackside.events.metrics",
+    "EventsLost": "trackside.events.remote",
+    "ExceptionRaised": "trackside.events.training",
+    "GoodputUpdated": "trackside.events.goodput",
+    "GpuTimingUnavailable": "trackside.events.sections",
+    "JobConfigured": "trackside.events.training",
+    "KernelWindow": "trackside.events.sections",
+    "MetricsLogged": "trackside.events.training",
+    "PeerCut": "trackside.events.remote",
+    "ProductiveWorkSaved": "trackside.events.metrics",
+    "ProgramEnded": "trackside.events.remote",
+    "RankFellSilent": "trackside.events.remote",
+    "RankSpokeAgain": "trackside.events.remote",
+    "RecordFaulted": "trackside.events.goodput",
+    "SectionWindow": "trackside.events.sections",
+    "SlicesCounted": "trackside.events.goodput",
+    "SpanOutOfOrder": "trackside.events.training",
+    "StallDetected": "trackside.events.training",
+    "StepStarted": "trackside.events.goodput",
+    "StragglerReport": "trackside.events.sections",
+    "SystemSamplingStarted": "trackside.events.system",
+    "TestingMetricsUpdated": "trackside.events.metrics",
+    "TrainingConfigured": "trackside.events.training",
+    "TrainingFigures": "trackside.events.metrics",
+    "TrainingMetricsUpdated": "trackside.events.metrics",
+    "TrainingWindowUpdated": "trackside.events.metrics",
+    "ValidationMetricsUpdated": "trackside.events.metrics",
+}
+
+__getattr__, __dir__ = load_later(__name__, _LATER)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import weakref
 from typing import TYPE_CHECKING
@@ -17,6 +18,11 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z0-9_]+)+")
 _MAX_VERSION = 65_535
 _TAKEN = frozenset({"source", "seq", "wire_name", "version", "priority", "derived"})
 _MAIN = frozenset({"__main__", "__mp_main__"})
+_OWN = "trackside."
+# Those of trackside's own events that an import of trackside leaves out, for what it costs to make their classes.
+_LATER = tuple(
+    f"trackside.events.{name}" for name in ("goodput", "metrics", "remote", "sections", "system", "training")
+)
 
 _classes: dict[str, type[Event]] = {}
 _declared: weakref.WeakSet[type[Event]] = weakref.WeakSet()
@@ -59,7 +65,7 @@ def register(cls: type[Event]) -> None:
         check_schema(cls.wire_name, cls.version, fields)
     except ValueError as error:
         raise ConfigError(f"fields of {cls.__qualname__}", len(fields), str(error)) from None
-    holder = _classes.get(cls.wire_name)
+    holder = _classes.get(cls.wire_name) if cls.__module__.startswith(_OWN) else lookup(cls.wire_name)
     if holder is not None and not _is_redeclared(holder, cls):
         raise DuplicateEventError(cls.wire_name, holder, cls)
     _classes[cls.wire_name] = cls
@@ -74,7 +80,14 @@ def _is_redeclared(holder: type, cls: type) -> bool:
 
 def lookup(name: str) -> type[Event] | None:
     """Return the class declared as *name*, or None."""
+    if name not in _classes and name.startswith(_OWN):
+        _load_all()
     return _classes.get(name)
+
+
+def _load_all() -> None:
+    for module in _LATER:
+        importlib.import_module(module)
 
 
 def is_declared(cls: type) -> bool:
@@ -88,4 +101,5 @@ def is_declared(cls: type) -> bool:
 
 def declared() -> dict[str, type[Event]]:
     """Return a copy of the table of wire names, sorted."""
+    _load_all()
     return dict(sorted(_classes.items()))

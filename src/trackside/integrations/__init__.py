@@ -8,17 +8,8 @@ Each module imports its framework, and is itself imported when it is first asked
 
 from __future__ import annotations
 
-import importlib
-from types import ModuleType
+from trackside._later import load_later
 
 __all__ = ["accelerate", "fabric", "lightning", "pytorch", "pytorch_lightning", "transformers"]
 
-
-def __getattr__(name: str) -> ModuleType:
-    if name in __all__:
-        return importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+__getattr__, __dir__ = load_later(__name__, {name: f"{__name__}.{name}" for name in __all__})

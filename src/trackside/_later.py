@@ -1,0 +1,32 @@
+"""Names of a package that load the module they are from when they are first asked for (PEP 562)."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+
+
+def load_later(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """
+    Return the ``__getattr__`` and the ``__dir__`` of a package whose import leaves some of its names out.
+
+    A name is kept when it was loaded, so that only its first use comes here.
+
+    Args:
+        package: The package's ``__name__``.
+        modules: For each such name the module that has it, or that it is a name of.
+    """
+    names = vars(sys.modules[package])
+
+    def load(name: str) -> object:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module = importlib.import_module(modules[name])
+        names[name] = found = module if module.__name__ == f"{package}.{name}" else getattr(module, name)
+        return found
+
+    def list_names() -> list[str]:
+        return sorted({*names, *modules})
+
+    return load, list_names
