@@ -104,8 +104,24 @@ class TestTrace:
         assert (outcome.code, len(outcome.err.splitlines())) == (2, 1)
         assert not list(tmp_path.glob("t.json*"))
 
+    def test_nothing(self, readable, command, tmp_path):
+        """Ranks of which there is nothing are one line on stderr and exit code 1."""
+        outcome = command("trace", readable, "-o", tmp_path / "t.json", "--ranks", "9")
+        assert (outcome.code, outcome.out) == (1, "")
+        assert outcome.err == f"trackside trace: no event of these ranks and steps; {tmp_path / 't.json'} is empty\n"
+
 
 class TestCompare:
+    def test_words(self, readable, command):
+        """Buckets have the field's names, as in the report, and those that are empty on both sides are left out."""
+        rows = (
+            command("compare", readable, readable).out.partition("\nbuckets")[2].partition("\n\n")[0].splitlines()[1:]
+        )
+        names = {row[2:44].strip() for row in rows}
+        assert "unaccounted" in names
+        assert all(name == name.lower() for name in names)
+        assert not [row for row in rows if row[44:68].split() == ["0.0", "%", "0.0", "%"]]
+
     def test_same(self, readable, command):
         """A run beside itself shows no difference, and exit code 0."""
         outcome = command("compare", readable, readable)

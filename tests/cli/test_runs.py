@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -131,6 +132,52 @@ os.kill(os.getpid(), signal.SIGKILL)
             (0, 0, "died"),
             (0, 1, "died"),
         ]
+
+
+class TestHtml:
+    def test_whole(self, command, tmp_path, write_log):
+        """A row and a page for each run, and a link between them; the baseline is marked, tags are headings."""
+        write_log(tmp_path / "runs", run_id="first", perf_tags=("bf16",), baseline=True)
+        write_log(tmp_path / "runs", run_id="second", perf_tags=("bf16",), offset_ns=60 * 10**9, rank=1)
+        site = tmp_path / "new" / "site"
+        outcome = command("runs", tmp_path / "runs", "--html", site)
+
+        assert (outcome.code, outcome.out, outcome.err) == (0, f"2 runs: {site / 'index.html'}\n", "")
+        assert sorted(path.name for path in site.iterdir()) == ["first.html", "index.html", "second.html"]
+        index = (site / "index.html").read_text()
+        assert re.findall(r'<a href="(.*?)">', index) == ["second.html", "first.html"]
+        assert re.findall(r"<h2>(.*?)</h2>", index) == ["bf16"]
+        assert 'first</a> <span class="tag">baseline</span>' in index
+        assert "<h1>first</h1>" in (site / "first.html").read_text()
+        assert {oct(path.stat().st_mode & 0o777) for path in site.iterdir()} == {"0o600"}
+
+    def test_runs_of_a_session(self, command, tmp_path, write_log):
+        """The page of a run is about that run alone."""
+        write_log(tmp_path / "runs", run_id="first", session_tag="task", steps=3)
+        write_log(tmp_path / "runs", run_id="second", session_tag="task", steps=3, rank=1, offset_ns=60 * 10**9)
+        command("runs", tmp_path / "runs", "--html", tmp_path)
+
+        assert "of 1 run." in (tmp_path / "first.html").read_text()
+        assert "<td>task</td>" in re.sub(' class=".*?"', "", (tmp_path / "index.html").read_text())
+
+    def test_hostile(self, command, tmp_path, write_log):
+        """A run's name is no markup, and leads to no other directory; two names that differ have two pages."""
+        for rank, name in enumerate(["../../<b>x", "../../.b-x"]):
+            write_log(tmp_path / "runs", run_id=name, rank=rank)
+        assert command("runs", tmp_path / "runs", "--html", tmp_path / "site").code == 0
+
+        names = {path.name for path in (tmp_path / "site").iterdir()}
+        assert names == {"b-x.html", "b-x-2.html", "index.html"}
+        assert "<b>x" not in (tmp_path / "site" / "index.html").read_text()
+
+    def test_cannot_be_written(self, command, tmp_path, write_log):
+        """A place that is no directory is one line and exit code 2."""
+        write_log(tmp_path / "runs")
+        (tmp_path / "file").touch()
+        outcome = command("runs", tmp_path / "runs", "--html", tmp_path / "file")
+
+        assert (outcome.code, outcome.out) == (2, "")
+        assert outcome.err.startswith(f"trackside runs: {tmp_path / 'file'}: cannot be written")
 
 
 class TestUnreadable:

@@ -7,12 +7,15 @@ import os
 from collections.abc import Iterator
 from typing import Any, Final
 
+import attrs
+
 from trackside.cli._print import UNREADABLE, ProgressLine, json_text, warn
 from trackside.core import text as words
 from trackside.core.text import printable
 from trackside.events import ConfigError, Source, UnreadableError
 from trackside.handlers.eventlog import is_stream, outline
 from trackside.report import WORSE, Comparison, Row, Selected, compare
+from trackside.report._report import shown
 
 _WORSE: Final = 1
 """The exit code for it."""
@@ -115,7 +118,13 @@ def _lines(found: Comparison) -> Iterator[str]:
     yield f"B is {found.verdict}" if found.verdict != "no difference shown" else "no difference shown"
     yield from (f"  {note}" for note in found.notes)
     yield ""
-    for title, rows in (("", found.judged), ("buckets", found.buckets), ("a step's parts", found.parts)):
+    # As data, buckets that are empty on both sides are there too.
+    buckets = [
+        attrs.evolve(row, name=shown(row.name).name)
+        for row in found.buckets
+        if row.difference.before or row.difference.after
+    ]
+    for title, rows in (("", found.judged), ("buckets", buckets), ("a step's parts", found.parts)):
         if rows:
             yield f"{title:<{_WIDTH}}{'A':>12}{'B':>12}{'change':>10}  between"
             yield from map(_line, rows)

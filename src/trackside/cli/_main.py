@@ -68,11 +68,11 @@ _EXAMPLES: Final = {
     "keys": "new keys/",
     "report": "runs/ --html report.html",
     "run": "--log runs/today -- torchrun --nproc-per-node 2 train.py",
-    "runs": "runs/",
+    "runs": "runs/ --html site/",
     "scores": "runs/",
     "tail": "runs/ -n 20 -t 'acme.*'",
     "top": "runs/",
-    "trace": "runs/ --out trace.json --steps 100:110",
+    "trace": "runs/ -o trace.json --steps 100-110",
 }
 _SIMILAR: Final = {
     **dict(zip("▁▂▃▄▅▆▇█", "__..--=#", strict=True)),

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from trackside.cli._print import UNREADABLE, json_text, warn
-from trackside.core.text import clock, duration, printable, ranges
+from trackside.cli._print import UNREADABLE, ProgressLine, json_text, warn, write_private
+from trackside.core.text import clock, duration, plural, printable, ranges
+from trackside.events import UnreadableError
 from trackside.handlers.models.liveness import DIED, ENDED, RUNNING, SILENT
-from trackside.report import AttemptOutline, ProcessOutline, RunOutline, RunsReport, SessionOutline, read_runs
+from trackside.report import (
+    AttemptOutline,
+    ProcessOutline,
+    RunOutline,
+    RunsReport,
+    SessionOutline,
+    read_runs,
+    run_pages,
+)
 
 _MOST_RANGES = 8
 _SAID = {ENDED: "ended", DIED: "died", SILENT: "silent", RUNNING: "running, or died"}
@@ -24,20 +34,40 @@ def add_to(commands: Any) -> None:
         "Only the beginning and the end of each log are read.",
     )
     parser.add_argument("path", metavar="DIR", nargs="+", help="a directory of event logs, or a .tslog file")
+    parser.add_argument(
+        "--html", metavar="DIR", help="read the logs whole, and write DIR/index.html and beside it a report of each run"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the list; 2 if part of the input could not be read."""
+    """Print the list, or write it as pages; 2 if part of the input could not be read."""
+    if options.html:
+        _write_pages(options.html, options.path)
     report = read_runs(*options.path)
     if options.json:
         print(json_text(as_json(report), indent=2))
+    elif options.html:
+        count = sum(len(session.runs) for session in report.sessions)
+        print(printable(f"{plural(count, 'run')}: {Path(options.html) / 'index.html'}"))
     else:
         print("\n".join(map(printable, _lines(report))))
     for problem in report.problems:
         warn(f"trackside runs: {problem}")
     return UNREADABLE if report.problems else 0
+
+
+def _write_pages(directory: str, paths: list[str]) -> None:
+    progress = ProgressLine("trackside runs")
+    try:
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        for name, page in run_pages(*paths, progress=progress):
+            write_private(Path(directory) / name, page, option="--html DIR")
+    except OSError as error:
+        raise UnreadableError(directory, f"cannot be written: {error.strerror}", "give another --html DIR") from error
+    finally:
+        progress.done()
 
 
 def _lines(report: RunsReport) -> Iterator[str]:

@@ -38,7 +38,7 @@ def add_to(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the trace; the file appears under its name when it is whole."""
+    """Write the trace, which appears under its name when it is whole; 1 if it is empty, 2 if part was not read."""
     steps = None
     if options.steps is not None:
         first, last = _stretch("--steps", options.steps)
@@ -77,10 +77,15 @@ def run(options: argparse.Namespace) -> int:
         _print_summary(traced, target)
     for problem in traced.problems:
         warn(f"trackside trace: {problem}")
-    return UNREADABLE if traced.problems else 0
+    if traced.problems:
+        return UNREADABLE
+    return 0 if traced.events else 1
 
 
 def _print_summary(traced: Traced, target: Path) -> None:
+    if not traced.events:
+        warn(f"trackside trace: no event of these ranks and steps; {target} is empty")
+        return
     print(printable(f"{traced.events:,} events of {traced.ranks:,} rank(s) to {target}: open it at ui.perfetto.dev"))
     for rank, note in sorted(traced.notes.items())[:8]:
         print(printable(f"rank {rank}: {note}"))

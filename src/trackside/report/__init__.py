@@ -9,6 +9,7 @@ from trackside.report._compare import BETTER, SAME, WORSE, Comparison, Row, Sele
 from trackside.report._html import report_page
 from trackside.report._report import Finding, Report, Ruling, Verdict
 from trackside.report._runs import AttemptOutline, ProcessOutline, RunOutline, RunsReport, SessionOutline, read_runs
+from trackside.report._runs_page import run_pages
 from trackside.report._text import report_lines
 from trackside.report._top import Top, TopView
 from trackside.report._top import line as top_line
@@ -38,6 +39,7 @@ __all__ = [
     "read_runs",
     "report_lines",
     "report_page",
+    "run_pages",
     "top_line",
     "write_trace",
 ]

@@ -864,6 +864,7 @@ class Chosen:
 def read_report(
     *paths: str | os.PathLike[str],
     session: str | None = None,
+    run: str | None = None,
     baseline: Sequence[str | os.PathLike[str]] = (),
     progress: Progress | None = None,
 ) -> Report:
@@ -873,22 +874,23 @@ def read_report(
     Args:
         paths: Log files, or directories with such at any depth.
         session: Its tag or, without one, its run id; the one that started last unless given.
+        run: Of the session, this run alone, by its id; all of its runs unless given.
         baseline: Logs of runs that this one is expected to match.
         progress: Called with how far the reading is.
 
     Raises:
         UnreadableError: There is nothing to read.
-        ConfigError: There is no such session.
+        ConfigError: There is no such session, or no such run in it.
     """
     with _few_collections():
-        return _read_report(paths, session, baseline, progress)
+        return _read_report(paths, session, run, baseline, progress)
 
 
 def _read_report(
-    paths: Sequence[Any], session: str | None, baseline: Sequence[Any], progress: Progress | None
+    paths: Sequence[Any], session: str | None, run: str | None, baseline: Sequence[Any], progress: Progress | None
 ) -> Report:
     recorded = replay(*paths)
-    chosen = choose(recorded, session)
+    chosen = choose(recorded, session, run)
     gathered = gather(chosen.sources, progress)
     report = _report(gathered, chosen, _episodes(gathered, recorded, paths), recorded)
     report = attrs.evolve(report, paths=tuple(map(os.fspath, paths)), age_s=time.time() - report.goodput.end_ns / 1e9)
@@ -899,13 +901,13 @@ def _read_report(
     return attrs.evolve(report, verdict=judge(report))
 
 
-def choose(recorded: Replay, session: str | None) -> Chosen:
+def choose(recorded: Replay, session: str | None, run: str | None = None) -> Chosen:
     """
-    Return the sources of *session*, of the one that started last unless given.
+    Return the sources of *session*, of the one that started last unless given; of it, those of *run* if that is given.
 
     Raises:
         UnreadableError: No log holds anything.
-        ConfigError: There is no such session.
+        ConfigError: There is no such session, or no such run in it.
     """
     sessions: dict[str, list[tuple[Source, Iterator[Sequence[Event]]]]] = {}
     found = recorded.by_source()
@@ -921,7 +923,9 @@ def choose(recorded: Replay, session: str | None) -> Chosen:
     name = ordered[-1] if session is None else session
     if name not in sessions:
         raise ConfigError("--session", session, f"there is {', '.join(ordered[-20:])}")
-    own = sessions[name]
+    own = [item for item in sessions[name] if run in {None, item[0].run_id}]
+    if not own:
+        raise ConfigError("run", run, f"session {name} has {', '.join({one.run_id for one, _ in sessions[name]})}")
     starts: dict[tuple[str, int], int] = {}
     for source, _ in own:
         place = source.run_id, source.attempt

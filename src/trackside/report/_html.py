@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from trackside.core import text as words
@@ -96,6 +96,12 @@ th { text-align: left; color: var(--dim); font-weight: 500; } th, td { padding: 
   border-bottom: 1px solid var(--line); } tr:last-child td { border-bottom: 0; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
 .whole { white-space: nowrap; } td.name { min-width: 10rem; }
+.trends { grid-template-columns: repeat(auto-fit, minmax(180px, 1fr)); margin: 0 0 14px; }
+.trends .spark { width: 100%; height: 34px; display: block; margin-bottom: 4px; }
+.wide { overflow-x: auto; } .wide th, .wide td { white-space: nowrap; }
+.wide td:last-child { white-space: normal; min-width: 14rem; }
+a { color: var(--mark); } .tag { font-size: .76rem; border: 1px solid var(--line); border-radius: 999px;
+  padding: 1px 7px; color: var(--dim); white-space: nowrap; }
 td .spark { width: 120px; height: 22px; display: block; }
 .bad { color: var(--bad); } .ok { color: var(--good); } section.bad { color: inherit; }
 code { font: .92em ui-monospace, "DejaVu Sans Mono", monospace; }
@@ -370,17 +376,22 @@ _LEAST_SHARE: Final = 0.0005
 """A share that is shown as 0.0 % is left out of the legend."""
 # The page may run nothing and fetch nothing, whatever a log says.
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
-_STATES: Final = {"ended": "ended", "died": "died", "silent": "silent", "running": "running, or died"}
+STATES: Final = {"ended": "ended", "died": "died", "silent": "silent", "running": "running, or died"}
 
 
 def report_page(report: Report) -> str:
     """Return *report* as one HTML page, to be opened from disk."""
-    body = "\n".join(part for part in _body(report) if part)
+    return html_page(f"{report.session}: trackside report", _body(report))
+
+
+def html_page(title: str, parts: Iterable[str]) -> str:
+    """Return a page that has this *title* and, below each other, the *parts* that are not empty."""
+    body = "\n".join(part for part in parts if part)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">\n'
-        f"<title>{escaped(report.session)}: trackside report</title>\n<style>{_style()}</style>\n</head>\n"
+        f"<title>{escaped(title)}</title>\n<style>{_style()}</style>\n</head>\n"
         f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
 
@@ -410,7 +421,7 @@ def _body(report: Report) -> Iterator[str]:
     )
 
 
-def _section(name: str, title: str, content: str, note: str = "") -> str:
+def section(name: str, title: str, content: str, note: str = "") -> str:
     footnote = f'<p class="note">{escaped(note)}</p>' if note else ""
     return f'<section id="{name}"><h2>{escaped(title)}</h2>{content}{footnote}</section>'
 
@@ -421,7 +432,7 @@ def _header(report: Report) -> str:
         report.application,
         f"{words.plural(report.ranks_total, 'rank')} on {words.plural(report.hosts, 'host')}",
         words.plural(len(report.attempts), "attempt"),
-        _STATES[report.state],
+        STATES[report.state],
         f"{words.clock(result.start_ns)} to {words.clock(result.end_ns)}",
         *report.perf_tags[:3],
     ]
@@ -489,7 +500,7 @@ def _goodput(report: Report) -> str:
     )
     note = f"The last {_MOST_ATTEMPTS} of {len(report.attempts)} attempts." if len(bars) < len(report.attempts) else ""
     content = f'<div id="chart-goodput">{"".join(map(_bar, bars))}</div><div class="buckets">{legend}</div>'
-    return _section("goodput", "Where the time went", content, note)
+    return section("goodput", "Where the time went", content, note)
 
 
 def _colour(bucket: str) -> str:
@@ -514,7 +525,7 @@ def _bar(bar: AttemptBar) -> str:
 
 def _steps(report: Report) -> str:
     if not report.steps:
-        return _section("steps", "Step time", '<p id="chart-steps" class="dim">No training step ended.</p>')
+        return section("steps", "Step time", '<p id="chart-steps" class="dim">No training step ended.</p>')
     kinds: dict[str, int] = {}
     for mark in report.marks:
         kinds[mark.kind] = kinds.get(mark.kind, 0) + 1
@@ -537,7 +548,7 @@ def _steps(report: Report) -> str:
         course = f'<span class="dim">{ends}, least {words.amount(least)}</span>'
         content += f"<h3>Training loss {course}</h3>{curve(report.loss, 'loss', words.amount, height=130)}"
     note = f"In stretches of {words.duration(report.step_width_ns)} or more; no step is left out of the band."
-    return _section("steps", "Step time", content, note)
+    return section("steps", "Step time", content, note)
 
 
 def _heatmap(report: Report) -> str:
@@ -547,7 +558,7 @@ def _heatmap(report: Report) -> str:
     if found is None or not found.names:
         notice = "No sections were timed on more than one rank: nothing compares them."
         empty = f'<p id="chart-heatmap" class="dim">{notice}</p>'
-        return _section("ranks-map", "Slow ranks", empty)
+        return section("ranks-map", "Slow ranks", empty)
     bounds = ["below 0.60", "below 0.75: slow", "below 0.85", "below 0.92", "below 0.97", "the fastest"]
     assert len(bounds) == len(SHADES) + 1
     legend = "".join(f'<li><i class="s{place}"></i>{bound}</li>' for place, bound in enumerate(bounds))
@@ -556,11 +567,11 @@ def _heatmap(report: Report) -> str:
          words.duration(one.lateness_ns), f"{one.since_step} to {one.until_step}", words.seconds(one.lost_s))
         for one in report.late[:12]
     ]  # fmt: skip
-    table = _table(
+    table = rows_table(
         ("rank", "host", "slow in", "late, a step", "steps", "lost"), rows, numbers="rank late lost", optional="host"
     )
     content = f'<div id="chart-heatmap">{heat(found)}</div><ul class="legend">{legend}</ul>{table and "<br>" + table}'
-    return _section(
+    return section(
         "ranks-map",
         "Slow ranks",
         content,
@@ -585,15 +596,22 @@ def _parts(report: Report) -> str:
         )
     whole_ns = sum(part.mean_ns for part in report.parts)
     note = f"Together {words.duration(whole_ns)}, the mean step of all ranks."
-    return _section("parts", "What a step is made of", rows, note)
+    return section("parts", "What a step is made of", rows, note)
 
 
 _WHOLE: Final = "rank step count failed score"
 """Columns of plain numbers, which are never broken in two: they are short, whatever names a job uses."""
 
 
-def _table(names: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: str = "", optional: str = "") -> str:
-    """Return a table, without the columns that are empty in every row."""
+def rows_table(
+    names: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    numbers: str = "",
+    optional: str = "",
+    most: int = _MOST_ROWS,
+) -> str:
+    """Return a table of the first *most* rows, without the columns that are empty in every row."""
     if not rows:
         return ""
     kept = [place for place in range(len(names)) if any(row[place] not in {"", words.NOTHING} for row in rows)]
@@ -603,20 +621,20 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: str 
     head = "".join(f'<th class="{look}">{escaped(name)}</th>' for name, look in zip(names, looks, strict=True))
     body = "".join(
         "<tr>" + "".join(f'<td class="{look}">{cell}</td>' for cell, look in zip(row, looks, strict=True)) + "</tr>"
-        for row in ([_cell(cell) for cell in row] for row in rows[:_MOST_ROWS])
+        for row in ([_cell(cell) for cell in row] for row in rows[:most])
     )
-    more = f'<p class="note">The first {_MOST_ROWS} of {len(rows):,}.</p>' if len(rows) > _MOST_ROWS else ""
+    more = f'<p class="note">The first {most} of {len(rows):,}.</p>' if len(rows) > most else ""
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
 
 
-class _Chart(str):
+class Markup(str):
     """Markup of ours, which is not escaped."""
 
     __slots__ = ()
 
 
 def _cell(cell: str) -> str:
-    return cell if isinstance(cell, _Chart) else escaped(cell)
+    return cell if isinstance(cell, Markup) else escaped(cell)
 
 
 def _spans(report: Report) -> str:
@@ -626,28 +644,28 @@ def _spans(report: Report) -> str:
         for row in report.spans
     ]  # fmt: skip
     names = ("span", "count", "total", "mean", "longest", "failed")
-    content = _table(names, rows, numbers="count total mean longest failed", optional="count failed longest")
+    content = rows_table(names, rows, numbers="count total mean longest failed", optional="count failed longest")
     if report.open:
         opened = [
             (str(row.rank), row.name, words.duration(row.seen_ns - row.start_ns), words.clock(row.start_ns))
             for row in report.open
         ]
-        table = _table(("rank", "span", "for", "since"), opened, numbers="rank for", optional="since")
+        table = rows_table(("rank", "span", "for", "since"), opened, numbers="rank for", optional="since")
         content += f"<h3>Open when last heard of</h3>{table}"
     if report.errors:
         errors = [(str(row.rank), str(row.step), row.name, row.error[:300]) for row in report.errors]
-        content += f"<h3>Errors</h3>{_table(('rank', 'step', 'span', 'error'), errors, numbers='rank step')}"
-    return _section("spans", "Spans", content) if content else ""
+        content += f"<h3>Errors</h3>{rows_table(('rank', 'step', 'span', 'error'), errors, numbers='rank step')}"
+    return section("spans", "Spans", content) if content else ""
 
 
 def _counters(report: Report) -> str:
     rows = [
         (row.name, words.amount(row.level[-1][1].median if row.level else None, row.unit),
-         words.amount(row.minimum, row.unit), words.amount(row.maximum, row.unit), _Chart(spark(row.level)))
+         words.amount(row.minimum, row.unit), words.amount(row.maximum, row.unit), Markup(spark(row.level)))
         for row in report.counters if row.count
     ]  # fmt: skip
-    table = _table(("metric", "last", "min", "max", "trend"), rows, numbers="last min max", optional="min")
-    return _section("counters", "Metrics", table) if table else ""
+    table = rows_table(("metric", "last", "min", "max", "trend"), rows, numbers="last min max", optional="min")
+    return section("counters", "Metrics", table) if table else ""
 
 
 def _own(report: Report) -> str:
@@ -659,18 +677,18 @@ def _own(report: Report) -> str:
         fields = [
             (name, words.amount(value) if points else str(value)[:_MOST_TEXT],
              words.amount(min(one.low for _, one in points)) if points else "",
-             words.amount(max(one.high for _, one in points)) if points else "", _Chart(spark(points)))
+             words.amount(max(one.high for _, one in points)) if points else "", Markup(spark(points)))
             for name, value in row.last.items()
             for points in [row.levels.get(name, [])]
         ]  # fmt: skip
-        table = _table(("field", "last", "min", "max", "trend"), fields, numbers="min max", optional="min")
+        table = rows_table(("field", "last", "min", "max", "trend"), fields, numbers="min max", optional="min")
         content += f'<h3>{escaped(row.name)} <span class="dim">{escaped(seen)}</span></h3>{table}'
-    return _section("own", "Events of the job's own", content) if content else ""
+    return section("own", "Events of the job's own", content) if content else ""
 
 
 def _config(report: Report) -> str:
     rows = [(name, str(value)[:_MOST_TEXT]) for name, value in report.config.items()]
-    return _section("config", "Hyper-parameters", _table(("name", "value"), rows)) if rows else ""
+    return section("config", "Hyper-parameters", rows_table(("name", "value"), rows)) if rows else ""
 
 
 def _losses(report: Report) -> str:
@@ -694,7 +712,7 @@ def _losses(report: Report) -> str:
         if count
     )
     content = f"<table><tbody>{body}</tbody></table>" if body else '<p class="ok">Nothing that is known of.</p>'
-    return _section("losses", "What is missing", content)
+    return section("losses", "What is missing", content)
 
 
 def _ranks(report: Report) -> str:
@@ -704,6 +722,6 @@ def _ranks(report: Report) -> str:
         for row in report.ranks
     ]  # fmt: skip
     names = ("rank", "host", "state", "how", "last step", "mean step", "last heard of")
-    table = _table(names, rows, numbers="rank", optional="how host")
+    table = rows_table(names, rows, numbers="rank", optional="how host")
     note = "Those that did not end, are behind or are slow come first." if len(rows) > 1 else ""
-    return _section("ranks", "Ranks of the last attempt", table, note) if table else ""
+    return section("ranks", "Ranks of the last attempt", table, note) if table else ""
