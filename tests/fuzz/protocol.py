@@ -12,7 +12,6 @@ import msgpack
 
 from trackside.events import Source
 from trackside.handlers.models import ClockOffsets, CounterBoard, GoodputAccumulator, ScoreAggregator, SpanBuilder
-from trackside.handlers.zeromq import _attachment
 from trackside.handlers.zeromq._attachment import ViewerSession
 from trackside.handlers.zeromq._collector import Collection
 from trackside.handlers.zeromq._protocol import (
@@ -45,7 +44,7 @@ MOST_SENT = 5_000
 
 
 class Clock:
-    """A clock that the target sets; stands in for the module `time` where a viewer looks at it."""
+    """A clock that the target sets."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -100,7 +99,7 @@ class Ends:
             monotonic_s=clock.monotonic,
         )
         self.below, self.above, self.beside = Wire(), Wire(), Wire()
-        self.receiver = Receiver(self.collection, self.below.send, monotonic_s=clock.monotonic)
+        self.receiver = Receiver(self.collection, self.below.send, monotonic_s=clock.monotonic, cpu_s=float)
         budget = RingBudget(1 << 20, 60.0, monotonic_s=clock.monotonic)
         self.server = StreamServer(
             self.collection.relay, self.above.send, budget=budget, on_verb=lambda address, verb, user: None
@@ -112,6 +111,7 @@ class Ends:
             models=("SpanBuilder",),
             take=self.entries.append,
             introduce=decode_snapshot,
+            monotonic_s=clock.monotonic,
         )
 
     def turn(self, seconds: float) -> None:
@@ -156,7 +156,6 @@ class Protocol:
 
     def __init__(self) -> None:
         self._clock = Clock()
-        _attachment.time = self._clock  # type: ignore[assignment]
         self._frames = frames.seeds()
 
     def make(self, rng: random.Random) -> bytes:

@@ -49,7 +49,7 @@ class TestRelay:
         """
         Who wants everything gets the bytes that came.
         """
-        one, ring = relay(), Ring(RingBudget())
+        one, ring = relay(), Ring(RingBudget(), "ring")
         one.open_stream(Filter(), ring)
 
         one.add(frame[0], frame[1], frame[0].events)
@@ -60,7 +60,7 @@ class TestRelay:
         """
         Who wants one type gets a frame with these events alone, under their numbers, that accounts for all the others.
         """
-        one, ring = relay(), Ring(RingBudget())
+        one, ring = relay(), Ring(RingBudget(), "ring")
         one.open_stream(Filter((Heartbeat.wire_name,)), ring)
 
         one.add(frame[0], frame[1], frame[0].events)
@@ -74,7 +74,7 @@ class TestRelay:
         """
         A viewer's rule is followed where the collector was told how to read rules.
         """
-        one, ring = relay(lambda wire: lambda event: event.step % wire[1] == 0), Ring(RingBudget())
+        one, ring = relay(lambda wire: lambda event: event.step % wire[1] == 0), Ring(RingBudget(), "ring")
         one.open_stream(Filter.from_wire(["trackside.iteration.ended"], 1, ["every", 4]), ring)
 
         one.add(frame[0], frame[1], frame[0].events)
@@ -86,13 +86,13 @@ class TestRelay:
         Elsewhere a rule is refused, not passed over.
         """
         with pytest.raises(ConfigError, match="follows no rules"):
-            relay().open_stream(Filter.from_wire(["*"], 1, ["every", 4]), Ring(RingBudget()))
+            relay().open_stream(Filter.from_wire(["*"], 1, ["every", 4]), Ring(RingBudget(), "ring"))
 
     def test_losses_go_to_everybody(self):
         """
         What is lost is told to every viewer, whatever it asked for.
         """
-        one, rings = relay(), [Ring(RingBudget()), Ring(RingBudget())]
+        one, rings = relay(), [Ring(RingBudget(), "ring"), Ring(RingBudget(), "ring")]
         one.open_stream(Filter(), rings[0])
         one.open_stream(Filter((Heartbeat.wire_name,)), rings[1])
         lost = LostRange(SOURCE.id, 5, 9, "gone")
@@ -107,7 +107,7 @@ class TestRelay:
         """
         ready = []
 
-        relay().take_snapshot(["Model", "Other"], Ring(RingBudget()), ready.append)
+        relay().take_snapshot(["Model", "Other"], Ring(RingBudget(), "ring"), ready.append)
 
         snapshot = decode_snapshot(ready[0].data)
         assert [(place.source, place.next_seq, place.dropped) for place in snapshot.places] == [(SOURCE, 112, 3)]
@@ -117,7 +117,7 @@ class TestRelay:
         """
         A stream that was ended is not filled any more.
         """
-        one, ring = relay(), Ring(RingBudget())
+        one, ring = relay(), Ring(RingBudget(), "ring")
         one.open_stream(Filter(), ring)()
 
         one.add(frame[0], frame[1], frame[0].events)

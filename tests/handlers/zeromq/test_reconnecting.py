@@ -150,7 +150,7 @@ class TestDelivery:
         forwarder = forwarders(f"tcp://127.0.0.1:{free_port}")
         job = here(publish=False, collector=forwarder.endpoint, insecure=True)
         job.log(count=500)
-        until(lambda: forwarder.counts["events"] >= 500)
+        until(lambda: forwarder.streams.counts["events"] >= 500)
 
         assert (forwarder.delivered, forwarder.undelivered >= 500) == (0, True)
 
@@ -161,7 +161,7 @@ class TestStream:
     @pytest.fixture
     def stream(self):
         """Give a stream with a ring that holds ten entries of ten events."""
-        ring = Ring(RingBudget())
+        ring = Ring(RingBudget(), "ring")
         for _ in range(10):
             ring.append(b"frame", 10)
         return Stream(Filter(), ring, lambda: None)
@@ -184,7 +184,7 @@ class TestStream:
 
     def test_gone_from_the_ring(self):
         """What the ring let go before anybody acknowledged it is lost at once."""
-        ring = Ring(RingBudget(most_bytes=1500))
+        ring = Ring(RingBudget(most_bytes=1500), "ring")
         stream = Stream(Filter(), ring, lambda: None)
         for _ in range(10):
             ring.append(bytes(100), 10)

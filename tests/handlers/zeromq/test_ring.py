@@ -31,7 +31,7 @@ def room(clock):
 class TestRing:
     def test_numbers(self, room):
         """Entries are numbered from 0, and know how many events were before them."""
-        ring = Ring(room)
+        ring = Ring(room, "ring")
         for events in (3, 0, 5):
             ring.append(b"frame", events)
         ring.append(LostRange("source", 8, 9, "why"), 0)
@@ -46,7 +46,7 @@ class TestRing:
 
     def test_bounded_by_bytes(self, room):
         """The oldest go when there is no room, and what is left is contiguous."""
-        ring = Ring(room)
+        ring = Ring(room, "ring")
         for _ in range(100):
             ring.append(bytes(744), 1)  # 1,000 bytes with what an entry takes besides
 
@@ -57,7 +57,7 @@ class TestRing:
 
     def test_bounded_by_time(self, room, clock):
         """What is older than thirty seconds goes when something new comes."""
-        ring = Ring(room)
+        ring = Ring(room, "ring")
         ring.append(b"old", 1)
         clock.now_s = 20.0
         ring.append(b"younger", 1)
@@ -68,7 +68,7 @@ class TestRing:
 
     def test_room_is_shared(self, room):
         """Two rings have the room of one between them; the larger one gives way."""
-        large, small = Ring(room), Ring(room)
+        large, small = Ring(room, "large"), Ring(room, "small")
         small.append(bytes(744), 1)
         for _ in range(20):
             large.append(bytes(744), 1)
@@ -79,7 +79,7 @@ class TestRing:
     @pytest.mark.parametrize(("count", "expected"), [(0, (0, 0)), (1, (0, 0)), (2, (1, 3)), (50, (49, 147))])
     def test_latest(self, room, count, expected):
         """The latest is the last eighth of the room, 1,250 bytes: one of these entries."""
-        ring = Ring(room)
+        ring = Ring(room, "ring")
         for _ in range(count):
             ring.append(bytes(744), 3)
 
@@ -88,7 +88,7 @@ class TestRing:
     @pytest.mark.parametrize(("size", "expected"), [(0, 46), (56, 46), (57, 47), (9_000, 49)])
     def test_latest_of_others(self, room, size, expected):
         """Smaller entries are several, as many as are wholly in it; a larger one is one all the same."""
-        ring = Ring(room)
+        ring = Ring(room, "ring")
         for _ in range(50):
             ring.append(bytes(size), 1)
 
@@ -96,7 +96,7 @@ class TestRing:
 
     def test_larger_than_the_room(self, room):
         """What is larger than the whole room is not kept, and is counted as having been there."""
-        ring = Ring(room)
+        ring = Ring(room, "ring")
         ring.append(bytes(20_000), 7)
 
         assert ring.position(0) == (1, 7)
@@ -104,7 +104,7 @@ class TestRing:
 
     def test_room_comes_back(self, room):
         """A ring that is closed gives its room back."""
-        ring = Ring(room)
+        ring = Ring(room, "ring")
         ring.append(bytes(744), 1)
         ring.close()
         ring.close()
@@ -115,7 +115,7 @@ class TestRing:
     @pytest.mark.parametrize(("index", "most", "expected"), [(0, 2, [0, 1]), (4, 9, [4]), (5, 9, []), (2, 0, [])])
     def test_read(self, room, index, most, expected):
         """Entries are read from any that is there."""
-        ring = Ring(room)
+        ring = Ring(room, "ring")
         for _ in range(5):
             ring.append(b"", 1)
 

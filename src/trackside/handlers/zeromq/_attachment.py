@@ -52,6 +52,8 @@ class ViewerSession:
         models: Whose states to ask for.
         take: Given each entry in its turn.
         introduce: Given a snapshot's bytes, before the first entry and after what cannot be made up for.
+        own_id: Of this end; random unless given.
+        monotonic_s: The clock.
     """
 
     def __init__(
@@ -62,7 +64,10 @@ class ViewerSession:
         models: Sequence[str],
         take: Callable[[Entry], object],
         introduce: Callable[[bytes], object],
+        own_id: str | None = None,
+        monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._now = monotonic_s
         self.connection = connection
         self.peer = ""
         """Who is at the other end, as it says; empty until it has."""
@@ -76,14 +81,14 @@ class ViewerSession:
         """What it said of itself last."""
         self.malformed = 0
         self.consumer = StreamConsumer(self.send, take, introduce, stream="", wanted=wanted, models=models)
-        self._sessions: Sessions[Any] = Sessions(Role.VIEWER, connection.send)
+        self._sessions: Sessions[Any] = Sessions(Role.VIEWER, connection.send, own_id=own_id)
         self._pinged_s = -1e9
-        self._heard_s = time.monotonic()
+        self._heard_s = self._now()
 
     @property
     def is_silent(self) -> bool:
         """Whether nothing has come for three beats."""
-        return time.monotonic() - self._heard_s > SILENT_AFTER_BEATS * BEAT_S
+        return self._now() - self._heard_s > SILENT_AFTER_BEATS * BEAT_S
 
     @property
     def is_over(self) -> bool:
@@ -100,7 +105,7 @@ class ViewerSession:
 
     def tick(self) -> None:
         """Greet, ping, and ask for what has not come, if it is time to."""
-        now_s = time.monotonic()
+        now_s = self._now()
         if not self.is_over and self.connection.renew(now_s):
             self._sessions.greet_again()
         self._sessions.tick(now_s)
@@ -118,7 +123,7 @@ class ViewerSession:
             count += 1
             size_bytes = sum(map(len, parts))
             taken_bytes += size_bytes
-            self._heard_s = time.monotonic()
+            self._heard_s = self._now()
             try:
                 self._on(parts, size_bytes)
             except DecodeError:

@@ -20,7 +20,6 @@ import msgpack
 
 from trackside.core import RateLimitedLog, complain, described
 from trackside.events import (
-    ClockCompared,
     ConfigError,
     DecodeError,
     Event,
@@ -77,6 +76,7 @@ from trackside.handlers.zeromq._receiver import (
     Receiver,
     SourceRegistry,
     SourceState,
+    clock_news,
 )
 from trackside.handlers.zeromq._server import RING_S, LostRange, ReadySnapshot, Ring, RingBudget, StreamServer
 from trackside.wire import Frame, FrameDecoder, deliver, views
@@ -458,7 +458,6 @@ def with_rows(data: bytes, kept: Sequence[int]) -> bytes:
 
 _LOOK_INTERVAL_S: Final = 0.25
 _REPORT_CUTS_INTERVAL_S: Final = 10.0
-_LEAST_EXCHANGES: Final = 8
 
 
 class Collection:
@@ -583,7 +582,8 @@ class Collection:
         for event in list(self.registry.silent(now_s, clock.now_ns())):
             self._say(event)
         for producer in producers:
-            self._compare_clock(producer)
+            for compared in clock_news(producer):
+                self._say(compared)
             self._report_cut(producer, now_s)
 
     def status(self) -> dict[str, Any]:
@@ -686,30 +686,6 @@ class Collection:
         if self._log_writer is not None:
             self._log_writer.take(event.source, data, 1)
         self.relay.add(Frame(event.source, seq, seq, {}, [event]), data, [event])
-
-    def _compare_clock(self, producer: Producer) -> None:
-        if not producer.is_known:
-            return
-        named = producer.status.get(SOURCE) if producer.status.get(RELAYS) else None
-        names = [named] if isinstance(named, str) else sorted(producer.sources)[:64]
-        if (
-            producer.clock.exchanges < _LEAST_EXCHANGES or not names
-        ):  # an offset is published once: not before its source is known
-            return
-        news = producer.clock.news()
-        if news is None:
-            return
-        for name in names:
-            self._say(
-                ClockCompared(
-                    source_id=name,
-                    offset_ns=news.offset_ns,
-                    uncertainty_ns=news.uncertainty_ns,
-                    exchanges=producer.clock.exchanges,
-                    span_id=0,
-                    step=-1,
-                )
-            )
 
     def _report_cut(self, producer: Producer, now_s: float) -> None:
         buckets = producer.buckets
@@ -855,7 +831,6 @@ class Collector:
         server = StreamServer(
             self.collection.relay,
             connection.send,
-            own_id=os.urandom(8).hex(),
             budget=RingBudget(ring_bytes, RING_S),
             most_viewers=MAX_COLLECTOR_VIEWERS,
             on_verb=self._on_verb,

@@ -6,14 +6,14 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 import msgpack
 
 from trackside.core import RateLimitedLog, complain, described
-from trackside.events import ClockCompared, ConfigError, DecodeError, Event, Source, clock
+from trackside.events import ConfigError, DecodeError, Event, Source, clock
 from trackside.handlers.zeromq._connection import Connection, Safety, wait_for
 from trackside.handlers.zeromq._control import VerbForwarder
 from trackside.handlers.zeromq._keys import RANK, SERVER
@@ -43,6 +43,7 @@ from trackside.handlers.zeromq._receiver import (
     Producer,
     Receiver,
     SourceRegistry,
+    clock_news,
 )
 from trackside.handlers.zeromq._server import RING_S, LostRange, ReadySnapshot, Ring, RingBudget, StreamServer
 from trackside.wire import FrameDecoder
@@ -59,8 +60,132 @@ _AT_ONCE: Final = 1024
 _PARTING_S: Final = 2.0
 _ALIVE_S: Final = 1.5
 _MOST_QUIET: Final = 2000
-_LEAST_EXCHANGES: Final = 8
 _HEAD_BYTES: Final = 512
+
+
+class ForwardedStreams:
+    """
+    What the ranks of a node send, as it goes on; does no input or output of its own. For one thread.
+
+    Args:
+        source: This process.
+        monotonic_s: The clock.
+    """
+
+    def __init__(self, source: Source, *, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        self.registry = SourceRegistry()
+        self.counts: Counter[str] = Counter()
+        """``entries`` and ``events`` sent on, ``malformed`` frames, ``excess`` sources."""
+        self._now = monotonic_s
+        self._rings: list[Ring] = []
+        self._places: dict[str, SourcePosition] = {}
+        self._spoke: set[str] = set()
+        self._producers: Collection[Producer] = ()
+        self._decoder = FrameDecoder()
+        self.own = OwnStream(source, self._add_own)
+
+    def tick(self, producers: Collection[Producer]) -> None:
+        """Look at *producers*: their clocks now, and who of them is alive at each beat."""
+        self._producers = producers
+        for producer in producers:
+            for compared in clock_news(producer):
+                self.own.publish(compared)
+
+    # --- what the receiver hears --------------------------------------------------------------------------------------
+
+    def on_entry(self, producer: Producer, entry: Entry) -> None:
+        """Send an entry on."""
+        self.counts["entries"] += 1
+        if isinstance(entry, LossEntry):
+            self._lose(entry)
+            return
+        try:
+            source_id, last_seq = peek(entry.frame)
+            if source_id not in self._places:
+                producer.buckets.charge(EVENTS_PER_SOURCE)
+                if len(self._places) >= MAX_SOURCES or len(producer.sources) >= MAX_SOURCES_OF_ONE:
+                    self.counts["excess"] += 1
+                    return
+            source = self._source_of(source_id, entry.frame)
+        except DecodeError:
+            self.counts["malformed"] += 1
+            return
+        self._places[source_id] = SourcePosition(source, last_seq + 1, 0)
+        producer.sources.add(source_id)
+        producer.buckets.charge(entry.events)
+        now_s = self._now()
+        state = self.registry.state_of(source, now_s)
+        state.producer = producer
+        self.registry.hear(state, now_s)
+        self._spoke.add(source_id)
+        self.counts["events"] += entry.events
+        for ring in self._rings:
+            ring.append(entry.frame, entry.events)
+
+    def _lose(self, entry: LossEntry) -> None:
+        for ring in self._rings:
+            ring.append(LostRange(entry.source_id, entry.first_seq, entry.last_seq, entry.reason), 0)
+
+    def on_introduction(self, producer: Producer, snapshot: bytes) -> None:
+        """Learn who the sources are whose first events are no longer to be had."""
+        try:
+            places = decode_snapshot(snapshot).places
+        except DecodeError:
+            self.counts["malformed"] += 1
+            return
+        for place in places[: MAX_SOURCES_OF_ONE - len(producer.sources)]:
+            producer.sources.add(place.source.id)
+            self._places[place.source.id] = place
+            self.registry.state_of(place.source, self._now()).producer = producer
+
+    def on_heard(self, producer: Producer, message: Message | None) -> None:
+        """Need not note it: a beat asks who was heard of."""
+
+    def _source_of(self, source_id: str, frame: bytes) -> Source:
+        """Return who that is; a frame is decoded only if that is not known."""
+        place = self._places.get(source_id)
+        return place.source if place is not None else self._decoder.decode(frame).source
+
+    # --- what the server is supplied with -----------------------------------------------------------------------------
+
+    def open_stream(self, wanted: Filter, ring: Ring) -> Callable[[], object]:
+        """
+        Begin to fill *ring*; see `StreamProvider`.
+
+        Raises:
+            ConfigError: if not everything is wanted.
+        """
+        if not wanted.is_open:
+            raise ConfigError("filter", wanted, "a forwarder sends everything on; attach to the collector")
+        self._rings.append(ring)
+        return lambda: self._rings.remove(ring)
+
+    def take_snapshot(self, models: Sequence[str], ring: Ring, done: Callable[[ReadySnapshot | None], None]) -> None:  # noqa: ARG002  the provider's
+        """Say who the sources are; see `StreamProvider`."""
+        places = [*self._places.values(), SourcePosition(self.own.source, self.own.next_seq, 0)]
+        try:
+            data = encode_snapshot(Snapshot(places, {}, clock.now_ns()))
+        except Exception as error:
+            complain("a snapshot could not be taken: %s", described(error))
+            done(None)
+        else:
+            done(ReadySnapshot(data, ring.next_index, ring.before))
+
+    def status(self) -> dict[str, Any]:
+        """Say who is alive and had nothing to send since the last beat; see `StreamProvider`."""
+        spoke, self._spoke = self._spoke, set()
+        quiet = [name for name in self._alive() if name not in spoke]
+        return {RELAYS: True, SOURCE: self.own.source.id, QUIET: [self.own.source.id, *quiet[:_MOST_QUIET]]}
+
+    def _alive(self) -> Iterator[str]:
+        now_s = self._now()
+        for producer in self._producers:
+            if now_s - producer.heard_s < _ALIVE_S and not producer.has_left:
+                yield from self.registry.alive_over(producer.sources, producer.status)
+
+    def _add_own(self, event: Event, frame: bytes, seq: int) -> None:  # noqa: ARG002  the stream's
+        for ring in self._rings:
+            ring.append(frame, 1)
 
 
 class Forwarder:
@@ -106,122 +231,26 @@ class Forwarder:
             raise
         self.endpoint = self._lower.endpoint
         """Where ranks connect to; with the port that was found."""
-        self.counts: Counter[str] = Counter()
-        """``entries`` and ``events`` sent on, ``malformed`` frames."""
-        self._rings: list[Ring] = []
-        self._places: dict[str, SourcePosition] = {}
-        self._spoke: set[str] = set()
-        self._decoder = FrameDecoder()
-        self._registry = SourceRegistry()
+        source = Source.detect({}, run_id=COLLECTORS, role="collector")
+        self.streams = ForwardedStreams(source)
         self._server = StreamServer(
-            self,
+            self.streams,
             self._upper.send,
-            own_id=os.urandom(8).hex(),
             connects=True,
             budget=RingBudget(ring_bytes, RING_S),
             on_verb=self._on_verb,
         )
         self._stream = self._server.hold(Filter())
-        source = Source.detect({}, run_id=COLLECTORS, role="collector")
-        self._own = OwnStream(source, self._add_own)
         self.receiver = Receiver(
-            self, self._lower.send, on_result=self._on_result, limits=limits, origin_of=self._lower.origin
+            self.streams, self._lower.send, on_result=self._on_result, limits=limits, origin_of=self._lower.origin
         )
         self._verbs = VerbForwarder(
-            self.receiver, self._registry, answer=self._server.answer, publish=self._own.publish, source_id=source.id
+            self.receiver,
+            self.streams.registry,
+            answer=self._server.answer,
+            publish=self.streams.own.publish,
+            source_id=source.id,
         )
-
-    # --- what the receiver hears --------------------------------------------------------------------------------------
-
-    def on_entry(self, producer: Producer, entry: Entry) -> None:
-        """Send an entry on."""
-        self.counts["entries"] += 1
-        if isinstance(entry, LossEntry):
-            self._lose(entry)
-            return
-        try:
-            source_id, last_seq = peek(entry.frame)
-            if source_id not in self._places:
-                producer.buckets.charge(EVENTS_PER_SOURCE)
-                if len(self._places) >= MAX_SOURCES or len(producer.sources) >= MAX_SOURCES_OF_ONE:
-                    self.counts["excess"] += 1
-                    return
-            source = self._source_of(source_id, entry.frame)
-        except DecodeError:
-            self.counts["malformed"] += 1
-            return
-        self._places[source_id] = SourcePosition(source, last_seq + 1, 0)
-        producer.sources.add(source_id)
-        producer.buckets.charge(entry.events)
-        now_s = time.monotonic()
-        state = self._registry.state_of(source, now_s)
-        state.producer = producer
-        self._registry.hear(state, now_s)
-        self._spoke.add(source_id)
-        self.counts["events"] += entry.events
-        for ring in self._rings:
-            ring.append(entry.frame, entry.events)
-
-    def _lose(self, entry: LossEntry) -> None:
-        for ring in self._rings:
-            ring.append(LostRange(entry.source_id, entry.first_seq, entry.last_seq, entry.reason), 0)
-
-    def on_introduction(self, producer: Producer, snapshot: bytes) -> None:
-        """Learn who the sources are whose first events are no longer to be had."""
-        try:
-            places = decode_snapshot(snapshot).places
-        except DecodeError:
-            self.counts["malformed"] += 1
-            return
-        for place in places[: MAX_SOURCES_OF_ONE - len(producer.sources)]:
-            producer.sources.add(place.source.id)
-            self._places[place.source.id] = place
-            self._registry.state_of(place.source, time.monotonic()).producer = producer
-
-    def on_heard(self, producer: Producer, message: Message | None) -> None:
-        """Need not note it: a beat asks who was heard of."""
-
-    def _source_of(self, source_id: str, frame: bytes) -> Source:
-        """Return who that is; a frame is decoded only if that is not known."""
-        place = self._places.get(source_id)
-        return place.source if place is not None else self._decoder.decode(frame).source
-
-    # --- what the server is supplied with -----------------------------------------------------------------------------
-
-    def open_stream(self, wanted: Filter, ring: Ring) -> Callable[[], object]:
-        """
-        Begin to fill *ring*; see `StreamProvider`.
-
-        Raises:
-            ConfigError: if not everything is wanted.
-        """
-        if not wanted.is_open:
-            raise ConfigError("filter", wanted, "a forwarder sends everything on; attach to the collector")
-        self._rings.append(ring)
-        return lambda: self._rings.remove(ring)
-
-    def take_snapshot(self, models: Sequence[str], ring: Ring, done: Callable[[ReadySnapshot | None], None]) -> None:  # noqa: ARG002  the provider's
-        """Say who the sources are; see `StreamProvider`."""
-        places = [*self._places.values(), SourcePosition(self._own.source, self._own.next_seq, 0)]
-        try:
-            data = encode_snapshot(Snapshot(places, {}, clock.now_ns()))
-        except Exception as error:
-            complain("a snapshot could not be taken: %s", described(error))
-            done(None)
-        else:
-            done(ReadySnapshot(data, ring.next_index, ring.before))
-
-    def status(self) -> dict[str, Any]:
-        """Say who is alive and had nothing to send since the last beat; see `StreamProvider`."""
-        spoke, self._spoke = self._spoke, set()
-        quiet = [name for name in self._alive() if name not in spoke]
-        return {RELAYS: True, SOURCE: self._own.source.id, QUIET: [self._own.source.id, *quiet[:_MOST_QUIET]]}
-
-    def _alive(self) -> Iterator[str]:
-        now_s = time.monotonic()
-        for producer in self.receiver.producers.values():
-            if now_s - producer.heard_s < _ALIVE_S and not producer.has_left:
-                yield from self._registry.alive_over(producer.sources, producer.status)
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
@@ -245,8 +274,7 @@ class Forwarder:
         if now_s - self._ticked_s >= _TICK_S:
             self._ticked_s = now_s
             self.receiver.tick()
-            for producer in list(self.receiver.producers.values()):
-                self._compare_clock(producer)
+            self.streams.tick(self.receiver.producers.values())
             self._verbs.tick(now_s)
 
     def _listen_above(self) -> None:
@@ -272,7 +300,7 @@ class Forwarder:
         self._is_closed = True
         self._stop.set()
         self.receiver.part("closed")
-        self._own.end("closed")
+        self.streams.own.end("closed")
         deadline_s = time.monotonic() + _PARTING_S
         while time.monotonic() < deadline_s and not (self._server.viewers and self._server.is_drained):
             self._server.pump()
@@ -294,34 +322,6 @@ class Forwarder:
     def undelivered(self) -> int:
         """Events that came here and that the other end has not acknowledged."""
         return self._stream.undelivered
-
-    def _add_own(self, event: Event, frame: bytes, seq: int) -> None:  # noqa: ARG002  the stream's
-        for ring in self._rings:
-            ring.append(frame, 1)
-
-    def _compare_clock(self, producer: Producer) -> None:
-        if not producer.is_known:
-            return
-        named = producer.status.get(SOURCE) if producer.status.get(RELAYS) else None
-        names = [named] if isinstance(named, str) else sorted(producer.sources)
-        if (
-            producer.clock.exchanges < _LEAST_EXCHANGES or not names
-        ):  # an offset is published once: not before its source is known
-            return
-        news = producer.clock.news()
-        if news is None:
-            return
-        for name in names:
-            self._own.publish(
-                ClockCompared(
-                    source_id=name,
-                    offset_ns=news.offset_ns,
-                    uncertainty_ns=news.uncertainty_ns,
-                    exchanges=producer.clock.exchanges,
-                    span_id=0,
-                    step=-1,
-                )
-            )
 
     def _on_verb(self, address: bytes, verb: Verb, user: str) -> None:
         # Who may command is the collector's to judge: this end connected to it, and knows it by its key.

@@ -11,6 +11,7 @@ import attrs
 
 from trackside.core import complain, described
 from trackside.events import (
+    ClockCompared,
     DecodeError,
     Event,
     Heartbeat,
@@ -642,6 +643,8 @@ _FIRST_PING_S: Final = 0.1
 _MOST_FIRST_PINGS_PER_S: Final = 1000.0
 """To all senders together: thousands that come at once are to be heard, rather than asked the time."""
 _PING_S: Final = 5.0
+_LEAST_EXCHANGES: Final = 8
+_MOST_COMPARED: Final = 64
 
 
 class Origin:
@@ -696,6 +699,27 @@ class Producer:
         return f"{self.user} {self.text}".strip()
 
 
+def clock_news(producer: Producer) -> Iterator[ClockCompared]:
+    """Yield what the latest exchanges say of the clock of *producer*, for each source that has it, if that is new."""
+    named = producer.status.get(SOURCE) if producer.status.get(RELAYS) else None
+    names = [named] if isinstance(named, str) else sorted(producer.sources)[:_MOST_COMPARED]
+    # An offset is published once: not before its source is known.
+    if not producer.is_known or producer.clock.exchanges < _LEAST_EXCHANGES or not names:
+        return
+    news = producer.clock.news()
+    if news is None:
+        return
+    for name in names:
+        yield ClockCompared(
+            source_id=name,
+            offset_ns=news.offset_ns,
+            uncertainty_ns=news.uncertainty_ns,
+            exchanges=producer.clock.exchanges,
+            span_id=0,
+            step=-1,
+        )
+
+
 class Listener(Protocol):
     """What a receiver reports to."""
 
@@ -720,7 +744,9 @@ class Receiver:
         limits: What each of them may use.
         most: How many there may be.
         origin_of: Says from which address the message came that is being received.
+        own_id: Of this end; random unless given.
         monotonic_s: The clock.
+        cpu_s: The processor time that this thread has used.
     """
 
     def __init__(
@@ -732,9 +758,11 @@ class Receiver:
         limits: PeerLimits | None = None,
         most: int = MAX_PRODUCERS,
         origin_of: Callable[[], str] = str,
+        own_id: str | None = None,
         monotonic_s: Callable[[], float] = time.monotonic,
+        cpu_s: Callable[[], float] = time.thread_time,
     ) -> None:
-        self._sessions: Sessions[Producer] = Sessions(Role.RECEIVER, send)
+        self._sessions: Sessions[Producer] = Sessions(Role.RECEIVER, send, own_id=own_id)
         self.producers = self._sessions.peers
         """By address, those that send."""
         self.counts = self._sessions.counts
@@ -748,6 +776,7 @@ class Receiver:
         self._limits = limits or PeerLimits()
         self._most = most
         self._now = monotonic_s
+        self._cpu_s = cpu_s
         self._snapshots = SnapshotBudget(one_bytes=MAX_SOURCES_BYTES)
         self._origin_of = origin_of
         self._origins: dict[tuple[str, str], Origin] = {}
@@ -764,7 +793,7 @@ class Receiver:
                 its connection was made with: ``rank:0123abcd``.
         """
         # The clock is read once for each message, as that takes as long as decoding a small one.
-        cpu_s: float | None = time.thread_time()
+        cpu_s: float | None = self._cpu_s()
         for address, parts, user in messages:
             now_s, size = self._now(), sum(map(len, parts))
             producer = self._sender(address, user, now_s)
@@ -773,7 +802,7 @@ class Receiver:
                 self._cut(producer, size, now_s)
                 cpu_s = None  # what this took is not the next one's
                 continue
-            before_s = time.thread_time() if cpu_s is None else cpu_s
+            before_s = self._cpu_s() if cpu_s is None else cpu_s
             events = buckets.charged_events
             try:
                 self._receive(address, parts, user, producer=producer, now_s=now_s)
@@ -784,7 +813,7 @@ class Receiver:
                 self._sessions.note_failure(error)
                 if producer is not None:
                     self._forget(producer)
-            cpu_s = time.thread_time()
+            cpu_s = self._cpu_s()
             buckets.charge_cpu(cpu_s - before_s, size, buckets.charged_events - events)
 
     def _sender(self, address: bytes, user: str, now_s: float) -> Producer | None:

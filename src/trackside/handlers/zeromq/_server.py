@@ -140,10 +140,14 @@ class Ring:
     The latest entries of one stream, numbered from 0 without a hole.
 
     One thread appends, another reads; neither waits for anything but the other's few steps under the lock.
+
+    Args:
+        room: What it shares with the other rings of its source end.
+        name: Its id; no other stream of any process has the same.
     """
 
-    def __init__(self, room: RingBudget) -> None:
-        self.id = os.urandom(8).hex()
+    def __init__(self, room: RingBudget, name: str) -> None:
+        self.id = name
         self.next_index = 0
         self.before = 0
         """Events in all entries so far."""
@@ -254,6 +258,17 @@ class Stream:
             self.delivered -= min(end, before) - max(start, self._settled)
         self._settled = before
 
+    def resume(self, index: int) -> int:
+        """
+        Note that a viewer has taken everything before *index*; return how many events that are.
+
+        If that entry is gone, only those are known that were acknowledged before; what was passed over counts apart.
+        """
+        here, before = self.ring.position(index)
+        before = before if here == index else self._settled
+        self.acknowledge(before)
+        return before
+
     def give_up(self, first: int, before: int) -> None:
         """Note that a viewer was instructed to pass over the events from number *first* to the one before *before*."""
         start = max(first, self._settled, self._given_up[-1][1] if self._given_up else 0)
@@ -356,9 +371,7 @@ class ViewerState:
             return
         self.cursor, self._before = index, before
         self._in_flight.clear()
-        if resumed:
-            self.stream.acknowledge(before)
-        elif self.stream.is_held:
+        if not resumed and self.stream.is_held:
             self.stream.give_up(0, before)
         self.snapshot = snapshot or None
         self.answer = Subscribed(
@@ -392,14 +405,12 @@ class ViewerState:
 
     def go_back(self, index: int, now_s: float) -> None:
         """Send from *index* again, which is all the viewer lacks."""
-        if now_s - self._replayed_s < _REPLAY_EVERY_S or index > self.cursor:
+        if self.stream is None or now_s - self._replayed_s < _REPLAY_EVERY_S or index > self.cursor:
             return
         self._replayed_s = now_s
+        self.acknowledge(index)
         self._in_flight.clear()
-        self.cursor = index
-        if self.stream is not None:
-            here, before = self.stream.ring.position(index)
-            self._before = before if here == index else self._before
+        self.cursor, self._before = index, self.stream.resume(index)
 
     def pump(self, window_bytes: int) -> int:
         """Send what is due, as far as it may be sent; return how many entries."""
@@ -517,6 +528,7 @@ class StreamServer:
         self._window_bytes = window_bytes
         self._on_verb = on_verb
         self._streams: dict[Filter, Stream] = {}
+        self._opened = 0
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._answers: list[tuple[bytes, Result]] = []
         """Results of verbs, in order; one waits while there is no room for it on the way to its viewer."""
@@ -721,8 +733,7 @@ class StreamServer:
         if before is not None and before is not stream:
             self._leave(before, now_s, at_once=True)
         if asked.resume_stream == stream.ring.id and asked.resume_index <= stream.ring.next_index:
-            index, events = stream.ring.position(asked.resume_index)
-            viewer.begin(asked.resume_index, events if index == asked.resume_index else 0, resumed=True, snapshot=b"")
+            viewer.begin(asked.resume_index, stream.resume(asked.resume_index), resumed=True, snapshot=b"")
             return
         if asked.models:
             if now_s - viewer.asked_s < BEAT_S:
@@ -754,7 +765,8 @@ class StreamServer:
     def _stream(self, wanted: Filter) -> Stream:
         stream = self._streams.get(wanted)
         if stream is None:
-            ring = Ring(self._budget)
+            self._opened += 1
+            ring = Ring(self._budget, f"{self._sessions.id}.{self._opened}")
             try:
                 close = self._provider.open_stream(wanted, ring)
             except BaseException:
@@ -1003,7 +1015,6 @@ class Publisher:
         self.server = StreamServer(
             self,
             self._connection.send,
-            own_id=os.urandom(8).hex(),
             connects=connects,
             wake=self._connection.wake,
             budget=RingBudget(ring_bytes),
