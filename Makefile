@@ -132,6 +132,6 @@ lock:  ## bring requirements.lock up to date with pyproject.toml; ARGS=--upgrade
 
 .PHONY: clean
 clean:  ## remove every environment and everything built; keeps runs/
-	@rm -rf .venv .venvs .venv-* build dist docs/_build docs/reference docs/vocabulary.md
+	@rm -rf .venv .venvs .venv-* build dist docs/_build docs/reference docs/metric-names.md docs/vocabulary.md
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find src tests examples tools docs benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

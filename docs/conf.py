@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import sys
 from pathlib import Path
 
@@ -12,7 +13,15 @@ project = "trackside"
 version = release = importlib.metadata.version("trackside")
 html_title = "trackside"
 
-extensions = ["myst_parser", "reference", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "vocabulary"]
+extensions = [
+    "metric_names",
+    "myst_parser",
+    "reference",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "vocabulary",
+]
 exclude_patterns = ["_build"]
 nitpicky = True
 # A word in backticks in a docstring is a name where there is one of that name, and code where there is none.
@@ -46,6 +55,23 @@ autodoc_mock_imports = [
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
+myst_html_meta = {
+    "description": "Telemetry for machine-learning training: which rank is slow and why, goodput, reports, live views.",
+    "keywords": "training telemetry, quickstart, install, gpu, prometheus, goodput, straggler, pytorch, torchrun",
+}
+
+# Sessions are copied as they would be typed: without prompts and without what the commands print.
+copybutton_prompt_text = r"\$ |>>> "
+copybutton_prompt_is_regexp = True
 
 html_theme = "furo"
 html_copy_source = False
+html_static_path = ["_static"]
+html_favicon = "_static/favicon.svg"
+# Links to edit a page lead to the repository that the pages are built in, where the builder names it.
+if "GITHUB_REPOSITORY" in os.environ:
+    html_theme_options = {
+        "source_repository": f"{os.environ.get('GITHUB_SERVER_URL', 'https://github.com')}/{os.environ['GITHUB_REPOSITORY']}/",
+        "source_branch": os.environ.get("GITHUB_REF_NAME", "main"),
+        "source_directory": "docs/",
+    }

@@ -64,6 +64,35 @@ class TestFiles:
         environment = {entry["name"]: entry["value"] for entry in rank["env"]}
         assert environment["TRACKSIDE_COLLECTOR"] == f"tcp://{found['Service']['metadata']['name']}:7070"
 
+    def test_jobset(self):
+        """A rank of the JobSet has the keys, the variables and the volumes of one of the PyTorchJob."""
+        (jobset,) = yaml.safe_load_all((DEPLOY / "jobset.yaml").read_text("utf-8"))
+        (workers,) = jobset["spec"]["replicatedJobs"]
+        pods = [
+            workers["template"]["spec"]["template"]["spec"],
+            documents()["PyTorchJob"]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"],
+        ]
+        same = [
+            (
+                pod["volumes"],
+                one["env"],
+                one["volumeMounts"],
+                one["command"],
+                one["args"][0].partition("exec torchrun")[0],
+            )
+            for pod in pods
+            for one in pod["containers"]
+        ]
+        assert same[0] == same[1]
+        assert workers["template"]["spec"]["parallelism"] == workers["template"]["spec"]["completions"] == 2
+
+    def test_ray(self):
+        """Ray's workers are given the variables that a rank in Kubernetes has."""
+        text = (DEPLOY / "ray_train.py").read_text("utf-8")
+        compile(text, "ray_train.py", "exec")
+        (rank,) = documents()["PyTorchJob"]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+        assert {entry["name"] for entry in rank["env"]} == set(re.findall(r'"(TRACKSIDE_\w+)"', text))
+
     def test_slurm(self):
         """The shell accepts the batch script."""
         assert subprocess.run(["bash", "-n", DEPLOY / "slurm.sbatch"], check=False, timeout=60).returncode == 0
