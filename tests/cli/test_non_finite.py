@@ -19,6 +19,7 @@ from trackside.events import (
     SpanEnded,
     SpanEventAdded,
     SpanStarted,
+    StallDetected,
     TrainingConfigured,
 )
 from trackside.handlers import EventLog
@@ -118,7 +119,8 @@ def events(rank):
         yield window("gpu.power", other, odd, step)
         yield sections(odd, other, step)
         yield SpanEventAdded(at_ns=at_ns, span_id=1, step=step, name="odd", attributes={"value": odd})
-        yield Heartbeat(at_ns=at_ns, span_id=1, step=step, sequence=step)
+        yield Heartbeat(at_ns=at_ns, span_id=1, step=step, sequence=step, interval_s=odd)
+        yield StallDetected(at_ns=at_ns, span_id=1, step=step, usual_s=other, stalled_s=odd, stacks={}, open_spans={})
     at_ns = START_NS + len(ODD) * 2 * S
     yield SpanEnded(
         name="training_loop",

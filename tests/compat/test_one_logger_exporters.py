@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import stat
 import threading
 
 import pytest
@@ -122,6 +123,14 @@ class TestFileExporter:
         assert set(inner_start) == {*start, "parent_id"}
         assert set(inner_stop) == {"type", "id", "name", "parent_id", "attributes", "stop_event", "count", "pid"}
         assert inner_stop["parent_id"] == start["id"]
+
+    def test_modes(self, tmp_path):
+        """The file, and the directory that it lies in, are this user's alone."""
+        exporter = FileExporter(tmp_path / "records" / "f")
+        exporter.initialize()
+        exporter.close()
+        modes = [stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "records", tmp_path / "records" / "f")]
+        assert modes == [0o700, 0o600]
 
     def test_complete(self, tmp_path):
         """A span that is known only when it is over is one record; one with events of its own is more."""

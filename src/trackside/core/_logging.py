@@ -6,6 +6,7 @@ import logging
 import threading
 from typing import Final
 
+from trackside.core.text import printable
 from trackside.events import clock
 
 LOGGER: Final = logging.getLogger("trackside")
@@ -27,14 +28,16 @@ def complain(message: str, *arguments: object, error: BaseException | None = Non
     """
     Report trouble through the standard library's logging, never raising.
 
-    A logging handler may itself log events; what goes wrong while complaining is not complained about.
+    What is not printable in texts is escaped: some are of other processes, and would write lines of their own, or speak
+    to the terminal. A logging handler may itself log events; what goes wrong while complaining is not complained about.
     """
     if getattr(_complaining, "now", False):
         return
     _complaining.now = True
     try:
         trace = (type(error), error, error.__traceback__) if error is not None else None
-        LOGGER.warning(message, *arguments, exc_info=trace)
+        shown = [printable(text) if isinstance(text, str) else text for text in arguments]
+        LOGGER.warning(message, *shown, exc_info=trace)
     except Exception:  # noqa: S110  a broken logging handler must not reach the training loop
         pass
     finally:

@@ -21,6 +21,14 @@ import attrs
 
 from trackside.events._compared import Value
 
+_LONGEST_S = 3.2e7
+"""A year."""
+
+
+def ns_of(seconds: float) -> int | None:
+    """Return a time in *seconds* that an event states in ns; None if it is none, negative, or more than a year."""
+    return round(seconds * 1e9) if 0 <= seconds <= _LONGEST_S else None
+
 
 @attrs.frozen(eq=False, repr=False)
 class Anchor(Value):

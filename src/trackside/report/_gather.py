@@ -37,6 +37,7 @@ from trackside.events import (
     StallDetected,
     TrainingConfigured,
     UnknownEvent,
+    clock,
     span_names,
 )
 from trackside.handlers.models import CounterBoard, SpanBuilder
@@ -367,7 +368,7 @@ class Stall:
         )
         return cls(
             step=event.step,
-            began_ns=event.at_ns - round(event.stalled_s * 1e9),
+            began_ns=event.at_ns - (clock.ns_of(event.stalled_s) or 0),
             usual_s=event.usual_s,
             span=str(name),
             where=place_in(stack),
@@ -774,7 +775,7 @@ class Gatherer:
         return before + 1 + event.before_non_finite * max(0, now.last_step - before) // recorded
 
     def _beat(self, event: Heartbeat) -> None:
-        self._now.heartbeat_interval_ns = round(event.interval_s * 1e9)
+        self._now.heartbeat_interval_ns = clock.ns_of(event.interval_s)
         self._now.counts = event.counts
 
     def _end_program(self, event: ProgramEnded) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import itertools
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
@@ -127,6 +128,9 @@ WIDTH: Final = 1000
 HEIGHT: Final = 260
 _LOG_FROM: Final = 8.0
 """From so many times the median on, the axis is logarithmic: one long step would hide all others."""
+_LOG_MARGIN: Final = 0.1
+_LEAST_POWER: Final = sys.float_info.min_10_exp
+"""Of ten, that a float holds in full."""
 _MOST_MARKS: Final = 150
 _MOST_COLUMNS: Final = 256
 _MOST_NAMES: Final = 32
@@ -143,18 +147,18 @@ class Axis:
     """From figures to places between 0 at the top and *height* at the bottom."""
 
     def __init__(self, low: float, high: float, usual: float, height: float = HEIGHT) -> None:
-        self.is_log = usual > 0 and low > 0 and high > _LOG_FROM * usual
+        self.is_log = usual > 0 and low >= sys.float_info.min and high > _LOG_FROM * usual
         self._height = height
         if self.is_log:
-            self._low, self._high = math.log(low * 0.9), math.log(high * 1.1)
+            self._low, self._high = math.log(low) - _LOG_MARGIN, math.log(high) + _LOG_MARGIN
         else:
-            self._low, self._high = min(0.0, low), high * 1.05 or 1.0
-        if self._high <= self._low:
-            self._high = self._low + 1.0
+            self._low, self._high = min(0.0, low), min(max(high, high * 1.05), sys.float_info.max)
+        if self._high - self._low < sys.float_info.min:
+            self._high = self._low + max(1.0, abs(self._low) / 10)
 
     def place(self, value: float) -> float:
         """Return where *value* is."""
-        at = math.log(max(value, 1e-9)) if self.is_log else value
+        at = math.log(max(value, sys.float_info.min)) if self.is_log else value
         # Halved, because the whole range may be more than a float holds.
         return self._height * (1 - (at / 2 - self._low / 2) / (self._high / 2 - self._low / 2))
 
@@ -162,14 +166,15 @@ class Axis:
         """Return round figures to write beside the axis."""
         if self.is_log:
             first, last = math.floor(self._low / math.log(10)), math.ceil(self._high / math.log(10))
-            found = [10.0**power * step for power in range(first, last + 1) for step in (1, 2, 5)]
+            powers = range(max(first, _LEAST_POWER), min(last, sys.float_info.max_10_exp) + 1)
+            found = [10.0**power * step for power in powers for step in (1, 2, 5)]
             found = [tick for tick in found if self._low <= math.log(tick) <= self._high]
             return found[:: max(1, len(found) // 4)]
         rough = self._high / 4 - self._low / 4
-        power = 10.0 ** math.floor(math.log10(rough))
+        power = 10.0 ** max(math.floor(math.log10(rough)) if rough else _LEAST_POWER, _LEAST_POWER)
         step = next(power * size for size in (1, 2, 5, 10) if power * size >= rough)
         first_tick = math.ceil(self._low / step)
-        return [step * number for number in range(first_tick, int(self._high / step) + 1)]
+        return [step * number for number in range(first_tick, math.floor(self._high / step) + 1)]
 
 
 def curve(

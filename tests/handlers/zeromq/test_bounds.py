@@ -26,6 +26,7 @@ from trackside.handlers.zeromq._protocol import (
     LossEntry,
     PeerBuckets,
     Ping,
+    Refused,
     Snapshot,
     SourcePosition,
     Subscribe,
@@ -468,6 +469,27 @@ class TestQuotas:
 
         assert receiving.receiver.counts["cut"] == 0
         assert all(producer.is_settled for producer in receiving.producers)
+
+    def test_senders_of_one_address(self):
+        """
+        Of one address 4,096 senders are known at a time, and others come in; when they are forgotten, more may come.
+        """
+        receiving = Receiving(limits=NO_CLOCK.times(1e9, 1e9, 1))
+        for number in range(4098):
+            receiving.say(b"rank %d" % number, Hello(PROTOCOL_VERSION, SOURCE_END, f"rank {number}", ""))
+        receiving.origin = "192.0.2.2"
+        receiving.say(b"other", Hello(PROTOCOL_VERSION, SOURCE_END, "other", ""))
+
+        busy = [address for address, message in receiving.sent if isinstance(message, Refused)]
+        assert (busy, len(receiving.producers)) == ([b"rank 4096", b"rank 4097"], 4097)
+
+        receiving.now_s = 61.0
+        for _ in range(40):
+            receiving.receiver.tick()
+        receiving.origin = "192.0.2.1"
+        receiving.say(b"rank 4097", Hello(PROTOCOL_VERSION, SOURCE_END, "rank 4097", ""))
+
+        assert [producer.id for producer in receiving.producers] == ["rank 4097"]
 
     def test_coming_back_brings_no_burst(self):
         """

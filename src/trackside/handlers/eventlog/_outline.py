@@ -17,6 +17,7 @@ from trackside.events import (
     SourceEnded,
     TrainingConfigured,
     UnreadableError,
+    clock,
 )
 from trackside.handlers.eventlog._reader import LogFile, LogReader, find_files, source_files
 from trackside.wire import Frame, FrameDecoder
@@ -91,7 +92,7 @@ class _Tail:
                 self.trained_step = event.step
         if isinstance(event, Heartbeat):
             self.last_heartbeat_ns = event.at_ns
-            self.heartbeat_interval_ns = round(event.interval_s * 1e9)
+            self.heartbeat_interval_ns = clock.ns_of(event.interval_s)
         elif isinstance(event, TrainingConfigured) and not self.tags:
             self.tags = tuple(event.perf_tag)
 

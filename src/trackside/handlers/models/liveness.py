@@ -14,7 +14,7 @@ from typing import Final
 
 import attrs
 
-from trackside.events import Event, Heartbeat, Source, SourceEnded
+from trackside.events import Event, Heartbeat, Source, SourceEnded, clock
 
 RUNNING: Final = "running"
 SILENT: Final = "silent"
@@ -67,7 +67,7 @@ class LifeSigns:
         if self.last_ns is None or event.at_ns > self.last_ns:
             self.last_ns = event.at_ns
         if isinstance(event, Heartbeat):
-            self.heartbeat_interval_ns = round(event.interval_s * 1e9)
+            self.heartbeat_interval_ns = clock.ns_of(event.interval_s)
         elif isinstance(event, SourceEnded):
             self.end_reason = event.reason
 

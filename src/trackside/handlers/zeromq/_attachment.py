@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from trackside.core import complain, described
+from trackside.core import RateLimitedLog, described
 from trackside.events import ConfigError, DecodeError, Event, Priority, Source, UnknownEvent, UnreadableError, clock
 from trackside.handlers.zeromq._connection import Connection
 from trackside.handlers.zeromq._protocol import (
@@ -80,6 +80,7 @@ class ViewerSession:
         self.status: dict[str, object] = {}
         """What it said of itself last."""
         self.malformed = 0
+        self._trouble = RateLimitedLog()
         self.consumer = StreamConsumer(self.send, take, introduce, stream="", wanted=wanted, models=models)
         self._sessions: Sessions[Any] = Sessions(Role.VIEWER, connection.send, own_id=own_id)
         self._pinged_s = -1e9
@@ -130,7 +131,7 @@ class ViewerSession:
                 self.malformed += 1
             except Exception as error:  # whatever it holds, the next may be read
                 self.malformed += 1
-                complain("a message from %s could not be dealt with: %s", self.peer, described(error))
+                self._trouble.complain("a message from %s could not be dealt with: %s", self.peer, described(error))
             if taken_bytes >= _BYTES_AT_ONCE:
                 break
         return count

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import attrs
 import msgpack
 
-from trackside.core import RateLimitedLog, complain, described
+from trackside.core import RateLimitedLog, described
 from trackside.events import (
     ConfigError,
     DecodeError,
@@ -43,16 +43,18 @@ from trackside.handlers.zeromq._control import VerbForwarder, may_command
 from trackside.handlers.zeromq._keys import SERVER
 from trackside.handlers.zeromq._protocol import (
     ALWAYS,
+    COLLECTOR_VIEWER_CONNECTIONS,
     EVENTS_PER_SOURCE,
     MAX_COLLECTOR_VIEWERS,
     MAX_COUNT,
-    MAX_PRODUCERS,
     MAX_SOURCES,
     MAX_SOURCES_OF_ONE,
     MAX_UNHEARD_SOURCES,
+    PRODUCER_CONNECTIONS,
     WAITING_MESSAGES,
     Beat,
     Bye,
+    ConnectionLimits,
     Filter,
     LossEntry,
     Message,
@@ -381,6 +383,7 @@ class CollectorStreams:
         self._places = places
         self._read_rule = read_rule
         self._cuts: list[_FilteredStream] = []
+        self._trouble = RateLimitedLog()
 
     def add(self, frame: Frame, data: bytes, events: Sequence[Event]) -> None:
         """
@@ -425,7 +428,7 @@ class CollectorStreams:
         try:
             data = encode_snapshot(snapshot)
         except Exception as error:
-            complain("a snapshot could not be taken: %s", described(error))
+            self._trouble.complain("a snapshot could not be taken: %s", described(error))
             done(None)
         else:
             done(ReadySnapshot(data, ring.next_index, ring.before))
@@ -764,13 +767,17 @@ class Collector:
         ring_bytes: int = RING_BYTES,
         read_rule: Callable[[list[Any]], Keep] | None = None,
     ) -> None:
-        _raise_descriptor_limit(MAX_PRODUCERS + MAX_COLLECTOR_VIEWERS)
+        _raise_descriptor_limit(PRODUCER_CONNECTIONS.of_all + COLLECTOR_VIEWER_CONNECTIONS.of_all)
         self._connections: list[Connection] = []
         self._stop = threading.Event()
         self._is_closed = False
         self._ticked_s = 0.0
-        self._receiving = self._connection(bind, keys, insecure=insecure)
-        self._viewing = self._connection(publish, keys, insecure=insecure) if publish is not None else None
+        self._receiving = self._connection(bind, keys, PRODUCER_CONNECTIONS, insecure=insecure)
+        self._viewing = (
+            self._connection(publish, keys, COLLECTOR_VIEWER_CONNECTIONS, insecure=insecure)
+            if publish is not None
+            else None
+        )
         self.endpoint = self._receiving.endpoint
         """Where ranks connect to; with the port that was found."""
         self.viewer_endpoint = self._viewing.endpoint if self._viewing is not None else ""
@@ -798,7 +805,9 @@ class Collector:
         self._verbs: VerbForwarder | None = None
         self._server = self._open_server(self._viewing, ring_bytes) if self._viewing is not None else None
 
-    def _connection(self, endpoint: str, keys: str | os.PathLike[str] | None, *, insecure: bool) -> Connection:
+    def _connection(
+        self, endpoint: str, keys: str | os.PathLike[str] | None, limits: ConnectionLimits, *, insecure: bool
+    ) -> Connection:
         try:
             connection = Connection(
                 endpoint,
@@ -807,6 +816,7 @@ class Collector:
                 keys=keys,
                 insecure=insecure,
                 receive_messages=WAITING_MESSAGES,
+                limits=limits,
             )
         except BaseException:
             for other in self._connections:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import ipaddress
 import os
 import random
 import re
 import socket as network
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from trackside.core import complain, described
 from trackside.events import ConfigError
+from trackside.handlers.zeromq._accepted import AcceptedConnections, origin_of
 from trackside.handlers.zeromq._keys import (
     DOMAIN,
     AllowList,
@@ -28,7 +28,14 @@ from trackside.handlers.zeromq._keys import (
     user_of,
     zmq,
 )
-from trackside.handlers.zeromq._protocol import RECEIVE_MESSAGES, RENEW_AFTER_S, RENEW_AT_MOST_S, SEND_MESSAGES
+from trackside.handlers.zeromq._protocol import (
+    PUBLISHER_CONNECTIONS,
+    RECEIVE_MESSAGES,
+    RENEW_AFTER_S,
+    RENEW_AT_MOST_S,
+    SEND_MESSAGES,
+    ConnectionLimits,
+)
 from trackside.handlers.zeromq._session import Sent
 
 OLDEST_LIBZMQ: Final = (4, 3, 5)
@@ -227,7 +234,6 @@ def _check_ipc(endpoint: str, *, has_keys: bool, insecure: bool, binds: bool, fi
 _LISTENING_S: Final = 0.5
 _GOODBYE_MS: Final = 100
 _PROBE_S: Final = 1.0
-_NETWORK_BITS: Final = 64
 _MAPPED: Final = re.compile(r"\[::ffff:([0-9.]+)\]")
 """An IPv4 address as sockets of both families write it."""
 
@@ -278,6 +284,7 @@ class Connection:
         keys: A directory of keys; None for none.
         insecure: Do without where they are needed.
         receive_messages: Of one peer, that may wait to be received.
+        limits: How many connections it keeps, if it binds; unless given, as many as a job's viewers need.
 
     Raises:
         ConfigError: The endpoint is not safe, not free or malformed.
@@ -292,11 +299,13 @@ class Connection:
         keys: str | os.PathLike[str] | None = None,
         insecure: bool = False,
         receive_messages: int = RECEIVE_MESSAGES,
+        limits: ConnectionLimits = PUBLISHER_CONNECTIONS,
     ) -> None:
         self.safety: Safety = check_endpoint(endpoint, has_keys=keys is not None, insecure=insecure, binds=binds)
         self._binds = binds
         self._context = new_context()
         self._authenticator: Authenticator | None = None
+        self._accepted: AcceptedConnections | None = None
         self._woken, self._waker = network.socketpair()
         self._woken.settimeout(0)
         self._waker.settimeout(0)
@@ -311,6 +320,8 @@ class Connection:
         self._latest: zmq.Frame | None = None
         self._socket = self._new_socket()
         try:
+            if binds:
+                self._accepted = AcceptedConnections(self._context, self._socket, limits)
             if keys is not None and binds:
                 self._authenticator = Authenticator(self._context, AllowList(keys))
                 secure_server(self._socket, load_server_key(keys))
@@ -321,7 +332,12 @@ class Connection:
             self.close()
             raise
         self._poller = zmq.Poller()
-        for readable in (self._socket, self._woken, *([self._authenticator.socket] if self._authenticator else [])):
+        self._duties: dict[Any, Callable[[], None]] = {}
+        if self._authenticator is not None:
+            self._duties[self._authenticator.socket] = self._authenticator.answer
+        if self._accepted is not None:
+            self._duties[self._accepted.socket] = self._accepted.follow
+        for readable in (self._socket, self._woken, *self._duties):
             self._poller.register(readable, zmq.POLLIN)
 
     def _new_socket(self) -> zmq.Socket[bytes]:
@@ -384,15 +400,22 @@ class Connection:
 
     def wait(self, timeout_s: float) -> None:
         """Wait until there is something to receive, another thread wakes this one, or time is up."""
-        for readable, _ in self._poller.poll(int(timeout_s * 1000)):
-            self._notice(readable)
+        until_s = time.monotonic() + timeout_s
+        left_s = timeout_s
+        while left_s >= 0:
+            found = self._poller.poll(int(left_s * 1000))
+            for readable, _ in found:
+                self._notice(readable)
+            if not found or any(readable not in self._duties for readable, _ in found):
+                return
+            left_s = until_s - time.monotonic()
 
     def _notice(self, readable: Any) -> None:
         if readable == self._woken.fileno():
             with contextlib.suppress(OSError):
                 self._woken.recv(65536)
-        elif self._authenticator is not None and readable is self._authenticator.socket:
-            self._authenticator.answer()
+        elif readable in self._duties:
+            self._duties[readable]()
 
     def receive(self, most: int) -> Iterator[tuple[bytes, list[bytes], str]]:
         """Yield at most *most* messages: who sent it, its parts, and role and fingerprint of the sender's key."""
@@ -450,6 +473,8 @@ class Connection:
         self._is_closed = True
         if self._authenticator is not None:
             self._authenticator.close()
+        if self._accepted is not None:
+            self._accepted.close()
         if self._path is not None:
             # Before anybody else can have bound it: libzmq leaves it behind.
             with contextlib.suppress(OSError):
@@ -458,19 +483,6 @@ class Connection:
         self._context.term()
         self._woken.close()
         self._waker.close()
-
-
-def origin_of(peer: str) -> str:
-    """Return who is behind *peer*, an address as libzmq writes it."""
-    if peer.startswith("localhost:"):  # of a Unix socket: with user, group and process
-        return peer.rpartition(":")[0]
-    try:
-        address = ipaddress.ip_address(peer.partition("%")[0])
-    except ValueError:
-        return ""
-    if isinstance(address, ipaddress.IPv4Address):
-        return str(address)
-    return str(address.ipv4_mapped or ipaddress.ip_network((address, _NETWORK_BITS), strict=False))
 
 
 def wait_for(connections: Sequence[Connection], timeout_s: float) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgpack
 
-from trackside.core import RateLimitedLog, complain, described
+from trackside.core import RateLimitedLog, described
 from trackside.events import ConfigError, DecodeError, Event, Source, clock
 from trackside.handlers.zeromq._connection import Connection, Safety, wait_for
 from trackside.handlers.zeromq._control import VerbForwarder
@@ -21,6 +21,7 @@ from trackside.handlers.zeromq._protocol import (
     EVENTS_PER_SOURCE,
     MAX_SOURCES,
     MAX_SOURCES_OF_ONE,
+    PRODUCER_CONNECTIONS,
     WAITING_MESSAGES,
     Filter,
     LossEntry,
@@ -82,6 +83,7 @@ class ForwardedStreams:
         self._spoke: set[str] = set()
         self._producers: Collection[Producer] = ()
         self._decoder = FrameDecoder()
+        self._trouble = RateLimitedLog()
         self.own = OwnStream(source, self._add_own)
 
     def tick(self, producers: Collection[Producer]) -> None:
@@ -166,7 +168,7 @@ class ForwardedStreams:
         try:
             data = encode_snapshot(Snapshot(places, {}, clock.now_ns()))
         except Exception as error:
-            complain("a snapshot could not be taken: %s", described(error))
+            self._trouble.complain("a snapshot could not be taken: %s", described(error))
             done(None)
         else:
             done(ReadySnapshot(data, ring.next_index, ring.before))
@@ -222,7 +224,13 @@ class Forwarder:
         self._is_closed = False
         self._ticked_s = 0.0
         self._lower = Connection(
-            bind, binds=True, role=SERVER, keys=keys, insecure=insecure, receive_messages=WAITING_MESSAGES
+            bind,
+            binds=True,
+            role=SERVER,
+            keys=keys,
+            insecure=insecure,
+            receive_messages=WAITING_MESSAGES,
+            limits=PRODUCER_CONNECTIONS,
         )
         try:
             self._upper = Connection(to, binds=False, role=RANK, keys=keys, insecure=insecure)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 import attrs
 import msgpack
 
-from trackside.core import complain, described
+from trackside.core import RateLimitedLog, described
 from trackside.events import ConfigError, DecodeError, Event, Priority, Source, SourceEnded, SourceStarted, UnknownEvent
 from trackside.wire import pack, wire_name_of
 from trackside.wire._values import is_sound, unpack
@@ -54,6 +54,24 @@ MAX_VIEWERS: Final = 64
 MAX_COLLECTOR_VIEWERS: Final = 256
 MAX_PRODUCERS: Final = 8192
 """Ranks and forwarders that one collector or forwarder serves."""
+MAX_PRODUCERS_OF_ADDRESS: Final = 4096
+"""Of them, behind one address with one key."""
+
+
+@attrs.frozen
+class ConnectionLimits:
+    """How many connections a bound socket keeps."""
+
+    of_address: int
+    """From one address. More may come at the same moment, and are ended when the socket's thread looks again."""
+    of_all: int
+
+
+PUBLISHER_CONNECTIONS: Final = ConnectionLimits(128, 256)
+"""Twice to four times the viewers: some come, and have not said yet who they are."""
+COLLECTOR_VIEWER_CONNECTIONS: Final = ConnectionLimits(512, 1024)
+PRODUCER_CONNECTIONS: Final = ConnectionLimits(MAX_PRODUCERS_OF_ADDRESS + 512, MAX_PRODUCERS + 2048)
+"""More than there are producers: who comes back may be here before the former connection is known to be gone."""
 SEND_MESSAGES: Final = 1024
 """Messages that may wait for one peer. Their bytes are bounded by the window."""
 RECEIVE_MESSAGES: Final = 1024
@@ -765,6 +783,10 @@ def names_of(model: object) -> tuple[str, ...]:
     return (model_name(model), *getattr(model, "stands_for", ()))
 
 
+_log_of_states: Final = RateLimitedLog()
+"""What ranks send can make a state one that cannot be sent, and each viewer that comes asks for it."""
+
+
 def dump_models(models: Iterable[Any], names: Iterable[str]) -> dict[str, Any]:
     """Return the states of those of *models* that are named; of several of one name the first's."""
     wanted = set(names)
@@ -775,7 +797,7 @@ def dump_models(models: Iterable[Any], names: Iterable[str]) -> dict[str, Any]:
             try:
                 states.update(dict.fromkeys(asked, model.dump()))
             except Exception as error:  # one model that fails must not take the others' states with it
-                complain("the state of %s could not be dumped: %s", model_name(model), described(error))
+                _log_of_states.complain("the state of %s could not be dumped: %s", model_name(model), described(error))
     return states
 
 
@@ -785,10 +807,12 @@ def _packable(name: str, state: Any) -> dict[str, Any]:
     try:
         pack(fitting)
     except Exception as error:
-        complain("the state of %s is no plain data and is left out: %s", name, described(error))
+        _log_of_states.complain("the state of %s is no plain data and is left out: %s", name, described(error))
         return {}
     if fitting != state:
-        complain("a sum in the state of %s is larger than 64 bits hold; viewers are sent the largest number", name)
+        _log_of_states.complain(
+            "a sum in the state of %s is larger than 64 bits hold; viewers are sent the largest number", name
+        )
     return {name: fitting}
 
 

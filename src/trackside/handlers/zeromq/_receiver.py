@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import attrs
 
-from trackside.core import complain, described
+from trackside.core import RateLimitedLog, described
 from trackside.events import (
     ClockCompared,
     DecodeError,
@@ -34,6 +34,7 @@ from trackside.handlers.zeromq._protocol import (
     MAX_OPEN_SPANS_BYTES,
     MAX_OUT_OF_ORDER,
     MAX_PRODUCERS,
+    MAX_PRODUCERS_OF_ADDRESS,
     MAX_SNAPSHOT_BYTES,
     MAX_SOURCES_BYTES,
     OLDEST,
@@ -277,6 +278,7 @@ class OwnStream:
         self.invalid = 0
         """Events that could not be encoded; they have no number."""
         self._take = take
+        self._trouble = RateLimitedLog()
         self._encoder = RowEncoder()
         self._is_ended = False
         self.publish(SourceStarted(identity=source.to_wire(), span_id=0, step=-1))
@@ -291,7 +293,7 @@ class OwnStream:
             frame = encode_frame(self.source.id, seq, seq, dropped={}, schemas=[schema.entry], rows=[row])
         except Exception as error:  # it quotes what some peer sent
             self.invalid += 1
-            complain("an event of %s cannot be recorded: %s", type(event).__name__, described(error))
+            self._trouble.complain("an event of %s cannot be recorded: %s", type(event).__name__, described(error))
             return
         self.next_seq += 1
         event._source = self.source  # noqa: SLF001  as the decoder does: the event is numbered here
@@ -658,6 +660,8 @@ class Origin:
 
     def __init__(self, limits: PeerLimits, now_s: float) -> None:
         self.heard_s = now_s
+        self.producers = 0
+        """That are known here, those among them that were not heard for a while."""
         self.together = PeerBuckets(limits_of_address(limits), now_s)
         self.newcomers = PeerBuckets(limits_of_newcomers(limits), now_s, within=self.together)
         """For those who have not greeted, and those who have not settled: a new name brings no new allowance."""
@@ -692,6 +696,8 @@ class Producer:
     cut_reported: int = 0
     cut_reported_s: float = -1e9
     cut_since_ns: int = 0
+    origin: Origin | None = None
+    """Among whose producers it counts."""
 
     @property
     def name(self) -> str:
@@ -889,11 +895,8 @@ class Receiver:
                     self._restless.add(producer)
 
     def _forget_origins(self, now_s: float) -> None:
-        shared = {id(producer.buckets.within) for producer in self.producers.values()}
         self._origins = {
-            name: one
-            for name, one in self._origins.items()
-            if now_s - one.heard_s <= FORGET_AFTER_S or not shared.isdisjoint((id(one.together), id(one.newcomers)))
+            name: one for name, one in self._origins.items() if now_s - one.heard_s <= FORGET_AFTER_S or one.producers
         }
 
     def command(self, verb: Verb, producer: Producer) -> bool:
@@ -919,6 +922,10 @@ class Receiver:
         if producer is None:
             if len(self.producers) >= self._most:
                 self._sessions.refuse(address, 0, "busy", f"{self._most} senders are here already")
+                return
+            if self._origin(user, now_s).producers >= MAX_PRODUCERS_OF_ADDRESS:
+                most = f"{MAX_PRODUCERS_OF_ADDRESS} senders of this address are here already"
+                self._sessions.refuse(address, 0, "busy", most)
                 return
             producer = self._new(address, other, user, here, now_s)
         else:
@@ -951,16 +958,19 @@ class Receiver:
         window_bytes = max(
             LEAST_WINDOW_BYTES, min(WINDOW_BYTES, ALL_RECEIVE_WINDOWS_BYTES // (len(self.producers) + 1))
         )
+        origin = (here.origin if here is not None else None) or self._origin(user, now_s)
+        origin.producers += 1
         producer = Producer(
             address,
             other.id,
             other.text,
             user,
             StreamConsumer(send, take, introduce, window_bytes, budget=self._snapshots),
-            PeerBuckets(self._limits, now_s, self._origin(user, now_s).newcomers) if here is None else here.buckets,
+            PeerBuckets(self._limits, now_s, origin.newcomers) if here is None else here.buckets,
             now_s,
             now_s if here is None else here.greeted_s,
             is_settled=here is not None and here.is_settled,
+            origin=origin,
         )
         return producer
 
@@ -985,10 +995,11 @@ class Receiver:
             self._post(producer.address, Ping(clock.now_ns()))
 
     def _forget(self, producer: Producer) -> None:
+        if self._by_id.pop(producer.id, None) is not None and producer.origin is not None:
+            producer.origin.producers -= 1
         if self.producers.get(producer.address) is producer:
             del self.producers[producer.address]
         producer.consumer.close()
-        self._by_id.pop(producer.id, None)
         self.counts["repeated"] += producer.consumer.repeated
         self.counts["replays"] += producer.consumer.replays
 

@@ -12,9 +12,15 @@ from trackside.compat.one_logger.exporter.base_json_exporter import BaseJsonExpo
 from trackside.compat.one_logger.exporter.exporter import ExportError
 
 
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
 class FileExporter(BaseJsonExporter):
     """
     Appends to *file_path*: a job that is started again does not destroy what it wrote before.
+
+    The file, and the directory that it lies in, are made for this user alone.
 
     Raises:
         ExportError: at `initialize`, if the file cannot be opened.
@@ -29,8 +35,8 @@ class FileExporter(BaseJsonExporter):
         """Open the file, making the directories that it lies in."""
         super().initialize()
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("a", encoding="utf-8")
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._file = open(self._path, "a", encoding="utf-8", opener=_open_private)  # noqa: SIM115  it stays open
         except OSError as error:
             raise ExportError(f"{self._path} cannot be written: {error}") from error
 

@@ -25,6 +25,7 @@ from trackside.events import (
     SpanOutOfOrder,
     SpanStarted,
     StepStarted,
+    clock,
     span_names,
 )
 from trackside.handlers.models.goodput._buckets import (
@@ -483,7 +484,7 @@ def _on_step_started(process: ProcessState, event: StepStarted | SpanStarted) ->
 
 
 def _on_heartbeat(process: ProcessState, event: Heartbeat) -> None:
-    process.heartbeat_interval_ns = round(event.interval_s * 1e9)
+    process.heartbeat_interval_ns = clock.ns_of(event.interval_s)
     seen, process.seen_open = process.seen_open, None
     found = event.open_spans.get(process.trains_in or _MAIN_THREAD)
     if not found:

@@ -91,7 +91,7 @@ class _WandbRun:
 
     def open(self) -> None:
         config = self._config
-        Path(config.save_dir).mkdir(parents=True, exist_ok=True)
+        Path(config.save_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
         fields = {"base_url": config.host, **({"api_key": config.api_key} if config.api_key else {})}
         init = {"project": config.project, "name": config.run_name, "entity": config.entity, "tags": config.tags}
         self._run = open_run({**init, "dir": config.save_dir, "settings": fields}, id=self._id, resume="allow")

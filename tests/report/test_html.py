@@ -1,0 +1,39 @@
+"""The page's axes, whatever the figures are."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from trackside.report._html import HEIGHT, Axis
+
+ODD = [-1.7e308, -5.0, -1e-300, -5e-324, 0.0, 5e-324, 2.2e-310, 1e-300, 0.3, 5.0, 1e15, 1e300, 1.7e308]
+
+
+class TestAxis:
+    @pytest.mark.parametrize(("low", "high"), list(itertools.combinations_with_replacement(ODD, 2)))
+    def test_figures_of_any_size(self, low, high):
+        """What a float holds has a place on the axis, denormals and the largest too, and there are a few ticks."""
+        for usual in (low, high):
+            axis = Axis(low, high, usual)
+            ticks = axis.ticks()
+
+            assert len(ticks) <= 24
+            assert all(-1 <= axis.place(value) <= HEIGHT + 1 for value in (low, high))
+            assert all(math.isfinite(axis.place(tick)) for tick in ticks)
+
+    def test_linear(self):
+        """An axis of usual figures begins at zero and has round ticks."""
+        axis = Axis(2.0, 10.0, 5.0)
+
+        assert axis.ticks() == [0.0, 5.0, 10.0]
+        assert axis.place(0.0) == HEIGHT
+
+    def test_logarithmic(self):
+        """An axis with one figure far above the usual is logarithmic."""
+        axis = Axis(1.0, 1000.0, 2.0)
+
+        assert axis.is_log
+        assert axis.place(1.0) - axis.place(10.0) == pytest.approx(axis.place(10.0) - axis.place(100.0))
