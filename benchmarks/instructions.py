@@ -37,6 +37,8 @@ TOLERANCE = 0.02
 """By how much a count may exceed its baseline: hash seeds and addresses move it a little."""
 OWN_THREAD = frozenset(("step",))
 """Operations whose instructions are counted in the thread that does them: other threads work by the clock."""
+CEILINGS = {"compiled": 41_000, "pure": 125_000}
+"""The most instructions that a step may take: what was reached, and a tenth more. A test checks it."""
 SHARES = 12
 """Functions shown of each operation."""
 
@@ -191,6 +193,13 @@ def show_counts(*, update: bool) -> int:
     return int(any(found[name] > kept.get(name, found[name]) * (1 + TOLERANCE) for name in found))
 
 
+def show_step() -> int:
+    """Print the instructions of a step beside the most that it may take; 1 if it takes more."""
+    found, most = counted("step", few=200, many=800), CEILINGS[trackside.implementation]
+    print(f"{OPERATIONS['step'][0]}: {found:,.0f} instructions, {trackside.implementation}; at most {most:,}")
+    return int(found > most)
+
+
 def show_shares() -> None:
     """Print where the calling thread's time goes, by function."""
     for name, (what, prepare) in OPERATIONS.items():
@@ -213,6 +222,9 @@ def main() -> int:
     """Count and show; 1 if there are more instructions than the baseline allows."""
     parser = argparse.ArgumentParser(prog="make profile ARGS=…", description=__doc__)
     parser.add_argument("--update", action="store_true", help="keep the counts as this interpreter's baseline")
+    parser.add_argument(
+        "--check", action="store_true", help="count those of a step alone, and fail if they are too many"
+    )
     parser.add_argument("--run", nargs=2, metavar=("OPERATION", "LOOPS"), help="do an operation: what is counted")
     options = parser.parse_args()
     if options.run is not None:
@@ -220,6 +232,8 @@ def main() -> int:
         with ExitStack() as stack:
             OPERATIONS[operation][1](stack)(int(loops))
         return 0
+    if options.check:
+        return show_step()
     if shutil.which("valgrind") is None:
         print("no instructions counted: there is no valgrind on this machine (Debian's package valgrind)")
         status = 0

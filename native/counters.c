@@ -98,9 +98,9 @@ make_room(Recorder *self)
 }
 
 static inline PyObject *
-record(PyTypeObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords, int only_grows)
+record(PyObject *about, PyObject *const *args, Py_ssize_t count, PyObject *keywords, int only_grows)
 {
-    if (count == 0 || Py_TYPE(args[0]) != owner) {
+    if (count == 0 || (PyObject *)Py_TYPE(args[0]) != about) {
         return TS_TO_PYTHON;
     }
     Recorder *self = (Recorder *)args[0];
@@ -170,15 +170,15 @@ python:
 }
 
 static PyObject *
-record_amount(PyTypeObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+record_amount(PyObject *about, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
-    return record(owner, args, count, keywords, 1);
+    return record(about, args, count, keywords, 1);
 }
 
 static PyObject *
-record_value(PyTypeObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+record_value(PyObject *about, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
-    return record(owner, args, count, keywords, 0);
+    return record(about, args, count, keywords, 0);
 }
 
 /*
@@ -353,7 +353,7 @@ recording(PyObject *Py_UNUSED(module), PyObject *args)
         PyErr_SetString(PyExc_TypeError, "not a class of recorders");
         return NULL;
     }
-    return ts_method(owner, only_grows ? record_amount : record_value, python);
+    return ts_method((PyObject *)owner, only_grows ? record_amount : record_value, python);
 }
 
 static PyMethodDef functions[] = {

@@ -44,7 +44,7 @@ typedef struct {
 static Entry *table;
 static size_t table_size, table_used;
 
-static PyObject *from_ambient, *ambient, *zero, *init_name, *post_init_name;
+static PyObject *from_ambient, *zero, *init_name, *post_init_name;
 static PyObject *monotonic, *offset_ns; /* what reads the clock, and what is added */
 static long long offset;                /* the same as a number */
 static int reads_real_clock;
@@ -223,10 +223,11 @@ fill_envelope(PyObject **values, int is_of_span)
     }
     if (values[SPAN_ID] == from_ambient || values[STEP] == from_ambient
         || (is_of_span && values[PARENT_SPAN_ID] == from_ambient)) {
-        if (PyContextVar_Get(ambient, NULL, &around) < 0) {
+        around = ts_surroundings();
+        if (around == NULL) {
             return -1;
         }
-        if (around == NULL || !PyTuple_CheckExact(around) || PyTuple_GET_SIZE(around) != 2) {
+        if (!PyTuple_CheckExact(around) || PyTuple_GET_SIZE(around) != 2) {
             PyErr_SetString(PyExc_SystemError, "the ambient context is no pair");
             Py_XDECREF(around);
             return -1;
@@ -428,18 +429,12 @@ set_clock(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(set_surroundings_doc,
-"set_surroundings(ambient, from_ambient, /)\n--\n\n"
-"Take the envelope from the variable *ambient* where its value is *from_ambient*.");
+PyDoc_STRVAR(set_mark_doc,
+"set_mark(from_ambient, /)\n--\n\nTake a value of the envelope from the surroundings where it is *from_ambient*.");
 
 static PyObject *
-set_surroundings(PyObject *Py_UNUSED(module), PyObject *args)
+set_mark(PyObject *Py_UNUSED(module), PyObject *mark)
 {
-    PyObject *variable, *mark;
-    if (!PyArg_ParseTuple(args, "O!O", &PyContextVar_Type, &variable, &mark)) {
-        return NULL;
-    }
-    Py_XSETREF(ambient, Py_NewRef(variable));
     Py_XSETREF(from_ambient, Py_NewRef(mark));
     Py_RETURN_NONE;
 }
@@ -447,7 +442,7 @@ set_surroundings(PyObject *Py_UNUSED(module), PyObject *args)
 static PyMethodDef functions[] = {
     {"compile_class", compile_class, METH_VARARGS, compile_doc},
     {"set_clock", set_clock, METH_VARARGS, set_clock_doc},
-    {"set_surroundings", set_surroundings, METH_VARARGS, set_surroundings_doc},
+    {"set_mark", set_mark, METH_O, set_mark_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -12,17 +12,29 @@ typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
     ts_plain plain;
-    PyTypeObject *owner;
+    PyObject *about;
     PyObject *python;
+    int is_special; /* a method that only statements look up, as with does __enter__ */
 } Method;
 
-static PyTypeObject *method_type;
+/* A special method and the object that it is called on: gone as soon as it was called, so its memory is used again. */
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    PyObject *method, *object;
+} Bound;
+
+enum { MOST_FREE = 8, MOST_ARGUMENTS = 3 };
+
+static PyTypeObject *method_type, *bound_type;
+static Bound *free_bound[MOST_FREE];
+static int free_count;
 
 static PyObject *
 method_vectorcall(PyObject *callable, PyObject *const *args, size_t flags, PyObject *keywords)
 {
     Method *self = (Method *)callable;
-    PyObject *result = self->plain(self->owner, args, PyVectorcall_NARGS(flags), keywords);
+    PyObject *result = self->plain(self->about, args, PyVectorcall_NARGS(flags), keywords);
     if (result != TS_TO_PYTHON) {
         return result;
     }
@@ -30,7 +42,7 @@ method_vectorcall(PyObject *callable, PyObject *const *args, size_t flags, PyObj
 }
 
 PyObject *
-ts_method(PyTypeObject *owner, ts_plain plain, PyObject *python)
+ts_method(PyObject *about, ts_plain plain, PyObject *python)
 {
     Method *self = PyObject_GC_New(Method, method_type);
     if (self == NULL) {
@@ -38,17 +50,122 @@ ts_method(PyTypeObject *owner, ts_plain plain, PyObject *python)
     }
     self->vectorcall = method_vectorcall;
     self->plain = plain;
-    self->owner = (PyTypeObject *)Py_NewRef((PyObject *)owner);
+    self->about = Py_NewRef(about);
     self->python = Py_NewRef(python);
+    self->is_special = 0;
+    PyObject_GC_Track(self);
+    return (PyObject *)self;
+}
+
+/* --- binding ----------------------------------------------------------------------------------------------------- */
+
+static PyObject *
+bound_vectorcall(PyObject *callable, PyObject *const *args, size_t flags, PyObject *keywords)
+{
+    Bound *self = (Bound *)callable;
+    PyObject *all[MOST_ARGUMENTS + 1];
+    Py_ssize_t count = PyVectorcall_NARGS(flags);
+    if (keywords != NULL || count > MOST_ARGUMENTS) {
+        PyObject *plain = PyMethod_New(self->method, self->object);
+        PyObject *result = plain == NULL ? NULL : PyObject_Vectorcall(plain, args, flags, keywords);
+        Py_XDECREF(plain);
+        return result;
+    }
+    all[0] = self->object;
+    for (Py_ssize_t place = 0; place < count; place++) {
+        all[place + 1] = args[place];
+    }
+    return method_vectorcall(self->method, all, count + 1, NULL);
+}
+
+static PyObject *
+bind(PyObject *method, PyObject *object)
+{
+    Bound *self;
+    if (free_count > 0) {
+        self = (Bound *)PyObject_Init((PyObject *)free_bound[--free_count], bound_type);
+    }
+    else {
+        self = PyObject_GC_New(Bound, bound_type);
+        if (self == NULL) {
+            return NULL;
+        }
+    }
+    self->vectorcall = bound_vectorcall;
+    self->method = Py_NewRef(method);
+    self->object = Py_NewRef(object);
     PyObject_GC_Track(self);
     return (PyObject *)self;
 }
 
 static int
+bound_traverse(Bound *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->method);
+    Py_VISIT(self->object);
+    return 0;
+}
+
+static void
+bound_dealloc(Bound *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject *method = self->method, *object = self->object;
+    PyObject_GC_UnTrack(self);
+    if (free_count < MOST_FREE) {
+        free_bound[free_count++] = self;
+    }
+    else {
+        PyObject_GC_Del(self);
+    }
+    Py_DECREF(type);
+    Py_DECREF(method);
+    Py_DECREF(object); /* last: a finalizer may bind another */
+}
+
+static PyObject *
+bound_getattr(Bound *self, PyObject *name)
+{
+    PyObject *found = PyObject_GenericGetAttr((PyObject *)self, name);
+    if (found == NULL && PyErr_ExceptionMatches(PyExc_AttributeError)) {
+        PyErr_Clear();
+        found = PyObject_GetAttr(self->method, name);
+    }
+    return found;
+}
+
+static PyMemberDef bound_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Bound, vectorcall), READONLY, NULL},
+    {"__func__", T_OBJECT_EX, offsetof(Bound, method), READONLY, NULL},
+    {"__self__", T_OBJECT_EX, offsetof(Bound, object), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot bound_slots[] = {
+    {Py_tp_call, PyVectorcall_Call},
+    {Py_tp_traverse, bound_traverse},
+    {Py_tp_dealloc, bound_dealloc},
+    {Py_tp_getattro, bound_getattr},
+    {Py_tp_members, bound_members},
+    {0, NULL},
+};
+
+static PyType_Spec bound_spec = {
+    .name = "trackside._native.Bound",
+    .basicsize = sizeof(Bound),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_IMMUTABLETYPE
+             | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = bound_slots,
+};
+
+/* --- the method -------------------------------------------------------------------------------------------------- */
+
+static int
 method_traverse(Method *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
-    Py_VISIT(self->owner);
+    Py_VISIT(self->about);
     Py_VISIT(self->python);
     return 0;
 }
@@ -58,7 +175,7 @@ method_dealloc(Method *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
-    Py_XDECREF(self->owner);
+    Py_XDECREF(self->about);
     Py_XDECREF(self->python);
     PyObject_GC_Del(self);
     Py_DECREF(type);
@@ -67,7 +184,10 @@ method_dealloc(Method *self)
 static PyObject *
 method_bind(PyObject *self, PyObject *object, PyObject *Py_UNUSED(type))
 {
-    return object == NULL ? Py_NewRef(self) : PyMethod_New(self, object);
+    if (object == NULL) {
+        return Py_NewRef(self);
+    }
+    return ((Method *)self)->is_special ? bind(self, object) : PyMethod_New(self, object);
 }
 
 static PyObject *
@@ -76,12 +196,33 @@ method_attribute(Method *self, void *name)
     return PyObject_GetAttrString(self->python, name);
 }
 
+/* What it does not have itself is the function's. */
+static PyObject *
+method_getattr(Method *self, PyObject *name)
+{
+    PyObject *found = PyObject_GenericGetAttr((PyObject *)self, name);
+    if (found == NULL && PyErr_ExceptionMatches(PyExc_AttributeError)) {
+        PyErr_Clear();
+        found = PyObject_GetAttr(self->python, name);
+    }
+    return found;
+}
+
+/* Pickled and copied by name, as functions are. */
+static PyObject *
+method_reduce(Method *self, PyObject *Py_UNUSED(none))
+{
+    return PyObject_GetAttrString(self->python, "__qualname__");
+}
+
+static PyMethodDef method_methods[] = {
+    {"__reduce__", (PyCFunction)method_reduce, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
 static PyGetSetDef method_attributes[] = {
-    {"__code__", (getter)method_attribute, NULL, NULL, "__code__"},
     {"__doc__", (getter)method_attribute, NULL, NULL, "__doc__"},
     {"__module__", (getter)method_attribute, NULL, NULL, "__module__"},
-    {"__name__", (getter)method_attribute, NULL, NULL, "__name__"},
-    {"__qualname__", (getter)method_attribute, NULL, NULL, "__qualname__"},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -96,7 +237,9 @@ static PyType_Slot method_slots[] = {
     {Py_tp_traverse, method_traverse},
     {Py_tp_dealloc, method_dealloc},
     {Py_tp_descr_get, method_bind},
+    {Py_tp_getattro, method_getattr},
     {Py_tp_getset, method_attributes},
+    {Py_tp_methods, method_methods},
     {Py_tp_members, method_members},
     {0, NULL},
 };
@@ -105,13 +248,37 @@ static PyType_Spec method_spec = {
     .name = "trackside._native.Method",
     .basicsize = sizeof(Method),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR
+             | Py_TPFLAGS_IMMUTABLETYPE /* or the interpreter would look the method up anew in each call */
              | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .slots = method_slots,
 };
 
+PyDoc_STRVAR(special_doc,
+"special_method(method, /)\n--\n\nReturn the compiled *method* for a special name: cheap to bind to an object and call once.");
+
+static PyObject *
+special_method(PyObject *Py_UNUSED(module), PyObject *method)
+{
+    if (!Py_IS_TYPE(method, method_type)) {
+        return PyErr_Format(PyExc_TypeError, "not a compiled method");
+    }
+    Method *other = (Method *)method;
+    PyObject *made = ts_method(other->about, other->plain, other->python);
+    if (made != NULL) {
+        ((Method *)made)->is_special = 1;
+    }
+    return made;
+}
+
+static PyMethodDef functions[] = {
+    {"special_method", special_method, METH_O, special_doc},
+    {NULL, NULL, 0, NULL},
+};
+
 int
-ts_add_methods(PyObject *Py_UNUSED(module))
+ts_add_methods(PyObject *module)
 {
     method_type = (PyTypeObject *)PyType_FromSpec(&method_spec);
-    return method_type == NULL ? -1 : 0;
+    bound_type = (PyTypeObject *)PyType_FromSpec(&bound_spec);
+    return method_type == NULL || bound_type == NULL ? -1 : PyModule_AddFunctions(module, functions);
 }

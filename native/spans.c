@@ -19,6 +19,7 @@ static const char *const span_slots[] = {"_around",    "_inside", "_given", "_en
                                          "attributes", "id",      "name",   "parent_id", "start_ns"};
 
 enum { GIVEN_STEP, STEP, KIND, SAMPLES, TOKENS, FLOPS, LOSS, FAILED, ITERATION_SLOTS };
+enum { DONE_FIELDS = 4 }; /* SAMPLES and the three after it */
 static const char *const iteration_slots[] = {"_given_step", "step",  "kind", "samples",
                                               "tokens",      "flops", "loss", "failed"};
 
@@ -31,20 +32,25 @@ static const char *const span_event_slots[] = {"name", "attributes", "error"};
 enum { E_KIND, E_SAMPLES, E_TOKENS, E_FLOPS, E_LOSS, E_FAILED, ITERATION_EVENT_SLOTS };
 static const char *const iteration_event_slots[] = {"kind", "samples", "tokens", "flops", "loss", "failed"};
 
-enum { QUEUE, APPEND, LIMIT, DROPPED, ADMISSION_SLOTS };
-static const char *const admission_slots[] = {"_queue", "_append", "_limit", "dropped"};
+enum { QUEUE, APPEND, LIMIT, DROPPED, OFFERED, ADMISSION_SLOTS };
+static const char *const admission_slots[] = {"_queue", "_append", "_limit", "dropped", "offered"};
 
 enum { MOST_CLASSES = 3 };
 
 /* All set once, and kept for ever: the module trackside.instruments._span is too. */
-static PyTypeObject *span_type, *admission_type, *long_type, *iteration_ended;
+static PyTypeObject *span_type, *admission_type, *count_type, *long_type, *part_type, *iteration_type, *iteration_ended;
 static PyTypeObject *ended_types[MOST_CLASSES];
 static Py_ssize_t of_span[SPAN_SLOTS], of_iteration[ITERATION_SLOTS], of_admission[ADMISSION_SLOTS];
 static Py_ssize_t of_event[MOST_CLASSES + 1][EVENT_SLOTS]; /* the last are those of the iteration's event */
 static Py_ssize_t of_span_event[MOST_CLASSES][SPAN_EVENT_SLOTS], of_iteration_event[ITERATION_EVENT_SLOTS];
-static PyObject *namespace, *bus, *open_by_id, *next_id, *ambient, *no_attributes;
-static PyObject *log_function, *annotator_name, *root_name, *main_thread_name, *routes_name, *is_closed_name, *add_name;
-static PyObject *zero;
+static Py_ssize_t of_routes, of_is_closed, of_subscribers, of_counter;
+static PyObject *bus, *open_by_id, *span_ids, *no_attributes, *log_function, *add_name, *step_name, *zero;
+static PyObject *done_names[DONE_FIELDS];
+
+/* What the Python module has as globals, and sets by set_process(). */
+static PyObject *root_id, *main_thread;
+static unsigned long main_ident;
+static int has_annotator;
 
 static inline PyObject **
 slot(PyObject *object, Py_ssize_t offset)
@@ -55,15 +61,11 @@ slot(PyObject *object, Py_ssize_t offset)
 #define SPAN(span, name) (*slot(span, of_span[name]))
 #define ITERATION(span, name) (*slot(span, of_iteration[name]))
 
-/* Return a global of the Python module, borrowed; NULL, without an exception, if it is not there. */
+/* Return the next number of COUNTER, an itertools.count: a new reference, or NULL with an exception. */
 static inline PyObject *
-global(PyObject *name)
+next_of(PyObject *counter)
 {
-    PyObject *found = PyDict_GetItemWithError(namespace, name);
-    if (found == NULL) {
-        PyErr_Clear();
-    }
-    return found;
+    return Py_TYPE(counter)->tp_iternext(counter);
 }
 
 /* --- the bus ----------------------------------------------------------------------------------------------------- */
@@ -72,21 +74,16 @@ global(PyObject *name)
 static PyObject *
 route_of(PyTypeObject *cls)
 {
-    PyObject *routes = PyObject_GetAttr(bus, routes_name), *route = NULL;
-    if (routes != NULL && PyDict_CheckExact(routes)) {
-        route = PyDict_GetItemWithError(routes, (PyObject *)cls);
-        if (route != NULL && PyTuple_CheckExact(route)) {
-            Py_INCREF(route);
-        }
-        else {
-            route = NULL;
-        }
+    PyObject *routes = *slot(bus, of_routes);
+    if (routes == NULL || !PyDict_CheckExact(routes)) {
+        return NULL;
     }
-    Py_XDECREF(routes);
+    /* Classes are compared by identity, so nothing is called. */
+    PyObject *route = PyDict_GetItemWithError(routes, (PyObject *)cls);
     if (route == NULL) {
         PyErr_Clear();
     }
-    return route;
+    return route != NULL && PyTuple_CheckExact(route) ? Py_NewRef(route) : NULL;
 }
 
 /* Return whether an event of CLS would get to a handler, as Bus.wants does; -1, without an exception, to ask there. */
@@ -102,13 +99,8 @@ wants(PyTypeObject *cls)
     if (!has_steps) {
         return 0;
     }
-    PyObject *is_closed = PyObject_GetAttr(bus, is_closed_name);
-    int is_open = is_closed == Py_False ? 1 : is_closed == Py_True ? 0 : -1;
-    Py_XDECREF(is_closed);
-    if (is_open < 0) {
-        PyErr_Clear();
-    }
-    return is_open;
+    PyObject *is_closed = *slot(bus, of_is_closed);
+    return is_closed == Py_False ? 1 : is_closed == Py_True ? 0 : -1;
 }
 
 /*
@@ -133,7 +125,9 @@ queue_event(PyObject *event)
     }
     PyObject *queue = *slot(admission, of_admission[QUEUE]), *limit = *slot(admission, of_admission[LIMIT]);
     PyObject *append = *slot(admission, of_admission[APPEND]), *dropped = *slot(admission, of_admission[DROPPED]);
-    if (queue == NULL || append == NULL || dropped == NULL || limit == NULL || !PyLong_CheckExact(limit)) {
+    PyObject *offered = *slot(admission, of_admission[OFFERED]);
+    if (queue == NULL || append == NULL || dropped == NULL || limit == NULL || !PyLong_CheckExact(limit)
+        || offered == NULL || !Py_IS_TYPE(offered, count_type) || *slot(offered, of_counter) == NULL) {
         goto out;
     }
     Py_ssize_t waiting = PyObject_Size(queue), most = PyLong_AsSsize_t(limit);
@@ -146,7 +140,7 @@ queue_event(PyObject *event)
     }
     done = 1;
     /* The admission keeps these two: their slots are written once. */
-    PyObject *before = PyObject_CallNoArgs(PyTuple_GET_ITEM(step, 0));
+    PyObject *before = next_of(*slot(offered, of_counter));
     PyObject *none = before == NULL ? NULL : PyObject_CallOneArg(append, event);
     if (none == NULL) {
         PyErr_Clear();
@@ -175,7 +169,7 @@ log_event(PyObject *event)
 static inline int
 is_openable(PyObject *span)
 {
-    return SPAN(span, INSIDE) == Py_None && global(annotator_name) == Py_None && SPAN(span, GIVEN) != NULL;
+    return SPAN(span, INSIDE) == Py_None && !has_annotator && SPAN(span, GIVEN) != NULL;
 }
 
 /*
@@ -183,11 +177,14 @@ is_openable(PyObject *span)
  * opened while memory was allocated.
  */
 static PyObject *
-enter(PyObject *span, PyObject *around, PyObject *step)
+enter(PyObject *span, PyObject *around, PyObject *step, int is_part)
 {
     PyObject *result = NULL, *inside = NULL, *old[SPAN_SLOTS];
-    PyObject *number = PyObject_CallNoArgs(next_id);
-    PyObject *thread = number == NULL ? NULL : PyLong_FromUnsignedLong(PyThread_get_thread_ident());
+    unsigned long ident = PyThread_get_thread_ident();
+    PyObject *number = next_of(span_ids);
+    PyObject *thread = number == NULL        ? NULL
+                       : ident == main_ident ? Py_NewRef(main_thread)
+                                             : PyLong_FromUnsignedLong(ident);
     inside = thread == NULL ? NULL : PyTuple_Pack(2, number, step);
     if (inside == NULL) {
         goto out;
@@ -197,7 +194,7 @@ enter(PyObject *span, PyObject *around, PyObject *step)
         parent = NULL;
     }
     else if (!PyObject_IsTrue(parent)) {
-        parent = global(root_name);
+        parent = root_id;
     }
     if (parent == NULL || !is_openable(span)) {
         result = TS_TO_PYTHON;
@@ -210,12 +207,11 @@ enter(PyObject *span, PyObject *around, PyObject *step)
         old[each] = SPAN(span, written[each]);
         SPAN(span, written[each]) = Py_NewRef(values[each]);
     }
-    PyObject *token = PyContextVar_Set(ambient, inside);
     PyObject *now = NULL;
-    if (token != NULL && PyDict_SetItem(open_by_id, number, span) == 0) {
+    int failed = is_part ? ts_surround_part(inside, NULL) : ts_surround(inside);
+    if (!failed && PyDict_SetItem(open_by_id, number, span) == 0) {
         now = ts_now_ns();
     }
-    Py_XDECREF(token);
     if (now != NULL) {
         Py_XSETREF(SPAN(span, START_NS), now);
         result = Py_NewRef(span);
@@ -234,21 +230,20 @@ out:
 static PyObject *
 surroundings(void)
 {
-    PyObject *around = NULL;
-    if (PyContextVar_Get(ambient, NULL, &around) < 0) {
+    PyObject *around = ts_surroundings();
+    if (around == NULL) {
         PyErr_Clear();
-        return NULL;
     }
-    if (around != NULL && (!PyTuple_CheckExact(around) || PyTuple_GET_SIZE(around) != 2)) {
+    else if (!PyTuple_CheckExact(around) || PyTuple_GET_SIZE(around) != 2) {
         Py_CLEAR(around);
     }
     return around;
 }
 
 static PyObject *
-open_span(PyTypeObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+open_span(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
-    if (count != 1 || keywords != NULL || Py_TYPE(args[0]) != owner || !is_openable(args[0])) {
+    if (count != 1 || keywords != NULL || (PyObject *)Py_TYPE(args[0]) != owner || !is_openable(args[0])) {
         return TS_TO_PYTHON;
     }
     PyObject *span = args[0], *ended = SPAN(span, ENDED);
@@ -267,15 +262,15 @@ open_span(PyTypeObject *owner, PyObject *const *args, Py_ssize_t count, PyObject
     if (around == NULL) {
         return TS_TO_PYTHON;
     }
-    PyObject *result = enter(span, around, PyTuple_GET_ITEM(around, 1));
+    PyObject *result = enter(span, around, PyTuple_GET_ITEM(around, 1), ended == (PyObject *)part_type);
     Py_DECREF(around);
     return result;
 }
 
 static PyObject *
-open_iteration(PyTypeObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+open_iteration(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
-    if (count != 1 || keywords != NULL || Py_TYPE(args[0]) != owner || !is_openable(args[0])) {
+    if (count != 1 || keywords != NULL || (PyObject *)Py_TYPE(args[0]) != owner || !is_openable(args[0])) {
         return TS_TO_PYTHON;
     }
     PyObject *span = args[0], *step = ITERATION(span, GIVEN_STEP);
@@ -287,7 +282,7 @@ open_iteration(PyTypeObject *owner, PyObject *const *args, Py_ssize_t count, PyO
         return TS_TO_PYTHON;
     }
     Py_INCREF(step);
-    PyObject *result = enter(span, around, step);
+    PyObject *result = enter(span, around, step, 0);
     if (result != NULL && result != TS_TO_PYTHON) {
         Py_XSETREF(ITERATION(span, STEP), Py_NewRef(step));
     }
@@ -303,26 +298,23 @@ static int
 is_closable(PyObject *span)
 {
     PyObject *inside = SPAN(span, INSIDE), *number = SPAN(span, ID), *attributes = SPAN(span, ATTRIBUTES);
-    PyObject *thread = SPAN(span, THREAD), *main_thread = global(main_thread_name);
-    if (inside == NULL || inside == Py_None || global(annotator_name) != Py_None || number == NULL
-        || !PyLong_CheckExact(number) || attributes == NULL || !PyDict_CheckExact(attributes)
-        || SPAN(span, NAME) == NULL || SPAN(span, PARENT_ID) == NULL || SPAN(span, AROUND) == NULL
-        || !PyTuple_CheckExact(SPAN(span, AROUND)) || PyTuple_GET_SIZE(SPAN(span, AROUND)) != 2
-        || SPAN(span, START_NS) == NULL || !PyLong_CheckExact(SPAN(span, START_NS)) || thread == NULL
-        || !PyLong_CheckExact(thread) || main_thread == NULL || !PyLong_CheckExact(main_thread)) {
-        return 0;
-    }
-    unsigned long opened_by = PyLong_AsUnsignedLong(thread);
-    if (opened_by == (unsigned long)-1 || opened_by != PyLong_AsUnsignedLong(main_thread)) {
-        PyErr_Clear();
+    if (inside == NULL || inside == Py_None || has_annotator || number == NULL || !PyLong_CheckExact(number)
+        || attributes == NULL || !PyDict_CheckExact(attributes) || SPAN(span, NAME) == NULL
+        || SPAN(span, PARENT_ID) == NULL || SPAN(span, AROUND) == NULL || !PyTuple_CheckExact(SPAN(span, AROUND))
+        || PyTuple_GET_SIZE(SPAN(span, AROUND)) != 2 || SPAN(span, START_NS) == NULL
+        || !PyLong_CheckExact(SPAN(span, START_NS)) || SPAN(span, THREAD) != main_thread) {
         return 0;
     }
     PyObject *current = surroundings();
     Py_XDECREF(current); /* the context has it, and SPAN too if it is the same */
-    if (current != inside) {
-        return 0;
-    }
-    PyObject *open = PyDict_GetItemWithError(open_by_id, number);
+    return current == inside;
+}
+
+/* Return whether SPAN is among the open ones; it is not in a child that was forked inside. */
+static inline int
+is_known(PyObject *span)
+{
+    PyObject *open = PyDict_GetItemWithError(open_by_id, SPAN(span, ID));
     if (open == NULL) {
         PyErr_Clear();
     }
@@ -345,7 +337,7 @@ leave(PyObject *span, PyTypeObject *cls, const Py_ssize_t *offsets)
         Py_XDECREF(duration);
         return NULL;
     }
-    if (!is_closable(span)) {
+    if (!is_closable(span) || !is_known(span)) {
         Py_DECREF(end);
         Py_DECREF(duration);
         Py_DECREF(event);
@@ -359,28 +351,30 @@ leave(PyObject *span, PyTypeObject *cls, const Py_ssize_t *offsets)
     *slot(event, offsets[E_STEP]) = Py_NewRef(PyTuple_GET_ITEM(around, 1));
     PyObject *inside = SPAN(span, INSIDE);
     SPAN(span, INSIDE) = Py_NewRef(Py_None);
-    Py_DECREF(inside); /* a tuple of two numbers, which the context has too */
     int failed = PyDict_DelItem(open_by_id, number); /* the caller has the span */
-    PyObject *token = failed ? NULL : PyContextVar_Set(ambient, around);
+    if (!failed) {
+        failed = cls == part_type ? ts_surround_part(around, inside) : ts_surround(around);
+    }
+    Py_DECREF(inside); /* a tuple of two numbers */
     Py_DECREF(around);
     Py_DECREF(number);
-    if (token == NULL) {
+    if (failed) {
         Py_DECREF(event);
         return NULL;
     }
-    Py_DECREF(token);
     return event;
 }
 
 /* Return whether the call is that of a with block which no exception leaves. */
 static inline int
-is_plain_exit(PyTypeObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+is_plain_exit(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
-    return count == 4 && keywords == NULL && Py_TYPE(args[0]) == owner && args[2] == Py_None && is_closable(args[0]);
+    return count == 4 && keywords == NULL && (PyObject *)Py_TYPE(args[0]) == owner && args[2] == Py_None
+           && is_closable(args[0]);
 }
 
 static PyObject *
-leave_span(PyTypeObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+leave_span(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
     int place = 0;
     if (!is_plain_exit(owner, args, count, keywords)) {
@@ -410,7 +404,7 @@ leave_span(PyTypeObject *owner, PyObject *const *args, Py_ssize_t count, PyObjec
 }
 
 static PyObject *
-leave_iteration(PyTypeObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+leave_iteration(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
     if (!is_plain_exit(owner, args, count, keywords) || PyDict_GET_SIZE(SPAN(args[0], ATTRIBUTES)) > 0) {
         return TS_TO_PYTHON;
@@ -440,6 +434,24 @@ leave_iteration(PyTypeObject *owner, PyObject *const *args, Py_ssize_t count, Py
 
 /* --- making ------------------------------------------------------------------------------------------------------ */
 
+/* Return a closed span with ATTRIBUTES, a reference that is given up. */
+static PyObject *
+new_span(PyObject *name, PyObject *ended, PyObject *attributes)
+{
+    PyObject *span = attributes == NULL ? NULL : span_type->tp_alloc(span_type, 0);
+    if (span == NULL) {
+        Py_XDECREF(attributes);
+        return NULL;
+    }
+    SPAN(span, NAME) = Py_NewRef(name);
+    SPAN(span, ENDED) = Py_NewRef(ended);
+    SPAN(span, ATTRIBUTES) = Py_NewRef(attributes);
+    SPAN(span, GIVEN) = attributes;
+    SPAN(span, ID) = Py_NewRef(zero);
+    SPAN(span, INSIDE) = Py_NewRef(Py_None);
+    return span;
+}
+
 PyDoc_STRVAR(make_doc, "make_span(name, ended, attributes, /)\n--\n\nReturn a closed span, as Span() does.");
 
 static PyObject *
@@ -449,17 +461,99 @@ make_span(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
         PyErr_SetString(PyExc_TypeError, "make_span takes a name, the class of its end and attributes");
         return NULL;
     }
-    PyObject *span = span_type->tp_alloc(span_type, 0);
+    return new_span(args[0], args[1], Py_NewRef(args[2]));
+}
+
+/* ABOUT is a name and a class of ends. */
+static PyObject *
+make_part(PyObject *about, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    if (count != 0) {
+        return TS_TO_PYTHON;
+    }
+    PyObject *attributes = PyDict_New();
+    for (Py_ssize_t each = 0; attributes != NULL && keywords != NULL && each < PyTuple_GET_SIZE(keywords); each++) {
+        if (PyDict_SetItem(attributes, PyTuple_GET_ITEM(keywords, each), args[each]) < 0) {
+            Py_CLEAR(attributes);
+        }
+    }
+    return new_span(PyTuple_GET_ITEM(about, 0), PyTuple_GET_ITEM(about, 1), attributes);
+}
+
+/* Return which of the fields samples, tokens, flops and loss NAME is; -1 if none, or not the interned text. */
+static inline int
+done_field(PyObject *name)
+{
+    for (int field = 0; field < DONE_FIELDS; field++) {
+        if (name == done_names[field]) {
+            return field;
+        }
+    }
+    return -1;
+}
+
+/* ABOUT is a kind, a name and what iterations without attributes have. */
+static PyObject *
+make_iteration(PyObject *about, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    Py_ssize_t named = keywords == NULL ? 0 : PyTuple_GET_SIZE(keywords);
+    PyObject *subscribers = *slot(bus, of_subscribers), *step = count > 0 ? args[0] : NULL;
+    PyObject *done[DONE_FIELDS] = {Py_None, Py_None, Py_None, Py_None};
+    if (count > 1 || subscribers == NULL || !PyDict_CheckExact(subscribers) || PyDict_GET_SIZE(subscribers) == 0) {
+        return TS_TO_PYTHON;
+    }
+    for (Py_ssize_t each = 0; each < named; each++) {
+        PyObject *name = PyTuple_GET_ITEM(keywords, each);
+        int field = done_field(name);
+        if (field >= 0) {
+            done[field] = args[count + each];
+        }
+        else if (name == step_name && step == NULL) {
+            step = args[count + each];
+        }
+        else {
+            return TS_TO_PYTHON;
+        }
+    }
+    PyObject *span = iteration_type->tp_alloc(iteration_type, 0);
     if (span == NULL) {
         return NULL;
     }
-    SPAN(span, NAME) = Py_NewRef(args[0]);
-    SPAN(span, ENDED) = Py_NewRef(args[1]);
-    SPAN(span, ATTRIBUTES) = Py_NewRef(args[2]);
-    SPAN(span, GIVEN) = Py_NewRef(args[2]);
+    ITERATION(span, KIND) = Py_NewRef(PyTuple_GET_ITEM(about, 0));
+    SPAN(span, NAME) = Py_NewRef(PyTuple_GET_ITEM(about, 1));
+    SPAN(span, GIVEN) = Py_NewRef(PyTuple_GET_ITEM(about, 2));
+    ITERATION(span, GIVEN_STEP) = Py_NewRef(step == NULL ? Py_None : step);
+    for (int field = 0; field < DONE_FIELDS; field++) {
+        ITERATION(span, SAMPLES + field) = Py_NewRef(done[field]);
+    }
+    ITERATION(span, FAILED) = Py_NewRef(Py_False);
     SPAN(span, ID) = Py_NewRef(zero);
     SPAN(span, INSIDE) = Py_NewRef(Py_None);
     return span;
+}
+
+/* Iteration.set; a loss that is no float may be a tensor, which Python detaches. */
+static PyObject *
+set_done(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    Py_ssize_t named = keywords == NULL ? 0 : PyTuple_GET_SIZE(keywords);
+    if (count != 1 || (PyObject *)Py_TYPE(args[0]) != owner) {
+        return TS_TO_PYTHON;
+    }
+    for (Py_ssize_t each = 0; each < named; each++) {
+        int field = done_field(PyTuple_GET_ITEM(keywords, each));
+        PyObject *value = args[1 + each];
+        if (field < 0 || (field == DONE_FIELDS - 1 && value != Py_None && !PyFloat_CheckExact(value))) {
+            return TS_TO_PYTHON;
+        }
+    }
+    for (Py_ssize_t each = 0; each < named; each++) {
+        PyObject *value = args[1 + each];
+        if (value != Py_None) {
+            Py_XSETREF(ITERATION(args[0], SAMPLES + done_field(PyTuple_GET_ITEM(keywords, each))), Py_NewRef(value));
+        }
+    }
+    Py_RETURN_NONE;
 }
 
 /* --- setting up -------------------------------------------------------------------------------------------------- */
@@ -507,9 +601,8 @@ compile_spans(PyObject *Py_UNUSED(module), PyObject *args)
         }
         Py_XSETREF(ended_types[place], (PyTypeObject *)Py_NewRef((PyObject *)type));
     }
-    static const char *const wanted[] = {"default_bus", "open_by_id", "next_id", "ambient", "_NO_ATTRIBUTES",
-                                         "_log"};
-    PyObject **const kept[] = {&bus, &open_by_id, &next_id, &ambient, &no_attributes, &log_function};
+    static const char *const wanted[] = {"default_bus", "open_by_id", "next_id", "_NO_ATTRIBUTES", "_log"};
+    PyObject **const kept[] = {&bus, &open_by_id, &span_ids, &no_attributes, &log_function};
     for (size_t place = 0; place < sizeof wanted / sizeof wanted[0]; place++) {
         PyObject *found = PyDict_GetItemString(names, wanted[place]);
         if (found == NULL) {
@@ -517,24 +610,37 @@ compile_spans(PyObject *Py_UNUSED(module), PyObject *args)
         }
         Py_XSETREF(*kept[place], Py_NewRef(found));
     }
-    if (!PyContextVar_CheckExact(ambient) || !PyDict_CheckExact(open_by_id)) {
+    static const char *const bus_slots[] = {"_routes", "_is_closed", "_subscribers"};
+    Py_ssize_t of_bus[3];
+    if (find_slots(Py_TYPE(bus), bus_slots, 3, of_bus) < 0) {
+        return NULL;
+    }
+    of_routes = of_bus[0];
+    of_is_closed = of_bus[1];
+    of_subscribers = of_bus[2];
+    PyObject *counter = PyObject_GetAttrString(span_ids, "__self__"); /* so far it is the bound __next__ */
+    if (counter == NULL) {
+        return NULL;
+    }
+    Py_SETREF(span_ids, counter);
+    if (!PyIter_Check(span_ids) || !PyDict_CheckExact(open_by_id)) {
         return PyErr_Format(PyExc_SystemError, "the spans of another trackside");
     }
-    Py_XSETREF(namespace, Py_NewRef(names));
     Py_XSETREF(long_type, (PyTypeObject *)Py_NewRef((PyObject *)ended_types[0]));
+    Py_XSETREF(part_type, (PyTypeObject *)Py_NewRef((PyObject *)ended_types[MOST_CLASSES - 1]));
     Py_XSETREF(span_type, (PyTypeObject *)Py_NewRef((PyObject *)cls));
     PyObject *open = PyObject_GetAttrString((PyObject *)cls, "open");
     PyObject *close = open == NULL ? NULL : PyObject_GetAttrString((PyObject *)cls, "_leave");
     PyObject *methods = close == NULL ? NULL
-                                      : Py_BuildValue("(NN)", ts_method(cls, open_span, open),
-                                                      ts_method(cls, leave_span, close));
+                                      : Py_BuildValue("(NN)", ts_method((PyObject *)cls, open_span, open),
+                                                      ts_method((PyObject *)cls, leave_span, close));
     Py_XDECREF(open);
     Py_XDECREF(close);
     return methods;
 }
 
 PyDoc_STRVAR(compile_iterations_doc,
-"compile_iterations(cls, ended, /)\n--\n\nReturn the methods open and _leave of the class of iterations, compiled.");
+"compile_iterations(cls, ended, /)\n--\n\nReturn the methods open, _leave and set of the class of iterations, compiled.");
 
 static PyObject *
 compile_iterations(PyObject *Py_UNUSED(module), PyObject *args)
@@ -551,35 +657,104 @@ compile_iterations(PyObject *Py_UNUSED(module), PyObject *args)
         || find_slots(ended, iteration_event_slots, ITERATION_EVENT_SLOTS, of_iteration_event) < 0) {
         return NULL;
     }
+    Py_XSETREF(iteration_type, (PyTypeObject *)Py_NewRef((PyObject *)cls));
     Py_XSETREF(iteration_ended, (PyTypeObject *)Py_NewRef((PyObject *)ended));
     PyObject *open = PyObject_GetAttrString((PyObject *)cls, "open");
     PyObject *close = open == NULL ? NULL : PyObject_GetAttrString((PyObject *)cls, "_leave");
-    PyObject *methods = close == NULL ? NULL
-                                      : Py_BuildValue("(NN)", ts_method(cls, open_iteration, open),
-                                                      ts_method(cls, leave_iteration, close));
+    PyObject *set = close == NULL ? NULL : PyObject_GetAttrString((PyObject *)cls, "set");
+    PyObject *methods = set == NULL ? NULL
+                                    : Py_BuildValue("(NNN)", ts_method((PyObject *)cls, open_iteration, open),
+                                                    ts_method((PyObject *)cls, leave_iteration, close),
+                                                    ts_method((PyObject *)cls, set_done, set));
     Py_XDECREF(open);
     Py_XDECREF(close);
+    Py_XDECREF(set);
     return methods;
 }
 
-PyDoc_STRVAR(set_admission_doc,
-"set_admission(cls, /)\n--\n\nTake instances of *cls*, on the route of an event, for the way into the queue.");
+PyDoc_STRVAR(compile_part_doc,
+"compile_part(function, name, ended, /)\n--\n\n"
+"Return *function*, compiled: it returns a span of that name, with its keywords for attributes.");
 
 static PyObject *
-set_admission(PyObject *Py_UNUSED(module), PyObject *cls)
+compile_part(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    if (!PyType_Check(cls)) {
-        return PyErr_Format(PyExc_TypeError, "not a class");
-    }
-    if (find_slots((PyTypeObject *)cls, admission_slots, ADMISSION_SLOTS, of_admission) < 0) {
+    PyObject *function, *name, *ended;
+    if (!PyArg_ParseTuple(args, "OUO!", &function, &name, &PyType_Type, &ended)) {
         return NULL;
     }
-    Py_XSETREF(admission_type, (PyTypeObject *)Py_NewRef(cls));
+    PyObject *about = PyTuple_Pack(2, name, ended);
+    PyObject *compiled = about == NULL ? NULL : ts_method(about, make_part, function);
+    Py_XDECREF(about);
+    return compiled;
+}
+
+PyDoc_STRVAR(compile_iteration_doc,
+"compile_iteration(function, kind, name, attributes, /)\n--\n\n"
+"Return *function*, compiled: it returns an iteration of that kind and name.");
+
+static PyObject *
+compile_iteration(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *function, *kind, *name, *attributes;
+    if (!PyArg_ParseTuple(args, "OUUO!", &function, &kind, &name, &PyDict_Type, &attributes)) {
+        return NULL;
+    }
+    PyObject *about = PyTuple_Pack(3, kind, name, attributes);
+    PyObject *compiled = about == NULL ? NULL : ts_method(about, make_iteration, function);
+    Py_XDECREF(about);
+    return compiled;
+}
+
+PyDoc_STRVAR(set_process_doc,
+"set_process(root_id, main_thread, has_annotator, /)\n--\n\n"
+"Have spans without one around hang under *root_id*, and know the thread whose spans do not name it.");
+
+static PyObject *
+set_process(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *root, *thread;
+    int annotated;
+    if (!PyArg_ParseTuple(args, "O!O!p", &PyLong_Type, &root, &PyLong_Type, &thread, &annotated)) {
+        return NULL;
+    }
+    unsigned long ident = PyLong_AsUnsignedLong(thread);
+    if (ident == (unsigned long)-1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    main_ident = ident;
+    has_annotator = annotated;
+    Py_XSETREF(main_thread, Py_NewRef(thread));
+    Py_XSETREF(root_id, Py_NewRef(root));
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(set_admission_doc,
+"set_admission(cls, count, /)\n--\n\n"
+"Take instances of *cls*, on the route of an event, for the way into the queue; *count* is the class of its counts.");
+
+static PyObject *
+set_admission(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyTypeObject *cls, *count;
+    static const char *const counter_slot[] = {"_counter"};
+    if (!PyArg_ParseTuple(args, "O!O!", &PyType_Type, &cls, &PyType_Type, &count)) {
+        return NULL;
+    }
+    if (find_slots(cls, admission_slots, ADMISSION_SLOTS, of_admission) < 0
+        || find_slots(count, counter_slot, 1, &of_counter) < 0) {
+        return NULL;
+    }
+    Py_XSETREF(admission_type, (PyTypeObject *)Py_NewRef((PyObject *)cls));
+    Py_XSETREF(count_type, (PyTypeObject *)Py_NewRef((PyObject *)count));
     Py_RETURN_NONE;
 }
 
 static PyMethodDef functions[] = {
-    {"set_admission", set_admission, METH_O, set_admission_doc},
+    {"set_admission", set_admission, METH_VARARGS, set_admission_doc},
+    {"set_process", set_process, METH_VARARGS, set_process_doc},
+    {"compile_part", compile_part, METH_VARARGS, compile_part_doc},
+    {"compile_iteration", compile_iteration, METH_VARARGS, compile_iteration_doc},
     {"compile_spans", compile_spans, METH_VARARGS, compile_spans_doc},
     {"compile_iterations", compile_iterations, METH_VARARGS, compile_iterations_doc},
     {"make_span", (PyCFunction)(void (*)(void))make_span, METH_FASTCALL, make_doc},
@@ -593,8 +768,8 @@ ts_add_spans(PyObject *module)
         PyObject **name;
         const char *text;
     } names[] = {
-        {&annotator_name, "annotator"},  {&root_name, "_root_id"},        {&main_thread_name, "_main_thread"},
-        {&routes_name, "_routes"},       {&is_closed_name, "_is_closed"}, {&add_name, "add"},
+        {&add_name, "add"},          {&step_name, "step"},         {&done_names[0], "samples"},
+        {&done_names[1], "tokens"},  {&done_names[2], "flops"},    {&done_names[3], "loss"},
     };
     for (size_t place = 0; place < sizeof names / sizeof names[0]; place++) {
         *names[place].name = PyUnicode_InternFromString(names[place].text);

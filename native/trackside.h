@@ -31,21 +31,32 @@ extern char ts_to_python;
 
 /*
  * A compiled method: ARGS holds COUNT positional arguments, the object first, and then the values of KEYWORDS, a tuple
- * of names or NULL. OWNER is the class for whose own instances, not those of subclasses, it may do its work.
+ * of names or NULL. ABOUT is the class for whose own instances, not those of subclasses, it may do its work; of a function,
+ * what it was compiled for.
  */
-typedef PyObject *(*ts_plain)(PyTypeObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
+typedef PyObject *(*ts_plain)(PyObject *about, PyObject *const *args, Py_ssize_t count, PyObject *keywords);
 
-/* Return a method that does what PYTHON does for instances of OWNER, by way of PLAIN where it can. */
-PyObject *ts_method(PyTypeObject *owner, ts_plain plain, PyObject *python);
+/* Return a method, or a function, that does what PYTHON does, by way of PLAIN where it can. */
+PyObject *ts_method(PyObject *about, ts_plain plain, PyObject *python);
 
 /* Find the slot in which instances of CLS hold NAME: 1, 0 if there is none, -1 with an exception. */
 int ts_find_slot(PyTypeObject *cls, PyObject *name, Py_ssize_t *offset);
+
+/* Return what surrounds the running code, a pair: a new reference, or NULL with an exception. */
+PyObject *ts_surroundings(void);
+
+/* Have AROUND surround what runs from here on: 0, or -1 with an exception. */
+int ts_surround(PyObject *around);
+
+/* The same where a part of a step is entered or left, which needs not be seen by who copies a context; LEFT is its own. */
+int ts_surround_part(PyObject *around, PyObject *left);
 
 /* Return the time as the clock of events has it, in ns since the epoch: a new reference, or NULL with an exception. */
 PyObject *ts_now_ns(void);
 
 /* Each file adds what it has to the module: 0, or -1 with an exception. */
 int ts_add_methods(PyObject *module);
+int ts_add_ambient(PyObject *module);
 int ts_add_counters(PyObject *module);
 int ts_add_rows(PyObject *module);
 int ts_add_decoder(PyObject *module);

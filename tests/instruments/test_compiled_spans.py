@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import contextvars
 import gc
+import inspect
+import pickle
+import subprocess
 import sys
+import textwrap
 import threading
 from unittest import mock
 
@@ -19,6 +25,7 @@ from trackside import instruments
 from trackside.bus import default_bus
 from trackside.events import (
     LIFECYCLE,
+    NOWHERE,
     PROFILE,
     Event,
     ExceptionRaised,
@@ -34,6 +41,13 @@ from trackside.instruments import _iteration, _span, model_forward, span, traini
 from trackside.instruments._ids import next_id
 
 pytestmark = needs_core
+
+
+async def surroundings():
+    """Return what surrounds a task."""
+    await asyncio.sleep(0)
+    return ambient.get()
+
 
 PURE_SPAN = pure("trackside.instruments._span")
 with mock.patch.dict(sys.modules, {_span.__name__: PURE_SPAN}), mock.patch.object(instruments, "_span", PURE_SPAN):
@@ -96,14 +110,25 @@ class CountingClock:
         return self.now
 
 
-def observed(modules, program, runs_on, *, elsewhere):
+def at_home(function, *arguments):
+    """Call *function* in the context that the thread was given by the interpreter, outside of every span."""
+    around = ambient.get()
+    ambient.set(NOWHERE)
+    try:
+        return function(*arguments)
+    finally:
+        ambient.set(around)
+
+
+def observed(modules, program, runs_on, where):
     """Return what *program* published, and where it led, with ids counted from its begin and a clock that counts."""
     readings = CountingClock()
     events, results = [], []
 
     def run():
         readings.acting = {threading.get_ident()}
-        results.append(contextvars.Context().run(act, made(modules), program))
+        enter = at_home if where == "at home" else contextvars.Context().run
+        results.append(enter(act, made(modules), program))
 
     with (
         clock.installed(readings, lambda: 2 * 10**9),
@@ -112,7 +137,7 @@ def observed(modules, program, runs_on, *, elsewhere):
         for cls in OF_SPANS:
             default_bus.wants(cls)  # or the first span of each class would be opened by Python
         first, begun = next_id(), readings()
-        if elsewhere:
+        if where == "another thread":
             thread = threading.Thread(target=run, name="elsewhere")
             thread.start()
             thread.join()
@@ -144,19 +169,19 @@ def named(events, first):
 
 class TestSame:
     @pytest.mark.parametrize("runs_on", [RunsOn.INLINE, RunsOn.WORKER])
-    @pytest.mark.parametrize("elsewhere", [False, True])
+    @pytest.mark.parametrize("where", ["at home", "a context", "another thread"])
     @settings(max_examples=25)
     @given(program=steps)
-    def test_any_order(self, *, program, runs_on, elsewhere):
+    def test_any_order(self, program, runs_on, where):
         """In whatever order spans are opened and closed, both implementations publish the same and lead to the same."""
-        results = [observed(modules, program, runs_on, elsewhere=elsewhere) for modules in (COMPILED, PURE)]
+        results = [observed(modules, program, runs_on, where) for modules in (COMPILED, PURE)]
         assert results[0] == results[1]
 
     def test_nested(self):
         """A part of an iteration takes one reading of the clock, and the iteration around it three."""
         program = [("enter", 4), ("enter", 1), ("exit", 1), ("exit", 4)]
-        assert observed(COMPILED, program, RunsOn.INLINE, elsewhere=False).count("'duration_ns': 1,") == 1
-        assert observed(COMPILED, program, RunsOn.INLINE, elsewhere=False).count("'duration_ns': 3,") == 1
+        assert observed(COMPILED, program, RunsOn.INLINE, "at home").count("'duration_ns': 1,") == 1
+        assert observed(COMPILED, program, RunsOn.INLINE, "at home").count("'duration_ns': 3,") == 1
 
 
 class TestContext:
@@ -175,6 +200,55 @@ class TestContext:
             thread.join()
             found.append(outer.id)
         assert found[0] == found[1]
+
+    def test_parts(self):
+        """A copy made by hand in a part of a step has the part in this thread, and the iteration in another one."""
+        found = {}
+        with default_bus.subscribe(lambda _: None, to=Event), training_iteration(7) as around:
+            default_bus.wants(_span.ENDED[PROFILE])  # or the first part would be opened by Python
+            part = model_forward().open()
+            context = contextvars.copy_context()
+            found["here"] = context.run(ambient.get)
+            found["task"] = asyncio.run(surroundings())
+            thread = threading.Thread(target=lambda: found.update(elsewhere=context.run(ambient.get)))
+            thread.start()
+            thread.join()
+            found["empty"] = contextvars.Context().run(ambient.get)
+            part.close()
+        assert found["here"] == found["task"] == (part.id, 7)
+        assert found["elsewhere"] == (around.id, 7)
+        assert found["empty"] == NOWHERE
+
+    def test_short_spans_within_parts(self):
+        """A copy made in another span than a part of a step has that span everywhere, and none after it is closed."""
+        found = []
+        with default_bus.subscribe(lambda _: None, to=Event), model_forward(), span("short") as short:
+            context = contextvars.copy_context()
+            thread = threading.Thread(target=lambda: found.append(context.run(ambient.get)))
+            thread.start()
+            thread.join()
+        assert found == [(short.id, -1)]
+        assert contextvars.copy_context().run(ambient.get) == ambient.get() == NOWHERE
+
+    def test_imported_inside(self):
+        """Where trackside is imported in a context that was entered, that context is no place of its own for parts."""
+        script = """
+            import contextvars, json, threading
+            def main():
+                import trackside
+                from trackside.events import ambient
+                with trackside.subscribe(lambda _: None), trackside.model_forward() as part:
+                    context = contextvars.copy_context()
+                    found = []
+                    thread = threading.Thread(target=lambda: found.append(context.run(ambient.get)))
+                    thread.start()
+                    thread.join()
+                    print(found == [(part.id, -1)])
+            contextvars.copy_context().run(main)
+        """
+        command = [sys.executable, "-c", textwrap.dedent(script)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100)
+        assert done.stdout == "True\n"
 
     def test_reentered_by_a_collection(self):
         """A finalizer that opens spans while one is opened or closed finds and leaves everything in order."""
@@ -203,6 +277,74 @@ class TestContext:
         assert ambient.get() == around
         assert _span.open_by_id == open_before
         assert [event.step for event in published if event.wire_name == "trackside.iteration.ended"] == [*range(200)]
+
+
+class TestFunctions:
+    @pytest.mark.parametrize(
+        ("name", "calls"),
+        [
+            ("model_forward", [((), {}), ((), {"files": 3}), ((1,), {})]),
+            (
+                "training_iteration",
+                [
+                    ((), {}),
+                    ((3,), {"samples": 4}),
+                    ((), {"step": 3, "tokens": 5, "flops": 2.0, "loss": 0.5}),
+                    ((3,), {"step": 4}),
+                    ((3, 4), {}),
+                    ((), {"sample": 3}),
+                ],
+            ),
+        ],
+    )
+    def test_same(self, name, calls):
+        """The compiled functions make what the Python ones make, or raise what they raise."""
+        compiled = getattr(instruments, name)
+
+        def outcome(function, arguments, keywords):
+            try:
+                made_up = function(*arguments, **keywords)
+            except TypeError as error:
+                return str(error)
+            slots = (slot for cls in type(made_up).__mro__ for slot in getattr(cls, "__slots__", ()))
+            return type(made_up), {slot: getattr(made_up, slot, "unset") for slot in slots}
+
+        for listened in (True, False):
+            with default_bus.subscribe(lambda _: None, to=Event) if listened else contextlib.nullcontext():
+                for arguments, keywords in calls:
+                    expected = outcome(compiled.__wrapped__, arguments, keywords)
+                    assert outcome(compiled, arguments, keywords) == expected
+
+    @pytest.mark.parametrize("done", [{}, {"samples": 4}, {"loss": 0.5}, {"loss": 3}, {"samples": None}, {"seen": 1}])
+    def test_set(self, done):
+        """Both ways of `set` lead to the same fields and attributes."""
+        fields = []
+        with default_bus.subscribe(lambda _: None, to=Event):
+            for set_done in (type(training_iteration(3)).set, type(training_iteration(3)).set.__wrapped__):
+                with training_iteration(3, samples=2, tokens=1) as each:
+                    set_done(each, **done)
+                fields.append((each.samples, each.tokens, each.flops, each.loss, each.attributes))
+        assert fields[0] == fields[1]
+
+    def test_looks_like_a_function(self):
+        """Name, signature, documentation and pickling are those of the Python function."""
+        assert model_forward.__name__ == "model_forward"
+        assert str(inspect.signature(training_iteration)).startswith("(step: ")
+        assert training_iteration.__doc__.startswith("\n    Return a training iteration")
+        assert pickle.loads(pickle.dumps(model_forward)) is model_forward
+
+    def test_bound(self):
+        """The methods of a with statement can be kept and called like any other."""
+        with default_bus.subscribe(lambda _: None, to=Event):
+            made_up = span("kept")
+            leave = made_up.__exit__
+            made_up.__enter__()
+            assert leave.__self__ is made_up
+            assert leave.__name__ == "_leave"
+            leave(None, None, None)
+            assert not made_up.is_open
+            with pytest.raises(TypeError, match="unexpected keyword"):
+                made_up.__enter__(when=3)
 
 
 class TestOwnership:

@@ -108,7 +108,7 @@ class Admission:
 
 
 if native is not None:
-    native.set_admission(Admission)
+    native.set_admission(Admission, ThreadSafeCount)
 
 
 def is_settled(error: BaseException, *codes: CodeType) -> bool:

@@ -112,6 +112,9 @@ class Bus:
         ConfigError: if *queue_limit* is below 1.
     """
 
+    # Slots for what the compiled core reads; all else is in the dict.
+    __slots__ = ("__dict__", "__weakref__", "_is_closed", "_routes", "_subscribers")
+
     def __init__(
         self,
         *,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import Final, TypeAlias
+from types import SimpleNamespace
+from typing import Any, Final, TypeAlias
+
+from trackside._implementation import native
 
 Ambient: TypeAlias = tuple[int, int]
 """
@@ -15,4 +18,14 @@ each span, and a named one takes four times as long.
 
 NOWHERE: Final[Ambient] = (0, -1)
 
-ambient: ContextVar[Ambient] = ContextVar("trackside.ambient", default=NOWHERE)
+_variable: Final[ContextVar[Ambient]] = ContextVar("trackside.ambient", default=NOWHERE)
+
+
+def _compiled() -> Any:
+    """Return what the compiled core has for the variable: the parts of a step are kept beside it."""
+    native.keep_surroundings(_variable, NOWHERE)
+    return SimpleNamespace(get=native.surroundings, set=native.surround, reset=native.reset_surroundings)
+
+
+ambient: Final[ContextVar[Ambient]] = _variable if native is None else _compiled()
+"""What surrounds the running code, to be read and set as a context variable."""

@@ -94,7 +94,7 @@ def _set_clock(monotonic_ns: Callable[[], int], offset_ns: int) -> None:
 
 
 if native is not None:
-    native.set_surroundings(ambient, FROM_AMBIENT)
+    native.set_mark(FROM_AMBIENT)
     _set_clock(_monotonic_ns, _offset_ns)
 
 

@@ -227,8 +227,10 @@ class Iteration(Span):
 
 
 if native is not None:
-    _open, _close = native.compile_iterations(Iteration, IterationEnded)
-    for _name, _method in (("open", _open), ("__enter__", _open), ("_leave", _close), ("__exit__", _close)):
+    _open, _close, _set = native.compile_iterations(Iteration, IterationEnded)
+    _methods = {"open": _open, "_leave": _close, "set": _set}
+    _methods |= {"__enter__": native.special_method(_open), "__exit__": native.special_method(_close)}
+    for _name, _method in _methods.items():
         setattr(Iteration, _name, _method)
 
 
@@ -347,3 +349,13 @@ def testing_iteration(
 
 
 testing_iteration.__test__ = False  # type: ignore[attr-defined]  # pytest takes every name in test… for a test
+
+if native is not None:
+    training_iteration, validation_iteration, testing_iteration = (
+        native.compile_iteration(_function, _kind, span_names.OF_ITERATION[_kind], _NO_ATTRIBUTES)
+        for _function, _kind in (
+            (training_iteration, "training"),
+            (validation_iteration, "validation"),
+            (testing_iteration, "testing"),
+        )
+    )

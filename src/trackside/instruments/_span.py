@@ -325,9 +325,18 @@ class Span:
         return f"<{type(self).__name__} {self.name!r} id={self.id} {'open' if self.is_open else 'closed'}>"
 
 
+def _show_core() -> None:
+    """Let the compiled core know what it would otherwise look up in this module for each span."""
+    if native is not None:
+        native.set_process(_root_id, _main_thread, annotator is not None)
+
+
 if native is not None:
+    _show_core()
     _open, _close = native.compile_spans(Span, tuple(ENDED.values()), globals())
-    for _name, _method in (("open", _open), ("__enter__", _open), ("_leave", _close), ("__exit__", _close)):
+    _methods = {"open": _open, "_leave": _close}
+    _methods |= {"__enter__": native.special_method(_open), "__exit__": native.special_method(_close)}
+    for _name, _method in _methods.items():
         setattr(Span, _name, _method)
 
 make_span: Final[Callable[[str, type[SpanEnded], dict[str, Any]], Span]] = Span if native is None else native.make_span
@@ -374,12 +383,14 @@ def become_root(number: int) -> None:
     """Let the spans of threads that have none around hang under span *number* from now on; 0 for under nothing."""
     global _root_id  # noqa: PLW0603  a process has one root
     _root_id = number
+    _show_core()
 
 
 def set_annotator(annotate: Callable[[str], Callable[[], object]] | None) -> None:
     """Have *annotate* called with the name of each span that opens, and what it returns when the span closes."""
     global annotator  # noqa: PLW0603  a process has one profiler
     annotator = annotate
+    _show_core()
 
 
 def _drop_annotator(error: Exception) -> None:

@@ -1,0 +1,166 @@
+/*
+ * What surrounds the running code: the innermost open span and the step, as trackside.events.ambient has them.
+ *
+ * Python keeps both in a context variable, and setting one makes six objects. The parts of a step, which open and close
+ * several times in each, are kept beside it instead, where no code can run in between that copies the context: in the
+ * context that the thread was given by the interpreter ("home"; asyncio and Context.run enter others).
+ *
+ *   top      surrounds what runs at home
+ *   stored   what the variable has at home: the same, or what surrounds the parts that are open
+ *
+ * A context that was copied at home while a part was open has what is stored. Where such a one runs in the same thread,
+ * as the tasks of asyncio.run do, it means the part; in another thread, or after another span was entered, it does not.
+ */
+
+#include "trackside.h"
+
+/* One of each for the process. Home is None where the module was imported in a context that had been entered. */
+static PyObject *variable, *nowhere, *outside, *home, *top, *stored;
+static unsigned long home_thread;
+
+static inline int
+is_at_home(void)
+{
+    return PyThreadState_Get()->context == home;
+}
+
+PyObject *
+ts_surroundings(void)
+{
+    PyObject *around = NULL;
+    if (is_at_home()) {
+        return Py_NewRef(top);
+    }
+    if (variable == NULL) {
+        return PyErr_Format(PyExc_SystemError, "nothing surrounds the running code yet");
+    }
+    if (PyContextVar_Get(variable, NULL, &around) < 0) {
+        return NULL;
+    }
+    if (around == stored && around != top && PyThread_get_thread_ident() == home_thread) {
+        Py_SETREF(around, Py_NewRef(top));
+    }
+    return around;
+}
+
+/* Set the variable: a new reference to the token, or NULL with an exception. */
+static PyObject *
+store(PyObject *around)
+{
+    if (!is_at_home()) {
+        return PyContextVar_Set(variable, around);
+    }
+    /* Only what was copied from home may have what home has, and so not a context that has the variable's default. */
+    PyObject *kept = around == nowhere ? outside : around;
+    PyObject *token = PyContextVar_Set(variable, kept);
+    if (token != NULL) {
+        Py_SETREF(stored, Py_NewRef(kept));
+        Py_SETREF(top, Py_NewRef(kept));
+    }
+    return token;
+}
+
+int
+ts_surround(PyObject *around)
+{
+    PyObject *token = store(around);
+    Py_XDECREF(token);
+    return token == NULL ? -1 : 0;
+}
+
+int
+ts_surround_part(PyObject *around, PyObject *left)
+{
+    if (!is_at_home() || stored == left) {
+        return ts_surround(around);
+    }
+    Py_SETREF(top, Py_NewRef(around));
+    return 0;
+}
+
+/* --- for Python -------------------------------------------------------------------------------------------------- */
+
+PyDoc_STRVAR(get_doc, "surroundings()\n--\n\nReturn what surrounds the running code.");
+
+static PyObject *
+surroundings(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    return ts_surroundings();
+}
+
+PyDoc_STRVAR(set_doc, "surround(around, /)\n--\n\nHave *around* surround what runs from here on; return a token.");
+
+static PyObject *
+surround(PyObject *Py_UNUSED(module), PyObject *around)
+{
+    return store(around);
+}
+
+PyDoc_STRVAR(reset_doc, "reset_surroundings(token, /)\n--\n\nHave the surroundings be as before surround().");
+
+static PyObject *
+reset_surroundings(PyObject *Py_UNUSED(module), PyObject *token)
+{
+    PyObject *around = NULL;
+    if (PyContextVar_Reset(variable, token) < 0 || PyContextVar_Get(variable, NULL, &around) < 0) {
+        return NULL;
+    }
+    if (is_at_home()) {
+        if (around == nowhere) {
+            Py_SETREF(around, Py_NewRef(outside));
+        }
+        Py_SETREF(stored, Py_NewRef(around));
+        Py_SETREF(top, Py_NewRef(around));
+    }
+    Py_DECREF(around);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(use_doc,
+"keep_surroundings(variable, nowhere, /)\n--\n\n"
+"Keep what surrounds the running code in *variable*, whose default is *nowhere*.");
+
+static PyObject *
+keep_surroundings(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *given, *unset;
+    if (!PyArg_ParseTuple(args, "O!O!", &PyContextVar_Type, &given, &PyTuple_Type, &unset)) {
+        return NULL;
+    }
+    PyObject *copy = PyTuple_GET_SIZE(unset) != 2
+                         ? PyErr_Format(PyExc_SystemError, "the surroundings are no pair")
+                         : PyTuple_Pack(2, PyTuple_GET_ITEM(unset, 0), PyTuple_GET_ITEM(unset, 1));
+    PyObject *token = copy == NULL ? NULL : PyContextVar_Set(given, copy); /* from here on the thread has a context */
+    if (token == NULL) {
+        Py_XDECREF(copy);
+        return NULL;
+    }
+    Py_DECREF(token);
+    /* A context can be entered once at a time: one that somebody runs code in is not the thread's own. */
+    PyObject *context = PyThreadState_Get()->context;
+    int is_own = PyContext_Enter(context) == 0 && PyContext_Exit(context) == 0;
+    PyErr_Clear();
+    Py_XSETREF(home, Py_NewRef(is_own ? context : Py_None));
+    home_thread = PyThread_get_thread_ident();
+    Py_XSETREF(variable, Py_NewRef(given));
+    Py_XSETREF(nowhere, Py_NewRef(unset));
+    Py_XSETREF(outside, Py_NewRef(copy));
+    Py_XSETREF(stored, Py_NewRef(copy));
+    Py_XSETREF(top, copy);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef functions[] = {
+    {"surroundings", surroundings, METH_NOARGS, get_doc},
+    {"surround", surround, METH_O, set_doc},
+    {"reset_surroundings", reset_surroundings, METH_O, reset_doc},
+    {"keep_surroundings", keep_surroundings, METH_VARARGS, use_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+int
+ts_add_ambient(PyObject *module)
+{
+    home = Py_NewRef(Py_None);
+    return PyModule_AddFunctions(module, functions);
+}
