@@ -234,6 +234,9 @@ def _stranger(path: Path, reader: LogReader) -> UnreadableError:
         remedy = "use a newer one" if version > VERSION else "read it with the release that wrote it"
         what = f"is an event log of version {version}"
         return UnreadableError(str(path), what, f"this release reads version {VERSION}; {remedy}")
+    if start and not any(start):
+        what = "begins with zeros, as a file may after a loss of power"
+        return UnreadableError(str(path), what, "the other files are read; delete it if it holds nothing else")
     return UnreadableError(str(path), "is no event log", f"give a {SUFFIX} file or a directory")
 
 
