@@ -60,8 +60,11 @@ IMPORT_NAMES = {
     "opentelemetry-sdk": "opentelemetry",
     "pyzmq": "zmq",
 }
-# Only pytest loads the module that imports it.
-PLUGIN = ("trackside._pytest_plugin", "pytest")
+# Only pytest loads the module that imports it; and One Logger's module is called after another package of Lightning.
+NAMED_OTHERWISE = {
+    ("trackside._pytest_plugin", "pytest"),
+    ("trackside.compat.one_logger.training_telemetry.integration.pytorch_lightning", "lightning"),
+}
 # Its types are the type checkers' own; nothing may need it when the package runs.
 FOR_TYPES_ALONE = {"typing_extensions"}
 # In the standard library only of later Pythons than the oldest one: imported under this condition alone.
@@ -194,7 +197,9 @@ def of_libraries(package: Package, required: set[str], extras: dict[str, set[str
         if found.for_types and library in FOR_TYPES_ALONE:
             continue
         extra = found.importer.rsplit(".", 1)[-1]
-        if (found.importer, library) == PLUGIN or library in extras.get(extra, ()):
+        if (found.importer, library) in NAMED_OTHERWISE:
+            continue
+        if library in extras.get(extra, ()):
             users.setdefault(extra, set()).add(found.importer)
         else:
             yield f"{found.importer} ({found.where}) must not import {library}: it is no module of such an extra"

@@ -16,9 +16,8 @@ import pytest
 from trackside.bus import default_bus
 from trackside.compat.goodput import _monitor as monitor_module
 from trackside.compat.goodput import goodput_elastic
-from trackside.compat.goodput._monitor import UploadingMonitor, refuse_cloud
+from trackside.compat.goodput._monitor import UploadingMonitor
 from trackside.compat.goodput.goodput import BadputType, GoodputCalculator, GoodputRecorder, GoodputType
-from trackside.compat.goodput.goodput_utils import GCPOptions
 from trackside.events import GoodputUpdated, RunsOn
 
 UTC = datetime.timezone.utc
@@ -239,10 +238,10 @@ class TestCalculator:
 
     @pytest.mark.parametrize("interval", [(at(9), at(8)), (at(8).replace(tzinfo=None), at(9).replace(tzinfo=None))])
     def test_unsound_exclusions(self, recorder, calculator, interval, caplog):
-        """Intervals that end before they begin, or are not in UTC, are passed over with a warning."""
+        """Intervals that end before they begin, or are not in UTC, are left out with a warning."""
         record(recorder)
         assert calculator.get_job_goodput_with_exclusions([interval])[3] == 0.0
-        assert "passed over" in caplog.text
+        assert "left out" in caplog.text
 
     def test_all_excluded(self, recorder, calculator):
         """Where everything is excluded goodput is 0, and no error."""
@@ -464,14 +463,6 @@ class TestMonitor:
         made.stop_goodput_interval_uploader()
         (update,) = sink.updates
         assert update.windows["goodput"] == [15 / 49]
-
-    def test_cloud(self, caplog):
-        """Options for the cloud are named in a warning; without any nothing is said."""
-        refuse_cloud(None)
-        refuse_cloud(GCPOptions())
-        assert not caplog.records
-        refuse_cloud(GCPOptions(location="z", acc_type="v5p"))
-        assert "GCPOptions: location, acc_type not used" in caplog.text
 
     def test_twice(self, recorder, monitor, caplog):
         """Starting twice is a warning."""

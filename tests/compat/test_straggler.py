@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,9 @@ import pytest
 
 from trackside.bus import default_bus
 from trackside.compat.straggler import CallableId, Detector, Report, Statistic, StragglerId
-from trackside.compat.straggler._interval import ReportInterval
-from trackside.events import GpuTimingUnavailable, SectionWindow, clock
+from trackside.compat.straggler.interval_tracker import ReportIntervalTracker
+from trackside.compat.straggler.reporting import ReportGenerator
+from trackside.events import ConfigError, GpuTimingUnavailable, SectionWindow, clock
 from trackside.handlers import Capture
 from trackside.instruments._section_times import SectionTimes
 from trackside.testing import FakeClock
@@ -336,14 +338,14 @@ class TestInterval:
 
         def count(interval_s, *steps_s, profiling_interval=1):
             now = [0.0]
-            interval = ReportInterval(interval_s, profiling_interval, lambda value: value, lambda: now[0])
+            tracker = ReportIntervalTracker(interval_s, profiling_interval=profiling_interval, clock=lambda: now[0])
             due = []
             for number, step_s in enumerate(steps_s, start=1):
                 now[0] += step_s
-                interval.iteration_ended()
-                if interval.is_elapsed:
+                tracker.iter_increase()
+                if tracker.is_interval_elapsed():
                     due.append(number)
-            return due, interval.iterations
+            return due, tracker.iter_interval
 
         return count
 
@@ -372,6 +374,67 @@ class TestInterval:
             got.append(Detector.generate_report_if_interval_elapsed() is not None)
             assert Detector.is_interval_elapsed() is got[-1]
         assert got == [False] * 16 + [True] * 2
+
+
+def took(*values):
+    """Return the summary of durations."""
+    return {
+        Statistic.MIN: min(values),
+        Statistic.MAX: max(values),
+        Statistic.MED: statistics.median(values),
+        Statistic.AVG: statistics.fmean(values),
+        Statistic.STD: statistics.stdev(values) if len(values) > 1 else float("nan"),
+        Statistic.NUM: len(values),
+    }
+
+
+class TestReportGenerator:
+    def test_individual(self):
+        """A rank that takes twice as long as before has half the score, by kernels and by sections."""
+        generator = ReportGenerator(["individual_perf_scores"])
+        first = generator.generate_report({"s": took(2.0, 4.0)}, {"k": took(3.0)})
+        second = generator.generate_report({"s": took(6.0)}, {"k": took(12.0)})
+        assert (first.gpu_individual_perf_scores, first.section_individual_perf_scores) == ({0: 1.0}, {"s": {0: 1.0}})
+        assert second.gpu_individual_perf_scores == pytest.approx({0: 0.25})
+        assert second.section_individual_perf_scores["s"] == pytest.approx({0: 0.5})
+
+    def test_weights(self):
+        """A kernel counts by the time that is spent in it."""
+        generator = ReportGenerator("individual_perf_scores")
+        generator.generate_report({}, {"a": took(1.0), "b": took(3.0)})
+        report = generator.generate_report({}, {"a": took(2.0), "b": took(3.0)})
+        # a: 2 us at a half, b: 3 us at one.
+        assert report.gpu_individual_perf_scores == pytest.approx({0: (2 * 0.5 + 3 * 1.0) / 5})
+
+    def test_summaries(self):
+        """What was given is in the report, in its units."""
+        report = ReportGenerator("relative_perf_scores").generate_report({"s": took(2.0, 4.0)}, {"k": took(3.0)})
+        assert report.local_section_summaries["s"][Statistic.MED] == pytest.approx(3.0)
+        assert report.local_kernel_summaries["k"][Statistic.MAX] == pytest.approx(3.0)
+
+    def test_numbers(self):
+        """Names are numbered in the order in which they came, kernels and sections by themselves."""
+        generator = ReportGenerator(["relative_perf_scores"])
+        generator.generate_report({"s0": took(1.0)}, {"k0": took(1.0), "k1": took(1.0)})
+        generator.generate_report({"s1": took(1.0), "s0": took(1.0)}, {"k2": took(1.0), "ncclDevKernel": took(1.0)})
+        mapper = generator.name_mapper
+        assert [mapper.get_kernel_id(f"k{number}") for number in range(3)] == [0, 1, 2]
+        assert (mapper.kernel_counter, mapper.section_counter) == (3, 2)
+        assert (mapper.get_section_name(1), mapper.get_kernel_name(2)) == ("s1", "k2")
+        with pytest.raises(KeyError):
+            mapper.get_kernel_name(3)
+
+    def test_no_numbers(self):
+        """Where nothing is exchanged nothing is numbered, as with the peer."""
+        generator = ReportGenerator(["individual_perf_scores"], gather_on_rank0=False)
+        generator.generate_report({"s": took(1.0)}, {"k": took(1.0)})
+        with pytest.raises(KeyError):
+            generator.name_mapper.get_kernel_id("k")
+
+    def test_group(self):
+        """A group of ranks is refused by name."""
+        with pytest.raises(ConfigError, match="pg"):
+            ReportGenerator("relative_perf_scores", pg=object())
 
 
 @pytest.mark.torch

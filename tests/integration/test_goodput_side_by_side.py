@@ -410,6 +410,112 @@ class TestExclusions:
         assert plain(our_badput) == pytest.approx(plain(badput), abs=1e-4)
 
 
+class TestDifferences:
+    """Where the answers differ: a job for each row of the table in docs/compatibility.md."""
+
+    def job(self, *attempts, end_s, more=()):
+        """Return records: of each attempt its start and its steps, by number and second; *more*, in their places."""
+        records = []
+        for start_s, steps in attempts:
+            records.append((start_s, {"job_start_time": START_S + start_s}))
+            records += [(at_s, {"step_count": step, "step_start_time": START_S + at_s}) for step, at_s in steps]
+        records += [*more, (end_s, {"job_end_time": START_S + end_s})]
+        return [{"job_name": "job", **payload} for _, payload in sorted(records, key=lambda one: one[0])]
+
+    def answers(self, payloads, directory):
+        """Return the seconds of each bucket that is not zero, and the last step: theirs, ours."""
+        found = []
+        for cls, options in (
+            (goodput.GoodputCalculator, {"cache_dir": str(directory)}),
+            (our_goodput.GoodputCalculator, {}),
+        ):
+            calculator = cls("job", "log", Log(payloads), **options)
+            calculator.get_job_goodput(include_badput_breakdown=True)
+            details = calculator.get_job_goodput_details()
+            (productive_s,) = details["goodput_time"].values()
+            seconds = {"PRODUCTIVE": productive_s, **plain(details["badput_time"])}
+            found.append(
+                ({kind: round(value, 6) for kind, value in seconds.items() if value}, details["max_productive_step"])
+            )
+        return found
+
+    def test_from_zero(self, tmp_path):
+        """A restart from step 0 loses all steps before it; theirs calls them OTHER."""
+        steps = [(step, 5.0 + 3 * step) for step in range(4)]
+        again = [(step, 35.0 + 3 * step) for step in range(4)]
+        (theirs, _), (ours, _) = self.answers(self.job((0.0, steps), (30.0, again), end_s=47.0), tmp_path)
+        assert "WASTED_PROGRESS_FROM_DISRUPTION" not in theirs
+        # Three steps of 3 s that ended; the fourth one was in progress when the attempt fell silent.
+        assert ours["WASTED_PROGRESS_FROM_DISRUPTION"] == 9.0
+        assert (theirs["PRODUCTIVE"], ours["PRODUCTIVE"]) == (12.0, 12.0)
+
+    def test_right_behind(self, tmp_path):
+        """A restart that goes on behind the last step is a disruption; theirs takes the outage for a long step."""
+        steps = [(step, 5.0 + 3 * step) for step in range(4)]
+        again = [(step, 35.0 + 3 * (step - 4)) for step in range(4, 8)]
+        (theirs, _), (ours, _) = self.answers(self.job((0.0, steps), (30.0, again), end_s=47.0), tmp_path)
+        assert "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION" not in theirs
+        # From the last step's start, the last sign of life, to the next start.
+        assert ours["INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION"] == 30.0 - 14.0
+        assert theirs["PRODUCTIVE"] == 42.0
+        assert ours["PRODUCTIVE"] == 9.0 + 12.0
+
+    def test_overlap(self, tmp_path):
+        """A second that is both initialization and preparation counts once; theirs counts it twice."""
+        more = [
+            (0.0, {"tpu_init_start_time": START_S}),
+            (1.0, {"training_prep_start_time": START_S + 1}),
+            (4.0, {"tpu_init_end_time": START_S + 4}),
+            (5.0, {"training_prep_end_time": START_S + 5}),
+        ]
+        steps = [(step, 5.0 + 3 * step) for step in range(4)]
+        (theirs, _), (ours, _) = self.answers(self.job((0.0, steps), end_s=17.0, more=more), tmp_path)
+        assert theirs["TPU_INITIALIZATION"] + theirs["TRAINING_PREP"] == 8.0
+        assert ours["TPU_INITIALIZATION"] + ours["TRAINING_PREP"] == 5.0
+
+    def test_custom_over_steps(self, tmp_path):
+        """A custom event that begins in one step and ends in another counts; theirs drops it."""
+        more = [
+            (9.0, {"custom_badput_event_type": "EVAL", "custom_badput_event_start_time": START_S + 9}),
+            (12.0, {"custom_badput_event_type": "EVAL", "custom_badput_event_end_time": START_S + 12}),
+        ]
+        steps = [(step, 5.0 + 3 * step) for step in range(5)]
+        (theirs, _), (ours, _) = self.answers(self.job((0.0, steps), end_s=20.0, more=more), tmp_path)
+        assert "EVAL" not in theirs
+        assert (ours["EVAL"], theirs["PRODUCTIVE"]) == (3.0, 15.0)
+        # The first step takes 3 s; those after it, of their own, 1, 2 and 3 s.
+        assert (ours["PROGRAM_STARTUP"], ours["PRODUCTIVE"]) == (1.0, 15.0 - 3.0 - 1.0)
+
+    def test_excluded_gap(self, tmp_path):
+        """An exclusion in a stretch without records is excluded; theirs excludes nothing."""
+        payloads = self.job((0.0, [(step, 20.0 + 3 * step) for step in range(4)]), end_s=32.0)
+        bounds = [datetime.datetime.fromtimestamp(START_S + second, UTC) for second in (5.0, 15.0)]
+        theirs = goodput.GoodputCalculator("job", "log", Log(payloads), cache_dir=str(tmp_path))
+        mine = our_goodput.GoodputCalculator("job", "log", Log(payloads))
+        assert theirs.get_job_goodput_with_exclusions([tuple(bounds)])[3] == 0.0
+        share, _, _, excluded_s = mine.get_job_goodput_with_exclusions([tuple(bounds)])
+        assert (share, excluded_s) == (pytest.approx(100 * 12 / 22), 10.0)
+
+    def test_short_steps(self, tmp_path):
+        """Steps below a second have an ideal; with theirs there is none."""
+        payloads = self.job((0.0, [(step, 5.0 + 0.5 * step) for step in range(6)]), end_s=8.0)
+        theirs = goodput.GoodputCalculator("job", "log", Log(payloads), cache_dir=str(tmp_path))
+        with pytest.raises(ValueError, match=r"."):
+            theirs.get_step_deviation()
+        mine = our_goodput.GoodputCalculator("job", "log", Log(payloads))
+        assert mine.get_step_deviation() == pytest.approx(dict.fromkeys(range(5), 0.0), abs=1e-6)
+
+    def test_hang(self, tmp_path):
+        """A window in which nothing was recorded has a goodput of a step in progress; theirs has no answer."""
+        payloads = self.job((0.0, [(step, 5.0 + 3 * step) for step in range(4)]), end_s=1000.0)[:-1]
+        bounds = [datetime.datetime.fromtimestamp(START_S + second, UTC) for second in (100.0, 200.0)]
+        theirs = goodput.GoodputCalculator("job", "log", Log(payloads), cache_dir=str(tmp_path))
+        with pytest.raises(ValueError, match=r"."):
+            theirs.get_job_goodput_interval(*bounds)
+        mine = our_goodput.GoodputCalculator("job", "log", Log(payloads))
+        assert mine.get_job_goodput_interval(*bounds)[3] == 100.0
+
+
 class TestSameRecords:
     def calls(self, cls):
         """Return the names of the methods that record."""

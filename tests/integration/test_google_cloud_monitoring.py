@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
+
 import pytest
 
 from trackside.bus import Bus
+from trackside.compat.goodput.goodput import GoodputRecorder
+from trackside.compat.goodput.goodput_utils import GCPOptions
 from trackside.events import ConfigError, GoodputUpdated, IterationEnded
 
 pytest.importorskip("google.cloud.monitoring_v3")
@@ -215,6 +219,71 @@ class TestSeries:
         assert bus.flush(10)
         expected = {key_of(one["metric_type"], one.get("metric_labels", {})): one["value"] for one in theirs}
         assert told(monitoring) == expected
+
+
+class TestMonitor:
+    """ml-goodput's monitor under our names."""
+
+    def tell(self, monitoring, monkeypatch, tmp_path, options):
+        """Let a monitor upload everything once; return the names of the series that the service got."""
+        from trackside.compat.goodput.monitoring import GoodputMonitor
+        from trackside.handlers import google_cloud_monitoring
+
+        monkeypatch.setattr(google_cloud_monitoring, "_client", monitoring.client)
+        recorder = GoodputRecorder("job", "log", True, directory=tmp_path)
+        start = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(seconds=60)
+        recorder.record_job_start_time(start)
+        for step in range(5):
+            recorder.record_step_start_time(step, start + datetime.timedelta(seconds=5 + 3 * step))
+        recorder.flush()
+        monitor = GoodputMonitor(
+            "job",
+            "log",
+            str(tmp_path / "board"),
+            3600,
+            monitoring_enabled=True,
+            include_badput_breakdown=True,
+            include_step_deviation=True,
+            gcp_options=options,
+            final_flush_timeout_seconds=60,
+            directory=tmp_path,
+        )
+        monitor.start_rolling_window_goodput_uploader([100])
+        monitor.stop_goodput_uploader()
+        monitor.stop_step_deviation_uploader()
+        monitor.stop_rolling_window_goodput_uploader()
+        monitor.close()
+        return {key[0] for key in told(monitoring)}
+
+    GOODPUT = frozenset({"goodput_time", "badput_time", "disruptions", "total_elapsed_time", "max_productive_steps"})
+    WINDOWS = frozenset({"interval_goodput", "interval_badput"})
+    STEPS = frozenset({"step_time_deviation", "performance"})
+
+    def test_all(self, monitoring, monkeypatch, tmp_path):
+        """With a project and a location all series are sent, as whose the options say."""
+        options = GCPOptions(project_id="p", location="l", acc_type="TPU-v5e", replica_id="3", cluster_name="c")
+        assert self.tell(monitoring, monkeypatch, tmp_path, options) == self.GOODPUT | self.WINDOWS | self.STEPS
+        series = [one for request in monitoring.requests for one in request.time_series]
+        assert {one.resource.labels["replica_id"] for one in series} == {"3"}
+        assert {one.resource.labels["workload_id"] for one in series} == {"job"}
+        labels = {(one.metric.labels.get("accelerator_type"), one.metric.labels.get("cluster_name")) for one in series}
+        assert labels == {("TPU-v5e", "c"), (None, None)}  # the ideal step time has none
+
+    def test_without_steps(self, monitoring, monkeypatch, tmp_path):
+        """Each of the two switches turns its series off."""
+        options = GCPOptions(project_id="p", location="l", enable_gcp_step_deviation_metrics=False)
+        assert self.tell(monitoring, monkeypatch, tmp_path, options) == self.GOODPUT | self.WINDOWS
+
+    def test_without_goodput(self, monitoring, monkeypatch, tmp_path):
+        """The other one too."""
+        options = GCPOptions(project_id="p", location="l", enable_gcp_goodput_metrics=False)
+        assert self.tell(monitoring, monkeypatch, tmp_path, options) == self.STEPS
+
+    def test_elsewhere(self, monitoring, monkeypatch, tmp_path, caplog):
+        """On a machine that is none of Google's nothing is sent, and a warning says why."""
+        monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
+        assert self.tell(monitoring, monkeypatch, tmp_path, None) == set()
+        assert "Google Cloud Monitoring gets nothing: the project or the location is not known" in caplog.text
 
 
 class TestSending:

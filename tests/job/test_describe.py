@@ -63,6 +63,34 @@ def test_parts(run, tmp_path):
     assert seen.source.session_tag == "a tag"
 
 
+def test_late_rank(run, tmp_path):
+    """A rank and a run that are known late are the process's, in the stream that it has."""
+    job = run()
+    job.bus.log(IterationEnded(step=0, kind="training", duration_ns=10))
+    assert job.bus.flush(60)
+    job.describe(rank=3, world_size=4, run_id="the run")
+    job.bus.log(IterationEnded(step=1, kind="training", duration_ns=10))
+    assert job.close(timeout_s=60)
+    events = list(trackside.replay(tmp_path / "runs"))
+    assert [event.seq for event in events] == list(range(len(events)))
+    *_, last = events
+    assert (last.source.rank, last.source.world_size, last.source.run_id) == (3, 4, "the run")
+    (session,) = read_runs(tmp_path / "runs").sessions
+    assert [(one.run_id, [each.rank for each in one.attempts[0].processes]) for one in session.runs] == [
+        ("the run", [3])
+    ]
+
+
+def test_file_of_a_late_rank(run, tmp_path):
+    """What is written from then on is below the run's own directory, under the rank's own name."""
+    job = run()
+    assert job.bus.flush(60)
+    job.describe(rank=3, world_size=4, run_id="the run")
+    assert job.close(timeout_s=60)
+    names = [path.name for path in (tmp_path / "runs" / "the-run").iterdir()]
+    assert [(name[:10], name[-10:]) for name in names] == [("rank-00003", "0001.tslog")]
+
+
 def test_the_same(run, tmp_path):
     """A description that says nothing new starts nothing."""
     job = run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 
@@ -10,6 +11,8 @@ import pytest
 
 import trackside
 from trackside.events import IterationEnded
+from trackside.handlers.eventlog import outline
+from trackside.report import read_runs
 
 pytest.importorskip("torch")
 
@@ -26,7 +29,7 @@ def work(rank, directory, begins):
     with trackside.start(directory, report=False, heartbeat_interval_s=0.05) as job:
         if begins == "before":
             dist.init_process_group("gloo", rank=rank, world_size=2)
-            until = time.monotonic() + 20
+            until = time.monotonic() + 300
             while job.source.world_size == 1 and time.monotonic() < until:
                 time.sleep(0.02)
         with trackside.training_iteration(rank):
@@ -39,28 +42,38 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.torch
-@pytest.mark.hang_guard(180)
-@pytest.mark.parametrize("begins", ["after", "before"])
-def test_spawned_ranks(tmp_path, begins, free_port):
-    """Ranks that mp.spawn started are two ranks of one run, whether telemetry starts after the group or before."""
-    program = tmp_path / "program.py"
+@pytest.fixture(scope="module", params=["after", "before"])
+def spawned(request, tmp_path_factory):
+    """Run two ranks under mp.spawn, where telemetry begins after the process group or before; return their log."""
+    directory = tmp_path_factory.mktemp(request.param)
+    program = directory / "program.py"
     program.write_text(PROGRAM)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TRACKSIDE")}
-    command = [sys.executable, str(program), str(tmp_path / "runs"), begins, str(free_port)]
-    subprocess.run(command, check=True, timeout=150, env=environment)
-    steps = [event for event in trackside.replay(tmp_path / "runs") if isinstance(event, IterationEnded)]
-    assert sorted((event.source.rank, event.source.world_size, event.step) for event in steps) == [(0, 2, 0), (1, 2, 1)]
-    assert len({event.source.run_id for event in steps}) == 1
-
-
-@pytest.fixture
-def free_port():
-    import socket
-
     with socket.socket() as found:
         found.bind(("localhost", 0))
-        return found.getsockname()[1]
+        port = found.getsockname()[1]
+    command = [sys.executable, str(program), str(directory / "runs"), request.param, str(port)]
+    subprocess.run(command, check=True, timeout=600, env=environment)
+    return directory / "runs"
+
+
+@pytest.mark.torch
+@pytest.mark.hang_guard(700)
+class TestSpawned:
+    def test_ranks(self, spawned):
+        """Ranks that mp.spawn started are two ranks of one run, whether telemetry starts after the group or before."""
+        steps = [event for event in trackside.replay(spawned) if isinstance(event, IterationEnded)]
+        found = sorted((event.source.rank, event.source.world_size, event.step) for event in steps)
+        assert found == [(0, 2, 0), (1, 2, 1)]
+        assert len({event.source.run_id for event in steps}) == 1
+
+    def test_processes(self, spawned):
+        """Each process has one source that ended, also where its rank was known late, and no other rank is listed."""
+        assert sorted((one.source.rank, one.source.world_size) for one in outline(spawned).sources) == [(0, 2), (1, 2)]
+        (session,) = read_runs(spawned).sessions
+        (run,) = session.runs
+        (attempt,) = run.attempts
+        assert [(one.rank, one.state) for one in attempt.processes] == [(0, "ended"), (1, "ended")]
 
 
 RIVAL = """

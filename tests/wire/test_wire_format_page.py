@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import attrs
 import pytest
 
 from trackside.events import _schema
 from trackside.handlers.eventlog import _format
+from trackside.handlers.zeromq import _protocol
 from trackside.wire import _frames, _values
 
 PAGE = (Path(__file__).parents[2] / "docs" / "wire-format.md").read_text(encoding="utf-8")
@@ -49,3 +51,64 @@ class TestFigures:
             ("3", "span_id"),
             ("4", "step"),
         ]
+
+
+KINDS = {
+    _protocol._is_whole: "whole",
+    _protocol._is_number: "number",
+    _protocol._is_flag: "flag",
+    _protocol._is_text: "text",
+    _protocol._is_table: "map",
+    _protocol._is_texts: "texts",
+    _protocol._is_rule: "rule",
+    _protocol._is_bytes: "body",
+}
+
+
+class TestMessages:
+    def test_table(self):
+        """Each message is there, with its number and its fields in their order and of their kinds."""
+        rows = re.findall(r"^\| (\d+) \| ([A-Z]\w+) \| (.*?) \| .* \|$", PAGE, re.MULTILINE)
+        expected = [
+            (
+                str(cls.kind),
+                cls.__name__,
+                ", ".join(f"`{one.name}` {KINDS[one.metadata['check']]}" for one in attrs.fields(cls)) or "none",
+            )
+            for cls in sorted(_protocol.Message.__subclasses__(), key=lambda cls: cls.kind)
+        ]
+        assert rows == expected
+
+    @pytest.mark.parametrize(
+        ("text", "figure"),
+        [
+            ("of at most {} bytes (a Verb", _protocol.MAX_HEAD_BYTES),
+            ("(a Verb: {})", _protocol.MAX_VERB_BYTES),
+            ("of at most {} bytes. A message", _protocol.MAX_BODY_BYTES),
+            ("a *text* has at most {} characters", _protocol.MAX_TEXT),
+            ("an array of at most {} of them", _protocol.MAX_NAMES),
+            ("`version` is {};", _protocol.PROTOCOL_VERSION),
+        ],
+    )
+    def test_limits(self, text, figure):
+        """The limits are the code's."""
+        assert text.format(f"{figure:,}") in PAGE
+
+    @pytest.mark.parametrize(
+        ("message", "parts"),
+        [
+            (
+                _protocol.Hello(2, "viewer", "v1", "a reader"),
+                ["95 01 02 a6 76 69 65 77 65 72 a2 76 31 a8 61 20 72 65 61 64 65 72"],
+            ),
+            (_protocol.Ack("s", 300), ["93 10 a1 73 cd 01 2c"]),
+            (_protocol.FrameEntry("s", 3, 7, 0, bytes.fromhex("9702")), ["95 0d a1 73 03 07 00", "97 02"]),
+        ],
+        ids=lambda value: type(value).__name__,
+    )
+    def test_bytes(self, message, parts):
+        """The messages in hex are on the page, and mean what it says of them, in both directions."""
+        assert all(f"\n{part}\n" in PAGE for part in parts)
+        given = [bytes.fromhex(part) for part in parts]
+        assert _protocol.encode(message) == given
+        assert _protocol.decode(given) == message

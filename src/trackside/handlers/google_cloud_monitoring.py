@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from trackside.events import ConfigError, Event, GoodputUpdated, MissingExtraError, RunsOn
@@ -20,6 +20,9 @@ except ImportError as error:
 
 PREFIX: Final = "compute.googleapis.com/workload/"
 RESOURCE: Final = "compute.googleapis.com/Workload"
+
+SERIES: Final = ("goodput", "step_deviation", "windows")
+"""The groups of series that a sink may be given."""
 
 _VALIDATION: Final = "VALIDATION"
 _MAX_SERIES: Final = 200
@@ -60,10 +63,11 @@ class GoogleCloudMonitoringSink:
         cluster_name: Set on every series if it is given.
         export_interval_s: The least time between two requests, in seconds; the service accepts a point every 5 s.
         timeout_s: For each request, in seconds.
+        only: Which of the series to send: ``goodput``, ``step_deviation``, ``windows``.
         client: One that is not configured by the machine's environment.
 
     Raises:
-        ConfigError: there are no credentials for a client.
+        ConfigError: there are no credentials for a client, or *only* names something else.
     """
 
     runs_on = RunsOn.WORKER
@@ -79,8 +83,12 @@ class GoogleCloudMonitoringSink:
         cluster_name: str | None = None,
         export_interval_s: float = 30.0,
         timeout_s: float = 10.0,
+        only: Collection[str] = SERIES,
         client: monitoring_v3.MetricServiceClient | None = None,
     ) -> None:
+        if not set(only) <= set(SERIES):
+            raise ConfigError("only", only, f"give some of {', '.join(SERIES)}")
+        self._only = frozenset(only)
         self._name = f"projects/{project}"
         self._resource = {"location": location, "replica_id": replica_id}
         self._workload_id = workload_id
@@ -108,7 +116,7 @@ class GoogleCloudMonitoringSink:
 
     def __call__(self, event: Event) -> None:
         """Accept *event* if it is an update of goodput; on the sink worker's thread."""
-        if isinstance(event, GoodputUpdated):
+        if isinstance(event, GoodputUpdated) and next(self._values(event), None) is not None:
             self._waiting[event.session] = event
             if time.monotonic() - self._sent_s.get(event.session, float("-inf")) >= self._export_interval_s:
                 self._send(event.session)
@@ -163,24 +171,26 @@ class GoogleCloudMonitoringSink:
     def _values(self, update: GoodputUpdated) -> Iterator[_SeriesValue]:
         labels = {**self._labels, **self._cluster}
         cumulative = {**labels, "window_type": "cumulative"}
-        yield _SeriesValue("goodput_time", float(update.productive_s), {**labels, "goodput_source": "TOTAL"})
-        for source, spent in badput_sources(update.badput_s):
-            yield _SeriesValue("badput_time", float(spent), {**labels, "badput_source": source})
-        yield _SeriesValue("disruptions", int(update.disruptions), cumulative)
-        yield _SeriesValue("total_elapsed_time", float(update.elapsed_s), cumulative)
-        if update.last_step is not None:
-            yield _SeriesValue("max_productive_steps", int(update.last_step), labels)
-        if update.step_time.get("deviation_s") is not None:
-            yield _SeriesValue("step_time_deviation", float(update.step_time["deviation_s"]), labels)
-        if update.step_time.get("ideal_s") is not None:
-            yield _SeriesValue(
-                "performance", float(update.step_time["ideal_s"]), {}
-            )  # the peer sends no labels with it, either
+        if "goodput" in self._only and update.goodput is not None:
+            yield _SeriesValue("goodput_time", float(update.productive_s), {**labels, "goodput_source": "TOTAL"})
+            for source, spent in badput_sources(update.badput_s):
+                yield _SeriesValue("badput_time", float(spent), {**labels, "badput_source": source})
+            yield _SeriesValue("disruptions", int(update.disruptions), cumulative)
+            yield _SeriesValue("total_elapsed_time", float(update.elapsed_s), cumulative)
+            if update.last_step is not None:
+                yield _SeriesValue("max_productive_steps", int(update.last_step), labels)
+        if "step_deviation" in self._only:
+            if update.step_time.get("deviation_s") is not None:
+                yield _SeriesValue("step_time_deviation", float(update.step_time["deviation_s"]), labels)
+            if update.step_time.get("ideal_s") is not None:
+                # The peer sends no labels with it, either.
+                yield _SeriesValue("performance", float(update.step_time["ideal_s"]), {})
         for kind in ("stepping", "available"):
-            if kind in update.slice_efficiency:
+            if "goodput" in self._only and kind in update.slice_efficiency:
                 window = {**labels, "window_type": "CUMULATIVE", "rolling_window_size": "0"}
                 yield _SeriesValue(f"{kind}_slice_efficiency", float(update.slice_efficiency[kind]), window)
-        yield from _of_windows(update.windows, labels)
+        if "windows" in self._only:
+            yield from _of_windows(update.windows, labels)
 
 
 def badput_sources(badput_s: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -40,18 +40,11 @@ def describe(job: JobConfig | None) -> Source:
     return attrs.evolve(source, **_agreed(source, given))
 
 
-def identity_in_group(source: Source, job: JobConfig | None) -> Source | None:
-    """
-    Return the identity of the process *source* in the process group that torch has made since; None if it is the same.
-
-    It is a stream of its own: ranks and runs do not change within one.
-    """
+def place_found_late(source: Source, job: JobConfig | None) -> dict[str, Any]:
+    """Return the fields of *source* that are known now that torch has made a process group, as *job* leaves them."""
     given: dict[str, Any] = dict(job.source_fields()) if job is not None else {}
     found: dict[str, Any] = {name: value for name, value in pytorch.place_in_group().items() if name not in given}
-    found |= _agreed(source, given)
-    if all(getattr(source, name) == value for name, value in found.items()):
-        return None
-    return attrs.evolve(source, id=os.urandom(8).hex(), **found)
+    return found | _agreed(source, given)
 
 
 def _agreed(source: Source, given: dict[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from trackside.instruments.torch import is_distributed
 from trackside.job._apply import AppliedConfig, apply
 from trackside.job._goodput import ask_for_goodput, show_earlier_attempts, with_goodput_monitor
 from trackside.job._heartbeat import HeartbeatThread
-from trackside.job._identity import describe, identity_in_group, report_rivals
+from trackside.job._identity import describe, place_found_late, report_rivals
 from trackside.job._inherit import announce, leave_parent, withdraw
 from trackside.job._remote import Remote, RemoteAccess, keep_for_viewers
 from trackside.job._stall import StallWatch
@@ -226,9 +226,7 @@ class Job:
         self._check_stall()
         if not self._is_placed and is_distributed():
             self._is_placed = True
-            found = identity_in_group(self.source, self._config)
-            if found is not None:
-                self._go_on_as(found)
+            self.describe(**place_found_late(self.source, self._config))
         self._beats += 1
         if self._beats == _RIVALS_AT_BEAT and self.directory is not None:
             report_rivals(self.directory, self.source)
@@ -237,8 +235,8 @@ class Job:
         """
         Describe this process anew from here on: *fields* of its `Source` that were not known when telemetry began.
 
-        It stays the same source, so its rank and its run cannot change. What was recorded before counts as that
-        source's, too.
+        It stays the same source and the same stream, also with another rank or run: what was recorded before counts as
+        that source's, too.
         """
         source = attrs.evolve(self.source, **fields)
         if source == self.source:
@@ -249,11 +247,6 @@ class Job:
             self.bus.describe(source)
             handlers = [subscription.handler for subscription in self._subscriptions]
             show_earlier_attempts(handlers, directory=self.directory, source=source)
-
-    def _go_on_as(self, source: Source) -> None:
-        before, self.source = self.source, source
-        set_process_source(source, instead_of=before)
-        self.bus.end(f"goes on as rank {source.rank} of run {source.run_id}")
 
     @property
     def directory(self) -> Path | None:

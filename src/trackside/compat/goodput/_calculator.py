@@ -10,7 +10,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
-from trackside.compat.goodput._records import ForeignLog, LocalLog
+from trackside.compat.goodput._records import LocalLog, reader_of
+from trackside.compat.goodput.exclusion_utils import Interval, normalize_intervals
 from trackside.compat.goodput.goodput_utils import (
     BadputType,
     GoodputType,
@@ -24,7 +25,6 @@ logger = logging.getLogger(__name__)
 
 Shares: TypeAlias = "dict[BadputType, Any]"
 """By type; of CUSTOM_BADPUT_EVENTS a dictionary by the user's type, in capitals."""
-Interval: TypeAlias = "tuple[datetime.datetime, datetime.datetime]"
 
 _BUCKETS: Final = {BadputType[name]: bucket for bucket, name in PEER_NAMES.items()}
 """Buckets that have another name here."""
@@ -62,7 +62,7 @@ class GoodputCalculator:
     ) -> None:
         self.job_name = job_name
         self.using_pathways = using_pathways
-        self._log = LocalLog(job_name, logger_name, directory) if cloud_logger is None else ForeignLog(cloud_logger)
+        self._log = LocalLog(job_name, logger_name, directory) if cloud_logger is None else reader_of(cloud_logger)
         self._reader = PayloadReader()
         self._model = GoodputAccumulator()
         self._latest: GoodputResult | None = None
@@ -132,7 +132,10 @@ class GoodputCalculator:
 
         Intervals that are not in UTC or do not end after they begin are passed over, with a warning.
         """
-        exclude = [(_ns(start), _ns(end)) for start, end in exclusion_intervals if _is_sound(start, end)]
+        exclude = [
+            (round(start * 1e6) * 1000, round(end * 1e6) * 1000)
+            for start, end in normalize_intervals(exclusion_intervals)
+        ]
         result = self._answer(ideal_s=configured_ideal_step_time, exclude=exclude)
         badput = self._breakdown(result) if include_badput_breakdown and result.elapsed_s else {}
         return _percent(result), badput, result.last_step or 0, result.excluded_s
@@ -271,13 +274,3 @@ def _ns(when: datetime.datetime) -> int:
     if when.tzinfo is None:
         when = when.replace(tzinfo=datetime.timezone.utc)
     return round(when.timestamp() * 1e6) * 1000
-
-
-def _is_sound(start: datetime.datetime, end: datetime.datetime) -> bool:
-    if start.tzinfo != datetime.timezone.utc or end.tzinfo != datetime.timezone.utc:
-        logger.warning("an interval to exclude is passed over: %s to %s is not in UTC", start, end)
-        return False
-    if start >= end:
-        logger.warning("an interval to exclude is passed over: %s to %s is none", start, end)
-        return False
-    return True

@@ -56,18 +56,6 @@ class _Uploader:
             logger.warning("%s went wrong this time: %s", self._name, error)
 
 
-def refuse_cloud(options: GCPOptions | None) -> None:
-    """Name in a warning what *options* ask for: a monitor sends nothing to Google Cloud."""
-    fields = attrs.fields(GCPOptions)
-    given = [] if options is None else [field.name for field in fields if getattr(options, field.name) != field.default]
-    if given:
-        logger.warning(
-            "GCPOptions: %s not used: this monitor sends nothing to Google Cloud; subscribe "
-            "trackside.handlers.google_cloud_monitoring.GoogleCloudMonitoringSink",
-            ", ".join(given),
-        )
-
-
 class UploadingMonitor:
     """
     Publishes a job's goodput on an interval, as `GoodputUpdated`: to its sinks, and on trackside's bus.
@@ -83,13 +71,15 @@ class UploadingMonitor:
         include_step_deviation: Whether the deviation of steps can be reported.
         configured_ideal_step_time: What a step should take, in seconds; found out unless given.
         step_deviation_interval_seconds: The interval of that.
-        gcp_options: Not used; what they say is named in a warning. `GoogleCloudMonitoringSink` sends to that service.
+        gcp_options: What goes to Google Cloud Monitoring, and as whose; what is not given is asked of the machine,
+            which takes a second where it is none of Google's.
         skip_final_flush: Whether to stop without reporting the last figures.
         final_flush_timeout_seconds: How long stopping may take, in seconds; None for as long as it takes.
         gcs_sync_interval_seconds: Taken, and not used.
         cache_dir: Taken, and not used.
         max_logs_retention_period: Taken, and not used.
         directory: Where the records are; what ``TRACKSIDE_GOODPUT_DIR`` names unless given.
+        cloud_logger: Has the records instead of files.
     """
 
     _make_calculator: type[GoodputCalculator] = GoodputCalculator
@@ -114,11 +104,12 @@ class UploadingMonitor:
         max_logs_retention_period: datetime.timedelta | None = None,  # noqa: ARG002
         *,
         directory: str | os.PathLike[str] | None = None,
+        cloud_logger: Any = None,
     ) -> None:
         self._is_on = monitoring_enabled
         if not self._is_on:
             return
-        self._calculator = self._make_calculator(job_name, logger_name, directory=directory)
+        self._calculator = self._make_calculator(job_name, logger_name, cloud_logger, directory=directory)
         self._upload_s = upload_interval
         self._deviation_s = step_deviation_interval_seconds
         self._ideal_s = configured_ideal_step_time
@@ -130,12 +121,17 @@ class UploadingMonitor:
         self._reported_ns = 0
         self._uploaders: dict[str, _Uploader] = {}
         self._bus = Bus()
-        refuse_cloud(gcp_options)
-        for sink in self._sinks(os.path.join(tensorboard_dir, "goodput")):  # noqa: PTH118  it may be a URL
+        directory = os.path.join(tensorboard_dir, "goodput")  # noqa: PTH118  it may be a URL
+        options = GCPOptions() if gcp_options is None else gcp_options
+        for sink in (*self._sinks(directory), *self._cloud_sinks(job_name, options)):
             self._bus.subscribe(sink, to=GoodputUpdated)
 
     def _sinks(self, directory: str) -> Sequence[Handler]:  # noqa: ARG002  for those that write there
         """Return what takes the updates beside trackside's bus."""
+        return ()
+
+    def _cloud_sinks(self, job_name: str, options: GCPOptions) -> Sequence[Handler]:  # noqa: ARG002
+        """Return what takes them to Google Cloud Monitoring."""
         return ()
 
     # --- starting and stopping ---------------------------------------------------------------------------------

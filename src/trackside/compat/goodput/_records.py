@@ -159,6 +159,11 @@ class ForeignLog:
         yield from fresh
 
 
+def reader_of(client: Any) -> Any:
+    """Return what reads new records from *client*: itself, if it can."""
+    return client if hasattr(client, "read_new") else ForeignLog(client)
+
+
 def _payload(line: bytes) -> Payload | None:
     try:
         payload = json.loads(line)

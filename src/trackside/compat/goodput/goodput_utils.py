@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import datetime
 import enum
-from typing import Any, TypedDict
+import logging
+import os
+import statistics
+import urllib.request
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypedDict
 
 import attrs
+
+logger = logging.getLogger(__name__)
 
 
 class BadputType(enum.Enum):
@@ -78,9 +86,27 @@ class IntervalWorkloadMetricDetails(TypedDict):
     """In whole seconds."""
 
 
+class ElasticWorkloadMetricDetails(WorkloadMetricDetails, total=False):
+    """The same of an elastic job; efficiencies are from 0 to 1."""
+
+    stepping_slice_efficiency: float
+    available_slice_efficiency: float
+
+
+class MonitoringWindowType(enum.Enum):
+    """What `compute_step_deviation_from_baseline` compares the latest steps with."""
+
+    CUMULATIVE = "cumulative"
+    INTERVAL = "interval"
+
+
 @attrs.define
 class GCPOptions:
-    """The peer's options for Google Cloud Monitoring; what a monitor cannot honour it names in a warning."""
+    """
+    What a monitor sends to Google Cloud Monitoring, and as whose.
+
+    What is not given is asked of the machine, if it is one of Google's.
+    """
 
     project_id: str | None = None
     location: str | None = None
@@ -89,3 +115,128 @@ class GCPOptions:
     cluster_name: str | None = None
     enable_gcp_goodput_metrics: bool = True
     enable_gcp_step_deviation_metrics: bool = True
+
+
+_MIN_IDEAL_S: Final = 1.0
+"""The peer takes shorter steps for none."""
+_RECENT, _BASELINE, _SPIKE = 100, 1000, 90
+
+
+def get_timestamp_from_log_entry(entry: Mapping[str, Any]) -> datetime.datetime | None:
+    """Return the time of a record: its first field whose name has ``time`` in it. None if there is none."""
+    found = next((value for name, value in entry.items() if "time" in name), None)
+    return None if found is None else datetime.datetime.fromtimestamp(found, datetime.timezone.utc)
+
+
+def compute_percentile(values: Sequence[float], percentile: float) -> float:
+    """Return the percentile, from 0 to 100, between the two nearest values; 0.0 of none."""
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    below, share = divmod((len(ordered) - 1) * percentile / 100, 1)
+    lower = ordered[int(below)]
+    return lower + share * (ordered[min(int(below) + 1, len(ordered) - 1)] - lower)
+
+
+def compute_ideal_step_time(step_times: Sequence[float]) -> float | None:
+    """Return the mean of the steps, in seconds, but for slow ones and those below 1 s; None if none is left."""
+    long = [length for length in step_times if length >= _MIN_IDEAL_S]
+    if not long:
+        return None
+    middle = statistics.median(long)
+    most = middle + 3 * statistics.median(abs(length - middle) for length in long)
+    return statistics.fmean(length for length in long if length <= most)
+
+
+def compute_step_deviation_from_baseline(
+    step_time_deviation: Mapping[int, float],
+    mode: MonitoringWindowType = MonitoringWindowType.CUMULATIVE,
+    recent_window_size: int = _RECENT,
+    baseline_window_size: int = _BASELINE,
+    spike_percentile: int = _SPIKE,
+) -> float:
+    """
+    Return by how many seconds the latest steps are off, beyond what those before them were.
+
+    Args:
+        step_time_deviation: By step, in order, in seconds.
+        mode: Whether there is a baseline, which takes enough steps.
+        recent_window_size: Steps that are the latest.
+        baseline_window_size: Steps before them that are the baseline.
+        spike_percentile: Of the latest steps, from 0 to 100.
+    """
+    deviations = [abs(value) for value in step_time_deviation.values()]
+    if len(deviations) < _RECENT:
+        return statistics.fmean(deviations) if deviations else 0.0
+    spike = compute_percentile(deviations[-recent_window_size:], spike_percentile)
+    has_baseline = len(deviations) >= recent_window_size + baseline_window_size > recent_window_size
+    if mode is MonitoringWindowType.INTERVAL or not has_baseline:
+        return spike
+    first = -(recent_window_size + baseline_window_size)
+    return spike - statistics.median(deviations[first:-recent_window_size])
+
+
+# --- what a machine of Google's says about itself ---------------------------------------------------------------------
+
+_METADATA_HOST: Final = "169.254.169.254"
+"""By its number: a name would be looked up for longer than the timeout where there is no such machine."""
+_METADATA_BYTES: Final = 4096
+_METADATA_S: Final = 1.0
+
+MACHINE_TYPE_TO_ACCELERATOR_TYPE_MAPPING: Final = {
+    "tpu7x": "TPU-7x",
+    "ct6e": "TPU-v6e",
+    "ct5p": "TPU-v5p",
+    "ct5l": "TPU-v5e",
+    "ct4p": "TPU-v4p",
+    "ct3": "TPU-v3",
+    "tpu-v2": "TPU-v2",
+    "tpu": "TPU",
+    "a3-ultragpu": "NVIDIA-H200",
+    "a3-": "NVIDIA-H100",
+    "a2": "NVIDIA-A100",
+    "gpu": "GPU",
+}
+"""By a part of the machine type's name, the first that fits; the names are those of the peer's dashboards."""
+
+
+def get_gcp_metadata(category: str, attribute: str, timeout: float = _METADATA_S) -> str | None:
+    """
+    Return what the machine's metadata server says of itself; None after *timeout* seconds, or on another machine.
+
+    ``GCE_METADATA_HOST`` names another server, as for Google's own libraries.
+    """
+    host = os.environ.get("GCE_METADATA_HOST") or _METADATA_HOST
+    url = f"http://{host}/computeMetadata/v1/{category}/{attribute}"
+    request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=timeout) as answer:
+            found: str = answer.read(_METADATA_BYTES).decode()
+    except (OSError, ValueError) as error:
+        logger.info("the metadata server has no %s/%s: %s", category, attribute, error)
+        return None
+    return found
+
+
+def get_gcp_project_id() -> str | None:
+    """Return the id of the machine's project."""
+    return get_gcp_metadata("project", "project-id")
+
+
+def get_node_zone() -> str | None:
+    """Return the machine's zone, as ``europe-west4-a``."""
+    zone = get_gcp_metadata("instance", "zone")
+    return zone.rpartition("/")[2] if zone else None
+
+
+def get_accelerator_type() -> str:
+    """Return the accelerator of the machine's type, as ``NVIDIA-H100``; ``UNKNOWN`` if it is not known."""
+    machine = (get_gcp_metadata("instance", "machine-type") or "").rpartition("/")[2].lower()
+    known = MACHINE_TYPE_TO_ACCELERATOR_TYPE_MAPPING.items()
+    return next((name for part, name in known if machine and part in machine), "UNKNOWN")
+
+
+def get_cluster_name() -> str | None:
+    """Return the name of the machine's cluster."""
+    return get_gcp_metadata("instance", "attributes/cluster-name")

@@ -2,56 +2,38 @@
 
 from __future__ import annotations
 
-import socket
-import time
 from collections.abc import Iterable, Sequence
-from typing import Final, NoReturn
-
-import attrs
+from typing import NoReturn
 
 from trackside.bus import Bus, default_bus
 from trackside.compat.straggler._exchange import largest_of
-from trackside.compat.straggler._interval import ReportInterval
-from trackside.compat.straggler._report import Report, report_from
-from trackside.events import Event, Source, process_source
-from trackside.handlers.models.scores import KINDS, ScoreAggregator
+from trackside.compat.straggler._report import Report
+from trackside.compat.straggler.interval_tracker import ReportIntervalTracker
+from trackside.compat.straggler.reporting import ReportGenerator
+from trackside.events import Event
+from trackside.handlers.models.scores import KINDS
 from trackside.instruments import CallableId, Section
 from trackside.instruments._wrapping import Layers
 from trackside.instruments.cupti import kernel_recorder
 from trackside.instruments.sections import Sections
-from trackside.instruments.torch import RankGroup, is_distributed
-from trackside.job._gather import gathered, packed, unpacked
-
-_GATHER_TIMEOUT_S: Final = 300.0
 
 
 class _Running:
     """Everything between `Detector.initialize` and `Detector.shutdown`."""
 
-    def __init__(
-        self,
-        *,
-        kinds: tuple[str, ...],
-        gather_on_rank0: bool,
-        profiling_interval: int,
-        report_time_interval: float,
-        node_name: str,
-    ) -> None:
-        self._kinds = kinds
-        self._gather_on_rank0 = gather_on_rank0
-        self._node_name = node_name
+    def __init__(self, generator: ReportGenerator, *, profiling_interval: int, report_time_interval: float) -> None:
+        self._generator = generator
         self._events: list[Event] = []
         self._reports = 0
-        self._seen: dict[str, None] = {}
-        self._group: RankGroup | None = None
-        self._aggregator: ScoreAggregator | None = None
         self._bus = Bus()
         self._bus.subscribe(self._events.append)
         self._sections = Sections(self._bus, find_kernels=kernel_recorder)
         self._sections.configure(window_steps=1, profiling_interval=profiling_interval)
         self.layers = Layers(self._sections.section)
         self.gpu_layers = Layers(self._gpu_section)
-        self.interval = ReportInterval(report_time_interval, profiling_interval, self._largest)
+        self.interval = ReportIntervalTracker(
+            report_time_interval, profiling_interval=profiling_interval, largest=self._largest
+        )
 
     def section(self, name: str, *, gpu: bool) -> Section:
         return self._sections.section(name, gpu=gpu)
@@ -63,61 +45,24 @@ class _Running:
         return self._sections.section(name, gpu=True)
 
     def _largest(self, value: float) -> float:
-        return largest_of(self._joined())(value)
-
-    def _joined(self) -> RankGroup | None:
-        """Return the group of all ranks, made when it is first needed; None where there is one process."""
-        if self._group is None and is_distributed():
-            self._group = RankGroup(_GATHER_TIMEOUT_S)
-        return self._group
+        return largest_of(self._generator.joined())(value)
 
     def report(self) -> Report | None:
         """Close the window, exchange what has to be exchanged, and score it."""
-        start_s = time.perf_counter()
         self._sections.flush_gpu()
         self._sections.step_ended(self._reports)
+        self._reports += 1
         mine, self._events[:] = self._events[:], []
         for event in mine:
             default_bus.log(event)
-        self._reports += 1
-        # Own scores need no other rank: then there is no communication at all.
-        group = self._joined() if self._gather_on_rank0 or "relative" in self._kinds else None
-        source = self._source(group)
-        theirs = gathered(group, source, mine) if group is not None else unpacked(packed(source, mine))
-        aggregator = self._aggregator
-        if aggregator is None:
-            aggregator = self._aggregator = ScoreAggregator(
-                kinds=self._kinds, relax=0.0, keep=1, summaries_of=source.rank
-            )
-        for event in theirs:
-            aggregator(event)
-        if self._gather_on_rank0 and source.rank:
-            return None
-        ours = aggregator.result().windows[-1]
-        self._seen.update(dict.fromkeys((*ours.relative.sections, *ours.individual.sections)))
-        return report_from(
-            ours,
-            rank=source.rank,
-            gather_on_rank0=self._gather_on_rank0,
-            seen=list(self._seen),
-            kinds=self._kinds,
-            elapsed_ms=(time.perf_counter() - start_s) * 1e3,
-        )
-
-    def _source(self, group: RankGroup | None) -> Source:
-        if group is not None:
-            rank, size = group.rank, group.size
-        else:
-            rank, size = (process_source().rank if is_distributed() else 0), 1
-        return attrs.evolve(process_source(), rank=rank, world_size=size, host=self._node_name, role="main")
+        return self._generator.report_of(mine)
 
     def close(self) -> None:
         self.layers.restore(everything=True)
         self.gpu_layers.restore(everything=True)
         self._sections.close()
         self._bus.close()
-        if self._group is not None:
-            self._group.close()
+        self._generator.close()
 
 
 class Detector:
@@ -167,11 +112,9 @@ class Detector:
         cls.gather_on_rank0, cls.profiling_interval = gather_on_rank0, profiling_interval
         cls.report_time_interval = report_time_interval
         cls._running = _Running(
-            kinds=tuple(kind for kind in KINDS if is_all or f"{kind}_perf_scores" in scores_to_compute),
-            gather_on_rank0=gather_on_rank0,
+            ReportGenerator(cls.scores_to_compute, gather_on_rank0, node_name=node_name),
             profiling_interval=profiling_interval,
             report_time_interval=report_time_interval,
-            node_name=node_name or socket.gethostname(),
         )
         cls.initialized = True
 
@@ -223,10 +166,10 @@ class Detector:
         if cls._running is None:
             raise AssertionError("the detector is not initialized")
         running = cls._running
-        running.interval.iteration_ended()
-        return cls.generate_report() if running.interval.is_elapsed else None
+        running.interval.iter_increase()
+        return cls.generate_report() if running.interval.is_interval_elapsed() else None
 
     @classmethod
     def is_interval_elapsed(cls) -> bool:
         """Return whether a report was due at the last such call, also where it was another rank's."""
-        return cls._now().interval.is_elapsed
+        return cls._now().interval.is_interval_elapsed()

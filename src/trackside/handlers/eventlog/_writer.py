@@ -51,8 +51,9 @@ class RecordWriter:
     def __init__(self, appender: Appender, source: Source) -> None:
         self.records = 0
         """Written, in all parts."""
+        self.source = source
+        """Named by the header of the next part."""
         self._appender = appender
-        self._source = source
         self._stream = int.from_bytes(os.urandom(2), "little")
         self._since_header = 0
 
@@ -60,7 +61,7 @@ class RecordWriter:
         """Write all *entries* or none; as `Appender.write`. A `Source` comes alone, and begins another part."""
         appender = self._appender
         if isinstance(entries[0], Source):
-            self._source = entries[0]
+            self.source = entries[0]
             if appender.size_bytes:
                 self._end(Ending(is_continued=True))
             return DONE
@@ -92,7 +93,7 @@ class RecordWriter:
         since_header = self._since_header if size else HEADER_EVERY_BYTES
         for entry in entries:
             if since_header >= HEADER_EVERY_BYTES:
-                header = encode_header(self._source, self._appender.part)
+                header = encode_header(self.source, self._appender.part)
                 chunk.append(self._record(Kind.HEADER, header, self.records + len(chunk)))
                 since_header = 0
             if isinstance(entry, WaitingFrame):
@@ -333,13 +334,17 @@ class EventLog:
             return
         self._appender = Appender(
             self.directory,
-            lambda part: log_name(source, part),
+            self._name_of,
             rotate_bytes=self._rotate_bytes,
             fsync_s=self._fsync_s,
             monotonic_ns=self._now,
             create=self._create,
         )
         self._series = RecordWriter(self._appender, source)
+
+    def _name_of(self, part: int) -> str:
+        assert self._series is not None
+        return log_name(self._series.source, part)
 
     def accept(self, frame: bytes, *, events: int) -> bool:
         """Accept *frame* for writing; False if there is no room, or it cannot be written at all."""

@@ -138,6 +138,8 @@ def _add(counter: _Counter, source: Source, window: tuple[Any, ...]) -> None:
     own = counter.sources.get(source.id)
     if own is None:
         own = counter.sources[source.id] = _OfSource(source.rank, source.role)
+    elif source.run_id:  # a process may learn its rank late
+        own.rank = source.rank
     if (total_count, end_ns) >= (own.count, own.at_ns):
         own.count, own.sum, own.at_ns = total_count, total_sum, end_ns
         if count:

@@ -1,0 +1,3 @@
+"""One Logger's integrations of frameworks."""
+
+__all__: list[str] = []

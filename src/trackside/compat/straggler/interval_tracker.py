@@ -1,0 +1,56 @@
+"""The peer's module of the interval between reports: given in seconds, counted in iterations, as ranks can agree on."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import ClassVar
+
+import attrs
+
+
+def _alone(value: float) -> float:
+    return value
+
+
+@attrs.define
+class ReportIntervalTracker:
+    """Turns an interval in seconds into one in iterations, once: by the median of the first sixteen steps."""
+
+    INTERVAL_ESTIMATION_ITERS: ClassVar[int] = 16
+
+    time_interval: float = 60.0
+    """How often a report is wanted, in seconds."""
+    current_iter: int = 0
+    """Iterations so far."""
+    iter_interval: int | None = None
+    """Every how many iterations a report is due; None until that is known."""
+    prev_iter_start_time: float | None = None
+    step_times: list[float] = attrs.field(factory=list)
+    """The first steps, in seconds, until the interval is known."""
+    profiling_interval: int = 1
+    """Reports more often than that would be empty."""
+    largest: Callable[[float], float] = attrs.field(default=_alone, kw_only=True)
+    """Returns the largest value of all ranks; a collective where there are several."""
+    clock: Callable[[], float] = attrs.field(default=time.monotonic, kw_only=True)
+    """Reads the time, in seconds."""
+
+    def iter_increase(self) -> None:
+        """Count an iteration; at the seventeenth, agree on the interval."""
+        self.current_iter += 1
+        if self.iter_interval is not None:
+            return
+        now_s = self.clock()
+        if self.prev_iter_start_time is not None:
+            self.step_times.append(now_s - self.prev_iter_start_time)
+        self.prev_iter_start_time = now_s
+        if len(self.step_times) == self.INTERVAL_ESTIMATION_ITERS:
+            step_s = max(statistics.median(self.step_times), 1e-9)
+            iterations = max(self.largest(self.time_interval / step_s), self.profiling_interval)
+            self.iter_interval = max(1, int(iterations))
+            self.step_times.clear()
+
+    def is_interval_elapsed(self) -> bool:
+        """Return whether the iteration that was counted last is one after which a report is due."""
+        return self.iter_interval is not None and self.current_iter % self.iter_interval == 0

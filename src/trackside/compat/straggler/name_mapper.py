@@ -1,0 +1,92 @@
+"""The peer's module of numbers for names; ours sends names, and has the numbers for those who ask for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from trackside.instruments.torch import RankGroup, is_distributed
+
+_TIMEOUT_S: Final = 300.0
+
+
+class NameMapper:
+    """
+    Numbers sections and kernels from 0, each by itself, the same on all ranks; a number never changes.
+
+    Args:
+        group: The ranks that agree; all of this process's group unless given.
+    """
+
+    def __init__(self, group: RankGroup | None = None) -> None:
+        self._group = group
+        self._kernels: dict[str, int] = {}
+        self._sections: dict[str, int] = {}
+
+    @property
+    def kernel_counter(self) -> int:
+        """How many kernels have a number."""
+        return len(self._kernels)
+
+    @property
+    def section_counter(self) -> int:
+        """How many sections have a number."""
+        return len(self._sections)
+
+    def gather_and_assign_ids(self, kernel_names: Sequence[str], section_names: Sequence[str]) -> None:
+        """Give numbers to the names of all ranks, rank by rank; a collective where there are several."""
+        if self._group is None and is_distributed():
+            self._group = RankGroup(_TIMEOUT_S)
+        mine = json.dumps([list(kernel_names), list(section_names)]).encode()
+        for data in [mine] if self._group is None else self._group.all_gather(mine):
+            kernels, sections = json.loads(data)
+            self.assign(kernels, sections)
+
+    def assign(self, kernel_names: Iterable[str], section_names: Iterable[str]) -> None:
+        """Give numbers to the names that have none, in their order."""
+        for numbers, names in ((self._sections, section_names), (self._kernels, kernel_names)):
+            for name in names:
+                numbers.setdefault(name, len(numbers))
+
+    def get_kernel_id(self, kernel_name: str) -> int:
+        """
+        Return the number of a kernel.
+
+        Raises:
+            KeyError: if it has none.
+        """
+        return self._kernels[kernel_name]
+
+    def get_section_id(self, section_name: str) -> int:
+        """
+        Return the number of a section.
+
+        Raises:
+            KeyError: if it has none.
+        """
+        return self._sections[section_name]
+
+    def get_kernel_name(self, kernel_id: int) -> str:
+        """
+        Return the kernel that has a number.
+
+        Raises:
+            KeyError: if none has.
+        """
+        return _named(self._kernels, kernel_id)
+
+    def get_section_name(self, section_id: int) -> str:
+        """
+        Return the section that has a number.
+
+        Raises:
+            KeyError: if none has.
+        """
+        return _named(self._sections, section_id)
+
+
+def _named(numbers: dict[str, int], number: int) -> str:
+    if not 0 <= number < len(numbers):
+        raise KeyError(number)
+    return list(numbers)[number]
