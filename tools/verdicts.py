@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,29 +24,34 @@ def main() -> int:
     """Judge the jobs; 1 if any verdict is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="put the table into docs/verdicts.md")
-    parser.add_argument("--no-real", action="store_true", help="leave out the real jobs, which take a minute or two")
+    parser.add_argument("--record", action="store_true", help="keep the logs of the real jobs in the repository")
+    parser.add_argument("--replay", action="store_true", help="judge the recorded logs instead of running real jobs")
     parser.add_argument("--only", metavar="TEXT", default="", help="judge the jobs whose name holds TEXT")
-    parser.add_argument("--minutes", type=float, default=25.0, help="begin no further job after so long (default: 25)")
+    parser.add_argument("--minutes", type=float, default=60.0, help="begin no further job after so long (default: 60)")
     options = parser.parse_args()
     if options.only and options.write:
         parser.error("--write needs all jobs: leave out --only")
-    bed = load_bed()
+    real = load_real()
     jobs: dict[str, Any] = {
-        name: (labelled.cause, labelled, simulated) for name, labelled in {**bed.JOBS, **bed.LARGE}.items()
+        name: (labelled.cause, labelled, simulated) for name, labelled in {**real.bed.JOBS, **real.bed.LARGE}.items()
     }
     for seed in range(HEALTHY):
-        labelled = bed.Labelled(cause="healthy and noisy", kind=None, job=bed.healthy(seed))
+        labelled = real.bed.Labelled(cause="healthy and noisy", kind=None, job=real.bed.healthy(seed))
         jobs[f"healthy {seed}"] = labelled.cause, labelled, simulated
-    if not options.no_real:
-        for name, labelled in {**bed.REAL, **bed.FRAMEWORKS}.items():
-            if is_installed(labelled.framework):
-                cause = f"{labelled.cause} ({labelled.framework or 'plain loop'})"
-                jobs[f"real: {name}"] = cause, labelled, lambda own: real(bed, own)
-            else:
-                print(f"{name}: left out, {labelled.framework} is not installed", file=sys.stderr)
+    judge = partial(replayed, real) if options.replay else partial(run, real, keep=options.record)
+    for name, labelled in real.REAL.items():
+        if options.replay or real.is_installed(labelled):
+            cause = f"{labelled.cause} (real)"
+            jobs[name] = cause, labelled, partial(judge, name)
+        else:
+            print(f"{name}: left out, {labelled.loop} is not installed", file=sys.stderr)
     jobs = {name: job for name, job in jobs.items() if options.only in name}
-    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0, 0])
     is_whole = judge_all(counts, jobs, until_s=time.monotonic() + 60 * options.minutes)
+    for name, (cause, *_) in jobs.items():
+        is_wrong = real.traceml_mistakes(name) if name in real.REAL else None
+        if is_wrong is not None:
+            counts[cause][3 + is_wrong] += 1
     table = table_of(counts)
     print(table)
     if options.write and is_whole:
@@ -72,21 +78,23 @@ def judge_all(counts: dict[str, list[int]], jobs: dict[str, Any], *, until_s: fl
     return True
 
 
-def is_installed(framework: str) -> bool:
-    """Return whether the package of a real job's *framework* is there."""
-    return framework in {"", "workers"} or importlib.util.find_spec(framework) is not None
-
-
-def real(bed: Any, labelled: Any) -> list[str]:
-    """Return what is wrong with the verdict on a real job."""
+def run(real: Any, name: str, _labelled: Any, *, keep: bool) -> list[str]:
+    """Return what is wrong with the verdict on a real job, which is run."""
     with tempfile.TemporaryDirectory() as directory:
-        mistakes: list[str] = labelled.mistakes(bed.run_real(labelled, Path(directory)).verdict)
+        mistakes: list[str] = real.judge(name, Path(directory), keep=keep)
     return mistakes
 
 
-def load_bed() -> Any:
-    """Return the module of the test bed."""
-    spec = importlib.util.spec_from_file_location("verdict_bed", ROOT / "tests" / "verdicts" / "bed.py")
+def replayed(real: Any, name: str, labelled: Any) -> list[str]:
+    """Return what is wrong with the verdict on the recorded logs of a real job."""
+    with tempfile.TemporaryDirectory() as directory:
+        mistakes: list[str] = labelled.mistakes(real.replayed(name, Path(directory)).verdict)
+    return mistakes
+
+
+def load_real() -> Any:
+    """Return the module of the real jobs, which has the test bed."""
+    spec = importlib.util.spec_from_file_location("verdict_real", ROOT / "tests" / "verdicts" / "real.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -111,10 +119,14 @@ def add(counts: dict[str, list[int]], name: str, cause: str, mistakes: list[str]
 
 def table_of(counts: dict[str, list[int]]) -> str:
     """Return the table, and its sum."""
-    total = [sum(own[place] for own in counts.values()) for place in range(3)]
-    lines = ["| cause | right | wrong | false accusation |", "| --- | ---: | ---: | ---: |"]
-    lines += [f"| {cause} | {right} | {wrong} | {accused} |" for cause, (right, wrong, accused) in counts.items()]
-    lines.append(f"| **all** | {total[0]} | {total[1]} | {total[2]} |")
+    total = [sum(own[place] for own in counts.values()) for place in range(5)]
+    lines = [
+        "| cause | right | wrong | false accusation | TraceML right | TraceML wrong |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for cause, (right, wrong, accused, *traceml) in {**counts, "**all**": total}.items():
+        beside = " | ".join(map(str, traceml)) if any(traceml) else " | "
+        lines.append(f"| {cause} | {right} | {wrong} | {accused} | {beside} |")
     return "\n".join(lines) + "\n"
 
 

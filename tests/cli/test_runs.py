@@ -76,6 +76,7 @@ class TestJson:
                             "perf_tags": ["v1"],
                             "baseline": False,
                             "application": "",
+                            "exit_status": None,
                             "attempts": [
                                 {
                                     "attempt": 0,

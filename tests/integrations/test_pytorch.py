@@ -144,6 +144,27 @@ class TestInstrument:
         assert second.at_ns - second.duration_ns == validated[0].at_ns
         assert loops[0].at_ns == second.at_ns
 
+    def test_evaluation_of_what_is_wrapped(self, capture):
+        """A model that a wrapper trains and that is evaluated by itself is seen, and one within the wrapper once."""
+
+        class Wrapper(torch.nn.Module):
+            def __init__(self, module):
+                super().__init__()
+                self.module = module
+
+            def forward(self, inputs):
+                return self.module(inputs)
+
+        model, optimizer, batches = loop_of(batches=2)
+        wrapper = Wrapper(model)
+        with trackside.instrument(wrapper, optimizer, batches), torch.no_grad():
+            model.eval()
+            model(batches.dataset[0][0])
+            wrapper.eval()
+            wrapper(batches.dataset[0][0])
+        kinds = [event.kind for event in capture.events if isinstance(event, IterationEnded)]
+        assert kinds == ["validation"] * 2
+
     def test_evaluation_by_hand(self, capture):
         """A validation that the script has spans for is recorded once."""
         model, optimizer, batches = loop_of(batches=2)

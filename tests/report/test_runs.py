@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trackside.events import Heartbeat, IterationEnded, Parent, Source, SourceEnded, TrainingConfigured
+from trackside.events import Heartbeat, IterationEnded, Parent, ProgramEnded, Source, SourceEnded, TrainingConfigured
 from trackside.handlers import EventLog
 from trackside.report import read_runs
 from trackside.wire import RowEncoder, encode_frame
@@ -179,3 +179,15 @@ class TestGroups:
         write(run_id="a", baseline=True)
         write(run_id="b")
         assert [session.runs[0].baseline for session in read_runs(tmp_path).sessions] == [True, False]
+
+
+class TestLauncher:
+    def test_exit_status(self, write, tmp_path):
+        """What `trackside run` saw of the program's end belongs to the run, and explains a rank without an end."""
+        write(reason=None)
+        write(last_s=11, role="collector", extra=[ProgramEnded(exit_status=-9, at_ns=11 * S, step=-1)], beats=False)
+        (session,) = read_runs(tmp_path).sessions
+        (run,) = session.runs
+        (rank,) = run.attempts[0].processes
+        assert (run.exit_status, rank.state) == (-9, "died")
+        assert rank.reason == "no end record, and its program ended with signal 9"

@@ -64,6 +64,19 @@ class TestView:
         view = watched(factor=lambda rank, step, part: 2.0 if (rank, part) == (2, "model_forward") else 1.0)
         assert (view.worst[0].rank, "slow in model_forward" in view.worst[0].why) == (2, True)
 
+    @pytest.mark.parametrize(("age_s", "named"), [(1, []), (30, [(1, "157 steps behind")])])
+    def test_apart(self, age_s, named):
+        """A rank that others do not wait for is behind as it pleases; one that also stands still is named."""
+        top = Top()
+        for rank, steps in ((0, 197), (1, 40)):
+            source = Source(id=f"s{rank}", run_id="run", rank=rank, world_size=2)
+            for step in range(steps):
+                at_s = 100 + step / steps if rank == 0 else 101 - age_s - (steps - 1 - step) / steps
+                event = IterationEnded(step=step, at_ns=round(at_s * S), span_id=step + 1, duration_ns=S // 500)
+                event._source, event._seq = source, step
+                top.drive(event)
+        assert [(one.rank, one.why) for one in top.view(101 * S).worst] == named
+
     def test_open(self, watched):
         """Spans that are open are there, and since when."""
         view = watched(hangs_s=5)

@@ -7,6 +7,7 @@ import pytest
 from trackside.events import Heartbeat, IterationEnded, Source, SourceEnded, StallDetected
 from trackside.report import read_report
 from trackside.report._lateness import _onset
+from trackside.report._whatif import StepTiles, find_pause, gap, kind_of
 
 pytestmark = pytest.mark.once
 
@@ -288,3 +289,22 @@ class TestDied:
             write_events(tmp_path, source, [*events, Heartbeat(at_ns=last_ns, step=-1, span_id=0, sequence=1)])
         (found,) = read_report(tmp_path).verdict.findings
         assert (found.kind, found.rank, found.ranks, found.since_step) == ("died", rank, (0, 1), 50)
+
+
+class TestTiles:
+    def test_gap(self):
+        """A stretch is not waiting because the part before it is: there a rank can be late."""
+        assert kind_of("gradient_synchronization", set()) == "waiting"
+        assert kind_of(gap("gradient_synchronization", "optimizer_update"), set()) == "other"
+
+    def test_pause_beside_noise(self):
+        """Steps that are longer now and then do not hide pauses of 300 ms every ten steps, which are longer still."""
+        tiles = StepTiles()
+        at_ns = S
+        for step in range(80):
+            pause_ms = 300 if step % 10 == 9 else 12 if step in {3, 14, 17, 35, 36, 48, 62} else 0
+            tiles.add_part(at_ns, at_ns + (4 + pause_ms) * S // 1000, "model_forward")
+            tiles.end_step(step, at_ns, at_ns + (4 + pause_ms) * S // 1000)
+            at_ns += (4 + pause_ms) * S // 1000
+        pause = find_pause({0: tiles}, ())
+        assert (pause.every_steps, pause.count, pause.first_step, pause.length_ns) == (10, 8, 9, 300e6)

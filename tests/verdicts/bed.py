@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import os
 import random
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,7 +25,6 @@ from trackside.events import (
     SpanEnded,
     SpanStarted,
 )
-from trackside.report import read_report
 
 _spec = importlib.util.spec_from_file_location("made_up_jobs", Path(__file__).parents[1] / "report" / "conftest.py")
 _made_up = importlib.util.module_from_spec(_spec)
@@ -263,15 +259,19 @@ class Labelled:
     within: int = 5
     """How far from `since` the step may be."""
     job: SimulatedJob | None = None
-    framework: str = ""
-    """Of a real job: in whose loop `framework_job.py` trains; empty for the plain loop of `job.py`."""
+    loop: str = ""
+    """Of a real job: whose loop trains, a framework's (`framework_job.py`) or one of `job.py`; empty if simulated."""
+    ranks: int = 2
+    """Of a real job."""
+    has_traceml: bool = False
+    """Of a real job: whether TraceML can watch it too."""
 
     def mistakes(self, verdict):
         """Return what is wrong with *verdict*; empty if nothing is."""
         found = verdict.findings
-        if self.framework:  # its 60 steps may truly take less time than starting up, on a busy machine
-            found = [finding for finding in found if finding.kind != "startup"]
         if self.kind is None:
+            if self.loop:  # few steps may truly take less time than starting up
+                found = [finding for finding in found if finding.kind != "startup"]
             is_green = verdict.state == "good" or len(found) < len(verdict.findings)
             return [f"accused: {finding.title}" for finding in found] + ([] if is_green else ["not green"])
         if not found:
@@ -434,73 +434,3 @@ JOBS["forward, of few steps"] = Labelled(
 JOBS["healthy and noisy"] = Labelled(
     cause="healthy and noisy", kind=None, job=SimulatedJob(noise=0.25, stumbles=0.02, seed=3)
 )
-
-
-REAL = {
-    "healthy": Labelled(cause="healthy", kind=None),
-    "one rank's data": Labelled(
-        cause="one rank's data", kind="input-bound", rank=1, section=DATA, since=0, job=SimulatedJob()
-    ),
-    "forward": Labelled(cause="forward", kind="straggler", rank=1, section=FORWARD, since=0),
-    "backward": Labelled(cause="backward", kind="straggler", rank=1, section=BACKWARD, since=0),
-    "user code between the parts": Labelled(
-        cause="user code between the parts", kind="straggler", rank=1, section=OUTSIDE, since=0, job=SimulatedJob()
-    ),
-    "killed": Labelled(cause="killed", kind="died", rank=1),
-    "raised": Labelled(cause="raised", kind="exception", rank=1, since=60),
-}
-"""Jobs that run for real."""
-
-FRAMEWORKS = {
-    "Lightning, healthy": Labelled(cause="healthy", kind=None, framework="lightning"),
-    "Lightning, one rank's data": Labelled(
-        cause="one rank's data", kind="input-bound", rank=1, section=DATA, since=0, framework="lightning"
-    ),
-    "Lightning, backward": Labelled(
-        cause="backward", kind="straggler", rank=1, section=BACKWARD, since=0, framework="lightning"
-    ),
-    "Transformers, healthy": Labelled(cause="healthy", kind=None, framework="transformers"),
-    "Transformers, forward": Labelled(
-        cause="forward", kind="straggler", rank=1, section=FORWARD, since=0, framework="transformers"
-    ),
-    "Accelerate, healthy": Labelled(cause="healthy", kind=None, framework="accelerate"),
-    "Accelerate, user code": Labelled(
-        cause="user code between the parts", kind="straggler", rank=1, section=OUTSIDE, since=0, framework="accelerate"
-    ),
-    "loader with workers, healthy": Labelled(cause="healthy", kind=None, framework="workers"),
-    "loader with workers, one rank's data": Labelled(
-        cause="one rank's data", kind="input-bound", rank=1, section=DATA, since=0, framework="workers"
-    ),
-    "loader with workers, optimizer": Labelled(
-        cause="optimizer", kind="straggler", rank=1, section=OPTIMIZER, since=0, framework="workers"
-    ),
-    "loader with workers, NaN in a stat": Labelled(
-        cause="NaN", kind="not-finite", rank=0, since=30, within=2, framework="workers"
-    ),
-    "loader with workers, log truncated": Labelled(cause="log truncated", kind="died", rank=1, framework="workers"),
-}
-"""Real jobs in the loops of frameworks, which need their packages: `make verdicts` runs them."""
-
-
-HANG_GUARD_S = 600
-"""A real job takes some seconds, and minutes on an overloaded machine."""
-
-
-def run_real(labelled, directory):
-    """Run the real job *labelled*, and return its report."""
-    program = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    program += ["--monitor-interval=3"]  # on a busy machine torchrun would end the healthy rank before it can say why
-    if labelled.framework:
-        job = [str(Path(__file__).with_name("framework_job.py")), labelled.framework, labelled.cause]
-    else:
-        job = [str(Path(__file__).with_name("job.py")), labelled.cause]
-    logs = directory / "runs"
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("TRACKSIDE_")}
-    subprocess.run(
-        [*program, *job, str(logs)], env={**variables, "OMP_NUM_THREADS": "1"}, capture_output=True,
-        timeout=HANG_GUARD_S, check=False,
-    )  # fmt: skip
-    if labelled.cause == "log truncated":
-        (log,) = logs.rglob("rank-00001.*.tslog")
-        os.truncate(log, log.stat().st_size * 6 // 10)
-    return read_report(logs)

@@ -135,7 +135,7 @@ def train_with_workers():
             break
         loss = model(**batch)["loss"]
         loss.backward()
-        loss_stat.record(float("nan") if CAUSE == "NaN" and step >= STEPS // 2 else loss.item())
+        loss_stat.record(float("nan") if CAUSE == "NaN in a stat" and step >= STEPS // 2 else loss.item())
         optimizer.step()
         optimizer.zero_grad()
     torch.distributed.barrier()

@@ -1,47 +1,142 @@
-"""A real job for the test bed: DistributedDataParallel on gloo under torchrun, with one cause put in on rank 1."""
+"""A real job for the test bed: a plain loop on gloo, with one cause put in, on rank 1 unless it is everybody's."""
 
+import contextlib
 import os
+import random
+import signal
 import sys
+import threading
 import time
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
 import trackside
+from trackside.events import StallDetected
+from trackside.instruments import checkpoint_save, configure_sections, waiting
 
-CAUSE, DIRECTORY = sys.argv[1:]
-STEPS = 80
+STYLE, CAUSE, DIRECTORY = sys.argv[1:]
+STEPS, BATCH = 80, 4
+STALLED_AFTER_S = 3.0
+LAUNCHER = os.environ.get("VERDICTS_TRACEML")
+"""Set where TraceML watches the same run."""
+ATTEMPT = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
-dist.init_process_group("gloo")
-rank = dist.get_rank()
+meet = os.environ.get("VERDICTS_MEET")  # where a launcher sets only RANK and WORLD_SIZE
+rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+dist.init_process_group("gloo", init_method=f"file://{meet}" if meet else "env://", rank=rank, world_size=ranks)
 torch.manual_seed(0)
 torch.set_num_threads(1)
+apart = dist.new_group()  # made by all ranks; in its barrier only one waits
+now = {"step": 0}
 
 
-def is_here(cause):
-    """Return whether *cause* is this job's, and this rank has it."""
-    return cause == CAUSE and rank == 1
+def delayed(seconds, *, everybody=False, since=0, until=STEPS, every=1):
+    """Return what sleeps where the cause lies."""
+
+    def delay():
+        step = now["step"]
+        if (everybody or rank == 1) and since <= step < until and step % every == every - 1:
+            time.sleep(seconds)
+
+    return delay
+
+
+def hang():
+    """Wait for what never comes, in step 40 of rank 1."""
+    if rank == 1 and now["step"] == STEPS // 2:
+        {"hung in a lock": wait_for_lock, "hung in a barrier": wait_in_barrier}.get(CAUSE, wait_for_storage)()
+
+
+def wait_for_storage():
+    """Wait for what does not come."""
+    while True:
+        time.sleep(0.5)
+
+
+def wait_for_lock():
+    """Take a lock that is taken."""
+    lock = threading.Lock()
+    with lock, lock:
+        pass
+
+
+def wait_in_barrier():
+    """Enter a barrier that no other rank enters."""
+    dist.barrier(group=apart)
+
+
+def stumble():
+    """Lose time now and then, on every rank, for no reason."""
+    chance = random.Random(1_000 * rank + now["step"])
+    time.sleep(0.01 * chance.random() + (0.05 if chance.random() < 0.04 else 0.0))
+
+
+def alternate():
+    """Let each rank be the slow one for ten steps."""
+    if now["step"] // 10 % ranks == rank:
+        time.sleep(0.04)
+
+
+CAUSES = {
+    "healthy and noisy": ("user", stumble),
+    "one rank's data": ("data", delayed(0.04)),
+    "all ranks' data": ("data", delayed(0.06, everybody=True)),
+    "forward": ("forward", delayed(0.03)),
+    "backward": ("backward", delayed(0.03)),
+    "optimizer": ("optimizer", delayed(0.03)),
+    "user code between the parts": ("user", delayed(0.03)),
+    "heavy network": ("exchange", delayed(0.08, everybody=True)),
+    "a pause every 10 steps": ("user", delayed(0.3, every=10)),
+    "a pause every 10 steps on all ranks": ("user", delayed(0.3, everybody=True, every=10)),
+    "slow from half on": ("forward", delayed(0.03, since=40)),
+    "recovers half-way": ("user", delayed(0.05, since=15, until=50)),
+    "hung in its loader": ("data", hang),
+    "hung in user code": ("user", hang),
+    "hung in a lock": ("user", hang),
+    "hung in a barrier": ("user", hang),
+    "slow ranks in turn": ("forward", alternate),
+}
+WHERE, DELAY = CAUSES.get(CAUSE, ("", None))
+
+
+def at(place):
+    """Do what the cause does at this *place* of a step."""
+    if place == WHERE:
+        DELAY()
+
+
+def between_the_parts():
+    """Do what the cause does once in a step, or to the process."""
+    step = now["step"]
+    at("user")
+    if rank == 1 and step == 60 and ATTEMPT == 0:
+        if CAUSE == "killed":
+            time.sleep(1.5)  # the log is written every half second
+            os.kill(os.getpid(), signal.SIGKILL)
+        if CAUSE in {"raised", "restarted"}:
+            raise ValueError("bad batch")
+        if CAUSE == "out of memory":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
 class Data(torch.utils.data.Dataset):
+    def __init__(self, batches):
+        self.batches = batches
+
     def __len__(self):
-        return 4 * STEPS
+        return self.batches * BATCH
 
     def __getitem__(self, place):
-        if is_here("one rank's data"):
-            time.sleep(0.01)
+        if place % BATCH == 0:
+            at("data")
+        if CAUSE == "a worker of the loader is killed" and rank == 1 and place == 50 * BATCH:
+            os.kill(os.getpid(), signal.SIGKILL)
         return torch.randn(64), torch.randn(64)
 
 
-class Net(torch.nn.Sequential):
-    def forward(self, inputs):
-        """Compute the outputs, and before that what delays them."""
-        if is_here("forward"):
-            time.sleep(0.03)
-        return super().forward(inputs)
-
-
-class SlowBackward(torch.autograd.Function):
+class Slow(torch.autograd.Function):
     @staticmethod
     def forward(context, inputs):
         """Return a copy of the inputs."""
@@ -50,35 +145,127 @@ class SlowBackward(torch.autograd.Function):
     @staticmethod
     def backward(context, gradient):
         """Give the gradient back, and before that what delays it."""
-        if is_here("backward"):
-            time.sleep(0.02)
+        at("backward")
         return gradient
 
 
-class Identity(torch.nn.Module):
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(64, 256), torch.nn.Linear(256, 64)
+
     def forward(self, inputs):
-        """Return the inputs."""
-        return SlowBackward.apply(inputs)
+        """Compute the outputs, and before that what delays them."""
+        time.sleep(0.015)  # what a device would compute: the exchange of so small a model must not be most of a step
+        at("forward")
+        if CAUSE == "uneven lengths":  # by nature: a batch is as long as its longest sentence, on each rank another one
+            time.sleep(0.001 * random.Random(1_000 * now["step"] + rank).randint(2, 40))
+        return self.last(Slow.apply(self.first(inputs).relu()))
 
 
-net = Net(torch.nn.Linear(64, 256), torch.nn.ReLU(), Identity(), torch.nn.Linear(256, 64))
-model = torch.nn.parallel.DistributedDataParallel(net)
-optimizer = torch.optim.SGD(model.parameters(), 0.01)
-loader = torch.utils.data.DataLoader(Data(), batch_size=4)
-loss_of = torch.nn.MSELoss()
+def exchange_late(_, bucket):
+    """Average gradients, as over a slow network."""
 
-trackside.start(DIRECTORY)
-trackside.instrument(model, optimizer, loader)
-for step, (inputs, targets) in enumerate(loader):
-    if is_here("user code between the parts") or (is_here("slow from half on") and step >= STEPS // 2):
-        time.sleep(0.03)
-    if is_here("killed") and step == 60:
-        time.sleep(1.5)  # the log is written every half second
-        os.kill(os.getpid(), 9)
-    if is_here("raised") and step == 60:
-        raise ValueError("bad batch")
-    loss_of(model(inputs), targets).backward()
-    optimizer.step()
-    optimizer.zero_grad()
+    def finish(done):
+        at("exchange")
+        return done.value()[0] / ranks
+
+    return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(finish)
+
+
+def loss_at(step, loss):
+    """Return *loss*, or what is not finite."""
+    return loss * float("nan") if CAUSE == "NaN" and step >= 30 and rank == 1 else loss
+
+
+def evaluate(model):
+    """Evaluate for a second."""
+    model.eval()
+    with torch.no_grad():
+        for _ in range(10):
+            time.sleep(0.1)
+            model(torch.randn(BATCH, 64))
+    model.train()
+
+
+def train_instrumented():
+    """Train in a loop as everybody has it."""
+    model = torch.nn.parallel.DistributedDataParallel(Net())
+    if CAUSE == "heavy network":
+        model.register_comm_hook(None, exchange_late)
+    optimizer = torch.optim.SGD(model.parameters(), 0.001)
+    accumulated = 4 if "accumulated" in CAUSE else 1
+    workers = 1 if CAUSE == "a worker of the loader is killed" else 0
+    loader = torch.utils.data.DataLoader(Data(STEPS * accumulated), batch_size=BATCH, num_workers=workers)
+    trace_step = contextlib.nullcontext
+    if LAUNCHER:
+        import traceml_ai
+
+        traceml_ai.init(mode="auto")
+        trace_step = partial(traceml_ai.trace_step, model)
+    trackside.instrument(model, optimizer, loader)
+    optimizer.register_step_pre_hook(lambda *_: at("optimizer"))  # within what instrument() times
+    losses = torch.nn.MSELoss()
+    for batch, (inputs, targets) in enumerate(loader):
+        now["step"], place = divmod(batch, accumulated)
+        is_last = place == accumulated - 1
+        with trace_step():
+            if is_last:
+                between_the_parts()
+            with contextlib.nullcontext() if is_last else model.no_sync():
+                loss = loss_at(now["step"], losses(model(inputs), targets))
+                if CAUSE == "accumulated, forward" and rank == 1:
+                    time.sleep(0.01)
+                loss.backward()
+            if is_last:
+                optimizer.step()
+                optimizer.zero_grad()
+        if CAUSE == "checkpoint-bound" and batch % 20 == 19:
+            with checkpoint_save(batch):
+                time.sleep(1.0)
+        if CAUSE == "evaluation-bound" and batch % 20 == 19:
+            evaluate(model.module)
+
+
+def train_by_hand():
+    """Train with sections and iterations of its own."""
+    configure_sections(window_steps=10)
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), 0.001)
+    losses = torch.nn.MSELoss()
+    loader = iter(torch.utils.data.DataLoader(Data(STEPS), batch_size=BATCH))
+    for step in range(40 if ATTEMPT else 0, STEPS):
+        now["step"] = step
+        with trackside.training_iteration(step) as iteration:
+            with trackside.section("data_loading"):
+                inputs, targets = next(loader)
+            between_the_parts()
+            with trackside.section("forward"):
+                loss = loss_at(step, losses(net(inputs), targets))
+            with trackside.section("backward"):
+                loss.backward()
+            with waiting("all_reduce"):
+                for parameter in net.parameters():
+                    dist.all_reduce(parameter.grad)
+                at("exchange")
+            with trackside.section("optimizer"):
+                at("optimizer")
+                optimizer.step()
+                optimizer.zero_grad()
+            iteration.set(loss=loss)
+
+
+def end_soon(_):
+    """End a job that hangs, once all of its ranks have said so."""
+    threading.Timer(6.0, os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+
+if not (CAUSE == "log missing" and rank == 1):
+    hangs = CAUSE.startswith("hung")
+    trackside.start(DIRECTORY, stall_after_s=STALLED_AFTER_S if hangs else 60.0)
+    trackside.subscribe(end_soon, to=StallDetected)
+if CAUSE == "startup-bound":
+    time.sleep(10)
+(train_by_hand if STYLE == "sections" else train_instrumented)()
 dist.barrier()
 dist.destroy_process_group()

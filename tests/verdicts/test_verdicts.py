@@ -28,14 +28,20 @@ class TestSimulated:
         assert accused == {}
 
 
+class TestRecorded:
+    def test_cause_is_first(self, recorded, real_jobs, tmp_path):
+        """The logs that a real job left are judged as its label says."""
+        assert real_jobs.REAL[recorded].mistakes(real_jobs.replayed(recorded, tmp_path).verdict) == []
+
+
 @pytest.mark.torch
 @pytest.mark.integration
 class TestReal:
     @pytest.mark.hang_guard(660)
-    def test_cause_is_first(self, real, test_bed, tmp_path):
+    def test_cause_is_first(self, in_ci, real_jobs, tmp_path):
         """A real job of two ranks: the labelled cause is the first finding, with its rank."""
         pytest.importorskip("torch")
         if sys.platform == "win32":
             pytest.skip("torchrun's gloo needs POSIX here")
-        labelled = test_bed.REAL[real]
-        assert labelled.mistakes(test_bed.run_real(labelled, tmp_path).verdict) == []
+        labelled = real_jobs.REAL[in_ci]
+        assert labelled.mistakes(read_report(real_jobs.run_real(labelled, tmp_path)).verdict) == []

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trackside.cli._print import UNREADABLE, ProgressLine, json_text, warn, write_private
-from trackside.core.text import clock, duration, plural, printable, ranges
+from trackside.core.text import clock, duration, exit_words, plural, printable, ranges
 from trackside.events import UnreadableError
 from trackside.handlers.models.liveness import DIED, ENDED, RUNNING, SILENT
 from trackside.report import (
@@ -86,6 +86,8 @@ def _lines(report: RunsReport) -> Iterator[str]:
                 if missing:
                     yield f"      no log of rank(s) {ranges(missing, most=_MOST_RANGES)}"
                 yield from (f"      {line}" for line in _state_lines(attempt, report.newest_ns))
+            if run.exit_status is not None:
+                yield f"      trackside run saw the program exit with {exit_words(run.exit_status)}"
     yield f"newest event: {clock(report.newest_ns, has_ms=True)}"
 
 
@@ -143,6 +145,7 @@ def _session_json(session: SessionOutline) -> dict[str, Any]:
                 "perf_tags": list(run.perf_tags),
                 "baseline": run.baseline,
                 "application": run.application,
+                "exit_status": run.exit_status,
                 "attempts": [_attempt_json(attempt) for attempt in run.attempts],
             }
             for run in session.runs

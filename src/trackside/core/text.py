@@ -121,6 +121,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
+def exit_words(status: int) -> str:
+    """Return how a program ended: its exit *status*, or as a negative number the signal that ended it."""
+    return f"signal {-status}" if status < 0 else f"status {status}"
+
+
 def printable(text: str) -> str:
     """Return *text* with control characters escaped: what a log holds must not steer a terminal."""
     if text.isprintable():

@@ -95,6 +95,8 @@ class Instrumented:
         """The thread that the open iteration runs in."""
         self._samples: int | None = None
         self._losses: list[Any] = []
+        self._is_forward = False
+        """Whether the model's own forward pass runs."""
         self._evaluation = _Evaluation()
         not_compiled = pytorch.not_compiled()
         if dataloader is not None:
@@ -105,6 +107,14 @@ class Instrumented:
             optimizer.register_step_pre_hook(self._before_update),
             optimizer.register_step_post_hook(self._after_update),
         ]
+        inner = getattr(model, "module", None)
+        if inner is not None and hasattr(
+            inner, "register_forward_pre_hook"
+        ):  # evaluated by itself, it exchanges nothing with other ranks
+            self._hooks += [
+                inner.register_forward_pre_hook(not_compiled(self._before_inner)),
+                inner.register_forward_hook(not_compiled(self._after_inner), always_call=True),
+            ]
         if not _instrumented:
             _patch_torch()
         _instrumented.append(self)
@@ -145,6 +155,7 @@ class Instrumented:
     # --- forward and backward ----------------------------------------------------------------------------------
 
     def _before_forward(self, _module: Any, inputs: Any) -> None:
+        self._is_forward = True
         if self._model.training:
             self._begin()
             self._parts.begin(span_names.MODEL_FORWARD)
@@ -152,12 +163,21 @@ class Instrumented:
             self._evaluation.begin_batch(samples_in(inputs))
 
     def _after_forward(self, _module: Any, _inputs: Any, outputs: Any) -> None:
+        self._is_forward = False
         self._parts.end(span_names.MODEL_FORWARD)
         if self._evaluation.is_open:
             self._evaluation.end_forward()
         elif self._iteration is not None and self._model.training and len(_instrumented) > 1:
             for tensor in _differentiable(outputs):
                 tensor.register_hook(self._on_gradient)
+
+    def _before_inner(self, module: Any, inputs: Any) -> None:
+        if not self._is_forward and not module.training:
+            self._evaluation.begin_batch(samples_in(inputs))
+
+    def _after_inner(self, _module: Any, _inputs: Any, _outputs: Any) -> None:
+        if not self._is_forward and self._evaluation.is_open:
+            self._evaluation.end_forward()
 
     def _on_gradient(self, _gradient: Any) -> None:
         """Begin the backward pass with the first gradient of the model's outputs: it is this one of several models."""

@@ -337,6 +337,9 @@ _OF_A_LIBRARY: Final = re.compile(
 _OF_AN_EXCHANGE: Final = re.compile(
     r"torch[\\/](distributed|autograd|nn[\\/]parallel)|in (all_reduce|all_gather|reduce_scatter|barrier|backward)\b"
 )
+_OF_A_LOADER: Final = re.compile(
+    r"torch[\\/]utils[\\/]data[\\/]|trackside[\\/]integrations[\\/]\S+ in (batches|__next__)$", re.MULTILINE
+)
 
 
 @attrs.define(kw_only=True)
@@ -370,7 +373,8 @@ class Stall:
             step=event.step,
             began_ns=event.at_ns - (clock.ns_of(event.stalled_s) or 0),
             usual_s=event.usual_s,
-            span=str(name),
+            # A wait for a batch has no open span: only when the batch came it is known that there is an iteration.
+            span=span_names.DATA_LOADING if _OF_A_LOADER.search(stack) else str(name),
             where=place_in(stack),
             waits=bool(_OF_AN_EXCHANGE.search(stack)),
             collective=collective[:100],

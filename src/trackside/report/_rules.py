@@ -28,7 +28,7 @@ from trackside.report._report import (
     Verdict,
     shown,
 )
-from trackside.report._whatif import LateRank, kind_of, tile_words
+from trackside.report._whatif import OUTSIDE, LateRank, kind_of, tile_words
 
 # Shares of the session's time from which on something is worth a sentence.
 RESTARTS_FROM: Final = 0.02
@@ -47,7 +47,9 @@ WAITING_FROM: Final = 0.40
 WAITING_OUTSIDE_FROM: Final = 0.60
 BOUND_FROM: Final = 0.50
 LEAST_COST_S: Final = 0.2
-LEAST_STARTUP_S: Final = 3.0
+LEAST_ONCE_S: Final = 3.0
+"""Of what is spent once: starting up, ending."""
+LEAST_UNACCOUNTED_S: Final = 1.0
 STOPPED_AFTER_S: Final = 60.0
 STOPPED_AFTER_STEPS: Final = 10
 DIED_AFTER_S: Final = 60.0
@@ -82,8 +84,7 @@ def judge(report: Report) -> Verdict:
     found = [finding for ruling in rulings for finding in ruling.findings]
     elapsed = report.goodput.elapsed_s
     # A finding without a known cost comes after what takes a twentieth of the time, and before the rest.
-    # What names no cause comes last.
-    found.sort(key=lambda one: (*_failure_order(one, report), one.kind == "unaccounted", -(one.cost_s or elapsed / 20)))
+    found.sort(key=lambda one: (*_failure_order(one, report), _lasts(one), -(one.cost_s or elapsed / 20)))
     bound = _bound(report, found)
     state = "bad" if found else "good"
     headline = found[0].title if found else NOTHING
@@ -97,6 +98,11 @@ def judge(report: Report) -> Verdict:
         findings=tuple(found),
         rulings=rulings,
     )
+
+
+def _lasts(finding: Finding) -> int:
+    """Return 0 for what costs more the longer a job runs, 1 for what it costs once, and 2 for what names no cause."""
+    return {"startup": 1, "shutdown": 1, "unaccounted": 2}.get(finding.kind, 0)
 
 
 def _failure_order(finding: Finding, report: Report) -> tuple[int, int]:
@@ -239,7 +245,10 @@ def _raised(report: Report) -> _Ruled:
         return [], because
     first = min(fatal, key=lambda error: (bool(_PEER_LOST.search(error.message)), not error.message, error.at_ns))
     where = f" in {first.name}" if first.name else ""
-    at = f" in step {first.step}" if first.step >= 0 else " outside of any step"
+    last_step = next((row.last_step for row in report.ranks if row.rank == first.rank), -1)
+    at = f" in step {first.step}" if first.step >= 0 else " before its first step"
+    if first.step < 0 <= last_step:
+        at = f" after step {last_step}"
     title = f"{_one_line(first.error, 100)} on rank {first.rank}{at}{where}."
     if first.is_out_of_memory:
         title = f"Rank {first.rank} ran out of memory{at}{where}: {_one_line(first.error)}."
@@ -250,7 +259,7 @@ def _raised(report: Report) -> _Ruled:
     others = [error for error in fatal if error.rank != first.rank and error.error != first.error]
     evidence += [f"rank {one.rank} after that: {_one_line(one.error)}" for one in others[:_MOST_LISTED]]
     if report.exit_status:
-        evidence.append(f"the launcher exited with status {report.exit_status}")
+        evidence.append(f"the launcher exited with {words.exit_words(report.exit_status)}")
     look = "Read its traceback: " + _paste(report, "tail", "-t", "'*exception*'", "-t", "'*span.ended*'", "-n", "50")
     if first.is_out_of_memory:
         look = "Use a smaller batch, accumulate gradients, or checkpoint activations. Memory over time: " + _paste(
@@ -265,7 +274,7 @@ def _raised(report: Report) -> _Ruled:
             rank=first.rank,
             section=first.name,
             since_ns=first.at_ns,
-            since_step=first.step if first.step >= 0 else None,
+            since_step=next((step for step in (first.step, last_step) if step >= 0), None),
             ranks=tuple(sorted({error.rank for error in fatal})),
         )
     ], "an exception was the last that its process recorded"
@@ -313,7 +322,7 @@ def _died(report: Report) -> _Ruled:
     if not is_clear:
         evidence.append("they were last heard of within a second of each other: which one was first cannot be seen")
     if report.exit_status is not None:
-        evidence.append(f"the launcher exited with {_status_words(report.exit_status)}")
+        evidence.append(f"the launcher exited with {words.exit_words(report.exit_status)}")
     alive = [row for row in report.ranks if row.has_good_end]
     if alive:
         evidence.append(f"{words.plural(len(alive), 'rank')} ended in good order")
@@ -351,7 +360,7 @@ def _exit(report: Report) -> _Ruled:
         return [], because
     if _raised(report)[0] or _died(report)[0]:
         return [], "the ranks say why: see the rules raised and died"
-    how = _status_words(report.exit_status)
+    how = words.exit_words(report.exit_status)
     finding = Finding(
         kind="exit",
         title=f"The program exited with {how}, though every rank that left a log ended in good order.",
@@ -360,10 +369,6 @@ def _exit(report: Report) -> _Ruled:
         since_ns=report.goodput.end_ns,
     )
     return [finding], f"its launcher saw it exit with {how}"
-
-
-def _status_words(status: int) -> str:
-    return f"signal {-status}" if status < 0 else f"status {status}"
 
 
 def _is_dead(report: Report, row: RankRow) -> bool:
@@ -739,6 +744,8 @@ def _straggler(report: Report, one: LateRank, late: Sequence[LateRank]) -> Findi
     )
     if is_input:
         does = f"wait{'' if many else 's'} for {'their' if many else 'its'} data"
+    elif one.where == OUTSIDE:
+        does = f"{'are' if many else 'is'} slow {OUTSIDE}"
     elif one.what == one.where:
         does = f"{'are' if many else 'is'} slow in {one.what}"
     else:
@@ -825,7 +832,7 @@ def _waiting(report: Report) -> _Ruled:
     finding = Finding(
         kind="waiting",
         title=f"Ranks wait for each other: {words.percent(share)} of a step, {of_all(report, cost)}, "
-        "and none of them is late beyond noise.",
+        f"and {_none_is_late(report)}.",
         evidence=(f"waited in {listed(report, 'waiting') or _waits_in(report) or 'collectives'}",),
         look="See what the network does, how much is exchanged in each step, and whether it overlaps with compute. "
         + _paste(report, "trace", "-o", "trace.json", "--steps", "10-20"),
@@ -833,6 +840,17 @@ def _waiting(report: Report) -> _Ruled:
         section=next((part.name for part in report.parts if part.kind == "waiting"), ""),
     )
     return [finding], f"{words.percent(share)} of a step"
+
+
+def _none_is_late(report: Report) -> str:
+    """Return what is known of late ranks where none was found."""
+    if report.missing_ranks:
+        return f"nothing is known of rank {_ranges(report.missing_ranks)}"
+    return (
+        f"they could not be compared: {report.what_if.why_not}"
+        if report.what_if.why_not
+        else ("none of them is late beyond noise")
+    )
 
 
 def _waits_in(report: Report) -> str:
@@ -968,9 +986,9 @@ def _custom(report: Report) -> _Ruled:
 
 def _startup(report: Report) -> _Ruled:
     cost = _startup_s(report)
-    if cost < LEAST_STARTUP_S or not _is_worth(report, cost, STARTUP_FROM):
+    if cost < LEAST_ONCE_S or not _is_worth(report, cost, STARTUP_FROM):
         because = _too_little(report, "starting up took", cost, STARTUP_FROM)
-        return [], f"{because}, of at least {LEAST_STARTUP_S:g} s"
+        return [], f"{because}, of at least {LEAST_ONCE_S:g} s"
     longest = sorted(((bucket(report, name), name) for name in STARTING), reverse=True)
     finding = Finding(
         kind="startup",
@@ -996,9 +1014,9 @@ def _startup_s(report: Report) -> float:
 
 def _shutdown(report: Report) -> _Ruled:
     cost = report.shutdown_s
-    if cost < LEAST_STARTUP_S or not _is_worth(report, cost, STARTUP_FROM):
+    if cost < LEAST_ONCE_S or not _is_worth(report, cost, STARTUP_FROM):
         because = _too_little(report, "after the last step came", cost, STARTUP_FROM)
-        return [], f"{because}, of at least {LEAST_STARTUP_S:g} s"
+        return [], f"{because}, of at least {LEAST_ONCE_S:g} s"
     finding = Finding(
         kind="shutdown",
         title=f"The job went on for {of_all(report, cost)}, after its last step.",
@@ -1016,9 +1034,11 @@ def _unaccounted(report: Report) -> _Ruled:
     if not all(row.has_good_end for row in report.ranks):  # what follows a failure is the failure's
         elsewhere += _silent_s(report)
     elsewhere += report.startup_s + report.shutdown_s  # what it is is known, be it worth a finding or not
+    elsewhere += sum(one.lost_s for one in worthy(report) if one.what == OUTSIDE)  # a late rank's, between its steps
     cost = bucket(report, "OTHER") - elsewhere
-    if not _is_worth(report, cost, UNACCOUNTED_FROM):
-        return [], _too_little(report, "in no bucket are", cost, UNACCOUNTED_FROM)
+    if cost < LEAST_UNACCOUNTED_S or not _is_worth(report, cost, UNACCOUNTED_FROM):
+        because = _too_little(report, "in no bucket are", cost, UNACCOUNTED_FROM)
+        return [], f"{because}, of at least {LEAST_UNACCOUNTED_S:g} s"
     finding = Finding(
         kind="unaccounted",
         title=f"Nothing says what {of_all(report, cost)}, was spent on.",

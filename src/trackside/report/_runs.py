@@ -154,6 +154,8 @@ class RunOutline:
     application: str
     attempts: tuple[AttemptOutline, ...]
     """By start."""
+    exit_status: int | None = None
+    """How the program ended that `trackside run` started last, negative for a signal; None if it started none."""
 
 
 @attrs.frozen(kw_only=True)
@@ -195,8 +197,10 @@ def read_runs(*paths: str | os.PathLike[str]) -> RunsReport:
     newest_ns = max((seen.last_ns for seen in found.sources if seen.last_ns is not None), default=None)
     known = unified(seen.source for seen in found.sources)
     ranked = [attrs.evolve(seen, source=known[seen.source.id]) for seen in found.sources if seen.source.id in known]
+    launchers = sorted((seen for seen in ranked if seen.exit_status is not None), key=lambda seen: seen.last_ns or 0)
+    exits = {seen.source.run_id: seen.exit_status for seen in launchers}
     ranked = [seen for seen in ranked if seen.source.role != COLLECTOR] or ranked
-    sessions = [_session(name, group, newest_ns) for name, group in _grouped(ranked, _session_of).items()]
+    sessions = [_session(name, group, newest_ns, exits) for name, group in _grouped(ranked, _session_of).items()]
     return RunsReport(
         sessions=tuple(sorted(sessions, key=lambda session: (_start(session.runs[0].attempts), session.name))),
         newest_ns=newest_ns,
@@ -220,12 +224,14 @@ def _start(attempts: Sequence[AttemptOutline]) -> int:
     return min(attempt.first_ns or 0 for attempt in attempts)
 
 
-def _session(name: tuple[str, bool], group: Sequence[SourceOutline], newest_ns: int | None) -> SessionOutline:
+def _session(
+    name: tuple[str, bool], group: Sequence[SourceOutline], newest_ns: int | None, exits: Mapping[str, int | None]
+) -> SessionOutline:
     runs: list[RunOutline] = []
     for run_id, members in _grouped(group, lambda seen: seen.source.run_id).items():
         for tags, launched in _grouped(_launched(members), lambda one: one.perf_tags).items():
             attempts = [
-                _attempt(place, processes, newest_ns)
+                _attempt(place, processes, newest_ns, exits.get(run_id))
                 for place, processes in _grouped(launched, lambda one: one.place).items()
             ]
             runs.append(
@@ -235,6 +241,7 @@ def _session(name: tuple[str, bool], group: Sequence[SourceOutline], newest_ns: 
                     baseline=any(one.seen.source.baseline for one in launched),
                     application=launched[0].seen.source.application,
                     attempts=tuple(sorted(attempts, key=lambda attempt: (_start([attempt]), attempt.number))),
+                    exit_status=exits.get(run_id),
                 )
             )
     runs.sort(key=lambda run: (_start(run.attempts), run.run_id, run.perf_tags))
@@ -277,8 +284,10 @@ def _is_rank(seen: SourceOutline) -> bool:
     return seen.source.role == _MAIN
 
 
-def _attempt(place: tuple[int, int], launched: Sequence[_Launched], newest_ns: int | None) -> AttemptOutline:
-    ranks = [_process(one, newest_ns) for one in launched if _is_rank(one.seen)]
+def _attempt(
+    place: tuple[int, int], launched: Sequence[_Launched], newest_ns: int | None, exit_status: int | None
+) -> AttemptOutline:
+    ranks = [_process(one, newest_ns, exit_status) for one in launched if _is_rank(one.seen)]
     return AttemptOutline(
         number=place[0],
         launch=place[1],
@@ -288,9 +297,14 @@ def _attempt(place: tuple[int, int], launched: Sequence[_Launched], newest_ns: i
     )
 
 
-def _process(main: _Launched, newest_ns: int | None) -> ProcessOutline:
+def _process(main: _Launched, newest_ns: int | None, exit_status: int | None) -> ProcessOutline:
     seen = main.seen
-    signs = LifeSigns(last_ns=seen.last_ns, heartbeat_interval_ns=seen.heartbeat_interval_ns, end_reason=seen.ended)
+    signs = LifeSigns(
+        last_ns=seen.last_ns,
+        heartbeat_interval_ns=seen.heartbeat_interval_ns,
+        end_reason=seen.ended,
+        exit_status=None if main.next_ns is not None else exit_status,
+    )
     is_replaced = main.next_ns is not None and main.next_ns > (seen.last_ns or 0)
     life = liveness(signs, newest_ns or 0, is_replaced=is_replaced, is_gone=is_gone(seen.source))
     described: dict[str, Any] = {

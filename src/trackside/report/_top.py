@@ -81,6 +81,13 @@ class _Process:
         """The time of its last event, in ns since the epoch; 0 if it has none."""
         return self.signs.last_ns or 0
 
+    def stands_still(self, now_ns: int) -> bool:
+        """Return whether no step ended for five times as long as one takes, and for five seconds."""
+        if not self.ends_ns:
+            return True
+        usual_ns = statistics.median(self.lengths_ns) if self.lengths_ns else 0
+        return now_ns - self.ends_ns[-1] > max(_STALE_S * _S, 5 * usual_ns)
+
     def life(self, now_ns: int) -> Liveness:
         """Return its state at *now_ns*."""
         has_left = self.signs.end_reason is None and is_gone(self.source)
@@ -395,13 +402,13 @@ class Top:
             life = one.life(now_ns)
             if life.state in {SILENT, DIED}:
                 said = "silent" if life.state == SILENT else "dead: silent"
-                why = f"{said} for {words.duration(life.silent_ns or 0)}, at step {one.step}"
+                why = f"{said} for {words.duration(life.silent_ns or 0)}, at step {one.step}{_place(one.stall)}"
             elif one.stall is not None and life.state == RUNNING:
-                place = f", in {one.stall.where}" if one.stall.where else ""
-                why = f"stalled for {words.duration(now_ns - one.stall.began_ns)}, since step {one.stall.step}{place}"
+                stalled_for = words.duration(now_ns - one.stall.began_ns)
+                why = f"stalled for {stalled_for}, since step {one.stall.step}{_place(one.stall)}"
             elif life.error:
                 why = f"ended by {life.error}, at step {one.step}"
-            elif first - one.step > 1:
+            elif first - one.step > 1 and one.stands_still(now_ns):  # ranks that never meet are apart as they please
                 why = f"{first - one.step:,} steps behind"
             else:
                 continue
@@ -454,6 +461,14 @@ class Top:
             mean = statistics.fmean(levels) if levels else None
             found.append(CounterNow(name=name, unit=totals.unit, level=mean, total=totals.sum))
         return found[:_MOST]
+
+
+def _place(stall: Stall | None) -> str:
+    """Return where a stalled process is, or was when it was last heard of."""
+    if stall is None or not (stall.where or stall.span):
+        return ""
+    within = f" ({stall.span})" if stall.span and stall.where else ""
+    return f", in {stall.where or stall.span}{within}"
 
 
 def _row(one: _Process, now_ns: int) -> RankNow:

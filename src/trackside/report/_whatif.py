@@ -39,6 +39,8 @@ OTHER: Final = "other"
 
 def kind_of(name: str, waits: set[str]) -> str:
     """Return ``input``, ``compute``, ``waiting`` or ``other``: what *name* says, unless it is known to wait."""
+    if is_gap(name):  # it is named after what is around it, which says nothing of it
+        return OTHER
     # A backward pass contains waiting where gradients are exchanged in it, and computes all the same.
     if name in waits and name not in span_names.WITHIN_STEP:
         return "waiting"
@@ -562,7 +564,7 @@ def _shorter_for_the_late(
     apart_ns = max(steps) - min(steps)
     for name in names:
         kind = kind_of(name, set())
-        if (kind == "input" and not is_gap(name)) or name == "model_forward":
+        if kind == "input" or name == "model_forward":
             continue
         means = [statistics.fmean(own) for own in grid.took[name]]
         if max(means) - min(means) < 2 * apart_ns:
@@ -694,6 +696,17 @@ def find_pause(tiles: Mapping[int, StepTiles], sync: Collection[str]) -> Pause |
     return attrs.evolve(longest, rank=None, cost_s=cost_s)
 
 
+def _regular(lengths: Sequence[float], bound: float) -> list[int] | None:
+    """Return the places of the *lengths* above *bound*; None if they are few, many, or come at no regular interval."""
+    at = [place for place, length in enumerate(lengths) if length > bound]
+    if not _FEWEST_PAUSES <= len(at) <= _MOST_PAUSES * len(lengths):
+        return None
+    gaps = [after - before for before, after in itertools.pairwise(at)]
+    usual = statistics.median(gaps)
+    regular = sum(abs(between - usual) <= max(1.0, 0.1 * usual) for between in gaps)
+    return at if usual >= 3 and regular >= _REGULAR * len(gaps) else None  # noqa: PLR2004
+
+
 def _pause_of(rank: int, own: StepTiles, sync: Collection[str]) -> Pause | None:
     names = [name for name in own.took if name not in sync and name not in STANDSTILLS]
     if not names:
@@ -701,15 +714,13 @@ def _pause_of(rank: int, own: StepTiles, sync: Collection[str]) -> Pause | None:
     lengths = [math.fsum(values) for values in zip(*(own.took[name] for name in names), strict=True)][1:]
     steps = list(own.places)[1:]
     middle = statistics.median(lengths)
-    bound = middle + max(LEAST_PAUSE_NS, LEAST_PAUSE_SHARE * middle)
-    at = [place for place, length in enumerate(lengths) if length > bound]
-    if not _FEWEST_PAUSES <= len(at) <= _MOST_PAUSES * len(lengths):
+    least_ns = middle + max(LEAST_PAUSE_NS, LEAST_PAUSE_SHARE * middle)
+    # Noise lengthens steps between pauses, too: then only the longest ones come at regular intervals.
+    halfway_ns = (middle + sorted(lengths)[-_FEWEST_PAUSES]) / 2
+    at = next(filter(None, (_regular(lengths, bound) for bound in (least_ns, max(least_ns, halfway_ns)))), None)
+    if at is None:
         return None
-    gaps = [after - before for before, after in itertools.pairwise(at)]
-    usual = statistics.median(gaps)
-    regular = sum(abs(between - usual) <= max(1.0, 0.1 * usual) for between in gaps)
-    if usual < 3 or regular < _REGULAR * len(gaps):  # noqa: PLR2004
-        return None
+    usual = statistics.median(after - before for before, after in itertools.pairwise(at))
     grew = {
         name: math.fsum(own.took[name][place + 1] for place in at) / len(at) - statistics.median(own.took[name])
         for name in names

@@ -74,7 +74,7 @@ class TestRule:
         """A process that its launcher saw exit, and that said no end, has died."""
         life = liveness(signs(exit_status=-9), 100 * S)
 
-        assert (life.state, life.reason) == (DIED, "no end record, and it exited with status -9")
+        assert (life.state, life.reason) == (DIED, "no end record, and its program ended with signal 9")
 
     def test_no_event(self):
         """A process of which no event is known is silent."""

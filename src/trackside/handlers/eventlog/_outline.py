@@ -13,6 +13,7 @@ from trackside.events import (
     Event,
     Heartbeat,
     IterationEnded,
+    ProgramEnded,
     Source,
     SourceEnded,
     TrainingConfigured,
@@ -45,6 +46,8 @@ class SourceOutline:
     """Of the last training iteration; where the end of the log holds none, of the last event that has a step."""
     ended: str | None = None
     """Why the source ended, as it said itself; None if it did not: it runs, or died."""
+    exit_status: int | None = None
+    """How the program ended that this source launched, negative for a signal; None if it launched none."""
 
     def add_first(self, event: Event) -> None:
         """Account for one of the first events."""
@@ -75,6 +78,7 @@ class _Tail:
     trained_step: int | None = None
     any_step: int | None = None
     ended: str | None = None
+    exit_status: int | None = None
     last_heartbeat_ns: int | None = None
     heartbeat_interval_ns: int | None = None
     tags: tuple[str, ...] = ()
@@ -93,6 +97,8 @@ class _Tail:
         if isinstance(event, Heartbeat):
             self.last_heartbeat_ns = event.at_ns
             self.heartbeat_interval_ns = clock.ns_of(event.interval_s)
+        elif isinstance(event, ProgramEnded):
+            self.exit_status = event.exit_status
         elif isinstance(event, TrainingConfigured) and not self.tags:
             self.tags = tuple(event.perf_tag)
 
@@ -150,6 +156,7 @@ def _add_tail(seen: SourceOutline, tail: _Tail) -> None:
     seen.heartbeat_interval_ns = tail.heartbeat_interval_ns
     seen.last_step = tail.trained_step if tail.trained_step is not None else tail.any_step
     seen.ended = tail.ended
+    seen.exit_status = tail.exit_status
     seen.perf_tags = seen.perf_tags or tail.tags
 
 

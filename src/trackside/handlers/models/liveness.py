@@ -14,6 +14,7 @@ from typing import Final
 
 import attrs
 
+from trackside.core.text import exit_words
 from trackside.events import Event, Heartbeat, Source, SourceEnded, clock
 
 RUNNING: Final = "running"
@@ -118,7 +119,7 @@ def liveness(signs: LifeSigns, now_ns: int, *, is_replaced: bool = False, is_gon
     silent_ns = None if signs.last_ns is None else max(0, now_ns - signs.last_ns)
     interval_ns = signs.heartbeat_interval_ns
     if signs.exit_status is not None:
-        state, reason = DIED, f"no end record, and it exited with status {signs.exit_status}"
+        state, reason = DIED, f"no end record, and its program ended with {exit_words(signs.exit_status)}"
     elif is_replaced:
         state, reason = DIED, "no end record, and its rank was launched again"
     elif is_gone:
