@@ -438,6 +438,7 @@ class TestReportGenerator:
 
 
 @pytest.mark.torch
+@pytest.mark.hang_guard(700)
 class TestRanks:
     @pytest.mark.parametrize("gather", [True, False])
     def test_two_ranks(self, tmp_path, gather):
@@ -454,7 +455,7 @@ class TestRanks:
             for rank in range(2)
         ]
         try:
-            outcomes = [process.communicate(timeout=100) for process in ranks]
+            outcomes = [process.communicate(timeout=600) for process in ranks]
         finally:
             for process in ranks:
                 process.kill()
