@@ -22,6 +22,7 @@ from trackside import implementation
 
 FAMILIES = (
     "emission",
+    "threads",
     "counters",
     "files",
     "frames",
