@@ -255,7 +255,7 @@ class TestInJob:
     def test_reads_the_logs_of_all(self, tmp_path):
         """Rank 0 scores what the others write below the job's directory, and publishes the report."""
         told = threading.Event()
-        watch = StragglerWatch(on_straggler=lambda report: told.set(), poll_s=0.01)
+        watch = StragglerWatch(on_straggler=lambda report: told.set())
         begin_ns = time.time_ns()
         other = Bus(source=Source(rank=1, world_size=2, run_id="r", host="node1"))
         with Bus() as bus, other:
@@ -279,10 +279,11 @@ class TestInJob:
         config = make_config(rank=0, world_size=2, run_id="r", **given)
         return start(folder, job=config, handlers=[watch], report=False, bus=bus)
 
-    def test_last_windows(self, tmp_path):
+    def test_last_windows(self, tmp_path, monkeypatch):
         """What is written when the job closes is still read and reported."""
+        monkeypatch.setattr(module, "_POLL_S", 60.0)
         told = []
-        watch = StragglerWatch(on_straggler=told.append, poll_s=60.0)
+        watch = StragglerWatch(on_straggler=told.append)
         with Bus() as bus:
             job = self._start(tmp_path, bus, watch)
             with Bus(source=Source(rank=1, world_size=2, run_id="r")) as other, other.subscribe(EventLog(tmp_path)):
@@ -300,7 +301,7 @@ class TestInJob:
                 bus.log(make_window(0, ms, at_ns=time.time_ns()))
                 bus.flush()
         told = []
-        watch = StragglerWatch(on_straggler=told.append, poll_s=0.01)
+        watch = StragglerWatch(on_straggler=told.append)
         with Bus() as bus:
             job = self._start(tmp_path, bus, watch, attempt=1)
             other = Bus(source=Source(rank=1, world_size=2, run_id="r", attempt=1))
@@ -315,7 +316,7 @@ class TestInJob:
 
     def test_other_runs(self, tmp_path):
         """Other runs in the same directory are none of its business."""
-        watch = StragglerWatch(poll_s=0.01)
+        watch = StragglerWatch()
         with Bus(source=Source(rank=1, world_size=2, run_id="another")) as other, other.subscribe(EventLog(tmp_path)):
             other.log(make_window(0, 30))
             other.flush()
@@ -395,7 +396,7 @@ class TestNoCollective:
     @staticmethod
     def _train(folder):
         told = []
-        watch = StragglerWatch(on_straggler=told.append, poll_s=0.01, report_every_steps=2)
+        watch = StragglerWatch(on_straggler=told.append, report_every_steps=2)
         job = start(
             folder, job=make_config(rank=0, world_size=2, run_id="r"), handlers=[watch], system=False, report=False
         )

@@ -37,6 +37,8 @@ GATHER: Final = "gather"
 CALLS: Final = "calls"
 
 _READ: Final[tuple[type[Event], ...]] = (SectionWindow, KernelWindow, GpuTimingUnavailable, TrainingConfigured)
+_POLL_S: Final = 0.5
+"""Between two looks at the logs."""
 _MAX_OWN: Final = 256
 """Events of this rank that wait to be gathered; beyond, the oldest are left out."""
 _MAX_UNREPORTED: Final = 64
@@ -72,8 +74,6 @@ class StragglerWatch:
         timeout_s: How long a rank waits for the others in a collective, in seconds; after that there is none any more.
         group: The key of the windows' ``groups`` by whose value ranks are peers; all are unless given.
         kinds: The kinds of scores, ``relative`` and ``individual``.
-        relax: The share by which a rank's best grows before each window.
-        poll_s: How often the logs are looked at, in seconds.
 
     Raises:
         ConfigError: if an argument is out of its range.
@@ -94,8 +94,6 @@ class StragglerWatch:
         timeout_s: float = 60.0,
         group: str = "",
         kinds: Sequence[str] = KINDS,
-        relax: float = 0.001,
-        poll_s: float = 0.5,
     ) -> None:
         if windows_from not in {LOG, GATHER, CALLS}:
             raise ConfigError("windows_from", windows_from, f'give "{LOG}", "{GATHER}" or "{CALLS}"')
@@ -109,13 +107,11 @@ class StragglerWatch:
             thresholds=thresholds,
             group=group,
             kinds=kinds,
-            relax=relax,
         )
         self._on_straggler = on_straggler
         self._windows_from = windows_from
         self._stop_if_detected = stop_if_detected
         self._timeout_s = timeout_s
-        self._poll_s = poll_s
         self._lock = threading.RLock()
         """Held while the model is used."""
         self._unreported: deque[ScoreReport] = deque(maxlen=_MAX_UNREPORTED)
@@ -203,10 +199,10 @@ class StragglerWatch:
             return other.run_id == source.run_id and other.role == source.role
 
         while not directory.exists():  # the log makes it with its first events
-            if self._ends.wait(self._poll_s) and not directory.exists():
+            if self._ends.wait(_POLL_S) and not directory.exists():
                 return
         try:
-            for event in follow(directory, to=_READ, sources=is_ours, poll_interval_s=self._poll_s, stop=self._ends):
+            for event in follow(directory, to=_READ, sources=is_ours, poll_interval_s=_POLL_S, stop=self._ends):
                 self._take(event)
         except UnreadableError as error:
             LOGGER.warning("stragglers are not watched any more: %s", error)
