@@ -6,6 +6,7 @@ import ast
 import contextlib
 import importlib
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -13,12 +14,15 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
 
+from trackside.bus import Bus
 from trackside.cli._main import build_parser
-from trackside.events import ConfigError
+from trackside.events import ConfigError, IterationEnded, Source
+from trackside.handlers import EventLog
 
 pytestmark = pytest.mark.once
 
@@ -69,6 +73,7 @@ RUN_BY = {
     "system.md": "integration/test_watched_pages.py",
     "tensorboard.md": "integration/test_tensorboard.py",
     "transformers.md": "integration/test_framework_pages.py",
+    "trace.md": "test_pages.py",
     "tutorial.md": "integration/test_tutorial.py",
     "wandb.md": "integration/test_wandb.py",
     "watching.md": "test_watching.py",
@@ -165,6 +170,24 @@ class TestShort:
         )
         assert (ran.returncode, ran.stdout) == (0, expected), ran.stderr
         assert "lost      nothing" in ran.stderr
+
+    def test_trace(self, tmp_path):
+        """The page's commands write a trace that has the steps they name, and a kernel of a profile."""
+        with Bus(source=Source(run_id="run")) as bus:
+            bus.subscribe(EventLog(tmp_path / "runs"))
+            for step in range(120):
+                bus.log(IterationEnded(step=step, span_id=step + 1, duration_ns=1000))
+        kernel = {"ph": "X", "name": "gemm", "ts": 1.0, "dur": 2.0, "pid": 1, "tid": 1}
+        profile = {"baseTimeNanoseconds": time.time_ns(), "traceEvents": [kernel]}
+        (tmp_path / "profile.json").write_text(json.dumps(profile))
+        plain, merged = [line for code in blocks("trace.md", "sh") for line in code.splitlines()]
+        for line, names in ((plain, set()), (merged, {"gemm"})):
+            command = [sys.executable, "-c", MAIN, *shlex.split(line)[1:]]
+            subprocess.run(command, cwd=tmp_path, check=True, timeout=60)
+            shown = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+            assert {event["name"] for event in shown} & {"gemm"} == names
+            steps = {event["args"]["step"] for event in shown if "step" in event.get("args", {})}
+            assert steps == set(range(100, 111))
 
     def test_another_key(self, tmp_path):
         """What is said to make another key prints what the page says."""

@@ -42,7 +42,9 @@ def masked(text):
     text = re.sub(rf"(?<!\w)({re.escape(host)}|{re.escape(host[:16])})(?!\w)", "node-1", text)
     for pattern, name in MASKS:
         text = re.sub(pattern, name, text)
-    return sorted(line.strip() for line in text.splitlines() if line.strip())
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    # Which buckets of goodput have anything in them depends on how fast the machine is.
+    return sorted(line for line in lines if line.startswith("goodput ") or not line.endswith(" pt"))
 
 
 @pytest.fixture(scope="module")

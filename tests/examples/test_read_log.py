@@ -33,7 +33,7 @@ VALUES = [
     [1, [2.5, None]],
     {"a": {"b": b"x"}},
 ]
-FRAME, RECORD = (
+*_, FRAME, RECORD = (
     bytes.fromhex(block)
     for block in re.findall(
         r"```text\n([0-9a-f \n]+)```", (ROOT / "docs" / "wire-format.md").read_text(encoding="utf-8")
