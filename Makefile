@@ -124,11 +124,7 @@ pictures:  ## draw the pictures of README and docs from the logs of a real job; 
 .PHONY: lock
 lock:  ## bring requirements.lock up to date with pyproject.toml; ARGS=--upgrade for newer versions
 	@$(ENVIRONMENT) .venv --group lock
-	@$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --custom-compile-command "make lock" \
-		--all-extras --group pyproject.toml:test --group pyproject.toml:integrations --group pyproject.toml:bench \
-		--group pyproject.toml:coverage --group pyproject.toml:lint --group pyproject.toml:types \
-		--group pyproject.toml:docs --group pyproject.toml:build --group pyproject.toml:dist \
-		--group pyproject.toml:lock --output-file requirements.lock $(ARGS) pyproject.toml
+	@$(BIN)/python tools/lock.py $(ARGS)
 
 .PHONY: clean
 clean:  ## remove every environment and everything built; keeps runs/

@@ -1,7 +1,8 @@
-"""The lock says what pyproject.toml asks for, for everybody: no index, no file, no hash."""
+"""The lock says what pyproject.toml asks for, for everybody: with hashes, and without an index or a file."""
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -16,8 +17,10 @@ else:
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-LINES = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
-PINS = [Requirement(line) for line in LINES if line.strip() and not line.lstrip().startswith("#")]
+LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+LINES = LOCK.splitlines()
+BLOCKS = [line for line in LOCK.replace("\\\n", "").splitlines() if line.strip() and not line.lstrip().startswith("#")]
+PINS = [Requirement(block.partition(" --hash=")[0]) for block in BLOCKS]
 ASKED = [
     Requirement(text)
     for texts in [
@@ -51,7 +54,13 @@ class TestLock:
         """One torch is used throughout, and any build of that version will do."""
         assert [str(pin) for pin in PINS if pin.name == "torch"] == ["torch==2.13.0"]
 
-    @pytest.mark.parametrize("sign", ["://", "--hash", "--index", "--find-links", "@"])
+    def test_hashes(self):
+        """Everything but torch has hashes, of 256 bits each."""
+        hashes = re.compile(r"( +--hash=sha256:[0-9a-f]{64})+ *")
+        unhashed = [block for block in BLOCKS if not hashes.fullmatch(block[block.find(" --hash") :])]
+        assert [block.strip() for block in unhashed] == ["torch==2.13.0"]
+
+    @pytest.mark.parametrize("sign", ["://", "--index", "--find-links", "@"])
     def test_names_no_place(self, sign):
         """The lock says which version, and leaves to pip's configuration where it comes from."""
         assert [line for line in LINES if sign in line] == []

@@ -20,7 +20,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from environment import LOCK
+from environment import LOCK, write_hashed, write_pins
 from every_python import Interpreter, others, this_interpreter
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -160,12 +160,19 @@ def try_out(interpreter: Interpreter, implementation: str, wheel: Path, scratch:
 
 
 def make_environment(interpreter: Interpreter, directory: Path, *requirements: str) -> Path:
-    """Return the Python of a fresh environment with *requirements* in the versions of the lock."""
+    """
+    Return the Python of a fresh environment with *requirements* in the versions of the lock.
+
+    Hashes are asked for unless one of *requirements* is a wheel that was built here, of which the lock has none.
+    """
     base = Path(sys.base_prefix, "bin", "python" + interpreter.name) if interpreter == this_interpreter() else None
     run(str(base if base and base.exists() else interpreter.path), "-m", "venv", str(directory))
     python = directory / "bin" / "python"
     pip = (str(python), "-m", "pip", "install", "--quiet", "--quiet", "--no-input", "--disable-pip-version-check")
-    run(*pip, "--only-binary", ":all:", "--constraint", str(LOCK), *requirements)
+    run(*pip, "--requirement", str(write_hashed(directory.parent / "pip.txt", "pip")))  # one that can check the others'
+    is_ours = any(text.endswith(".whl") for text in requirements)
+    constraints = write_pins(directory.parent / "pins.txt") if is_ours else LOCK
+    run(*pip, "--only-binary", ":all:", "--constraint", str(constraints), *requirements)
     return python
 
 

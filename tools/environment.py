@@ -5,8 +5,9 @@ Make a virtual environment, or bring one up to date, under the constraints of th
     python3 tools/environment.py .venv-floors --floors --group test
 
 The environment belongs to the interpreter that runs this script. What an earlier call installed into it
-stays; a call that finds nothing to do says nothing. With ``--floors`` the libraries that trackside asks for are
-installed in the lowest version that pyproject.toml allows.
+stays; a call that finds nothing to do says nothing. Each file that is installed has one of the hashes of the lock;
+torch has none there, because its builds for different processors have one version. With ``--floors`` the libraries that
+trackside asks for are installed in the lowest version that pyproject.toml allows, for which the lock has no hashes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +30,24 @@ OLDEST = (3, 10)
 ROOT = Path(__file__).resolve().parents[1]
 LOCK = ROOT / "requirements.lock"
 STAMP = "made-for.json"
+READ_REQUIREMENTS = """
+import json, sys
+try:
+    import tomllib
+except ImportError:
+    from pip._vendor import tomli as tomllib
+with open(sys.argv[1], "rb") as file:
+    whole = tomllib.load(file)
+middle = sys.argv.index("--")
+asked = list(whole["project"]["dependencies"])
+for extra in sys.argv[2:middle]:
+    asked += whole["project"]["optional-dependencies"][extra]
+groups = sys.argv[middle + 1:]
+for group in groups:
+    for item in whole["dependency-groups"][group]:
+        groups.append(item["include-group"]) if isinstance(item, dict) else asked.append(item)
+print(json.dumps(asked))
+"""
 
 
 def main() -> None:
@@ -36,7 +58,7 @@ def main() -> None:
         sys.exit(f"trackside needs Python 3.10 or later and this is {here}: try `make PYTHON=python3.12 ...`")
     try:
         directory = options.directory.absolute()
-        constraints = write_floors(ROOT / "build" / "floors.txt") if options.floors else LOCK
+        constraints = write_pins(ROOT / "build" / "floors.txt", read_floors()) if options.floors else LOCK
         Environment(directory, constraints).provide(set(options.extra), set(options.group))
     except subprocess.CalledProcessError as error:
         sys.exit(f"{options.directory}: `{' '.join(map(str, error.cmd[:6]))} ...` failed; see above")
@@ -51,15 +73,51 @@ def read_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def write_floors(path: Path) -> Path:
-    """Write to *path* the lock with the lower bounds of trackside's dependencies and extras in place of its pins."""
+def read_pins(path: Path = LOCK) -> dict[str, list[str]]:
+    """Return the lines of the lock at *path* without hashes and comments, by the name of the package."""
+    pins: dict[str, list[str]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith(("#", " ")):
+            pins.setdefault(line.partition("==")[0], []).append(line.removesuffix("\\").rstrip())
+    return pins
+
+
+def read_blocks() -> list[str]:
+    """Return the lines of the lock, those of one version of a package together."""
+    return re.findall(r"^[a-z0-9].*\n(?: .*\n)*", LOCK.read_text(encoding="utf-8"), flags=re.MULTILINE)
+
+
+def read_unhashed() -> dict[str, set[str]]:
+    """Return the packages for which the lock has no hash, and the names of those that ask for each."""
+    found = {}
+    for block in read_blocks():
+        if "--hash=" not in block:
+            found[block.partition("==")[0]] = set(
+                re.findall(r"^    #(?: via|  ) ([\w.-]+)$", block, flags=re.MULTILINE)
+            )
+    return found
+
+
+def write_pins(path: Path, others: Mapping[str, str] | None = None) -> Path:
+    """Write the pins of the lock to *path*, without hashes, and those of *others*, versions by name, in their place."""
+    pins = {**read_pins(), **{name: [f"{name}=={version}"] for name, version in (others or {}).items()}}
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(f"{line}\n" for lines in pins.values() for line in lines), encoding="utf-8")
+    return path
+
+
+def write_hashed(path: Path, name: str) -> Path:
+    """Write to *path* what the lock says of the package of that *name*, for Python's own, older pip."""
+    blocks = [block for block in read_blocks() if block.partition("==")[0] == name]
+    path.write_text("".join(re.sub(r"^ +#.*\n", "", block, flags=re.MULTILINE) for block in blocks), encoding="utf-8")
+    return path
+
+
+def read_floors() -> dict[str, str]:
+    """Return the lower bounds of trackside's dependencies and extras, by name."""
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     asked = project[project.index("\ndependencies = [") : project.index("[project.scripts]")]
-    floors = dict(re.findall(r'^[^#]*?"([\w-]+)>=([\d.]+)', asked, flags=re.MULTILINE))
-    others = [line for line in LOCK.read_text(encoding="utf-8").splitlines() if line.partition("==")[0] not in floors]
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("\n".join([*others, *(f"{name}=={floors[name]}" for name in sorted(floors)), ""]), encoding="utf-8")
-    return path
+    return dict(re.findall(r'^[^#]*?"([\w-]+)>=([\d.]+)', asked, flags=re.MULTILINE))
 
 
 class Environment:
@@ -109,18 +167,35 @@ class Environment:
         if self.directory.exists():
             shutil.rmtree(self.directory)
         run(base_python(), "-m", "venv", self.directory)
-        self._pip("pip")
+        with tempfile.TemporaryDirectory() as scratch:
+            self._pip("--requirement", write_hashed(Path(scratch, "pip.txt"), "pip"), constraints=None)
 
     def _install(self, extras: list[str], groups: list[str], *, patience: str) -> None:
         chosen_extras = f"[{','.join(extras)}]" if extras else ""
         self._say(f"installing {', '.join(['trackside' + chosen_extras, *groups])}{patience}")
-        chosen_groups = [part for group in groups for part in ("--group", group)]
-        self._pip("--build-constraint", LOCK, "--editable", f"{ROOT}{chosen_extras}", *chosen_groups)
+        asked = self._asked(extras, groups)
+        apart = [name for name, parents in read_unhashed().items() if parents.union({name}).intersection(asked)]
+        if apart:  # where some constraints have hashes, pip downloads nothing that has none
+            with tempfile.TemporaryDirectory() as scratch:
+                self._pip("--no-deps", *apart, constraints=write_pins(Path(scratch, "pins.txt")))
+        self._pip(*chain.from_iterable(asked.values()))
+        self._pip("--no-deps", "--build-constraint", LOCK, "--editable", ROOT, constraints=None)
 
-    def _pip(self, *arguments: str | Path) -> None:
+    def _asked(self, extras: list[str], groups: list[str]) -> dict[str, list[str]]:
+        """Return by name what pyproject.toml asks for, read by the environment's pip, as Python 3.10 reads no TOML."""
+        command = [str(self.python), "-c", READ_REQUIREMENTS, str(ROOT / "pyproject.toml"), *extras, "--", *groups]
+        asked: dict[str, list[str]] = {}
+        for text in json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout):
+            asked.setdefault(re.split(r"[^\w.-]", text, maxsplit=1)[0].lower(), []).append(text)
+        return asked
+
+    def _pip(self, *arguments: str | Path, constraints: Path | None = LOCK) -> None:
         # Doubly quiet: a mirror that lacks a package is no news as long as another has it.
         quiet = ("--quiet", "--quiet", "--no-input", "--disable-pip-version-check")
-        run(self.python, "-m", "pip", "install", *quiet, "--constraint", self.constraints, *arguments)
+        if constraints is LOCK:
+            constraints = self.constraints
+        chosen = ("--constraint", constraints) if constraints is not None else ()
+        run(self.python, "-m", "pip", "install", *quiet, *chosen, *arguments)
 
     def _say(self, what: str) -> None:
         name = self.directory.relative_to(ROOT) if self.directory.is_relative_to(ROOT) else self.directory
