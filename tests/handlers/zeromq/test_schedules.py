@@ -203,6 +203,7 @@ TABLE = {
         "_places": lambda places, _: tuple((key, place.next_seq) for key, place in places.items()),
         "_decoder": lambda decoder, _: frozenset(decoder._sources._entries), "_producers": names,
         "counts": lambda counts, _: (counts["malformed"], counts["excess"]), "_now": APART, "_trouble": APART,
+        "_waiting": same,
     },
     OwnStream: {
         "next_seq": same, "_is_ended": same, "invalid": same, "source": APART, "_take": APART, "_encoder": APART,

@@ -6,6 +6,7 @@ import pytest
 
 from trackside.events import ConfigError
 from trackside.handlers.zeromq._protocol import (
+    OLDEST,
     Ack,
     Beat,
     Bye,
@@ -402,6 +403,17 @@ class TestConnecting:
         assert not bench.server.is_drained
         bench.say(Ack(entry.stream, 1), b"")
         assert bench.server.is_drained
+
+    def test_not_drained_before_it_was_answered(self):
+        """A collector that asks anew, as after it was started again, lacks what it was sent, until that is known."""
+        bench = Bench(connects=True)
+        bench.say(Welcome(2, "viewer", "collector", ""), b"")
+        bench.say(subscription(), b"")
+        bench.fill(3)
+        bench.take(b"")
+        bench.provider.snapshot = None  # it takes a while
+        bench.say(subscription(request=2, resume=(OLDEST, 0)), b"")
+        assert not bench.server.is_drained
 
 
 def test_chunk_is_of_the_request(bench):

@@ -84,6 +84,8 @@ class ForwardedStreams:
         self._producers: Collection[Producer] = ()
         self._decoder = FrameDecoder()
         self._trouble = RateLimitedLog()
+        self._waiting: list[bytes] = []
+        """Frames of its own that no ring holds yet: the first is there before the first ring."""
         self.own = OwnStream(source, self._add_own)
 
     def tick(self, producers: Collection[Producer]) -> None:
@@ -160,6 +162,8 @@ class ForwardedStreams:
         if not wanted.is_open:
             raise ConfigError("filter", wanted, "a forwarder sends everything on; attach to the collector")
         self._rings.append(ring)
+        while self._waiting:
+            ring.append(self._waiting.pop(0), 1)
         return lambda: self._rings.remove(ring)
 
     def take_snapshot(self, models: Sequence[str], ring: Ring, done: Callable[[ReadySnapshot | None], None]) -> None:  # noqa: ARG002  the provider's
@@ -186,6 +190,8 @@ class ForwardedStreams:
                 yield from self.registry.alive_over(producer.sources, producer.status)
 
     def _add_own(self, event: Event, frame: bytes, seq: int) -> None:  # noqa: ARG002  the stream's
+        if not self._rings:
+            self._waiting.append(frame)
         for ring in self._rings:
             ring.append(frame, 1)
 

@@ -333,8 +333,10 @@ class ViewerState:
 
     @property
     def is_drained(self) -> bool:
-        """Whether it has acknowledged everything there is."""
-        return self.stream is None or (not self._in_flight and self.cursor >= self.stream.ring.next_index)
+        """Whether it has acknowledged everything there is; one that asked anew, once it was answered, too."""
+        if self.stream is None:
+            return True
+        return self.answer is not None and not self._in_flight and self.cursor >= self.stream.ring.next_index
 
     @property
     def position(self) -> tuple[int, int]:
