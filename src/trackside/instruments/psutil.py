@@ -38,6 +38,13 @@ def gauges_of(psutil: Any) -> Iterator[MachineGauge]:
         memory = psutil.virtual_memory()
         return float(memory.total - memory.available)
 
+    machine = Share(lambda: _cpu_s(psutil, busy=True), lambda: _cpu_s(psutil, busy=False))
+
+    def busy_share() -> float | None:
+        share = machine.read()
+        # Its two totals are read one after the other, so on a machine without idle time it may come out as a little more.
+        return None if share is None else min(share, 1.0)
+
     yield MachineGauge(
         "process.cpu.utilization",
         "1",
@@ -51,7 +58,7 @@ def gauges_of(psutil: Any) -> Iterator[MachineGauge]:
         "system.cpu.utilization",
         "1",
         "share of the machine's CPU time that was not idle",
-        Share(lambda: _cpu_s(psutil, busy=True), lambda: _cpu_s(psutil, busy=False)).read,
+        busy_share,
     )
     yield MachineGauge(
         "system.memory.usage", "By", "RAM of the machine that no other process could have now", used_bytes
