@@ -42,7 +42,7 @@ def gauges_of(psutil: Any) -> Iterator[MachineGauge]:
 
     def busy_share() -> float | None:
         share = machine.read()
-        # Its two totals are read one after the other, so on a machine without idle time it may come out as a little more.
+        # Its two totals are read one after the other: where nothing is idle it may come out as a little more.
         return None if share is None else min(share, 1.0)
 
     yield MachineGauge(
