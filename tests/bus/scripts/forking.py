@@ -3,6 +3,8 @@ Fork at the worst moments: ``forking.py MOMENT FORKS DIRECTORY``.
 
 A MOMENT is what another thread is at while the main one forks: inside ``log()``, or holding one of the bus's locks.
 Each child logs a hundred events and ends like any program. Every process writes its frames to a file of its own.
+What follows a moment's ``yield`` is for the parent alone, so it is in no ``finally``: the child, which leaves by
+`SystemExit`, lacks the other threads, and one of them may have held the lock of the event that would be set.
 Prints what became of the children, as JSON.
 """
 
@@ -90,11 +92,9 @@ def held(lock):
     thread = threading.Thread(target=hold)
     thread.start()
     assert has.wait(DEADLINE_S)
-    try:
-        yield
-    finally:
-        give_back.set()
-        thread.join()
+    yield
+    give_back.set()
+    thread.join()
 
 
 @contextlib.contextmanager
@@ -104,12 +104,10 @@ def inside_log(blocker):
     thread = threading.Thread(target=lambda: trackside.log(Ticked(number=-1)))
     thread.start()
     assert blocker.entered.wait(DEADLINE_S)
-    try:
-        yield
-    finally:
-        blocker.go_on.set()
-        thread.join()
-        blocker.reset()
+    yield
+    blocker.go_on.set()
+    thread.join()
+    blocker.reset()
 
 
 class Blocker:
@@ -142,12 +140,10 @@ def busy(work):
     threads = [threading.Thread(target=again) for _ in range(3)]
     for thread in threads:
         thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
+    yield
+    stop.set()
+    for thread in threads:
+        thread.join()
 
 
 def moment_of(name, taker, blocker):
