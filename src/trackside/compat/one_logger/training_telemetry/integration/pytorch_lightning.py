@@ -12,31 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trackside.compat.one_logger.core.exceptions import assert_that
-from trackside.compat.one_logger.training_telemetry.api.callbacks import (
-    on_app_end,
-    on_app_start,
-    on_dataloader_init_end,
-    on_dataloader_init_start,
-    on_load_checkpoint_end,
-    on_load_checkpoint_start,
-    on_model_init_end,
-    on_model_init_start,
-    on_optimizer_init_end,
-    on_optimizer_init_start,
-    on_save_checkpoint_end,
-    on_save_checkpoint_start,
-    on_save_checkpoint_success,
-    on_testing_end,
-    on_testing_start,
-    on_train_end,
-    on_train_start,
-    on_training_single_iteration_end,
-    on_training_single_iteration_start,
-    on_validation_end,
-    on_validation_single_iteration_end,
-    on_validation_single_iteration_start,
-    on_validation_start,
-)
+from trackside.compat.one_logger.training_telemetry.api import callbacks as api
 from trackside.compat.one_logger.training_telemetry.api.training_telemetry_provider import TrainingTelemetryProvider
 from trackside.events import MissingExtraError
 
@@ -68,7 +44,7 @@ class TimeEventCallback(Callback):  # type: ignore[misc,unused-ignore]  # Lightn
         self._provider = training_telemetry_provider
         self._is_validating = False
         if call_on_app_start:
-            on_app_start()
+            api.on_app_start()
 
     # --- what Lightning calls --------------------------------------------------------------------------------------
 
@@ -77,34 +53,34 @@ class TimeEventCallback(Callback):  # type: ignore[misc,unused-ignore]  # Lightn
         training = self._provider.config.telemetry_config
         assert_that(training is not None, "the training is not configured; call set_training_telemetry_config() first")
         batch = getattr(training, "global_batch_size", 0)
-        on_train_start(train_iterations_start=trainer.global_step, train_samples_start=trainer.global_step * batch)
+        api.on_train_start(train_iterations_start=trainer.global_step, train_samples_start=trainer.global_step * batch)
 
     def on_train_end(self, *_: object, **__: object) -> None:
         """Close it."""
-        on_train_end()
+        api.on_train_end()
 
     def on_train_batch_start(self, *_: object, **__: object) -> None:
         """Open an iteration."""
-        on_training_single_iteration_start()
+        api.on_training_single_iteration_start()
 
     def on_train_batch_end(self, *_: object, **__: object) -> None:
         """Close it."""
-        on_training_single_iteration_end()
+        api.on_training_single_iteration_end()
 
     def on_validation_start(self, *_: object, **__: object) -> None:
         """Open the validation loop."""
-        on_validation_start()
+        api.on_validation_start()
 
     def on_validation_end(self, *_: object, **__: object) -> None:
         """Close it, and an iteration that is open."""
         self._end_validation_iteration()
-        on_validation_end()
+        api.on_validation_end()
 
     def on_validation_batch_start(self, *_: object, **__: object) -> None:
         """Open an iteration; one that is open is closed, for Lightning skips the end of a step that returned None."""
         self._end_validation_iteration()
         self._is_validating = True
-        on_validation_single_iteration_start()
+        api.on_validation_single_iteration_start()
 
     def on_validation_batch_end(self, *_: object, **__: object) -> None:
         """Close it."""
@@ -113,67 +89,35 @@ class TimeEventCallback(Callback):  # type: ignore[misc,unused-ignore]  # Lightn
     def _end_validation_iteration(self) -> None:
         if self._is_validating:
             self._is_validating = False
-            on_validation_single_iteration_end()
+            api.on_validation_single_iteration_end()
 
     # --- what the trainers below call ------------------------------------------------------------------------------
 
     def on_save_checkpoint_start(self, global_step: int) -> None:
         """Open the span of a save."""
-        on_save_checkpoint_start(global_step)
+        api.on_save_checkpoint_start(global_step)
 
     def on_save_checkpoint_success(self, global_step: int) -> None:
         """Record that the checkpoint is there."""
-        on_save_checkpoint_success(global_step=global_step)
+        api.on_save_checkpoint_success(global_step=global_step)
 
     def on_save_checkpoint_end(self, global_step: int | None = None) -> None:  # noqa: ARG002
         """Close the span of the save."""
-        on_save_checkpoint_end()
+        api.on_save_checkpoint_end()
 
     # --- what the application may call -----------------------------------------------------------------------------
 
-    def on_app_end(self) -> None:
-        """End the application, and have all of it exported."""
-        on_app_end()
-
-    def on_model_init_start(self) -> None:
-        """Open the initialization of the model."""
-        on_model_init_start()
-
-    def on_model_init_end(self) -> None:
-        """Close it."""
-        on_model_init_end()
-
-    def on_dataloader_init_start(self) -> None:
-        """Open the initialization of the data loader."""
-        on_dataloader_init_start()
-
-    def on_dataloader_init_end(self) -> None:
-        """Close it."""
-        on_dataloader_init_end()
-
-    def on_optimizer_init_start(self) -> None:
-        """Open the initialization of the optimizer."""
-        on_optimizer_init_start()
-
-    def on_optimizer_init_end(self) -> None:
-        """Close it."""
-        on_optimizer_init_end()
-
-    def on_load_checkpoint_start(self) -> None:
-        """Open the span of loading a checkpoint."""
-        on_load_checkpoint_start()
-
-    def on_load_checkpoint_end(self) -> None:
-        """Close it."""
-        on_load_checkpoint_end()
-
-    def on_testing_start(self) -> None:
-        """Open the testing loop."""
-        on_testing_start()
-
-    def on_testing_end(self) -> None:
-        """Close it."""
-        on_testing_end()
+    on_app_end = staticmethod(api.on_app_end)
+    on_model_init_start = staticmethod(api.on_model_init_start)
+    on_model_init_end = staticmethod(api.on_model_init_end)
+    on_dataloader_init_start = staticmethod(api.on_dataloader_init_start)
+    on_dataloader_init_end = staticmethod(api.on_dataloader_init_end)
+    on_optimizer_init_start = staticmethod(api.on_optimizer_init_start)
+    on_optimizer_init_end = staticmethod(api.on_optimizer_init_end)
+    on_load_checkpoint_start = staticmethod(api.on_load_checkpoint_start)
+    on_load_checkpoint_end = staticmethod(api.on_load_checkpoint_end)
+    on_testing_start = staticmethod(api.on_testing_start)
+    on_testing_end = staticmethod(api.on_testing_end)
 
 
 def _saved(callback: TimeEventCallback, step: int, save: Callable[[], Any]) -> Any:
