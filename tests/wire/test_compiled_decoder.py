@@ -59,8 +59,8 @@ def both(data):
     return fuzzing.outcome(FrameDecoder(), data), fuzzing.outcome(fuzzing.pure_decoder(), data)
 
 
-def same(data):
-    """Return whether *data* is a frame, to both decoders or to none, and the same."""
+def checked_same(data):
+    """Assert that both decoders make the same of *data*; return whether that is a frame."""
     compiled, pure = both(data)
     assert compiled == pure
     return compiled is not None
@@ -91,42 +91,42 @@ class TestSame:
     @given(RANDOM)
     def test_valid(self, rng):
         """Of frames of registered types, whose values are nearly all of the declared types."""
-        same(fuzzing.plausible(rng))
+        checked_same(fuzzing.plausible(rng))
 
     @given(RANDOM)
     def test_damaged(self, rng):
         """Of frames that were truncated, whose bytes were changed, or that were put together of two."""
         corpus = [fuzzing.plausible(rng), fuzzing.plausible(rng)]
-        same(fuzzing.mutated(rng, corpus))
-        same(corpus[0][: rng.randrange(len(corpus[0]) + 1)])
+        checked_same(fuzzing.mutated(rng, corpus))
+        checked_same(corpus[0][: rng.randrange(len(corpus[0]) + 1)])
 
     @given(RANDOM)
     def test_composed(self, rng):
         """Of what has the shape of a frame, and any value in any place of it."""
-        same(fuzzing.composed(rng))
+        checked_same(fuzzing.composed(rng))
 
     @given(st.binary(max_size=200))
     def test_bytes(self, data):
         """Of any bytes, which are no frame, and of any in the place of rows."""
-        assert not same(data)
-        same(frame()[:-1] + data)
+        assert not checked_same(data)
+        checked_same(frame()[:-1] + data)
 
     @pytest.mark.parametrize("extension", [b"\xd4\x05\0", b"\xd6\xff\0\0\0\7", b"\xca\x3f\x80\0\0"], ids=bytes.hex)
     def test_seldom_written(self, extension):
         """Of a row with an extension, a time or a double of single precision."""
         data = frame((0.5, None, [], None, None))
-        assert same(data[:-1] + extension)
+        assert checked_same(data[:-1] + extension)
 
     @pytest.mark.parametrize("count", [1, 2, 20])
     def test_own_initializer(self, count):
         """Of a class with an initializer of its own, which builds each event."""
         data = frame(*[(3,)] * count, name="tests.compiled.doubled")
-        assert same(data)
+        assert checked_same(data)
         assert [event.number for event in FrameDecoder().decode(data).events] == [6] * count
 
     def test_golden_frame(self):
         """Of the recorded frame."""
-        assert same((DATA / "frame-v2.msgpack").read_bytes())
+        assert checked_same((DATA / "frame-v2.msgpack").read_bytes())
 
     def test_golden_log(self):
         """Of each frame of the recorded log."""
@@ -136,7 +136,7 @@ class TestSame:
         frames = [record.payload for record in records if record.kind == Kind.FRAME]
 
         assert frames
-        assert all(same(payload) for payload in frames)
+        assert all(checked_same(payload) for payload in frames)
 
     @pytest.mark.parametrize("name", [name for name in declared() if name.startswith("trackside.")])
     def test_every_type(self, name):
@@ -145,9 +145,9 @@ class TestSame:
         cls = declared()[name]
         hints = [fuzzing.hints_of(cls)[field] for field in own_fields(cls)]
         rows = [[fuzzing.fitting(rng, hint) for hint in hints] for _ in range(100)]
-        read = [row for row in rows if same(frame(row, name=name))]
+        read = [row for row in rows if checked_same(frame(row, name=name))]
         assert len(read) > 10 or name == "trackside.source.started"  # a random identity is none
-        assert same(frame(*read, name=name))
+        assert checked_same(frame(*read, name=name))
 
 
 class TestPlain:
@@ -181,12 +181,12 @@ class TestPlain:
         """A row with a value of another type is left to Python, and those around it stay in their order."""
         plain = (0.5, None, [], None, None)
         assert not is_plain(frame(fields))
-        assert same(frame(plain, fields, plain, plain, fields))
+        assert checked_same(frame(plain, fields, plain, plain, fields))
 
     @pytest.mark.parametrize("names", [("number",), ("either", "number", "new"), ()])
     def test_other_version(self, names):
         """Fields of another version of the class: missing ones have their defaults, and new ones are passed over."""
-        assert same(frame(*[[7, 0.5, 8][: len(names)]] * 3, names=names))
+        assert checked_same(frame(*[[7, 0.5, 8][: len(names)]] * 3, names=names))
 
     def test_lacking(self):
         """A field that a row lacks has its default."""

@@ -23,7 +23,7 @@ HEAD = b"\x97\x02\xa1s\x00\x00\x80"
 """A frame of one source, up to its list of types."""
 
 
-def refused(data):
+def assert_refused(data):
     """Return why *data* is refused."""
     with pytest.raises(DecodeError) as caught:
         FrameDecoder().decode(data)
@@ -50,13 +50,13 @@ class TestClaims:
     def test_claim(self, claim, wrap):
         """Four billion elements that do not follow cost nothing."""
         began = time.thread_time()
-        refused(wrap(claim))
+        assert_refused(wrap(claim))
         assert time.thread_time() - began < 1
 
     def test_many_claims(self):
         """Nor do claims within claims."""
-        refused(b"\xdc\xff\xff" * 1000)
-        refused(b"\xdd\x00\x00\xff\xff" * 100)
+        assert_refused(b"\xdc\xff\xff" * 1000)
+        assert_refused(b"\xdd\x00\x00\xff\xff" * 100)
 
 
 class TestDepth:
@@ -90,7 +90,7 @@ class TestDepth:
     @pytest.mark.parametrize("kind", [b"\x91", b"\x81\xa1k"], ids=["lists", "maps"])
     def test_nested(self, depth, place, kind):
         """Lists and maps nested a thousand or a hundred thousand deep are refused, wherever they are."""
-        refused(place(kind * depth + b"\xc0"))
+        assert_refused(place(kind * depth + b"\xc0"))
 
     def test_learned(self):
         """Also where a row's number was a list before, and a shallow one."""
@@ -106,7 +106,7 @@ class TestSizes:
     def test_oversize(self, monkeypatch):
         """What is larger than 640 KiB is refused before anything looks into it."""
         monkeypatch.setattr(values.msgpack, "unpackb", None)
-        assert refused(b"\xc0" * (MOST + 1)) == "655361 bytes; at most 655360"
+        assert assert_refused(b"\xc0" * (MOST + 1)) == "655361 bytes; at most 655360"
 
     @pytest.mark.parametrize(
         ("value", "limit"),
@@ -120,13 +120,13 @@ class TestSizes:
     )
     def test_one_more(self, value, limit):
         """A text, some bytes, a list or a map with one more than may be written is refused."""
-        assert f"({limit})" in refused(in_rows(value))
+        assert f"({limit})" in assert_refused(in_rows(value))
 
     def test_rows(self):
         """So is a frame of more rows than may be written."""
         schemas = msgpack.packb([[0, "acme.x", 1, []]])
         rows = b"\xdc\x40\x01" + b"".join(b"\x95\x00\xcd" + n.to_bytes(2, "big") + b"\0\0\0" for n in range(16_385))
-        assert "at most 16384" in refused(b"\x97\x02\xa1s\x00\xcd\xff\xff\x80" + schemas + rows)
+        assert "at most 16384" in assert_refused(b"\x97\x02\xa1s\x00\xcd\xff\xff\x80" + schemas + rows)
 
 
 class TestTypes:
@@ -145,25 +145,25 @@ class TestTypes:
     @pytest.mark.parametrize("extension", [b"\xc7\x00\xff", b"\xd4\xff\0", b"\xc9\0\x04\0\x01\x05" + bytes(262_145)])
     def test_bad_extension(self, extension):
         """A time of a length that times do not have is refused, and what is longer than bytes may be."""
-        refused(in_rows(extension))
-        refused(in_rows(b"\x91" + extension))
+        assert_refused(in_rows(extension))
+        assert_refused(in_rows(b"\x91" + extension))
 
     @pytest.mark.parametrize(
         "key", [b"\x01", b"\xc0", b"\xc3", b"\xcb" + bytes(8), b"\x90", b"\xc4\x01a"], ids=bytes.hex
     )
     def test_keys(self, key):
         """Keys of maps are texts: whole numbers could be chosen to collide."""
-        refused(in_rows(b"\x81" + key + b"\xc0"))
-        refused(in_rows(b"\x91\x81" + key + b"\xc0"))
+        assert_refused(in_rows(b"\x81" + key + b"\xc0"))
+        assert_refused(in_rows(b"\x91\x81" + key + b"\xc0"))
 
     def test_text(self):
         """Texts are UTF-8."""
-        refused(in_rows(b"\xa2\xff\xff"))
-        refused(in_rows(b"\xa3\xed\xa0\x80"))
+        assert_refused(in_rows(b"\xa2\xff\xff"))
+        assert_refused(in_rows(b"\xa3\xed\xa0\x80"))
 
     def test_never_used(self):
         """The one byte that msgpack does not use is refused."""
-        refused(in_rows(b"\xc1"))
+        assert_refused(in_rows(b"\xc1"))
 
 
 def frame(schemas, rows):
