@@ -79,6 +79,7 @@ def made(modules):
 
 def act(spans, program):
     """Do to *spans* what *program* says, and return where that led."""
+    errors = []  # kept: one that was never raised is told from an earlier one by its address alone
     for verb, place in program:
         each = spans[place]
         if verb == "enter":
@@ -86,7 +87,8 @@ def act(spans, program):
         elif verb == "exit":
             each.__exit__(None, None, None)
         elif verb == "raise":
-            each.__exit__(ValueError, ValueError("no"), None)
+            errors.append(ValueError("no"))
+            each.__exit__(ValueError, errors[-1], None)
         elif verb == "at":
             each.open(at_ns=5)
         elif verb == "set":
