@@ -32,20 +32,51 @@ _PERSISTENT: Final = "gs://"
 _RESTORES: Final = {OPERATION_TYPE_LOCAL: OPERATION_TYPE_EMERGENCY_RESTORE, OPERATION_TYPE_PERSISTENT: "restore"}
 
 
-def _stats_class(name: str, parts: Iterable[str], doc: str) -> type[Any]:
-    names = [f"{figure}_{part}" for part in parts for figure in _FIGURES]
-    fields = [(field, float, dataclasses.field(default=0.0)) for field in names]
-    return dataclasses.make_dataclass(name, fields, namespace={"__doc__": doc, "__module__": __name__})
+@dataclasses.dataclass
+class SaveCheckpointManagerVerticalStepStats:
+    """Seconds that saves took: of each part the five figures over the steps."""
+
+    total_checkpoint_manager_blocking_time: float = 0.0
+    average_checkpoint_manager_blocking_time: float = 0.0
+    minimum_checkpoint_manager_blocking_time: float = 0.0
+    maximum_checkpoint_manager_blocking_time: float = 0.0
+    standard_deviation_checkpoint_manager_blocking_time: float = 0.0
+    total_checkpointer_blocking_time: float = 0.0
+    average_checkpointer_blocking_time: float = 0.0
+    minimum_checkpointer_blocking_time: float = 0.0
+    maximum_checkpointer_blocking_time: float = 0.0
+    standard_deviation_checkpointer_blocking_time: float = 0.0
+    total_wait_for_prev_time: float = 0.0
+    average_wait_for_prev_time: float = 0.0
+    minimum_wait_for_prev_time: float = 0.0
+    maximum_wait_for_prev_time: float = 0.0
+    standard_deviation_wait_for_prev_time: float = 0.0
+    total_get_old_steps_time: float = 0.0
+    average_get_old_steps_time: float = 0.0
+    minimum_get_old_steps_time: float = 0.0
+    maximum_get_old_steps_time: float = 0.0
+    standard_deviation_get_old_steps_time: float = 0.0
 
 
-SaveCheckpointManagerVerticalStepStats: Any = _stats_class(
-    "SaveCheckpointManagerVerticalStepStats",
-    _SAVE,
-    "Seconds that saves took: of each part the total, average, minimum, maximum and standard deviation over the steps.",
-)
-RestoreCheckpointManagerVerticalStepStats: Any = _stats_class(
-    "RestoreCheckpointManagerVerticalStepStats", _RESTORE, "The same figures of restores, in seconds."
-)
+@dataclasses.dataclass
+class RestoreCheckpointManagerVerticalStepStats:
+    """Seconds that restores took: of each part the five figures over the steps."""
+
+    total_checkpoint_manager_time: float = 0.0
+    average_checkpoint_manager_time: float = 0.0
+    minimum_checkpoint_manager_time: float = 0.0
+    maximum_checkpoint_manager_time: float = 0.0
+    standard_deviation_checkpoint_manager_time: float = 0.0
+    total_restore_time: float = 0.0
+    average_restore_time: float = 0.0
+    minimum_restore_time: float = 0.0
+    maximum_restore_time: float = 0.0
+    standard_deviation_restore_time: float = 0.0
+    total_broadcast_time: float = 0.0
+    average_broadcast_time: float = 0.0
+    minimum_broadcast_time: float = 0.0
+    maximum_broadcast_time: float = 0.0
+    standard_deviation_broadcast_time: float = 0.0
 
 
 @dataclasses.dataclass
