@@ -75,7 +75,7 @@ def outcome(build, cls, args, keywords):
     """Return the fields of what is built, or the error."""
     try:
         return attrs.asdict(build(cls, *args, **keywords))
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # the latter is a converter's
         return str(error)
 
 

@@ -22,6 +22,7 @@ from trackside.events import (
 from trackside.report import read_report, report_page
 from trackside.report._html import heat
 from trackside.report._report import Heatmap
+from trackside.report._text import report_lines
 
 pytestmark = pytest.mark.once
 
@@ -272,6 +273,13 @@ class TestText:
         text = printed(read_report(made_up()))
         assert "\x1b" not in text
         assert max(map(len, text.splitlines())) <= 100
+
+    def test_units(self, made_up):
+        """However wide a line is, a figure and its unit are in the same one."""
+        report = read_report(made_up(killed_at=(130,)))
+        for width in range(40, 101):
+            text = "\n".join("".join(piece for piece, _ in line) for line in report_lines(report, width))
+            assert not re.search(r"\d\n *(%|ms\b|s\b|min\b)", text)
 
     def test_hostile(self, printed, hostile):
         """What a log holds does not steer the terminal, nor is it read as rich's markup."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -24,6 +25,7 @@ _LEAST_SHARE: Final = 0.0005
 _SLOW: Final = 0.75
 _VERDICT_STYLES: Final = {"good": "bold green", "bad": "bold red", "running": "bold yellow"}
 _NARROW: Final = 40
+_BEFORE_UNIT: Final = re.compile(r"(?<=\d) (?=(?:%|(?:ns|µs|ms|s|min|h|days?|[KMG]iB|steps?)\b))")
 
 
 def report_lines(report: Report, width: int = 100, *, is_explained: bool = False) -> Iterator[Line]:
@@ -70,9 +72,13 @@ def _heading(text: str) -> Iterator[Line]:
 
 
 def _wrapped(text: str, width: int, first: str, rest: str, style: str = "") -> Iterator[Line]:
-    """Yield *text* in lines; a word that is longer, such as a path, stays in one piece and can be pasted."""
+    """
+    Yield *text* in lines; a word that is longer, such as a path, stays in one piece and can be pasted.
+
+    A figure and its unit stay in one line.
+    """
     wrapped = textwrap.wrap(
-        words.printable(text),
+        _BEFORE_UNIT.sub("\N{NO-BREAK SPACE}", words.printable(text)),
         width,
         initial_indent=first,
         subsequent_indent=rest,
@@ -80,7 +86,7 @@ def _wrapped(text: str, width: int, first: str, rest: str, style: str = "") -> I
         break_on_hyphens=False,
     )
     for line in wrapped:
-        yield [(line, style)]
+        yield [(line.replace("\N{NO-BREAK SPACE}", " "), style)]
 
 
 def _identity(report: Report, width: int) -> Iterator[Line]:
