@@ -29,28 +29,29 @@ FOREIGN_VARIABLES = tuple(
 os.environ["TZ"] = "UTC"
 time.tzset()
 
-hypothesis.settings.register_profile(
-    "trackside",
-    deadline=None,  # a busy machine is no failure; the hang guard is for what never ends
-    print_blob=True,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],
-)
-hypothesis.settings.load_profile("trackside")
-
 _stderr_copy = pytest.StashKey[int]()
 
 
 def pytest_addoption(parser):
     group = parser.getgroup("trackside")
-    group.addoption("--seed", type=int, help="repeat a run: the seed that its first lines name")
+    group.addoption("--seed", type=int, help="0 unless given; with --full a new one, which the run's first lines name")
     group.addoption("--scale", type=float, default=0.1, help="the share of the long recipes to run (default: 0.1)")
     group.addoption("--full", dest="scale", action="store_const", const=1.0, help="as --scale=1")
 
 
 def pytest_configure(config):
     # Set here, the seed travels to pytest-xdist's workers with the other options.
+    is_full = config.option.scale >= 1
     if config.option.seed is None:
-        config.option.seed = secrets.randbelow(2**32)
+        config.option.seed = secrets.randbelow(2**32) if is_full else 0
+    hypothesis.settings.register_profile(
+        "trackside",
+        deadline=None,  # a busy machine is no failure; the hang guard is for what never ends
+        derandomize=not is_full,
+        print_blob=True,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+    hypothesis.settings.load_profile("trackside")
     # A copy, because what a test writes to stderr is captured and would be lost with the process.
     config.stash[_stderr_copy] = os.dup(sys.__stderr__.fileno())
 

@@ -69,10 +69,11 @@ class TestSeed:
         first, second = (self.drawn(run_tests(self.SHOWS, "--seed=17")) for _ in range(2))
         assert first == second
 
-    def test_differs_between_runs(self, run_tests):
-        """Runs that are not told a seed draw different numbers."""
-        first, second = (self.drawn(run_tests(self.SHOWS)) for _ in range(2))
-        assert first != second
+    @pytest.mark.parametrize(("options", "is_same"), [((), True), (("--full",), False)])
+    def test_without_a_seed(self, run_tests, options, is_same):
+        """Runs without a seed draw the same numbers; with the long recipes in full they draw new ones."""
+        first, second = (self.drawn(run_tests(self.SHOWS, *options)) for _ in range(2))
+        assert (first == second) is is_same
 
     @staticmethod
     def drawn(done):
