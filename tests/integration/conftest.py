@@ -24,6 +24,7 @@ from pathlib import Path
 
 import pytest
 
+import trackside
 from trackside.events import IterationEnded
 
 WAIT_S = 30.0
@@ -65,6 +66,20 @@ def running(*command, log):
     finally:
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
+
+
+@pytest.fixture
+def events():
+    """Return the list that every event is appended to."""
+    found = []
+    with trackside.subscribe(found.append):
+        yield found
+
+
+@pytest.fixture(params=["lightning", "pytorch_lightning"])
+def package(request):
+    """Run the test with each of Lightning's packages."""
+    return request.param
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -22,15 +21,9 @@ for package in ("lightning", "transformers", "accelerate"):
     pytest.importorskip(package)
 
 
-def load(name):
-    """Return the module of that name beside this one: tests are no package."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+import framework_checks as checks  # noqa: E402  after what may skip all of this
+import frameworks  # noqa: E402
 
-
-frameworks, checks = load("frameworks"), load("framework_checks")
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 

@@ -2,59 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import logging
 import threading
-from pathlib import Path
 
 import pytest
 
+import framework_checks as checks
 import trackside
+from lightning_fits import callback_of, fit, framework, frameworks
 from trackside.events import IterationEnded, MetricsLogged, ProfileSpanEnded, RunsOn, SpanOutOfOrder
 from trackside.handlers import replay
 
+torch = pytest.importorskip("torch")
+
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
 
-PACKAGES = ("lightning", "pytorch_lightning")
-
-for package in PACKAGES:
-    pytest.importorskip(package)
-
-import torch  # noqa: E402  after what may skip all of this
-
-
-def load(name):
-    """Return the module of that name beside this one: tests are no package."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-frameworks, checks = load("frameworks"), load("framework_checks")
-events, of, told, golden = checks.events, checks.of, checks.told, checks.lightning_golden
-
-
-@pytest.fixture(params=PACKAGES)
-def package(request):
-    return request.param
-
-
-def callback_of(package, *args, **options):
-    return importlib.import_module(f"trackside.integrations.{package}").TracksideCallback(*args, **options)
-
-
-def framework(package):
-    return importlib.import_module("lightning.pytorch" if package == "lightning" else package)
-
-
-def fit(package, directory, *callbacks, module=None, ckpt_path=None, **options):
-    """Train; return the module."""
-    trainer = frameworks.lightning_trainer(package, directory, *callbacks, **options)
-    module = module or frameworks.lightning_module(package)
-    trainer.fit(module, frameworks.loader(), frameworks.loader(), ckpt_path=ckpt_path)
-    return module
+of, told, golden = checks.of, checks.told, checks.lightning_golden
 
 
 class TestFit:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import json
 import os
 import subprocess
@@ -62,15 +61,7 @@ print(json.dumps(said))
 """
 
 
-def load(name):
-    """Return the module of that name beside this one: tests are no package."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-checks = load("framework_checks")
+import framework_checks as checks  # noqa: E402  after what may skip all of this
 
 
 def without(hidden, directory):
@@ -89,7 +80,7 @@ def jobs(tmp_path_factory):
     running = {}
     for package, other in PACKAGES.items():
         packages, directory = tmp_path_factory.mktemp("packages"), tmp_path_factory.mktemp(package)
-        places = [without(other, packages), Path(trackside.__file__).parents[1], Path(__file__).parent]
+        places = [without(other, packages), Path(trackside.__file__).parents[1], Path(checks.__file__).parent]
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places)), "OMP_NUM_THREADS": "1"}
         # Without -S the interpreter would find what is hidden in its own place for packages.
         command = [sys.executable, "-S", "-W", "ignore", "-c", JOB, package, other, str(directory)]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import importlib.util
 import logging
-from pathlib import Path
 
 import pytest
 
+import framework_checks as checks
 import trackside
+from lightning_fits import PACKAGES, callback_of, fit, framework, frameworks
 from trackside.events import (
     CheckpointSaveSucceeded,
     ConfigError,
@@ -21,47 +21,11 @@ from trackside.events import (
 from trackside.handlers import replay
 from trackside.instruments import callbacks as moments
 
+torch = pytest.importorskip("torch")
+
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
 
-PACKAGES = ("lightning", "pytorch_lightning")
-
-for package in PACKAGES:
-    pytest.importorskip(package)
-
-import torch  # noqa: E402  after what may skip all of this
-
-
-def load(name):
-    """Return the module of that name beside this one: tests are no package."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-frameworks, checks = load("frameworks"), load("framework_checks")
-events, of, told, golden = checks.events, checks.of, checks.told, checks.lightning_golden
-
-
-@pytest.fixture(params=PACKAGES)
-def package(request):
-    return request.param
-
-
-def callback_of(package, *args, **options):
-    return importlib.import_module(f"trackside.integrations.{package}").TracksideCallback(*args, **options)
-
-
-def framework(package):
-    return importlib.import_module("lightning.pytorch" if package == "lightning" else package)
-
-
-def fit(package, directory, *callbacks, module=None, ckpt_path=None, **options):
-    """Train; return the module."""
-    trainer = frameworks.lightning_trainer(package, directory, *callbacks, **options)
-    module = module or frameworks.lightning_module(package)
-    trainer.fit(module, frameworks.loader(), frameworks.loader(), ckpt_path=ckpt_path)
-    return module
+of, told, golden = checks.of, checks.told, checks.lightning_golden
 
 
 class TestTrainerClass:
@@ -169,20 +133,8 @@ class TestOneLine:
         fit(package, tmp_path, callback)
         callback.close()
         assert checks.figures(tmp_path / "runs") == {
-            "run ids": 1,
-            "ranks": [0],
-            "attempts": 1,
-            "steps": {"spans": 20, "metrics": 20, "goodput": 20, "scores": 20},
-            "last step": {"metrics": 19, "goodput": 19, "scores": 19},
-            "samples": 80,
-            "saves": {"spans": 4, "metrics": 4},
-            "validation": {"spans": 2, "batches": 6},
-            "parts": {"data_loading": 40, "model_forward": 40, "model_backward": 40, "optimizer_update": 20},
-            "sections": ["data_loading", "model_backward", "model_forward", "optimizer_update", "zero_grad"],
-            "seconds agree": True,
-            "open": [],
-            "out of order": [],
-            "ended": "closed",
+            **checks.FIGURES,
+            "sections": [*checks.FIGURES["sections"], "zero_grad"],
         }
 
     def test_telemetry_that_is_on(self, tmp_path):

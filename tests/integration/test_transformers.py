@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -28,19 +26,11 @@ transformers = pytest.importorskip("transformers")
 
 import torch  # noqa: E402  after what may skip all of this
 
+import framework_checks as checks  # noqa: E402  after what may skip all of this
+import frameworks  # noqa: E402
 from trackside.integrations.transformers import TracksideCallback  # noqa: E402
 
-
-def load(name):
-    """Return the module of that name beside this one: tests are no package."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-frameworks, checks = load("frameworks"), load("framework_checks")
-events, of, told = checks.events, checks.of, checks.told
+of, told = checks.of, checks.told
 
 # The trainer fetches all batches of a step before it begins.
 LOADING = ["data_loading"] * 2
@@ -344,22 +334,7 @@ class TestOneLine:
         callback = TracksideCallback(tmp_path / "runs", job=strict)
         trainer_of(tmp_path, callback).train()
         callback.close()
-        assert checks.figures(tmp_path / "runs") == {
-            "run ids": 1,
-            "ranks": [0],
-            "attempts": 1,
-            "steps": {"spans": 20, "metrics": 20, "goodput": 20, "scores": 20},
-            "last step": {"metrics": 19, "goodput": 19, "scores": 19},
-            "samples": 80,
-            "saves": {"spans": 4, "metrics": 4},
-            "validation": {"spans": 2, "batches": 6},
-            "parts": {"data_loading": 40, "model_forward": 40, "model_backward": 40, "optimizer_update": 20},
-            "sections": ["data_loading", "model_backward", "model_forward", "optimizer_update"],
-            "seconds agree": True,
-            "open": [],
-            "out of order": [],
-            "ended": "closed",
-        }
+        assert checks.figures(tmp_path / "runs") == checks.FIGURES
 
     def test_by_variable(self, monkeypatch, tmp_path):
         """Where no directory is given, the variable may give one."""

@@ -9,20 +9,11 @@ from pathlib import Path
 
 import pytest
 
-import trackside
 from trackside.events import IterationEnded, SpanEnded, SpanStarted
 from trackside.handlers import feed, replay
 from trackside.handlers.models import GoodputAccumulator, ScoreAggregator, SpanBuilder, TrainingMetrics
 
 JOB = Path(__file__).with_name("frameworks.py")
-
-
-@pytest.fixture
-def events():
-    """Return the list that every event is appended to."""
-    found = []
-    with trackside.subscribe(found.append):
-        yield found
 
 
 def of(kind, events):
@@ -125,6 +116,25 @@ def figures(directory):
         "out of order": [disorder.problem for disorder in ours.malformed],
         "ended": ours.end_reason,
     }
+
+
+# 20 steps of two batches of two, saves after every 5th step, evaluations of three batches after every 10th.
+FIGURES = {
+    "run ids": 1,
+    "ranks": [0],
+    "attempts": 1,
+    "steps": {"spans": 20, "metrics": 20, "goodput": 20, "scores": 20},
+    "last step": {"metrics": 19, "goodput": 19, "scores": 19},
+    "samples": 80,
+    "saves": {"spans": 4, "metrics": 4},
+    "validation": {"spans": 2, "batches": 6},
+    "parts": {"data_loading": 40, "model_forward": 40, "model_backward": 40, "optimizer_update": 20},
+    "sections": ["data_loading", "model_backward", "model_forward", "optimizer_update"],
+    "seconds agree": True,
+    "open": [],
+    "out of order": [],
+    "ended": "closed",
+}
 
 
 def check_recovery(directory, *, dies_at):
