@@ -181,7 +181,7 @@ def _cpu_s(pid: int) -> float:
 
 
 def _arrived(collector: Collector) -> int:
-    states = collector.collection.registry.states.values()
+    states = collector.streams.registry.states.values()
     return sum(state.events for state in states if state.source.run_id == "load")
 
 

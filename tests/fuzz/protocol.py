@@ -90,7 +90,7 @@ class Ends:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.collection = Collection(
+        self.streams = Collection(
             Source.detect({}, run_id="collectors", role="collector"),
             [SpanBuilder(), GoodputAccumulator(), ScoreAggregator(), CounterBoard(), ClockOffsets()],
             None,
@@ -99,10 +99,10 @@ class Ends:
             monotonic_s=clock.monotonic,
         )
         self.below, self.above, self.beside = Wire(), Wire(), Wire()
-        self.receiver = Receiver(self.collection, self.below.send, monotonic_s=clock.monotonic, cpu_s=float)
+        self.receiver = Receiver(self.streams, self.below.send, monotonic_s=clock.monotonic, cpu_s=float)
         budget = RingBudget(1 << 20, 60.0, monotonic_s=clock.monotonic)
         self.server = StreamServer(
-            self.collection.relay, self.above.send, budget=budget, on_verb=lambda address, verb, user: None
+            self.streams.relay, self.above.send, budget=budget, on_verb=lambda address, verb, user: None
         )
         self.entries: list[object] = []
         self.viewer = ViewerSession(
@@ -118,7 +118,7 @@ class Ends:
         """Let time pass."""
         self.clock.now_s += seconds
         self.receiver.tick()
-        self.collection.tick(self.receiver.producers.values())
+        self.streams.tick(self.receiver.producers.values())
         self.server.tick(self.clock.now_s)
         self.server.pump()
         self.viewer.tick()
@@ -142,7 +142,7 @@ class Ends:
     def check(self) -> None:
         """Say whether everything is bounded, and nothing went past the checks of messages."""
         for name, counts in (
-            ("collection", self.collection.counts),
+            ("collection", self.streams.counts),
             ("receiver", self.receiver.counts),
             ("server", self.server.counts),
         ):
@@ -186,9 +186,9 @@ class Protocol:
         ends.turn(1.0)
         ends.check()
         # Whatever was heard, the next viewer must be able to begin.
-        snapshot = Snapshot(list(ends.collection._places()), {}, 1)
+        snapshot = Snapshot(list(ends.streams._places()), {}, 1)
         decode_snapshot(encode_snapshot(snapshot))
-        return bool(ends.collection.registry.states or ends.entries or ends.server.viewers)
+        return bool(ends.streams.registry.states or ends.entries or ends.server.viewers)
 
     def _message(self, rng: random.Random, wire: Wire) -> list[bytes]:
         """Return the parts of some message, mostly a well-formed one."""

@@ -234,7 +234,7 @@ class TestRestart:
         collector = collectors(log=tmp_path)
         assert collector.restored.events == 10
 
-        collection = collector.server.collection
+        collection = collector.server.streams
         state = collection.registry.states[source.id]
         data = frame_of(source, 25, 29)
         collection._add(collection._decoder.decode(data), data, state)
@@ -314,7 +314,7 @@ class TestSilence:
         log_writer.take(source, frame_of(source, 0, 9), 10)
         log_writer.close()
         first = collectors(log=tmp_path)
-        registry = first.collection.registry
+        registry = first.streams.registry
         registry.states[source.id].heard_s -= 100.0
         deadline = time.monotonic() + 60
         while not first.heard(RankFellSilent) and time.monotonic() < deadline:
@@ -324,7 +324,7 @@ class TestSilence:
         first.end()
 
         second = collectors(log=tmp_path)
-        second.collection.registry.states[source.id].heard_s -= 100.0
+        second.streams.registry.states[source.id].heard_s -= 100.0
         time.sleep(0.5)
 
         assert second.heard(RankFellSilent) == []

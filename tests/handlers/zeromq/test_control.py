@@ -257,7 +257,7 @@ class TestAllRanks:
         assert sorted(outcome.values["rank"] for outcome in outcomes if "rank" in outcome.values) == [0, 1, 2]
         assert all(outcome.done for outcome in outcomes)
         until(lambda: len({event.source.id for event in collector.heard(ControlUsed)}) == 5)
-        own = collector.heard(ControlUsed, collector.collection.own.source.id)
+        own = collector.heard(ControlUsed, collector.streams.own.source.id)
         assert own[0].by.startswith("control:")
 
     def test_one_rank(self, collectors, jobs, until, keys):

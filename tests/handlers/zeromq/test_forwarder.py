@@ -131,7 +131,7 @@ class TestTree:
         until(lambda: len({event.source.id for event in collector.heard(ClockCompared)}) == 2)
 
         told = {event.source.id: event.source_id for event in collector.heard(ClockCompared)}
-        assert told[collector.collection.own.source.id] == forwarder.streams.own.source.id
+        assert told[collector.streams.own.source.id] == forwarder.streams.own.source.id
 
     def test_viewers_see_all_ranks(self, collectors, forwarders, sent, until):
         """

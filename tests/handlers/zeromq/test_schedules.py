@@ -521,7 +521,7 @@ class Collector(Node):
     def start(self):
         """Begin with what is in the log."""
         self.events = []
-        self.collection = Collection(
+        self.streams = Collection(
             SOURCES[f"end {self.starts}"],
             [self.events.append],
             self,
@@ -530,15 +530,13 @@ class Collector(Node):
             monotonic_s=self.now,
         )
         for frame in self.log:  # as `restore` does
-            decoded = self.collection._decoder.decode(frame)
-            self.collection._learn(decoded, self.collection._state(decoded, self.now_s))
+            decoded = self.streams._decoder.decode(frame)
+            self.streams._learn(decoded, self.streams._state(decoded, self.now_s))
         own_id = f"collector {self.starts}"
         self.receiver = Receiver(
-            self.collection, self.send_from("ranks"), own_id=f"{own_id} below", monotonic_s=self.now, cpu_s=float
+            self.streams, self.send_from("ranks"), own_id=f"{own_id} below", monotonic_s=self.now, cpu_s=float
         )
-        self.server = StreamServer(
-            self.collection.relay, self.send_from("viewers"), own_id=own_id, budget=self.budget()
-        )
+        self.server = StreamServer(self.streams.relay, self.send_from("viewers"), own_id=own_id, budget=self.budget())
 
     def take_up(self, port, address, parts, user):
         """Take a message from a rank, a forwarder or a viewer."""
@@ -550,13 +548,13 @@ class Collector(Node):
     def turn(self):
         """Do what is due."""
         self.receiver.tick()
-        self.collection.tick(self.receiver.producers.values())
+        self.streams.tick(self.receiver.producers.values())
         self.server.tick(self.now_s)
         pump(self.server)
 
     def parts(self):
         """Return what its state is of; the log as numbers."""
-        return self.server, self.receiver, self.collection, self.taken(), self.lost()
+        return self.server, self.receiver, self.streams, self.taken(), self.lost()
 
     def taken(self):
         """Return the numbers of the events that its models were given, of each source, in that order."""
@@ -571,12 +569,12 @@ class Collector(Node):
         return tuple(
             (event.source_id, event.first_seq, event.last_seq)
             for event in self.events
-            if isinstance(event, EventsLost) and event.source.id == self.collection.own.source.id
+            if isinstance(event, EventsLost) and event.source.id == self.streams.own.source.id
         )
 
     def check(self):
         """Check that each event comes once and in order, or is counted; and the bounds."""
-        states = self.collection.registry.states
+        states = self.streams.registry.states
         for source_id, seqs in self.taken():
             tracker = states[source_id].tracker
             assert list(seqs) == sorted(set(seqs)), f"taken: {seqs}"
@@ -586,12 +584,12 @@ class Collector(Node):
                 assert missing == tracker.missing, f"{tracker.missing} are missing; it said {missing}"
         assert all(viewer.user.startswith("viewer:") for viewer in self.server.viewers.values())
         assert not self.server.counts["failed"]
-        assert not self.collection.counts["failed"]
+        assert not self.streams.counts["failed"]
         check_receiver(self.receiver)
 
     def facts(self):
         """Return what it has of each source, and how far the streams of its viewers are."""
-        trackers = {name: state.tracker for name, state in self.collection.registry.states.items()}
+        trackers = {name: state.tracker for name, state in self.streams.registry.states.items()}
         have = tuple((name, trackers[name].next_seq, trackers[name].missing) for name, _ in self.taken())
         return have, tuple((stream.ring.id, stream.ring.next_index) for stream in self.server._streams.values())
 

@@ -38,20 +38,18 @@ class Ranks:
         self.verbs = {}
         self.subscriptions = {}
         self.answers = []
-        self.collection = Collection(
-            COLLECTOR, [], None, SourceRegistry(), read_rule=None, monotonic_s=lambda: self.now_s
-        )
+        self.streams = Collection(COLLECTOR, [], None, SourceRegistry(), read_rule=None, monotonic_s=lambda: self.now_s)
         self.receiver = Receiver(
-            self.collection,
+            self.streams,
             self._send,
             on_result=lambda producer, message: self.forwarder.on_result(producer, message),
             monotonic_s=lambda: self.now_s,
         )
         self.forwarder = VerbForwarder(
             self.receiver,
-            self.collection.registry,
+            self.streams.registry,
             answer=lambda address, result: self.answers.append(result),
-            publish=self.collection.publish,
+            publish=self.streams.publish,
             source_id=COLLECTOR.id,
         )
         for rank in range(count):
@@ -106,7 +104,7 @@ class Ranks:
     def wait(self, seconds):
         """Let time pass."""
         self.now_s += seconds
-        self.collection.tick(self.receiver.producers.values())
+        self.streams.tick(self.receiver.producers.values())
         self.forwarder.tick(self.now_s)
 
 
@@ -117,7 +115,7 @@ class TestEveryRankHasAnOutcome:
         """
         ranks = Ranks(3)
         ranks.wait(3.5)
-        assert ranks.collection.registry.totals()["silent"] == 3
+        assert ranks.streams.registry.totals()["silent"] == 3
 
         ranks.ask()
         for rank in range(3):

@@ -12,7 +12,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import attrs
@@ -38,7 +37,7 @@ from trackside.handlers.eventlog._writer import RecordWriter, WaitingFrame, Writ
 from trackside.handlers.models import ClockOffsets, CounterBoard, SpanBuilder
 from trackside.handlers.models.goodput import GoodputAccumulator
 from trackside.handlers.models.scores import ScoreAggregator
-from trackside.handlers.zeromq._connection import Connection, wait_for
+from trackside.handlers.zeromq._connection import Connection
 from trackside.handlers.zeromq._control import VerbForwarder, may_command
 from trackside.handlers.zeromq._keys import SERVER
 from trackside.handlers.zeromq._protocol import (
@@ -54,13 +53,10 @@ from trackside.handlers.zeromq._protocol import (
     WAITING_MESSAGES,
     Beat,
     Bye,
-    ConnectionLimits,
     Filter,
     LossEntry,
     Message,
     PeerLimits,
-    Refused,
-    Result,
     Snapshot,
     SourcePosition,
     decode_snapshot,
@@ -81,11 +77,10 @@ from trackside.handlers.zeromq._receiver import (
     clock_news,
 )
 from trackside.handlers.zeromq._server import RING_S, LostRange, ReadySnapshot, Ring, RingBudget, StreamServer
+from trackside.handlers.zeromq._service import RING_BYTES, Service
 from trackside.wire import Frame, FrameDecoder, deliver, views
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from trackside.handlers.zeromq._protocol import Verb
 
 FLUSH_S: Final = 0.5
@@ -714,15 +709,11 @@ class Collection:
         yield SourcePosition(self.own.source, self.own.next_seq, 0)
 
 
-RING_BYTES: Final = 64 << 20
-"""What is kept for viewers that are slow or come back."""
-_TICK_S: Final = 0.05
-_AT_ONCE: Final = 1024
 _PARTING_S: Final = 0.5
 _DESCRIPTORS_APART: Final = 64
 
 
-class Collector:
+class Collector(Service):
     """
     Takes the streams of many ranks in and keeps them, runs models over all of them, and gives them to viewers.
 
@@ -753,6 +744,8 @@ class Collector:
         ConfigError: An endpoint is not safe, not free or malformed, or a key is missing.
     """
 
+    streams: Collection
+
     def __init__(
         self,
         bind: str,
@@ -768,24 +761,20 @@ class Collector:
         read_rule: Callable[[list[Any]], Keep] | None = None,
     ) -> None:
         _raise_descriptor_limit(PRODUCER_CONNECTIONS.of_all + COLLECTOR_VIEWER_CONNECTIONS.of_all)
-        self._connections: list[Connection] = []
-        self._stop = threading.Event()
-        self._is_closed = False
-        self._ticked_s = 0.0
-        self._receiving = self._connection(bind, keys, PRODUCER_CONNECTIONS, insecure=insecure)
-        self._viewing = (
-            self._connection(publish, keys, COLLECTOR_VIEWER_CONNECTIONS, insecure=insecure)
-            if publish is not None
-            else None
-        )
+        super().__init__()
+        options: dict[str, Any] = {"binds": True, "role": SERVER, "keys": keys, "insecure": insecure}
+        options["receive_messages"] = WAITING_MESSAGES
+        self._receiving = self._connect(bind, limits=PRODUCER_CONNECTIONS, **options)
+        if publish is not None:
+            self._serving = self._connect(publish, limits=COLLECTOR_VIEWER_CONNECTIONS, **options)
         self.endpoint = self._receiving.endpoint
         """Where ranks connect to; with the port that was found."""
-        self.viewer_endpoint = self._viewing.endpoint if self._viewing is not None else ""
+        self.viewer_endpoint = self._serving.endpoint if self._serving is not None else ""
         """Where viewers attach; empty for nowhere."""
         source = Source.detect({}, run_id=COLLECTORS, role="collector")
         self._log_writer = MultiLogWriter(log) if log is not None else None
         registry = SourceRegistry(silent_after_s)
-        self.collection = Collection(
+        self.streams = Collection(
             source,
             self._default_models() if models is None else models,
             self._log_writer,
@@ -793,37 +782,17 @@ class Collector:
             read_rule=read_rule,
             monotonic_s=time.monotonic,
         )
-        self.restored = self.collection.restore(log) if log is not None else Restored()
+        self.restored = self.streams.restore(log) if log is not None else Restored()
         """What was read of earlier logs."""
         self.receiver = Receiver(
-            self.collection,
+            self.streams,
             self._receiving.send,
             on_result=self._on_result,
             limits=limits,
             origin_of=self._receiving.origin,
         )
-        self._verbs: VerbForwarder | None = None
-        self._server = self._open_server(self._viewing, ring_bytes) if self._viewing is not None else None
-
-    def _connection(
-        self, endpoint: str, keys: str | os.PathLike[str] | None, limits: ConnectionLimits, *, insecure: bool
-    ) -> Connection:
-        try:
-            connection = Connection(
-                endpoint,
-                binds=True,
-                role=SERVER,
-                keys=keys,
-                insecure=insecure,
-                receive_messages=WAITING_MESSAGES,
-                limits=limits,
-            )
-        except BaseException:
-            for other in self._connections:
-                other.close()
-            raise
-        self._connections.append(connection)
-        return connection
+        if self._serving is not None:
+            self._server = self._open_server(self._serving, ring_bytes)
 
     def _default_models(self) -> list[Any]:
         return [
@@ -835,11 +804,11 @@ class Collector:
         ]
 
     def _publish(self, event: Event) -> None:
-        self.collection.publish(event)
+        self.streams.publish(event)
 
     def _open_server(self, connection: Connection, ring_bytes: int) -> StreamServer:
         server = StreamServer(
-            self.collection.relay,
+            self.streams.relay,
             connection.send,
             budget=RingBudget(ring_bytes, RING_S),
             most_viewers=MAX_COLLECTOR_VIEWERS,
@@ -847,17 +816,17 @@ class Collector:
         )
         self._verbs = VerbForwarder(
             self.receiver,
-            self.collection.registry,
+            self.streams.registry,
             answer=server.answer,
-            publish=self.collection.publish,
-            source_id=self.collection.own.source.id,
+            publish=self.streams.publish,
+            source_id=self.streams.own.source.id,
         )
         return server
 
     @property
     def models(self) -> list[Any]:
         """The models, over everything that was heard."""
-        return self.collection.models
+        return self.streams.models
 
     def totals(self) -> dict[str, int]:
         """
@@ -866,7 +835,7 @@ class Collector:
         ``lost`` are events with a number that did not come and can no longer be had; ``repeated`` came more than once
         and were taken once; ``dropped`` were given up in the job before they had a number.
         """
-        collection = self.collection
+        collection = self.streams
         refused = self._log_writer.stats()["refused_events"] if self._log_writer is not None else 0
         totals = collection.registry.totals()
         return {
@@ -879,36 +848,6 @@ class Collector:
             "not_logged": refused,
         }
 
-    def serve(self) -> None:
-        """Work until `stop` is called."""
-        trouble = RateLimitedLog()
-        while not self._stop.is_set():
-            try:
-                self.turn(_TICK_S)
-            except Exception as error:  # the other peers are still to be served
-                trouble.complain("the collector goes on after an error: %s", described(error))
-                self._stop.wait(_TICK_S)
-
-    def turn(self, timeout_s: float) -> None:
-        """Wait for what comes, at most *timeout_s*, and deal with it."""
-        server, viewers = self._server, self._viewing
-        more = server.pump() if server is not None else False
-        wait_for(self._connections, 0.0 if more else timeout_s)
-        self.receiver.receive(self._receiving.receive(_AT_ONCE))
-        now_s = time.monotonic()
-        if server is not None and viewers is not None:
-            self._serve_viewers(server, viewers)
-        if now_s - self._ticked_s >= _TICK_S:
-            self._ticked_s = now_s
-            self.receiver.tick()
-            self.collection.tick(self.receiver.producers.values())
-            if self._verbs is not None:
-                self._verbs.tick(now_s)
-
-    def stop(self) -> None:
-        """Have `serve` return; on any thread, and from a signal handler."""
-        self._stop.set()
-
     def close(self, timeout_s: float = 5.0) -> bool:
         """
         Say goodbye, and write everything; safe to call twice.
@@ -916,55 +855,23 @@ class Collector:
         Returns:
             Whether everything is in the logs.
         """
-        if self._is_closed:
+        if not self._begin_close():
             return True
-        self._is_closed = True
-        self._stop.set()
-        self.receiver.part("closed")
-        self.collection.own.end("closed")
-        if self._server is not None and self._viewing is not None:
-            self._part(self._server, self._viewing)
+        if self._server is not None and self._serving is not None:
+            self._drain(self._server, self._serving, _PARTING_S)
+            self._server.part("closed")
         done = self._log_writer.close(timeout_s) if self._log_writer is not None else True
-        for connection in self._connections:
-            connection.close()
+        self._disconnect()
         return done
 
-    def _serve_viewers(self, server: StreamServer, connection: Connection) -> None:
-        now_s = time.monotonic()
-        for address, parts, user in connection.receive(_AT_ONCE):
-            server.receive(address, parts, now_s, clock.now_ns(), user)
-        server.tick(now_s)
-
-    def _part(self, server: StreamServer, connection: Connection) -> None:
-        """Send viewers what they still lack, as far as they take it soon."""
-        deadline_s = time.monotonic() + _PARTING_S
-        while time.monotonic() < deadline_s and not server.is_drained:
-            server.pump()
-            server.beat()  # which is acknowledged at once
-            wait_for([connection], _TICK_S)
-            self._serve_viewers(server, connection)
-        server.part("closed")
-
     def _on_verb(self, address: bytes, verb: Verb, user: str) -> None:
-        assert self._viewing is not None and self._verbs is not None  # noqa: PT018  verbs come from there
-        safety = self._viewing.safety
+        assert self._serving is not None and self._verbs is not None  # noqa: PT018  verbs come from there
+        safety = self._serving.safety
         by = user or "this machine"
         if may_command(safety, user):
             self._verbs.pass_on(address, verb, by, time.monotonic(), {"totals": self.totals()})
         else:
             self._verbs.refuse(address, verb, by)
-
-    def _on_result(self, producer: Producer, message: Result | Refused) -> None:
-        if self._verbs is not None:
-            self._verbs.on_result(producer, message)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _raise_descriptor_limit(connections: int) -> None:

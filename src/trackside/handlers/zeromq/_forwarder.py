@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 import msgpack
 
 from trackside.core import RateLimitedLog, described
 from trackside.events import ConfigError, DecodeError, Event, Source, clock
-from trackside.handlers.zeromq._connection import Connection, Safety, wait_for
+from trackside.handlers.zeromq._connection import Connection, Safety
 from trackside.handlers.zeromq._control import VerbForwarder
 from trackside.handlers.zeromq._keys import RANK, SERVER
 from trackside.handlers.zeromq._protocol import (
@@ -27,8 +25,6 @@ from trackside.handlers.zeromq._protocol import (
     LossEntry,
     Message,
     PeerLimits,
-    Refused,
-    Result,
     Snapshot,
     SourcePosition,
     decode_snapshot,
@@ -47,17 +43,12 @@ from trackside.handlers.zeromq._receiver import (
     clock_news,
 )
 from trackside.handlers.zeromq._server import RING_S, LostRange, ReadySnapshot, Ring, RingBudget, StreamServer
+from trackside.handlers.zeromq._service import RING_BYTES, Service
 from trackside.wire import FrameDecoder
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from trackside.handlers.zeromq._protocol import Verb
 
-RING_BYTES: Final = 64 << 20
-"""What is kept for a collector that is away, of all ranks together."""
-_TICK_S: Final = 0.05
-_AT_ONCE: Final = 1024
 _PARTING_S: Final = 2.0
 _ALIVE_S: Final = 1.5
 _MOST_QUIET: Final = 2000
@@ -196,7 +187,7 @@ class ForwardedStreams:
             ring.append(frame, 1)
 
 
-class Forwarder:
+class Forwarder(Service):
     """
     Takes the streams of a node's ranks in and sends them on over one connection.
 
@@ -216,6 +207,11 @@ class Forwarder:
         ConfigError: An endpoint is not safe, not free or malformed, or a key is missing.
     """
 
+    streams: ForwardedStreams
+    _serving: Connection
+    _server: StreamServer
+    _verbs: VerbForwarder
+
     def __init__(
         self,
         bind: str,
@@ -226,37 +222,30 @@ class Forwarder:
         limits: PeerLimits | None = None,
         ring_bytes: int = RING_BYTES,
     ) -> None:
-        self._stop = threading.Event()
-        self._is_closed = False
-        self._ticked_s = 0.0
-        self._lower = Connection(
-            bind,
-            binds=True,
-            role=SERVER,
-            keys=keys,
-            insecure=insecure,
-            receive_messages=WAITING_MESSAGES,
-            limits=PRODUCER_CONNECTIONS,
+        super().__init__()
+        options: dict[str, Any] = {"keys": keys, "insecure": insecure}
+        self._receiving = self._connect(
+            bind, binds=True, role=SERVER, receive_messages=WAITING_MESSAGES, limits=PRODUCER_CONNECTIONS, **options
         )
-        try:
-            self._upper = Connection(to, binds=False, role=RANK, keys=keys, insecure=insecure)
-        except BaseException:
-            self._lower.close()
-            raise
-        self.endpoint = self._lower.endpoint
+        self._serving = self._connect(to, binds=False, role=RANK, **options)
+        self.endpoint = self._receiving.endpoint
         """Where ranks connect to; with the port that was found."""
         source = Source.detect({}, run_id=COLLECTORS, role="collector")
         self.streams = ForwardedStreams(source)
         self._server = StreamServer(
             self.streams,
-            self._upper.send,
+            self._serving.send,
             connects=True,
             budget=RingBudget(ring_bytes, RING_S),
             on_verb=self._on_verb,
         )
         self._stream = self._server.hold(Filter())
         self.receiver = Receiver(
-            self.streams, self._lower.send, on_result=self._on_result, limits=limits, origin_of=self._lower.origin
+            self.streams,
+            self._receiving.send,
+            on_result=self._on_result,
+            limits=limits,
+            origin_of=self._receiving.origin,
         )
         self._verbs = VerbForwarder(
             self.receiver,
@@ -266,41 +255,10 @@ class Forwarder:
             source_id=source.id,
         )
 
-    # --- the loop -----------------------------------------------------------------------------------------------------
-
-    def serve(self) -> None:
-        """Work until `stop` is called."""
-        trouble = RateLimitedLog()
-        while not self._stop.is_set():
-            try:
-                self.turn(_TICK_S)
-            except Exception as error:  # the other peers are still to be served
-                trouble.complain("the forwarder goes on after an error: %s", described(error))
-                self._stop.wait(_TICK_S)
-
-    def turn(self, timeout_s: float) -> None:
-        """Wait for what comes, at most *timeout_s*, and deal with it."""
-        more = self._server.pump()
-        wait_for([self._lower, self._upper], 0.0 if more else timeout_s)
-        self.receiver.receive(self._lower.receive(_AT_ONCE))
-        self._listen_above()
-        now_s = time.monotonic()
-        if now_s - self._ticked_s >= _TICK_S:
-            self._ticked_s = now_s
-            self.receiver.tick()
-            self.streams.tick(self.receiver.producers.values())
-            self._verbs.tick(now_s)
-
-    def _listen_above(self) -> None:
-        if self._upper.renew(time.monotonic()):
-            self._server.begin_again()
-        for address, parts, user in self._upper.receive(_AT_ONCE):
-            self._server.receive(address, parts, time.monotonic(), clock.now_ns(), user)
-        self._server.tick(time.monotonic())
-
-    def stop(self) -> None:
-        """Have `serve` return; on any thread, and from a signal handler."""
-        self._stop.set()
+    def _listen(self, server: StreamServer, connection: Connection) -> None:
+        if connection.renew(time.monotonic()):
+            server.begin_again()
+        super()._listen(server, connection)
 
     def close(self) -> bool:
         """
@@ -309,22 +267,12 @@ class Forwarder:
         Returns:
             Whether the other end has everything.
         """
-        if self._is_closed:
+        if not self._begin_close():
             return True
-        self._is_closed = True
-        self._stop.set()
-        self.receiver.part("closed")
-        self.streams.own.end("closed")
-        deadline_s = time.monotonic() + _PARTING_S
-        while time.monotonic() < deadline_s and not (self._server.viewers and self._server.is_drained):
-            self._server.pump()
-            self._server.beat()  # which is acknowledged at once
-            wait_for([self._upper], _TICK_S)
-            self._listen_above()
-        done = bool(self._server.viewers) and self._server.is_drained and not self.undelivered
+        self._drain(self._server, self._serving, _PARTING_S)
+        done = self._server.is_drained and not self.undelivered
         self._server.part("closed")
-        self._lower.close()
-        self._upper.close()
+        self._disconnect()
         return done
 
     @property
@@ -340,21 +288,10 @@ class Forwarder:
     def _on_verb(self, address: bytes, verb: Verb, user: str) -> None:
         # Who may command is the collector's to judge: this end connected to it, and knows it by its key.
         by = user or "the collector"
-        if self._upper.safety is Safety.INSECURE:
+        if self._serving.safety is Safety.INSECURE:
             self._verbs.refuse(address, verb, by)
         else:
             self._verbs.pass_on(address, verb, by, time.monotonic(), {})
-
-    def _on_result(self, producer: Producer, message: Result | Refused) -> None:
-        self._verbs.on_result(producer, message)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def peek(frame: bytes) -> tuple[str, int]:
