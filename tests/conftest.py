@@ -14,6 +14,7 @@ import zlib
 import hypothesis
 import pytest
 
+from racing import in_threads
 from trackside import implementation
 from trackside.events import _registry, set_process_source
 
@@ -144,3 +145,9 @@ def untouched_process(monkeypatch):
 def forgetful(monkeypatch):
     """Forget after the test which event classes it declared."""
     monkeypatch.setattr(_registry, "_classes", dict(_registry._classes))
+
+
+@pytest.fixture(name="in_threads")
+def _in_threads():
+    """Give a function that runs work on many threads at once."""
+    return in_threads

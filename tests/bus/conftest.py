@@ -188,33 +188,6 @@ def new_threads():
     return lambda: set(threading.enumerate()) - before
 
 
-@pytest.fixture
-def in_threads():
-    """Give a function that runs work on many threads, which change places as often as the interpreter can."""
-
-    def run(count, work):
-        sys.setswitchinterval(1e-6)
-        start = threading.Barrier(count)
-        errors = []
-
-        def body(index):
-            start.wait()
-            try:
-                work(index)
-            except BaseException as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=body, args=(index,)) for index in range(count)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        sys.setswitchinterval(0.005)
-        assert errors == []
-
-    return run
-
-
 # From Python 3.15 on this warning, made an error, leaves fork() in the parent after the child was made: an executor
 # then waits for ever for a child that is unknown.
 _STRICT = ("-W", "error", "-W", "ignore:This process:DeprecationWarning", "-X", "faulthandler")

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from racing import in_threads
 from trackside.events import ConfigError, DecodeError, Event
 from trackside.rules import (
     all_of,
@@ -52,27 +53,9 @@ def kept_times(rule, times):
     return [event.at_ns for event in kept(rule, [at(time) for time in times])]
 
 
-def in_threads(count, work):
-    """Run *work* on *count* threads that change places as often as the interpreter can, and return the results."""
-    sys.setswitchinterval(1e-6)
-    start = threading.Barrier(count)
-    results = []
-
-    def run():
-        start.wait()
-        results.append(work())
-
-    threads = [threading.Thread(target=run) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
-
-
 def count_in_threads(rule, event, threads=16, rounds=2000):
     decide = rule.start()
-    results = in_threads(threads, lambda: sum(decide(event) is None for _ in range(rounds)))
+    results = in_threads(threads, lambda _: sum(decide(event) is None for _ in range(rounds)))
     return sum(results)
 
 
@@ -184,7 +167,7 @@ class TestFraction:
         """16 threads that ask about the same steps at once get the same answers."""
         decide = fraction(0.25).start()
         events = [at(step=step) for step in range(1000)]
-        answers = in_threads(16, lambda: [decide(event) for event in events])
+        answers = in_threads(16, lambda _: [decide(event) for event in events])
 
         assert all(answer == answers[0] for answer in answers)
 
@@ -238,7 +221,7 @@ class TestAtMost:
         events = [at(second * SECOND) for second in range(50)]
         together = threading.Barrier(16)
 
-        def walk():
+        def walk(_):
             kept = []
             for event in events:
                 together.wait()

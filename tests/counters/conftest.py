@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import threading
-
 import pytest
 
 from trackside.counters import CounterRegistry
@@ -78,29 +75,3 @@ def station():
 def strict_station():
     """Give the test a strict registry of its own."""
     return Station(strict=True)
-
-
-@pytest.fixture
-def in_threads():
-    """Give a function that runs work on many threads, which change places as often as the interpreter can."""
-
-    def run(count, work):
-        sys.setswitchinterval(1e-6)
-        start = threading.Barrier(count)
-        errors = []
-
-        def body(index):
-            start.wait()
-            try:
-                work(index)
-            except BaseException as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=body, args=(index,)) for index in range(count)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert errors == []
-
-    return run
