@@ -15,21 +15,16 @@
 #include "trackside.h"
 
 /* One of each for the process. Home is None where the module was imported in a context that had been entered. */
-static PyObject *variable, *nowhere, *outside, *home, *top, *stored;
+static PyObject *variable, *nowhere, *outside, *stored;
+PyObject *ts_home, *ts_top;
 static unsigned long home_thread;
-
-static inline int
-is_at_home(void)
-{
-    return PyThreadState_Get()->context == home;
-}
 
 PyObject *
 ts_surroundings(void)
 {
     PyObject *around = NULL;
-    if (is_at_home()) {
-        return Py_NewRef(top);
+    if (ts_is_at_home()) {
+        return Py_NewRef(ts_top);
     }
     if (variable == NULL) {
         return PyErr_Format(PyExc_SystemError, "nothing surrounds the running code yet");
@@ -37,8 +32,8 @@ ts_surroundings(void)
     if (PyContextVar_Get(variable, NULL, &around) < 0) {
         return NULL;
     }
-    if (around == stored && around != top && PyThread_get_thread_ident() == home_thread) {
-        Py_SETREF(around, Py_NewRef(top));
+    if (around == stored && around != ts_top && PyThread_get_thread_ident() == home_thread) {
+        Py_SETREF(around, Py_NewRef(ts_top));
     }
     return around;
 }
@@ -47,7 +42,7 @@ ts_surroundings(void)
 static PyObject *
 store(PyObject *around)
 {
-    if (!is_at_home()) {
+    if (!ts_is_at_home()) {
         return PyContextVar_Set(variable, around);
     }
     /* Only what was copied from home may have what home has, and so not a context that has the variable's default. */
@@ -55,7 +50,7 @@ store(PyObject *around)
     PyObject *token = PyContextVar_Set(variable, kept);
     if (token != NULL) {
         Py_SETREF(stored, Py_NewRef(kept));
-        Py_SETREF(top, Py_NewRef(kept));
+        Py_SETREF(ts_top, Py_NewRef(kept));
     }
     return token;
 }
@@ -71,10 +66,10 @@ ts_surround(PyObject *around)
 int
 ts_surround_part(PyObject *around, PyObject *left)
 {
-    if (!is_at_home() || stored == left) {
+    if (!ts_is_at_home() || stored == left) {
         return ts_surround(around);
     }
-    Py_SETREF(top, Py_NewRef(around));
+    Py_SETREF(ts_top, Py_NewRef(around));
     return 0;
 }
 
@@ -105,12 +100,12 @@ reset_surroundings(PyObject *Py_UNUSED(module), PyObject *token)
     if (PyContextVar_Reset(variable, token) < 0 || PyContextVar_Get(variable, NULL, &around) < 0) {
         return NULL;
     }
-    if (is_at_home()) {
+    if (ts_is_at_home()) {
         if (around == nowhere) {
             Py_SETREF(around, Py_NewRef(outside));
         }
         Py_SETREF(stored, Py_NewRef(around));
-        Py_SETREF(top, Py_NewRef(around));
+        Py_SETREF(ts_top, Py_NewRef(around));
     }
     Py_DECREF(around);
     Py_RETURN_NONE;
@@ -140,13 +135,13 @@ keep_surroundings(PyObject *Py_UNUSED(module), PyObject *args)
     PyObject *context = PyThreadState_Get()->context;
     int is_own = PyContext_Enter(context) == 0 && PyContext_Exit(context) == 0;
     PyErr_Clear();
-    Py_XSETREF(home, Py_NewRef(is_own ? context : Py_None));
+    Py_XSETREF(ts_home, Py_NewRef(is_own ? context : Py_None));
     home_thread = PyThread_get_thread_ident();
     Py_XSETREF(variable, Py_NewRef(given));
     Py_XSETREF(nowhere, Py_NewRef(unset));
     Py_XSETREF(outside, Py_NewRef(copy));
     Py_XSETREF(stored, Py_NewRef(copy));
-    Py_XSETREF(top, copy);
+    Py_XSETREF(ts_top, copy);
     Py_RETURN_NONE;
 }
 
@@ -161,6 +156,6 @@ static PyMethodDef functions[] = {
 int
 ts_add_ambient(PyObject *module)
 {
-    home = Py_NewRef(Py_None);
+    ts_home = Py_NewRef(Py_None);
     return PyModule_AddFunctions(module, functions);
 }

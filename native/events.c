@@ -194,17 +194,48 @@ is_unchanged(PyTypeObject *type, Plan *plan)
     return init == plan->init && post_init == plan->post_init;
 }
 
+/* Read the system's clock into NOW: 0 if it is another one that times are read from. */
+static inline int
+read_clock(long long *now)
+{
+    struct timespec read;
+    if (!reads_real_clock || clock_gettime(CLOCK_MONOTONIC, &read) != 0) {
+        return 0;
+    }
+    *now = offset + (long long)read.tv_sec * 1000000000 + read.tv_nsec;
+    return 1;
+}
+
 PyObject *
 ts_now_ns(void)
 {
-    struct timespec now;
-    if (reads_real_clock && clock_gettime(CLOCK_MONOTONIC, &now) == 0) {
-        return PyLong_FromLongLong(offset + (long long)now.tv_sec * 1000000000 + now.tv_nsec);
+    long long now;
+    if (read_clock(&now)) {
+        return PyLong_FromLongLong(now);
     }
     PyObject *reading = PyObject_CallNoArgs(monotonic);
     PyObject *sum = reading == NULL ? NULL : PyNumber_Add(offset_ns, reading);
     Py_XDECREF(reading);
     return sum;
+}
+
+PyObject *
+ts_since(PyObject *start, PyObject **end)
+{
+    long long now, passed;
+    int overflow = 0, is_real = read_clock(&now);
+    PyObject *read = is_real ? PyLong_FromLongLong(now) : ts_now_ns(), *duration = NULL;
+    if (read != NULL) {
+        long long begun = is_real ? PyLong_AsLongLongAndOverflow(start, &overflow) : 0;
+        duration = is_real && !overflow && !__builtin_sub_overflow(now, begun, &passed)
+                       ? PyLong_FromLongLong(passed)
+                       : PyNumber_Subtract(read, start);
+    }
+    if (duration == NULL) {
+        Py_CLEAR(read);
+    }
+    *end = read;
+    return duration;
 }
 
 static inline void

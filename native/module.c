@@ -19,7 +19,8 @@ execute(PyObject *module)
     if (PyModule_AddStringConstant(module, "sources", strchr(sources, ':') + 1) < 0) {
         return -1;
     }
-    if (ts_add_methods(module) < 0 || ts_add_ambient(module) < 0 || ts_add_counters(module) < 0 || ts_add_rows(module) < 0
+    if (ts_add_methods(module) < 0 || ts_add_count(module) < 0 || ts_add_ambient(module) < 0
+        || ts_add_counters(module) < 0 || ts_add_rows(module) < 0
         || ts_add_decoder(module) < 0 || ts_add_events(module) < 0 || ts_add_spans(module) < 0) {
         return -1;
     }

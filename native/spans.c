@@ -35,14 +35,25 @@ static const char *const iteration_event_slots[] = {"kind", "samples", "tokens",
 enum { QUEUE, APPEND, LIMIT, DROPPED, OFFERED, ADMISSION_SLOTS };
 static const char *const admission_slots[] = {"_queue", "_append", "_limit", "dropped", "offered"};
 
-enum { MOST_CLASSES = 3 };
+enum { NONE = -1, LONG, SHORT, PART, OF_ITERATION, CLASSES, CLASSES_OF_SPANS = OF_ITERATION };
+
+/*
+ * The route of the events of one class. The bus replaces its table whenever a route may change, so a route holds as long
+ * as the table is the same one: to look routes up, twice a span, was a twentieth of a step.
+ */
+typedef struct {
+    PyObject *table;
+    PyObject *steps;
+    PyObject *admission; /* where the queue is the only step; borrowed from it; else NULL */
+} Route;
 
 /* All set once, and kept for ever: the module trackside.instruments._span is too. */
-static PyTypeObject *span_type, *admission_type, *count_type, *long_type, *part_type, *iteration_type, *iteration_ended;
-static PyTypeObject *ended_types[MOST_CLASSES];
+static PyTypeObject *span_type, *admission_type, *count_type, *iteration_type;
+static PyTypeObject *classes[CLASSES]; /* of the events: ends of long, of short spans, of parts, of iterations */
+static Route routes[CLASSES];
 static Py_ssize_t of_span[SPAN_SLOTS], of_iteration[ITERATION_SLOTS], of_admission[ADMISSION_SLOTS];
-static Py_ssize_t of_event[MOST_CLASSES + 1][EVENT_SLOTS]; /* the last are those of the iteration's event */
-static Py_ssize_t of_span_event[MOST_CLASSES][SPAN_EVENT_SLOTS], of_iteration_event[ITERATION_EVENT_SLOTS];
+static Py_ssize_t of_event[CLASSES][EVENT_SLOTS];
+static Py_ssize_t of_span_event[CLASSES_OF_SPANS][SPAN_EVENT_SLOTS], of_iteration_event[ITERATION_EVENT_SLOTS];
 static Py_ssize_t of_routes, of_is_closed, of_subscribers, of_counter;
 static PyObject *bus, *open_by_id, *span_ids, *no_attributes, *log_function, *add_name, *step_name, *zero;
 static PyObject *done_names[DONE_FIELDS];
@@ -70,33 +81,62 @@ next_of(PyObject *counter)
 
 /* --- the bus ----------------------------------------------------------------------------------------------------- */
 
-/* Return the route of CLS as a new reference: a tuple, or NULL without an exception if it has to be resolved. */
-static PyObject *
-route_of(PyTypeObject *cls)
+/* Drop what ROUTE holds, which may run a finalizer. */
+static void
+forget_route(Route *route)
 {
-    PyObject *routes = *slot(bus, of_routes);
-    if (routes == NULL || !PyDict_CheckExact(routes)) {
+    PyObject *table = route->table, *steps = route->steps;
+    *route = (Route){NULL, NULL, NULL};
+    Py_XDECREF(steps);
+    Py_XDECREF(table);
+}
+
+/* Look up the route of events of class WHICH: NULL, without an exception, if it has to be resolved. */
+static const Route *
+look_up_route(int which)
+{
+    Route *route = &routes[which];
+    forget_route(route);
+    PyObject *table = *slot(bus, of_routes);
+    if (table == NULL || !PyDict_CheckExact(table) || route->table != NULL) {
         return NULL;
     }
     /* Classes are compared by identity, so nothing is called. */
-    PyObject *route = PyDict_GetItemWithError(routes, (PyObject *)cls);
-    if (route == NULL) {
+    PyObject *steps = PyDict_GetItemWithError(table, (PyObject *)classes[which]);
+    if (steps == NULL) {
         PyErr_Clear();
+        return NULL;
     }
-    return route != NULL && PyTuple_CheckExact(route) ? Py_NewRef(route) : NULL;
+    if (!PyTuple_CheckExact(steps)) {
+        return NULL;
+    }
+    route->table = Py_NewRef(table);
+    route->steps = Py_NewRef(steps);
+    PyObject *step = PyTuple_GET_SIZE(steps) == 1 ? PyTuple_GET_ITEM(steps, 0) : NULL;
+    if (step != NULL && PyTuple_CheckExact(step) && PyTuple_GET_SIZE(step) == 4
+        && Py_IS_TYPE(PyTuple_GET_ITEM(step, 3), admission_type)) {
+        route->admission = PyTuple_GET_ITEM(step, 3);
+    }
+    return route;
 }
 
-/* Return whether an event of CLS would get to a handler, as Bus.wants does; -1, without an exception, to ask there. */
-static int
-wants(PyTypeObject *cls)
+/* Return the route of events of class WHICH, valid until foreign code runs; NULL, without an exception, if it is new. */
+static inline const Route *
+route_of(int which)
 {
-    PyObject *route = route_of(cls);
+    return routes[which].table != NULL && routes[which].table == *slot(bus, of_routes) ? &routes[which]
+                                                                                       : look_up_route(which);
+}
+
+/* Return whether a handler would get an event of class WHICH, as Bus.wants does; -1, no exception, to ask there. */
+static int
+wants(int which)
+{
+    const Route *route = route_of(which);
     if (route == NULL) {
         return -1;
     }
-    int has_steps = PyTuple_GET_SIZE(route) > 0;
-    Py_DECREF(route);
-    if (!has_steps) {
+    if (PyTuple_GET_SIZE(route->steps) == 0) {
         return 0;
     }
     PyObject *is_closed = *slot(bus, of_is_closed);
@@ -104,63 +144,131 @@ wants(PyTypeObject *cls)
 }
 
 /*
- * Queue EVENT, as Bus.log does with it where the queue is its route's only step: 1, or 0 to leave it to Bus.log. No
- * exception: memory that is short costs the event, which is counted as dropped, as Admission.fail does.
+ * Queue EVENT, of class WHICH, as Bus.log does with it where the queue is its route's only step: 1, or 0 to leave it to
+ * Bus.log. No exception: memory that is short costs the event, which is counted as dropped, as Admission.fail does.
  */
 static int
-queue_event(PyObject *event)
+queue_event(PyObject *event, int which)
 {
-    PyObject *route = route_of(Py_TYPE(event));
-    int done = 0;
-    if (route == NULL) {
+    const Route *route = route_of(which);
+    PyObject *admission = route == NULL ? NULL : route->admission;
+    if (admission == NULL) {
         return 0;
-    }
-    PyObject *step = PyTuple_GET_SIZE(route) == 1 ? PyTuple_GET_ITEM(route, 0) : NULL;
-    if (step == NULL || !PyTuple_CheckExact(step) || PyTuple_GET_SIZE(step) != 4) {
-        goto out;
-    }
-    PyObject *admission = PyTuple_GET_ITEM(step, 3); /* the route is owned, and so all in it */
-    if (!Py_IS_TYPE(admission, admission_type)) {
-        goto out;
     }
     PyObject *queue = *slot(admission, of_admission[QUEUE]), *limit = *slot(admission, of_admission[LIMIT]);
     PyObject *append = *slot(admission, of_admission[APPEND]), *dropped = *slot(admission, of_admission[DROPPED]);
     PyObject *offered = *slot(admission, of_admission[OFFERED]);
     if (queue == NULL || append == NULL || dropped == NULL || limit == NULL || !PyLong_CheckExact(limit)
         || offered == NULL || !Py_IS_TYPE(offered, count_type) || *slot(offered, of_counter) == NULL) {
-        goto out;
+        return 0;
     }
     Py_ssize_t waiting = PyObject_Size(queue), most = PyLong_AsSsize_t(limit);
     if (waiting < 0 || most < 0) {
         PyErr_Clear();
-        goto out;
+        return 0;
     }
-    if (waiting >= most) {
-        goto out;
+    if (waiting >= most || !ts_count(*slot(offered, of_counter))) {
+        return 0;
     }
-    done = 1;
-    /* The admission keeps these two: their slots are written once. */
-    PyObject *before = next_of(*slot(offered, of_counter));
-    PyObject *none = before == NULL ? NULL : PyObject_CallOneArg(append, event);
+    /* The admission keeps these: their slots are written once. */
+    Py_INCREF(admission);
+    PyObject *none = PyCFunction_CheckExact(append) && PyCFunction_GET_FLAGS(append) == METH_O
+                         ? PyCFunction_GET_FUNCTION(append)(PyCFunction_GET_SELF(append), event)
+                         : PyObject_CallOneArg(append, event);
     if (none == NULL) {
         PyErr_Clear();
         none = PyObject_CallMethodNoArgs(dropped, add_name);
         PyErr_Clear();
     }
-    Py_XDECREF(before);
     Py_XDECREF(none);
-out:
-    Py_DECREF(route);
-    return done;
+    Py_DECREF(admission);
+    return 1;
 }
 
-/* Log EVENT, a reference that is given up: None, or NULL with an exception, that of a strict bus or a signal handler. */
+/*
+ * Log EVENT, of class WHICH, a reference that is given up: None, or NULL with an exception, that of a strict bus or a
+ * signal handler.
+ */
 static PyObject *
-log_event(PyObject *event)
+log_event(PyObject *event, int which)
 {
-    PyObject *result = queue_event(event) ? Py_NewRef(Py_None) : PyObject_CallOneArg(log_function, event);
+    PyObject *result = queue_event(event, which) ? Py_NewRef(Py_None) : PyObject_CallOneArg(log_function, event);
     Py_DECREF(event);
     return result;
+}
+
+/* --- the open ones ----------------------------------------------------------------------------------------------- */
+
+/*
+ * The spans that were opened last, owned, and not yet in open_by_id: nearly all are closed before anybody looks there, and
+ * to put one in and take it out was a tenth of a step. Where they do not find room, the dict has it.
+ */
+enum { MOST_LATEST = 8 };
+static struct {
+    PyObject *number, *span;
+} latest[MOST_LATEST];
+static int latest_count;
+
+/* Have SPAN, of the id NUMBER, among the open ones: 0, or -1 with an exception. */
+static inline int
+remember(PyObject *number, PyObject *span)
+{
+    if (latest_count == MOST_LATEST) {
+        return PyDict_SetItem(open_by_id, number, span);
+    }
+    latest[latest_count].number = Py_NewRef(number);
+    latest[latest_count++].span = Py_NewRef(span);
+    return 0;
+}
+
+/* Take SPAN, which the caller owns, out of the open ones: 0 if it was none of them, as in a child forked inside. */
+static inline int
+forget(PyObject *span)
+{
+    for (int place = latest_count - 1; place >= 0; place--) {
+        if (latest[place].number == SPAN(span, ID) && latest[place].span == span) {
+            latest_count--;
+            for (int each = place; each < latest_count; each++) {
+                latest[each] = latest[each + 1];
+            }
+            Py_DECREF(SPAN(span, ID)); /* the span has it, and the caller the span */
+            Py_DECREF(span);
+            return 1;
+        }
+    }
+    PyObject *found = NULL;
+#if PY_VERSION_HEX >= 0x030D0000
+    int failed = PyDict_Pop(open_by_id, SPAN(span, ID), &found) < 0;
+#else
+    int failed = (found = _PyDict_Pop(open_by_id, SPAN(span, ID), Py_None)) == NULL;
+#endif
+    if (failed) {
+        PyErr_Clear();
+    }
+    int is_span = found == span;
+    Py_XDECREF(found);
+    return is_span;
+}
+
+PyDoc_STRVAR(store_open_doc, "store_open()\n--\n\nPut the spans that were opened last where the Python methods have them.");
+
+static PyObject *
+store_open(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    int stored = 0;
+    /* Ints are compared and hashed without calling anything. */
+    while (stored < latest_count && PyDict_SetItem(open_by_id, latest[stored].number, latest[stored].span) == 0) {
+        Py_DECREF(latest[stored].number); /* the dict has both */
+        Py_DECREF(latest[stored++].span);
+    }
+    latest_count -= stored;
+    for (int each = 0; each < latest_count; each++) {
+        latest[each] = latest[each + stored];
+    }
+    if (latest_count > 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
 }
 
 /* --- opening ----------------------------------------------------------------------------------------------------- */
@@ -185,10 +293,12 @@ enter(PyObject *span, PyObject *around, PyObject *step, int is_part)
     PyObject *thread = number == NULL        ? NULL
                        : ident == main_ident ? Py_NewRef(main_thread)
                                              : PyLong_FromUnsignedLong(ident);
-    inside = thread == NULL ? NULL : PyTuple_Pack(2, number, step);
+    inside = thread == NULL ? NULL : PyTuple_New(2);
     if (inside == NULL) {
         goto out;
     }
+    PyTuple_SET_ITEM(inside, 0, Py_NewRef(number));
+    PyTuple_SET_ITEM(inside, 1, Py_NewRef(step));
     PyObject *parent = PyTuple_GET_ITEM(around, 0);
     if (!PyLong_CheckExact(parent)) {
         parent = NULL;
@@ -209,7 +319,7 @@ enter(PyObject *span, PyObject *around, PyObject *step, int is_part)
     }
     PyObject *now = NULL;
     int failed = is_part ? ts_surround_part(inside, NULL) : ts_surround(inside);
-    if (!failed && PyDict_SetItem(open_by_id, number, span) == 0) {
+    if (!failed && remember(number, span) == 0) {
         now = ts_now_ns();
     }
     if (now != NULL) {
@@ -240,18 +350,26 @@ surroundings(void)
     return around;
 }
 
+/* Return of which class the event of SPAN's end is. */
+static inline int
+class_of(PyObject *span)
+{
+    int which = PART;
+    while (which >= LONG && SPAN(span, ENDED) != (PyObject *)classes[which]) {
+        which--;
+    }
+    return which;
+}
+
 static PyObject *
 open_span(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
-    if (count != 1 || keywords != NULL || (PyObject *)Py_TYPE(args[0]) != owner || !is_openable(args[0])) {
+    if (count != 1 || keywords != NULL || (PyObject *)Py_TYPE(args[0]) != owner) {
         return TS_TO_PYTHON;
     }
-    PyObject *span = args[0], *ended = SPAN(span, ENDED);
-    if (ended == NULL || !PyType_Check(ended) || ended == (PyObject *)long_type) {
-        return TS_TO_PYTHON;
-    }
-    int wanted = wants((PyTypeObject *)ended);
-    if (wanted < 0) {
+    PyObject *span = args[0];
+    int which = class_of(span), wanted = which == NONE || which == LONG ? -1 : wants(which);
+    if (wanted < 0 || !is_openable(span)) {
         return TS_TO_PYTHON;
     }
     if (!wanted) {
@@ -262,7 +380,7 @@ open_span(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *ke
     if (around == NULL) {
         return TS_TO_PYTHON;
     }
-    PyObject *result = enter(span, around, PyTuple_GET_ITEM(around, 1), ended == (PyObject *)part_type);
+    PyObject *result = enter(span, around, PyTuple_GET_ITEM(around, 1), which == PART);
     Py_DECREF(around);
     return result;
 }
@@ -270,11 +388,13 @@ open_span(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *ke
 static PyObject *
 open_iteration(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
-    if (count != 1 || keywords != NULL || (PyObject *)Py_TYPE(args[0]) != owner || !is_openable(args[0])) {
+    if (count != 1 || keywords != NULL || (PyObject *)Py_TYPE(args[0]) != owner) {
         return TS_TO_PYTHON;
     }
-    PyObject *span = args[0], *step = ITERATION(span, GIVEN_STEP);
-    if (step == NULL || step == Py_None || wants(iteration_ended) != 1) {
+    PyObject *span = args[0];
+    int wanted = wants(OF_ITERATION);
+    PyObject *step = ITERATION(span, GIVEN_STEP);
+    if (wanted != 1 || !is_openable(span) || step == NULL || step == Py_None) {
         return TS_TO_PYTHON;
     }
     PyObject *around = surroundings();
@@ -305,31 +425,25 @@ is_closable(PyObject *span)
         || !PyLong_CheckExact(SPAN(span, START_NS)) || SPAN(span, THREAD) != main_thread) {
         return 0;
     }
+    if (ts_is_at_home()) {
+        return ts_top == inside;
+    }
     PyObject *current = surroundings();
     Py_XDECREF(current); /* the context has it, and SPAN too if it is the same */
     return current == inside;
 }
 
-/* Return whether SPAN is among the open ones; it is not in a child that was forked inside. */
-static inline int
-is_known(PyObject *span)
-{
-    PyObject *open = PyDict_GetItemWithError(open_by_id, SPAN(span, ID));
-    if (open == NULL) {
-        PyErr_Clear();
-    }
-    return open == span;
-}
-
 /*
- * Return the event of class CLS, with what all events of ends have, and close SPAN: a new reference, NULL with an
- * exception, or TS_TO_PYTHON, with nothing changed. OFFSETS are those of the event; STEP is owned by the caller.
+ * Return the event of class WHICH, with what all events of ends have, and close SPAN: a new reference, NULL with an
+ * exception, or TS_TO_PYTHON, with nothing changed; but that SPAN is no open one then, which Python would find too.
  */
 static PyObject *
-leave(PyObject *span, PyTypeObject *cls, const Py_ssize_t *offsets)
+leave(PyObject *span, int which)
 {
-    PyObject *start = Py_NewRef(SPAN(span, START_NS)), *end = ts_now_ns();
-    PyObject *duration = end == NULL ? NULL : PyNumber_Subtract(end, start);
+    PyTypeObject *cls = classes[which];
+    const Py_ssize_t *offsets = of_event[which];
+    PyObject *start = Py_NewRef(SPAN(span, START_NS)), *end;
+    PyObject *duration = ts_since(start, &end);
     Py_DECREF(start);
     PyObject *event = duration == NULL ? NULL : cls->tp_alloc(cls, 0);
     if (event == NULL) {
@@ -337,7 +451,7 @@ leave(PyObject *span, PyTypeObject *cls, const Py_ssize_t *offsets)
         Py_XDECREF(duration);
         return NULL;
     }
-    if (!is_closable(span) || !is_known(span)) {
+    if (!is_closable(span) || !forget(span)) {
         Py_DECREF(end);
         Py_DECREF(duration);
         Py_DECREF(event);
@@ -351,10 +465,7 @@ leave(PyObject *span, PyTypeObject *cls, const Py_ssize_t *offsets)
     *slot(event, offsets[E_STEP]) = Py_NewRef(PyTuple_GET_ITEM(around, 1));
     PyObject *inside = SPAN(span, INSIDE);
     SPAN(span, INSIDE) = Py_NewRef(Py_None);
-    int failed = PyDict_DelItem(open_by_id, number); /* the caller has the span */
-    if (!failed) {
-        failed = cls == part_type ? ts_surround_part(around, inside) : ts_surround(around);
-    }
+    int failed = which == PART ? ts_surround_part(around, inside) : ts_surround(around);
     Py_DECREF(inside); /* a tuple of two numbers */
     Py_DECREF(around);
     Py_DECREF(number);
@@ -363,6 +474,27 @@ leave(PyObject *span, PyTypeObject *cls, const Py_ssize_t *offsets)
         return NULL;
     }
     return event;
+}
+
+/* Return whether the garbage collector need not know of VALUE. */
+static inline int
+is_scalar(PyObject *value)
+{
+    return value == NULL || !PyType_HasFeature(Py_TYPE(value), Py_TPFLAGS_HAVE_GC);
+}
+
+/*
+ * Return whether what all events of ends have is scalars in EVENT, of class WHICH. An event of scalars alone is not
+ * tracked: those that wait in the queue would be visited by each collection, as often as 140 steps are made.
+ */
+static inline int
+has_scalars(PyObject *event, int which)
+{
+    int scalars = 0;
+    for (int field = 0; field < EVENT_SLOTS; field++) {
+        scalars += is_scalar(*slot(event, of_event[which][field]));
+    }
+    return scalars == EVENT_SLOTS;
 }
 
 /* Return whether the call is that of a with block which no exception leaves. */
@@ -376,28 +508,29 @@ is_plain_exit(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject
 static PyObject *
 leave_span(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
-    int place = 0;
     if (!is_plain_exit(owner, args, count, keywords)) {
         return TS_TO_PYTHON;
     }
     PyObject *span = args[0];
-    while (place < MOST_CLASSES && SPAN(span, ENDED) != (PyObject *)ended_types[place]) {
-        place++;
-    }
-    if (place == MOST_CLASSES) {
+    int which = class_of(span);
+    if (which == NONE) {
         return TS_TO_PYTHON;
     }
     Py_INCREF(span);
-    PyObject *event = leave(span, ended_types[place], of_event[place]);
+    PyObject *event = leave(span, which);
     if (event != NULL && event != TS_TO_PYTHON) {
+        const Py_ssize_t *offsets = of_span_event[which];
         PyObject *attributes = SPAN(span, ATTRIBUTES);
         if (attributes == NULL || (PyDict_CheckExact(attributes) && PyDict_GET_SIZE(attributes) == 0)) {
             attributes = no_attributes;
         }
-        *slot(event, of_span_event[place][E_NAME]) = Py_NewRef(SPAN(span, NAME) ? SPAN(span, NAME) : Py_None);
-        *slot(event, of_span_event[place][E_ATTRIBUTES]) = Py_NewRef(attributes);
-        *slot(event, of_span_event[place][E_ERROR]) = Py_NewRef(Py_None);
-        event = log_event(event);
+        *slot(event, offsets[E_NAME]) = Py_NewRef(SPAN(span, NAME) ? SPAN(span, NAME) : Py_None);
+        *slot(event, offsets[E_ATTRIBUTES]) = Py_NewRef(attributes);
+        *slot(event, offsets[E_ERROR]) = Py_NewRef(Py_None);
+        if (attributes == no_attributes && is_scalar(SPAN(span, NAME)) && has_scalars(event, which)) {
+            PyObject_GC_UnTrack(event);
+        }
+        event = log_event(event, which);
     }
     Py_DECREF(span);
     return event;
@@ -420,13 +553,19 @@ leave_iteration(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObje
         }
     }
     Py_INCREF(span);
-    PyObject *event = leave(span, iteration_ended, of_event[MOST_CLASSES]);
+    PyObject *event = leave(span, OF_ITERATION);
     if (event != NULL && event != TS_TO_PYTHON) {
-        Py_SETREF(*slot(event, of_event[MOST_CLASSES][E_STEP]), Py_XNewRef(ITERATION(span, STEP)));
+        int scalars = 0;
+        Py_SETREF(*slot(event, of_event[OF_ITERATION][E_STEP]), Py_XNewRef(ITERATION(span, STEP)));
         for (int field = 0; field < ITERATION_EVENT_SLOTS; field++) {
-            *slot(event, of_iteration_event[field]) = Py_XNewRef(ITERATION(span, fields[field]));
+            PyObject *value = ITERATION(span, fields[field]);
+            *slot(event, of_iteration_event[field]) = Py_XNewRef(value);
+            scalars += is_scalar(value);
         }
-        event = log_event(event);
+        if (scalars == ITERATION_EVENT_SLOTS && has_scalars(event, OF_ITERATION)) {
+            PyObject_GC_UnTrack(event);
+        }
+        event = log_event(event, OF_ITERATION);
     }
     Py_DECREF(span);
     return event;
@@ -590,16 +729,16 @@ compile_spans(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "O!O!O!", &PyType_Type, &cls, &PyTuple_Type, &ended, &PyDict_Type, &names)) {
         return NULL;
     }
-    if (PyTuple_GET_SIZE(ended) != MOST_CLASSES || find_slots(cls, span_slots, SPAN_SLOTS, of_span) < 0) {
-        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_SystemError, "there are %d classes of ends", MOST_CLASSES);
+    if (PyTuple_GET_SIZE(ended) != CLASSES_OF_SPANS || find_slots(cls, span_slots, SPAN_SLOTS, of_span) < 0) {
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_SystemError, "not %d classes of ends", CLASSES_OF_SPANS);
     }
-    for (int place = 0; place < MOST_CLASSES; place++) {
+    for (int place = 0; place < CLASSES_OF_SPANS; place++) {
         PyTypeObject *type = (PyTypeObject *)PyTuple_GET_ITEM(ended, place);
         if (!PyType_Check(type) || find_slots(type, event_slots, EVENT_SLOTS, of_event[place]) < 0
             || find_slots(type, span_event_slots, SPAN_EVENT_SLOTS, of_span_event[place]) < 0) {
             return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_SystemError, "no class of ends");
         }
-        Py_XSETREF(ended_types[place], (PyTypeObject *)Py_NewRef((PyObject *)type));
+        Py_XSETREF(classes[place], (PyTypeObject *)Py_NewRef((PyObject *)type));
     }
     static const char *const wanted[] = {"default_bus", "open_by_id", "next_id", "_NO_ATTRIBUTES", "_log"};
     PyObject **const kept[] = {&bus, &open_by_id, &span_ids, &no_attributes, &log_function};
@@ -626,8 +765,6 @@ compile_spans(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyIter_Check(span_ids) || !PyDict_CheckExact(open_by_id)) {
         return PyErr_Format(PyExc_SystemError, "the spans of another trackside");
     }
-    Py_XSETREF(long_type, (PyTypeObject *)Py_NewRef((PyObject *)ended_types[0]));
-    Py_XSETREF(part_type, (PyTypeObject *)Py_NewRef((PyObject *)ended_types[MOST_CLASSES - 1]));
     Py_XSETREF(span_type, (PyTypeObject *)Py_NewRef((PyObject *)cls));
     PyObject *open = PyObject_GetAttrString((PyObject *)cls, "open");
     PyObject *close = open == NULL ? NULL : PyObject_GetAttrString((PyObject *)cls, "_leave");
@@ -653,12 +790,12 @@ compile_iterations(PyObject *Py_UNUSED(module), PyObject *args)
         return PyErr_Format(PyExc_TypeError, "not a class of spans");
     }
     if (find_slots(cls, iteration_slots, ITERATION_SLOTS, of_iteration) < 0
-        || find_slots(ended, event_slots, EVENT_SLOTS, of_event[MOST_CLASSES]) < 0
+        || find_slots(ended, event_slots, EVENT_SLOTS, of_event[OF_ITERATION]) < 0
         || find_slots(ended, iteration_event_slots, ITERATION_EVENT_SLOTS, of_iteration_event) < 0) {
         return NULL;
     }
     Py_XSETREF(iteration_type, (PyTypeObject *)Py_NewRef((PyObject *)cls));
-    Py_XSETREF(iteration_ended, (PyTypeObject *)Py_NewRef((PyObject *)ended));
+    Py_XSETREF(classes[OF_ITERATION], (PyTypeObject *)Py_NewRef((PyObject *)ended));
     PyObject *open = PyObject_GetAttrString((PyObject *)cls, "open");
     PyObject *close = open == NULL ? NULL : PyObject_GetAttrString((PyObject *)cls, "_leave");
     PyObject *set = close == NULL ? NULL : PyObject_GetAttrString((PyObject *)cls, "set");
@@ -750,7 +887,21 @@ set_admission(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(forget_doc,
+"forget_routes()\n--\n\nLet go of the routes that spans took last: of a handler that left the bus nothing is kept.");
+
+static PyObject *
+forget_routes(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    for (int which = 0; which < CLASSES; which++) {
+        forget_route(&routes[which]);
+    }
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef functions[] = {
+    {"store_open", store_open, METH_NOARGS, store_open_doc},
+    {"forget_routes", forget_routes, METH_NOARGS, forget_doc},
     {"set_admission", set_admission, METH_VARARGS, set_admission_doc},
     {"set_process", set_process, METH_VARARGS, set_process_doc},
     {"compile_part", compile_part, METH_VARARGS, compile_part_doc},

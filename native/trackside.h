@@ -42,6 +42,21 @@ PyObject *ts_method(PyObject *about, ts_plain plain, PyObject *python);
 /* Find the slot in which instances of CLS hold NAME: 1, 0 if there is none, -1 with an exception. */
 int ts_find_slot(PyTypeObject *cls, PyObject *name, Py_ssize_t *offset);
 
+/* Raise COUNT by one: 1, or 0 if it is no Count. Calls nothing foreign. */
+int ts_count(PyObject *count);
+
+/*
+ * The context that its thread was given by the interpreter, and what surrounds the code that runs there; see ambient.c.
+ * Owned, and changed there alone.
+ */
+extern PyObject *ts_home, *ts_top;
+
+static inline int
+ts_is_at_home(void)
+{
+    return PyThreadState_Get()->context == ts_home;
+}
+
 /* Return what surrounds the running code, a pair: a new reference, or NULL with an exception. */
 PyObject *ts_surroundings(void);
 
@@ -54,8 +69,12 @@ int ts_surround_part(PyObject *around, PyObject *left);
 /* Return the time as the clock of events has it, in ns since the epoch: a new reference, or NULL with an exception. */
 PyObject *ts_now_ns(void);
 
+/* Read the clock into END and return what passed since START, in ns: new references, or both NULL with an exception. */
+PyObject *ts_since(PyObject *start, PyObject **end);
+
 /* Each file adds what it has to the module: 0, or -1 with an exception. */
 int ts_add_methods(PyObject *module);
+int ts_add_count(PyObject *module);
 int ts_add_ambient(PyObject *module);
 int ts_add_counters(PyObject *module);
 int ts_add_rows(PyObject *module);

@@ -9,7 +9,7 @@ from trackside.events import NOWHERE, ambient, clock
 from trackside.handlers import Capture
 from trackside.instruments import TrainingDefaults, sections, set_training_defaults
 from trackside.instruments._moments import end_all
-from trackside.instruments._span import open_by_id
+from trackside.instruments._span import opened
 from trackside.testing import FakeClock
 
 
@@ -49,7 +49,7 @@ def nothing_left_open():
     yield
     end_all("the test was over", None)
     set_training_defaults(TrainingDefaults())
-    left, around = dict(open_by_id), ambient.get()
-    open_by_id.clear()
+    left, around = dict(opened()), ambient.get()
+    opened().clear()
     ambient.set(NOWHERE)
     assert (left, around) == ({}, NOWHERE)

@@ -18,8 +18,7 @@ from trackside.events import (
     SpanStarted,
     ambient,
 )
-from trackside.instruments import SpanOrderError, TrainingDefaults, callbacks, set_training_defaults, span
-from trackside.instruments._span import open_by_id
+from trackside.instruments import SpanOrderError, TrainingDefaults, _span, callbacks, set_training_defaults, span
 from trackside.instruments.callbacks import (
     on_app_end,
     on_app_start,
@@ -126,7 +125,7 @@ class TestPairs:
         opened = getattr(callbacks, f"on_{stem}_start")()
         getattr(callbacks, f"on_{stem}_end")()
         getattr(callbacks, f"on_{stem}_end")()
-        assert (opened.id, open_by_id, ambient.get()) == (0, {}, (0, -1))
+        assert (opened.id, _span.opened(), ambient.get()) == (0, {}, (0, -1))
 
     def test_all_are_here(self):
         """These are all the callbacks there are, those of saves aside."""

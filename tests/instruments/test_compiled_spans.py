@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 from unittest import mock
 
 import attrs
@@ -148,7 +149,7 @@ def observed(modules, program, runs_on, where):
         taken = readings.now - begun
         assert default_bus.flush(30)
         counts = attrs.evolve(subscription.stats(30), name="")
-    modules[0].open_by_id.clear()
+    modules[0].opened().clear()
     (around, ids) = results[0]
     relative = [(max(0, number - first), is_open) for number, is_open in ids]
     return repr((named(events, first), max(0, around[0] - first), around[1], relative, taken, counts))
@@ -184,6 +185,28 @@ class TestSame:
         program = [("enter", 4), ("enter", 1), ("exit", 1), ("exit", 4)]
         assert observed(COMPILED, program, RunsOn.INLINE, "at home").count("'duration_ns': 1,") == 1
         assert observed(COMPILED, program, RunsOn.INLINE, "at home").count("'duration_ns': 3,") == 1
+
+
+class TestRoutes:
+    def test_changing(self):
+        """The event of a span gets to the handlers that are subscribed when it ends, however often they change."""
+        first, second = [], []
+        with default_bus.subscribe(first.append, to=OF_SPANS, runs_on=RunsOn.WORKER):
+            for name in ("a", "b"):
+                with span(name):
+                    pass
+            with default_bus.subscribe(second.append, to=OF_SPANS):
+                for name in ("c", "d"):
+                    with span(name):
+                        pass
+            for name in ("e", "f"):
+                with span(name):
+                    pass
+            assert default_bus.flush(30)
+        with span("g"):
+            pass
+        assert [event.name for event in first] == [*"abcdef"]
+        assert [event.name for event in second] == [*"cd"]
 
 
 class TestContext:
@@ -263,7 +286,7 @@ class TestContext:
                 with span("late"), model_forward():
                     pass
 
-        kept, open_before = gc.get_threshold(), dict(_span.open_by_id)
+        kept, open_before = gc.get_threshold(), dict(_span.opened())
         around = ambient.get()
         published = []
         with default_bus.subscribe(published.append, to=Event):
@@ -277,7 +300,7 @@ class TestContext:
             finally:
                 gc.set_threshold(*kept)
         assert ambient.get() == around
-        assert _span.open_by_id == open_before
+        assert _span.opened() == open_before
         assert [event.step for event in published if event.wire_name == "trackside.iteration.ended"] == [*range(200)]
 
 
@@ -364,6 +387,51 @@ class TestOwnership:
             growth = least_growth(lambda: [once() for _ in range(100)])
             assert growth < 10
         assert sys.getrefcount(attributes) == before
+
+    def test_collector(self):
+        """The garbage collector visits no event of a span that holds scalars alone, and each of the others."""
+        events = []
+        with default_bus.subscribe(events.append, to=OF_SPANS):
+            for cls in OF_SPANS:
+                default_bus.wants(cls)  # or the first span of each class would be opened by Python
+            with training_iteration(3, samples=2, loss=0.5), model_forward():
+                pass
+            with training_iteration(3, samples=[2]), model_forward(files=[1]):
+                pass
+        assert [gc.is_tracked(event) for event in events] == [False, False, True, True]
+
+    def test_handler_that_left(self):
+        """Nothing is kept of a handler that left the bus, though spans took a route that leads to it."""
+
+        class Handler:
+            def __call__(self, event):
+                """Take nothing of *event*."""
+
+        handler = Handler()
+        left = weakref.ref(handler)
+        subscription = default_bus.subscribe(handler, to=OF_SPANS)
+        for _ in range(2):
+            with model_forward():
+                pass
+        subscription.close()
+        del handler, subscription
+        gc.collect()
+        assert left() is None
+
+    def test_opened(self):
+        """However many spans are open, all are known by their ids until they are closed, in whatever order."""
+        with default_bus.subscribe(lambda _: None, to=Event):
+            default_bus.wants(_span.ENDED[PROFILE])  # or the first part would be opened by Python
+            early = [model_forward().__enter__() for _ in range(20)]
+            assert _span.opened() == {each.id: each for each in early}
+            late = [model_forward().__enter__() for _ in range(20)]
+            for each in (*late[:5], *late[:4:-1], *early[::-2]):
+                each.__exit__(None, None, None)
+            assert _span.opened() == {each.id: each for each in early[::2]}
+            for each in early[-2::-2]:
+                each.close()
+            ambient.set(NOWHERE)
+        assert _span.opened() == {}
 
     def test_wrong_calls(self):
         """Wrong calls raise what Python raises."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
+from trackside._implementation import native
 from trackside.bus._admission import QUEUE_LIMIT
 from trackside.bus._dispatcher import Barrier, Begin, Describe, Dispatcher, End, StreamIdentity, StreamView
 from trackside.bus._sink_worker import InlineForwarder
@@ -454,6 +455,8 @@ class Bus:
         if self._subscribers.pop(subscriber, self) is self:
             return True
         self._routes = {}
+        if native is not None:
+            native.forget_routes()  # nothing is kept of a handler that left
         done = True
         if isinstance(subscriber, QueuedSubscriber):
             deadline_s = deadline_in(timeout_s)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+
+from trackside._implementation import native
+
+_count: Callable[[int], Iterator[int]] = itertools.count if native is None else native.Count
 
 
 class ThreadSafeCount:
@@ -17,7 +21,7 @@ class ThreadSafeCount:
 
     def __init__(self, ahead: int = 0) -> None:
         self._start = ahead
-        self._counter = itertools.count(ahead)
+        self._counter = _count(ahead)
         self.add: Callable[[], int] = self._counter.__next__
         """Count one more; returns how many there were before, plus *ahead*."""
 

@@ -6,7 +6,7 @@ import threading
 from typing import Any, Final
 
 from trackside.events import ambient, span_names
-from trackside.instruments._span import Span, open_by_id
+from trackside.instruments._span import Span, opened
 
 _OF_EVALUATION: Final = frozenset(
     {
@@ -25,15 +25,16 @@ def is_innermost(span: Span) -> bool:
 
 def is_within(span: Span, other: Span) -> bool:
     """Return whether *span* was opened inside *other*, at any depth, both being open."""
-    around = open_by_id.get(span.parent_id) if span.id else None
+    spans = opened()
+    around = spans.get(span.parent_id) if span.id else None
     while around is not None and around is not other:
-        around = open_by_id.get(around.parent_id)
+        around = spans.get(around.parent_id)
     return around is not None
 
 
 def is_evaluating() -> bool:
     """Return whether any span of a validation or a test is open in this process."""
-    return any(span.name in _OF_EVALUATION for span in list(open_by_id.values()))
+    return any(span.name in _OF_EVALUATION for span in list(opened().values()))
 
 
 def open_spans() -> dict[str, list[Any]]:
@@ -43,7 +44,7 @@ def open_spans() -> dict[str, list[Any]]:
     What a `Heartbeat` carries. Of tasks that share a thread it is the one whose span was opened last.
     """
     innermost: dict[int, Span] = {}
-    for found in list(open_by_id.values()):
+    for found in list(opened().values()):
         known = innermost.get(found.thread_id)
         if known is None or found.id > known.id:
             innermost[found.thread_id] = found

@@ -58,7 +58,7 @@ _NO_ATTRIBUTES: Final[dict[str, Any]] = {}
 _new_span: Final[Callable[[type[Span]], Span]] = object.__new__
 _new_event: Final[Callable[[Any], Any]] = object.__new__
 open_by_id: Final[dict[int, Span]] = {}
-"""Every open span of this process."""
+"""Every open span of this process, but for those that the compiled core keeps beside it: see `opened`."""
 _root_id = 0
 _main_thread = threading.main_thread().ident
 annotator: Callable[[str], Callable[[], object]] | None = None
@@ -71,6 +71,13 @@ _offset_ns = clock.offset_ns
 def _set_clock(monotonic_ns: Callable[[], int], offset_ns: int) -> None:
     global _monotonic_ns, _offset_ns  # copies: they save each span four look-ups in another module
     _monotonic_ns, _offset_ns = monotonic_ns, offset_ns
+
+
+def opened() -> dict[int, Span]:
+    """Return every open span of this process by its id."""
+    if native is not None:
+        native.store_open()
+    return open_by_id
 
 
 class Span:
@@ -221,7 +228,7 @@ class Span:
         is_innermost = _surroundings() is inside
         if is_innermost:
             _surround(self._around)
-        if open_by_id.pop(self.id, None) is not self:
+        if opened().pop(self.id, None) is not self:
             return False
         if not is_innermost:
             self._leave_out_of_order()
@@ -248,9 +255,10 @@ class Span:
 
     def _leave_out_of_order(self) -> None:
         """End while another span is the innermost: one inside this that is still open, or one of another task."""
-        inner = open_by_id.get(_surroundings()[0])
+        still_open = opened()
+        inner = still_open.get(_surroundings()[0])
         while inner is not None and inner.parent_id != self.id:
-            inner = open_by_id.get(inner.parent_id)
+            inner = still_open.get(inner.parent_id)
         if inner is None:
             problem = "was closed in another thread or task than it was opened in"
         else:
@@ -403,7 +411,7 @@ def _become_child() -> None:
     """Start without open spans in a forked child; those around the fork are the parent's."""
     global _main_thread  # noqa: PLW0603
     _main_thread = _get_ident()
-    open_by_id.clear()
+    opened().clear()
     become_root(0)
     _surround(NOWHERE)
 

@@ -22,7 +22,7 @@ from trackside.instruments import (
     training_loop,
     validation_loop,
 )
-from trackside.instruments._span import open_by_id
+from trackside.instruments._span import opened
 
 LONG = {"application", "training_loop", "validation_loop", "checkpoint_save_sync"}
 
@@ -31,7 +31,7 @@ def say():
     """Log a heartbeat, flush, and print what is open."""
     default_bus.log(Heartbeat(sequence=0, open_spans=open_spans()))
     assert default_bus.flush(30)
-    found = [[span.name, span.start_ns] for span in open_by_id.values()]
+    found = [[span.name, span.start_ns] for span in opened().values()]
     long = [span for span in found if span[0] in LONG]
     short = [span for span in found[-1:] if span[0] not in LONG]
     print(json.dumps({"long": long, "short": short}), flush=True)

@@ -1,0 +1,84 @@
+/*
+ * A count that C code raises without making a number: itertools.count for trackside.core.ThreadSafeCount, which the bus
+ * counts the events of each type with. It holds 2⁶³ - 1 at most, which no process reaches.
+ */
+
+#include "trackside.h"
+
+typedef struct {
+    PyObject_HEAD
+    long long next;
+} Count;
+
+static PyTypeObject *count_type;
+
+int
+ts_count(PyObject *count)
+{
+    if (!Py_IS_TYPE(count, count_type)) {
+        return 0;
+    }
+    ((Count *)count)->next++;
+    return 1;
+}
+
+static PyObject *
+count_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    long long start;
+    static char *names[] = {"start", NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "L", names, &start)) {
+        return NULL;
+    }
+    Count *self = (Count *)type->tp_alloc(type, 0);
+    if (self != NULL) {
+        self->next = start;
+    }
+    return (PyObject *)self;
+}
+
+static PyObject *
+count_next(Count *self)
+{
+    PyObject *number = PyLong_FromLongLong(self->next);
+    self->next += number != NULL;
+    return number;
+}
+
+static PyObject *
+count_repr(Count *self)
+{
+    return PyUnicode_FromFormat("count(%lld)", self->next);
+}
+
+static void
+count_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "Count(start)\n--\n\nCount up from *start*, as itertools.count does."},
+    {Py_tp_new, count_new},
+    {Py_tp_iter, PyObject_SelfIter},
+    {Py_tp_iternext, count_next},
+    {Py_tp_repr, count_repr},
+    {Py_tp_dealloc, count_dealloc},
+    {0, NULL},
+};
+
+static PyType_Spec spec = {
+    .name = "trackside._native.Count",
+    .basicsize = sizeof(Count),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = slots,
+};
+
+int
+ts_add_count(PyObject *module)
+{
+    count_type = (PyTypeObject *)PyType_FromSpec(&spec);
+    return count_type == NULL ? -1 : PyModule_AddObjectRef(module, "Count", (PyObject *)count_type);
+}
