@@ -78,11 +78,11 @@ class Work:
         """Publish that a long span starts, and that it ends."""
         number = next(self.ids)
         start_ns = clock.now_ns()
-        told = {"span_id": number, "parent_span_id": parent_id, "name": name, "attributes": attributes}
-        self.log(SpanStarted, at_ns=start_ns, **told)
+        reported = {"span_id": number, "parent_span_id": parent_id, "name": name, "attributes": attributes}
+        self.log(SpanStarted, at_ns=start_ns, **reported)
         yield number
         at_ns = clock.now_ns()
-        self.log(SpanEnded, at_ns=at_ns, duration_ns=at_ns - start_ns, error=error, **told)
+        self.log(SpanEnded, at_ns=at_ns, duration_ns=at_ns - start_ns, error=error, **reported)
 
     def error(self) -> dict[str, str] | None:
         """Return, one time in ten, an exception."""
@@ -92,8 +92,8 @@ class Work:
         """Publish an iteration and what is in it."""
         number, error = next(self.ids), self.error()
         for name in (span_names.DATA_LOADING, span_names.MODEL_FORWARD, span_names.MODEL_BACKWARD):
-            told = {"span_id": next(self.ids), "name": name, "duration_ns": self.rng.randrange(10**6)}
-            self.log(ProfileSpanEnded, parent_span_id=number, **told)
+            reported = {"span_id": next(self.ids), "name": name, "duration_ns": self.rng.randrange(10**6)}
+            self.log(ProfileSpanEnded, parent_span_id=number, **reported)
         if error is not None:
             attributes = {"exception_type": error["type"], "exception_message": error["message"]}
             self.log(SpanEventAdded, span_id=number, name=span_names.ERROR, attributes=attributes)
@@ -121,11 +121,11 @@ class Work:
         attributes = {"checkpoint_strategy": strategy, "current_iteration": self.step}
         with self.long(span_names.OF_CHECKPOINT_SAVE[strategy], loop, error, **attributes) as number:
             pass
-        told = {"global_step": self.step, "strategy": strategy, "save_span_id": number, "duration_ns": 10**6}
+        reported = {"global_step": self.step, "strategy": strategy, "save_span_id": number, "duration_ns": 10**6}
         if error is not None:
-            self.log(CheckpointSaveFailed, error=error, **told)
+            self.log(CheckpointSaveFailed, error=error, **reported)
         elif self.rng.random() < 0.9:
-            self.log(CheckpointSaveSucceeded, path="/ckpt", size_bytes=2**30, **told)
+            self.log(CheckpointSaveSucceeded, path="/ckpt", size_bytes=2**30, **reported)
 
     def measure(self, window: int, first_step: int) -> None:
         """Publish the times of sections and kernels."""

@@ -238,14 +238,14 @@ class TestManyNodes:
         """Keys, a collector, a forwarder, a rank that finds it by its environment, control, and the clocks after it."""
         commands = [line for line in typed(self.PAGE) if line.startswith("trackside ")]
         new, collect, forward, *control = commands
-        told = blocks(self.PAGE, "console")[0].splitlines()
-        assert self.typed_here(new, tmp_path).splitlines() == told[1:5]
+        recorded = blocks(self.PAGE, "console")[0].splitlines()
+        assert self.typed_here(new, tmp_path).splitlines() == recorded[1:5]
 
         collect = re.sub(r"tcp://\*:\d+", "tcp://127.0.0.1:*", collect)
         ranks, viewers = begin(collect, 2)
         here = {"tcp://head:7070": ranks.partition("=")[2], "tcp://head:7071": viewers.split()[3]}
-        assert ranks.replace(here["tcp://head:7070"], "tcp://head:7070") == told[6]
-        assert viewers.replace(here["tcp://head:7071"], "tcp://head:7071") == told[7]
+        assert ranks.replace(here["tcp://head:7070"], "tcp://head:7070") == recorded[6]
+        assert viewers.replace(here["tcp://head:7071"], "tcp://head:7071") == recorded[7]
 
         forward = re.sub(r"tcp://\*:\d+", "tcp://127.0.0.1:*", forward)
         (near,) = begin(forward.replace("tcp://head:7070", here["tcp://head:7070"]), 1)

@@ -168,9 +168,9 @@ class TestRequests:
         collector = bus.collect(interval_s=1000)
         add_all(bus.stat("full", aggregations=["mean", "min"]), [3, 5])
         collector.close()
-        told = {window.name: (window.count, window.values) for window in windows}
+        reported = {window.name: (window.count, window.values) for window in windows}
 
-        assert told == {"empty": (0, {}), "full": (2, {"mean": 4, "min": 3})}
+        assert reported == {"empty": (0, {}), "full": (2, {"mean": 4, "min": 3})}
 
     def test_request_04_in_the_background(self, watched):
         """request_04, CPU time in the background, and an example: the recipe, with no call in the program's loop."""
@@ -249,7 +249,7 @@ class TestRequests:
 
     def test_request_12_utilisation(self, watched):
         """request_12, utilisation: the CPU's and memory's by the recipe, with their units. The GPU's is not read."""
-        units = {name: {unit for unit, _, _ in told} for name, told in watched.items()}
+        units = {name: {unit for unit, _, _ in reported} for name, reported in watched.items()}
         (_, _, resident), peaks = watched["statm"][0], [value for _, _, value in watched["process.memory.peak"]]
 
         assert (units["process.cpu"], units["process.memory.peak"]) == ({"CPUs"}, {"bytes"})
@@ -432,10 +432,10 @@ class TestRequests:
         add_all(counter, [1, 2, 3, 4, 5, 6])
         for collector in collectors:
             collector.close()
-        told = {kind: [window.values for window in windows if window.count] for kind, windows in by_kind.items()}
+        reported = {kind: [window.values for window in windows if window.count] for kind, windows in by_kind.items()}
 
-        assert told["max",] == [{"max": 2}, {"max": 4}, {"max": 6}]
-        assert told["mean", "min"] == [{"mean": 2, "min": 1}, {"mean": 5, "min": 4}]
+        assert reported["max",] == [{"max": 2}, {"max": 4}, {"max": 6}]
+        assert reported["mean", "min"] == [{"mean": 2, "min": 1}, {"mean": 5, "min": 4}]
 
     def test_request_25_percentiles(self, bus, windows, rng):
         """request_25, P95 and P99: within 1 % of the true ones, whatever the outliers."""

@@ -420,5 +420,5 @@ class TestServers:
     def test_no_apt(self, monkeypatch, tmp_path):
         """Where nothing can be installed, one line says what is missing and why, and nothing fails."""
         monkeypatch.setattr(self.servers, "PLACES", str(tmp_path))
-        told = self.servers.main(["no-such-server"])
-        assert told == "servers: without no-such-server (there is no apt-get): their tests are skipped"
+        recorded = self.servers.main(["no-such-server"])
+        assert recorded == "servers: without no-such-server (there is no apt-get): their tests are skipped"

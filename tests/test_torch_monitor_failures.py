@@ -461,7 +461,7 @@ class TestStatRows:
         """
         in_child(program, tmp_path)
         windows = list(replay(tmp_path, to=CounterWindow))
-        told = {window.source.role: (window.count, window.total_sum) for window in windows}
+        reported = {window.source.role: (window.count, window.total_sum) for window in windows}
 
-        assert told == {"main": (2, 101.0), "worker": (1, 10.0)}
+        assert reported == {"main": (2, 101.0), "worker": (1, 10.0)}
         assert len(windows) == 2

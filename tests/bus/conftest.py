@@ -202,7 +202,7 @@ class Outcome:
         self.err = err
 
     @property
-    def told(self):
+    def printed(self):
         """What it printed, one JSON value a line."""
         return [json.loads(line) for line in self.out.splitlines()]
 

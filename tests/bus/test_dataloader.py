@@ -41,7 +41,7 @@ class TestWorkers:
             "dataloading.py", method, persistent, epochs, first, tmp_path, timeout_s=110, PYTHONWARNINGS="ignore"
         )
         assert (outcome.code, outcome.err) == (0, "")
-        (main,) = outcome.told
+        (main,) = outcome.printed
         by_source = collections.defaultdict(list)
         for one in replay(tmp_path):
             by_source[one.source].append(one)

@@ -222,8 +222,10 @@ class TestDerived:
         for number in (1, 2, 3):
             bus.log(Ticked(number=number))
             bus.flush()
-        told = [(type(one).__name__, getattr(one, "total", None), one.seq) for one in frames.events((Ticked, Summed))]
-        assert told == [
+        printed = [
+            (type(one).__name__, getattr(one, "total", None), one.seq) for one in frames.events((Ticked, Summed))
+        ]
+        assert printed == [
             ("Ticked", None, 1),
             ("Summed", 1, 2),
             ("Ticked", None, 3),

@@ -129,9 +129,9 @@ class TestInterpreter:
         """Whatever logs while the interpreter ends leaves no trace on stderr, and what can be counted is."""
         outcome = run_script("ending.py", way)
         assert (outcome.code, outcome.err) == (0, "")
-        for told in outcome.told:
-            assert told["after_close"] == told["expected"]
-        assert len(outcome.told) == (way in {"closed", "later atexit"})
+        for printed in outcome.printed:
+            assert printed["after_close"] == printed["expected"]
+        assert len(outcome.printed) == (way in {"closed", "later atexit"})
 
     def test_daemons_again_and_again(self, run_script, scaled):
         """Daemon threads that log as the interpreter ends do not crash it."""

@@ -36,7 +36,7 @@ class Ending:
             stderr=subprocess.PIPE,
             text=True,
         )
-        self.began_s = self.told = float(self.process.stdout.readline())
+        self.began_s = self.printed = float(self.process.stdout.readline())
         if way == "interrupted":
             self.interrupt()
         try:
@@ -77,17 +77,17 @@ class TestClose:
     def test_bounded(self, endings, stuck):
         """close() returns within two seconds, and a line tells exactly how many events were lost."""
         ending = endings["closed", stuck]
-        assert ending.told < CLOSE_S * GENEROUS
+        assert ending.printed < CLOSE_S * GENEROUS
         assert ending.process.returncode == 0
         assert ending.lost == STUCK[stuck]
 
     def test_waits(self, endings):
         """With a stuck handler close() waits for most of the two seconds: it may come back."""
-        assert endings["closed", "sink_worker"].told > 1.0
+        assert endings["closed", "sink_worker"].printed > 1.0
 
     def test_does_not_wait(self, endings):
         """Without one it does not wait."""
-        assert endings["closed", "nothing"].told < 1.0
+        assert endings["closed", "nothing"].printed < 1.0
 
 
 class TestExit:

@@ -51,10 +51,10 @@ class TestWorstMoments:
         forks = scaled(FORKS)
         outcome = run_script("forking.py", moment, forks, tmp_path, timeout_s=110, PYTHONWARNINGS="ignore")
         assert outcome.err == ""
-        (told,) = outcome.told
+        (printed,) = outcome.printed
         assert outcome.code == 0
-        assert told["codes"] == [0] * forks
-        assert told["balances"] == [0] * len(told["balances"])
+        assert printed["codes"] == [0] * forks
+        assert printed["balances"] == [0] * len(printed["balances"])
         streams = streams_in(tmp_path)
         assert len(streams) == 1 + forks
         for name, frames in streams.items():
@@ -67,13 +67,13 @@ class TestWorstMoments:
             # The script's event class is not known here.
             ticked = [one.fields for one in events if isinstance(one, UnknownEvent) and one.fields["pid"]]
             numbers = [fields["number"] for fields in ticked]
-            if name == told["source"]:
-                assert numbers == list(range(told["logged"]))
-                assert events[0].source.role == told["role"] == "main"
+            if name == printed["source"]:
+                assert numbers == list(range(printed["logged"]))
+                assert events[0].source.role == printed["role"] == "main"
             else:
                 assert numbers == list(range(100))
                 assert events[0].source.role == "worker"
-                assert events[0].source.parent.source_id == told["source"]
+                assert events[0].source.parent.source_id == printed["source"]
                 assert {fields["pid"] for fields in ticked} == {events[0].source.pid}
 
 
@@ -85,7 +85,7 @@ class TestVariants:
         def run(way):
             outcome = run_script("forking_variants.py", way, PYTHONWARNINGS="ignore")
             assert (outcome.code, outcome.err) == (0, "")
-            return outcome.told
+            return outcome.printed
 
         return run
 
@@ -120,15 +120,15 @@ class TestVariants:
 
     def test_subscriptions(self, told_by):
         """Subscriptions from before the fork can be looked at and closed in the child, and models do not die there."""
-        told = told_by("subscriptions")
-        assert told[0] == {
+        printed = told_by("subscriptions")
+        assert printed[0] == {
             "before": [0, 0],
             "after": [1, 1],
             "closed": [False, True, False],
             "got": 4,
             "wanted": False,
         }
-        assert {"dropped_in_child": True} not in told
+        assert {"dropped_in_child": True} not in printed
 
     def test_within_a_handler(self, told_by):
         """A plain callable may fork: the child's bus works inside of it, and the parent goes on."""
@@ -140,7 +140,7 @@ class TestVariants:
         """A taker that fails to begin anew is left behind and reported; the others work."""
         outcome = run_script("forking_variants.py", "broken_taker", PYTHONWARNINGS="ignore")
         assert outcome.code == 0
-        assert outcome.told == [{"flushed": True, "frames": 1, "handlers": 1}]
+        assert outcome.printed == [{"flushed": True, "frames": 1, "handlers": 1}]
         assert "ValueError: not me" in outcome.err
 
     def test_generations(self, told_by):

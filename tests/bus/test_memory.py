@@ -18,20 +18,20 @@ class TestMemory:
         count = scaled(EVENTS)
         outcome = run_script("overload.py", count, timeout_s=2000)
         assert (outcome.code, outcome.err) == (0, "")
-        (told,) = outcome.told
-        assert told["grown_mib"] <= OF_300_BYTES_MIB
+        (printed,) = outcome.printed
+        assert printed["grown_mib"] <= OF_300_BYTES_MIB
         logged = count + 1000
         for handler in ("blocked", "refused", "read"):
-            assert (told[handler]["logged"], told[handler]["balance"]) == (logged, 0)
-        at_the_queue = sum(told["dropped_by_type"].values())
+            assert (printed[handler]["logged"], printed[handler]["balance"]) == (logged, 0)
+        at_the_queue = sum(printed["dropped_by_type"].values())
         # The blocked one is inside its first event; 16,384 wait, that one included.
-        assert told["blocked"] == {
+        assert printed["blocked"] == {
             "logged": logged,
             "handled": 0,
             "dropped": logged - 16_384,
             "in_queue": 16_384,
             "balance": 0,
         }
-        assert (told["refused"]["handled"], told["refused"]["dropped"]) == (0, logged)
-        assert (told["read"]["handled"], told["read"]["dropped"]) == (logged - at_the_queue, at_the_queue)
-        assert told["model"] == [logged - at_the_queue, at_the_queue]
+        assert (printed["refused"]["handled"], printed["refused"]["dropped"]) == (0, logged)
+        assert (printed["read"]["handled"], printed["read"]["dropped"]) == (logged - at_the_queue, at_the_queue)
+        assert printed["model"] == [logged - at_the_queue, at_the_queue]

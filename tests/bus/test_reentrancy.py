@@ -378,7 +378,7 @@ class TestSignals:
         outcome = run_script("signals.py", inside, scaled(ROUNDS), seed, timeout_s=110)
         assert outcome.code == 0, outcome.err
         assert outcome.err == ""
-        (told,) = outcome.told
-        assert told["signals"] >= scaled(ROUNDS)
-        assert told["balances"] == [0] * len(told["balances"])
-        assert told["from_signals"] == told["expected_from_signals"]
+        (printed,) = outcome.printed
+        assert printed["signals"] >= scaled(ROUNDS)
+        assert printed["balances"] == [0] * len(printed["balances"])
+        assert printed["from_signals"] == printed["expected_from_signals"]

@@ -184,11 +184,16 @@ class TestBounds:
         self.log_slowly(bus, 20_000)
         for _ in range(5):
             bus.flush(0.05)
-        told = [one for one in model.events if one.where != "queue"]
-        assert {one.where for one in told} == {"tests.bus.conftest.Gate"} or all("Gate" in one.where for one in told)
+        printed = [one for one in model.events if one.where != "queue"]
+        assert {one.where for one in printed} == {"tests.bus.conftest.Gate"} or all(
+            "Gate" in one.where for one in printed
+        )
         # The sink_worker also holds the stream's start, and is at that or at the first event.
-        assert sum(one.by_type["test.sink_worker.ticked"] for one in told) in {20_001 + 1 - 16_384, 20_001 + 1 - 16_385}
-        assert len(told) <= 5
+        assert sum(one.by_type["test.sink_worker.ticked"] for one in printed) in {
+            20_001 + 1 - 16_384,
+            20_001 + 1 - 16_385,
+        }
+        assert len(printed) <= 5
 
 
 class TestGivenUp:

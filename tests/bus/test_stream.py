@@ -240,8 +240,8 @@ class TestBeginAndEnd:
         bus.begin(Source(run_id="second"))
         bus.log(Ticked())
         bus.flush()
-        told = {frame.source.run_id: frame.dropped for frame in frames.decoded()}
-        assert told == {"first": {"test.stream.ticked": 12}, "second": {}}
+        printed = {frame.source.run_id: frame.dropped for frame in frames.decoded()}
+        assert printed == {"first": {"test.stream.ticked": 12}, "second": {}}
 
 
 class TestFrames:

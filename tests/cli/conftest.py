@@ -27,9 +27,9 @@ class Stepped(Event):
     loss: float = 0.5
 
 
-def make_source(rank=0, **told):
+def make_source(rank=0, **printed):
     """Return the identity of a rank."""
-    given = {"run_id": "run-1", "host": "node-1", "pid": 100 + rank, "rank": rank, "world_size": 2, **told}
+    given = {"run_id": "run-1", "host": "node-1", "pid": 100 + rank, "rank": rank, "world_size": 2, **printed}
     return Source(id=f"{rank:016x}", **given)
 
 
@@ -54,10 +54,10 @@ def write_log():
     The process's clock stands still meanwhile, so that the first and the last event of the stream have that time too.
     """
 
-    def write(directory, *, rank=0, steps=3, offset_ns=0, texts=(), **told):
+    def write(directory, *, rank=0, steps=3, offset_ns=0, texts=(), **printed):
         log = EventLog(directory)
         at_ns = START_NS + offset_ns
-        with clock.installed(lambda: at_ns, lambda: at_ns), Bus(source=make_source(rank, **told)) as bus:
+        with clock.installed(lambda: at_ns, lambda: at_ns), Bus(source=make_source(rank, **printed)) as bus:
             bus.subscribe(log)
             for step in range(steps):
                 text = texts[step] if step < len(texts) else f"rank {rank}"
@@ -72,9 +72,9 @@ def write_log():
 def write_frames():
     """Give a function that writes a log of frames as a hostile process might make them; it returns the file."""
 
-    def write(directory, *frames, **told):
+    def write(directory, *frames, **printed):
         log = EventLog(directory)
-        log.open(make_source(**told))
+        log.open(make_source(**printed))
         for frame in frames:
             assert log.accept(msgpack.packb(frame), events=1)
         assert log.close(60)

@@ -57,9 +57,9 @@ class TestAttach:
     def test_lines(self, job, capsys):
         """Events come as lines, and who is watched is said beside them."""
         assert main(["attach", str(job.directory), "--type", "attach.*", "-n", "10"]) == 0
-        told = capsys.readouterr()
-        assert told.out.count("attach.step.taken") == 10
-        assert "watching" in told.err
+        printed = capsys.readouterr()
+        assert printed.out.count("attach.step.taken") == 10
+        assert "watching" in printed.err
 
     def test_json(self, job, capsys):
         """Events come as JSON."""

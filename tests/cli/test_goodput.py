@@ -85,9 +85,9 @@ def disrupted(write):
 def write_run(tmp_path):
     """Give a function that records a run of two steps of 2 s, the second one 1 s after the first; it returns where."""
 
-    def write(run_id="run-1", *, directory="runs", **told):
+    def write(run_id="run-1", *, directory="runs", **printed):
         now = [START_S * 10**9]
-        source = Source(id=f"{run_id}-{told.get('rank', 0)}", run_id=run_id, **told)
+        source = Source(id=f"{run_id}-{printed.get('rank', 0)}", run_id=run_id, **printed)
         with clock.installed(lambda: now[0], lambda: now[0]), Bus(source=source) as bus:
             bus.subscribe(EventLog(tmp_path / directory))
             for step, end_s in ((0, 3), (1, 6)):
@@ -229,9 +229,9 @@ class TestShares:
 class TestJson:
     def test_keys(self, command, disrupted):
         """It is one object with these keys, and every bucket is there."""
-        told = json.loads(command("goodput", disrupted, "--json").out)
+        printed = json.loads(command("goodput", disrupted, "--json").out)
 
-        assert list(told) == [
+        assert list(printed) == [
             "session",
             "elapsed_s",
             "productive_s",
@@ -245,24 +245,29 @@ class TestJson:
             "step_time",
             "ranks",
         ]
-        assert set(told["badput_s"]) == BUCKETS
-        assert list(told["step_time"]) == ["ideal_s", "p50_s", "p90_s", "p99_s", "deviation_s"]
+        assert set(printed["badput_s"]) == BUCKETS
+        assert list(printed["step_time"]) == ["ideal_s", "p50_s", "p90_s", "p99_s", "deviation_s"]
 
     def test_values(self, command, disrupted):
         """Its values are those of the text, as they are."""
-        told = json.loads(command("goodput", disrupted, "--json").out)
+        printed = json.loads(command("goodput", disrupted, "--json").out)
 
-        assert (told["session"], told["elapsed_s"], told["productive_s"]) == ("job", 49.0, 15.0)
-        assert (told["goodput"], told["attempts"], told["disruptions"], told["last_step"]) == (15 / 49, 2, 1, 4)
-        assert (told["badput_s"]["OTHER"], told["badput_s"]["VALIDATION"]) == (5.0, 0.0)
-        assert told["informational_s"] == {"DATA_LOADING_ASYNC": 0.0}
+        assert (printed["session"], printed["elapsed_s"], printed["productive_s"]) == ("job", 49.0, 15.0)
+        assert (printed["goodput"], printed["attempts"], printed["disruptions"], printed["last_step"]) == (
+            15 / 49,
+            2,
+            1,
+            4,
+        )
+        assert (printed["badput_s"]["OTHER"], printed["badput_s"]["VALIDATION"]) == (5.0, 0.0)
+        assert printed["informational_s"] == {"DATA_LOADING_ASYNC": 0.0}
 
     def test_problems(self, command, write):
         """What is wrong with the input is on stderr."""
         outcome = command("goodput", write("a.jsonl", DISRUPTED[:-1]), "--json")
 
-        told = json.loads(outcome.out)
-        assert (told["elapsed_s"], "problems" in told) == (46.0, False)
+        printed = json.loads(outcome.out)
+        assert (printed["elapsed_s"], "problems" in printed) == (46.0, False)
         assert outcome.err == "trackside goodput: 1 × an attempt that fell silent without an end\n"
 
 
@@ -270,8 +275,8 @@ class TestStretch:
     def elapsed(self, outcome):
         """Return the length of the stretch, what of it is productive and what is excluded."""
         assert (outcome.code, outcome.err) == (0, "")
-        told = json.loads(outcome.out)
-        return told["elapsed_s"], told["productive_s"], told["excluded_s"]
+        printed = json.loads(outcome.out)
+        return printed["elapsed_s"], printed["productive_s"], printed["excluded_s"]
 
     @pytest.mark.parametrize("end", ["2024-01-01T01:00:22Z", "2024-01-01 02:00:22+01:00", START_S + 22])
     def test_to(self, command, disrupted, end):
@@ -361,9 +366,9 @@ class TestInput:
         """Of a log of two steps of 2 s, from 1 s to 6 s, 4 s of 5 are productive."""
         outcome = command("goodput", write_run(session_tag="tagged"), "--json")
 
-        told = json.loads(outcome.out)
+        printed = json.loads(outcome.out)
         assert (outcome.code, outcome.err) == (0, "")
-        assert (told["session"], told["elapsed_s"], told["productive_s"]) == ("tagged", 5.0, 4.0)
+        assert (printed["session"], printed["elapsed_s"], printed["productive_s"]) == ("tagged", 5.0, 4.0)
 
     def test_session(self, command, write_run):
         """Of several sessions the one that was named is told of."""
@@ -374,9 +379,9 @@ class TestInput:
 
     def test_all_events(self, command, readable):
         """Any event shows that the process was alive: the time goes on to the last one, 2 s after the start."""
-        told = json.loads(command("goodput", readable, "--json").out)
+        printed = json.loads(command("goodput", readable, "--json").out)
 
-        assert (told["elapsed_s"], told["badput_s"]["OTHER"]) == (2.0, 2.0)
+        assert (printed["elapsed_s"], printed["badput_s"]["OTHER"]) == (2.0, 2.0)
 
     def test_unreadable_log(self, command, readable, unreadable):
         """What can be read is, what cannot is a line, and the exit code is 2."""
@@ -403,7 +408,7 @@ class TestInput:
         runs = write_run()
         (path,) = runs.rglob("*.tslog")
         whole = path.read_bytes()
-        told = set()
+        printed = set()
         for length in range(len(whole) - 1, 0, -23):
             path.write_bytes(whole[:length])
             outcome = command("goodput", runs)
@@ -412,8 +417,8 @@ class TestInput:
                 has_ended = any(isinstance(event, SourceEnded) for event in readable_events(runs))
                 assert f"{2 * steps}.000 s of " in outcome.lines[0]
                 assert ("fell silent without an end" in outcome.out) is not has_ended
-                told.add((steps, has_ended))
-        assert (2, False) in told
+                printed.add((steps, has_ended))
+        assert (2, False) in printed
 
     def test_torn(self, command, write):
         """A torn line is named, and all others are read."""

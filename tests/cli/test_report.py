@@ -92,8 +92,8 @@ class TestTrace:
 
     def test_json(self, readable, command, tmp_path):
         """With --json it says what was written as an object."""
-        told = json.loads(command("trace", readable, "-o", tmp_path / "t.json", "--json").out)
-        assert (told["ranks"], told["unaligned"], told["file"]) == (1, [0], str(tmp_path / "t.json"))
+        printed = json.loads(command("trace", readable, "-o", tmp_path / "t.json", "--json").out)
+        assert (printed["ranks"], printed["unaligned"], printed["file"]) == (1, [0], str(tmp_path / "t.json"))
 
     @pytest.mark.parametrize(
         "options", [["--steps", "9-3"], ["--steps", "x"], ["--ranks", "0,,1"], ["--merge", "/nowhere.json"]]
@@ -129,8 +129,8 @@ class TestCompare:
 
     def test_by_name(self, write_log, command, tmp_path):
         """Runs, sessions and perf tags are found by their names."""
-        for rank, told in enumerate([{"run_id": "a"}, {"session_tag": "s"}, {"perf_tags": ("p",)}]):
-            write_log(tmp_path, rank=rank, **told)
+        for rank, printed in enumerate([{"run_id": "a"}, {"session_tag": "s"}, {"perf_tags": ("p",)}]):
+            write_log(tmp_path, rank=rank, **printed)
         for name in ("a", "s", "p"):
             outcome = command("compare", name, name, "--in", tmp_path, "--json")
             assert len(json.loads(outcome.out)["before"]["runs"]) == 1
@@ -140,16 +140,16 @@ class TestCompare:
         write_log(tmp_path, rank=0, run_id="old", perf_tags=("p",), baseline=True)
         write_log(tmp_path, rank=1, run_id="other", perf_tags=("q",), baseline=True)
         write_log(tmp_path, rank=2, run_id="new", perf_tags=("p",))
-        told = json.loads(command("compare", "--baseline", "new", "--in", tmp_path, "--json").out)
-        assert (told["before"]["runs"], told["after"]["runs"]) == (["old"], ["new"])
+        printed = json.loads(command("compare", "--baseline", "new", "--in", tmp_path, "--json").out)
+        assert (printed["before"]["runs"], printed["after"]["runs"]) == (["old"], ["new"])
 
     def test_baseline_beside_it(self, write_log, command, tmp_path):
         """The baseline is found in the directory of the run itself too, and is then no part of what is judged."""
         write_log(tmp_path / "runs", rank=0, run_id="old", perf_tags=("p",), baseline=True)
         write_log(tmp_path / "runs", rank=1, run_id="other", perf_tags=("q",), baseline=True)
         write_log(tmp_path / "runs", rank=2, run_id="new", perf_tags=("p",))
-        told = json.loads(command("compare", "--baseline", tmp_path / "runs", "--json").out)
-        assert (told["before"]["runs"], told["after"]["runs"]) == (["old"], ["new"])
+        printed = json.loads(command("compare", "--baseline", tmp_path / "runs", "--json").out)
+        assert (printed["before"]["runs"], printed["after"]["runs"]) == (["old"], ["new"])
         again = json.loads(command("compare", "--baseline", tmp_path / "runs", "--in", tmp_path, "--json").out)
         assert (again["before"]["runs"], again["after"]["runs"]) == (["old"], ["new"])
 
@@ -157,8 +157,8 @@ class TestCompare:
         """The runs marked so below --in are what a run by its own path is compared with."""
         write_log(tmp_path / "a", rank=0, run_id="old", perf_tags=("p",), baseline=True)
         write_log(tmp_path / "b", rank=2, run_id="new", perf_tags=("p",))
-        told = json.loads(command("compare", "--baseline", tmp_path / "b", "--in", tmp_path, "--json").out)
-        assert (told["before"]["runs"], told["after"]["runs"]) == (["old"], ["new"])
+        printed = json.loads(command("compare", "--baseline", tmp_path / "b", "--in", tmp_path, "--json").out)
+        assert (printed["before"]["runs"], printed["after"]["runs"]) == (["old"], ["new"])
 
     @pytest.mark.parametrize(
         "arguments",

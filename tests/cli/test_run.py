@@ -61,8 +61,8 @@ class TestRun:
 
     def test_says_where(self, command, job):
         """It says how to watch the job."""
-        told = subprocess.run([*command, *job, "0"], check=True, capture_output=True, text=True, timeout=60).stderr
-        assert told.startswith("watch it: trackside attach ipc://")
+        printed = subprocess.run([*command, *job, "0"], check=True, capture_output=True, text=True, timeout=60).stderr
+        assert printed.startswith("watch it: trackside attach ipc://")
 
     def test_killed_job(self, command):
         """A job that a signal ended gives the exit code that a shell would."""

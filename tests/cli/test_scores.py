@@ -144,10 +144,10 @@ class TestWaiting:
                         **{name: [wait_ns] for name in ("min_ns", "max_ns", "median_ns", "mean_ns", "std_ns")},
                     )
                 )
-        told = command("scores", tmp_path)
+        printed = command("scores", tmp_path)
         assert (
             "waiting for others on the GPU, in NCCL: least rank 1, 0.002 s per step; most rank 0, 0.008 s per step"
-            in told.lines
+            in printed.lines
         )
         (window,) = json.loads(command("scores", tmp_path, "--json").out)["windows"]
         assert window["nccl_s_per_step"] == {"0": 0.008, "1": 0.002}

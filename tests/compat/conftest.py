@@ -23,7 +23,7 @@ class Recording(BaseExporter):
     def __init__(self, fails=lambda call: False):
         super().__init__()
         self.calls = []
-        self.told = []
+        self.sent = []
         self.threads = set()
         self._fails = fails
 
@@ -33,7 +33,7 @@ class Recording(BaseExporter):
         if self._fails(call):
             raise ConnectionError(f"no connection for {call}")
         self.calls.append((call, name))
-        self.told.append(attributes.to_json())
+        self.sent.append(attributes.to_json())
 
     def export_start(self, span):
         """Keep it."""
@@ -62,7 +62,7 @@ class Recording(BaseExporter):
 
     def of(self, call, name):
         """Return what was told by such calls."""
-        return [told for made, told in zip(self.calls, self.told, strict=False) if made == (call, name)]
+        return [sent for made, sent in zip(self.calls, self.sent, strict=False) if made == (call, name)]
 
 
 @pytest.fixture

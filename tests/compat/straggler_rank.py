@@ -31,16 +31,16 @@ def run():
         with Detector.detection_section("work", profile_cuda=False):
             pass
     report = Detector.generate_report()
-    told = None
+    sent = None
     if report is not None:
-        told = {
+        sent = {
             "ranks": sorted(report.section_relative_perf_scores["work"]),
             "slow": sorted(report.identify_stragglers()["straggler_sections_relative"].get("work", ())),
             "nodes": report.rank_to_node,
         }
     Detector.shutdown()
     torch.distributed.destroy_process_group()
-    print(json.dumps(told))
+    print(json.dumps(sent))
 
 
 main()

@@ -22,8 +22,8 @@ class TestOneLoggerConfig:
     def test_defaults(self):
         """What is not given has One Logger's defaults."""
         config = OneLoggerConfig(**NEEDED)
-        told = (config.is_baseline_run, config.enable_for_current_rank, config.summary_data_schema_version)
-        assert (*told, config.custom_metadata, config.telemetry_config) == (False, True, "1.0.0", None, None)
+        sent = (config.is_baseline_run, config.enable_for_current_rank, config.summary_data_schema_version)
+        assert (*sent, config.custom_metadata, config.telemetry_config) == (False, True, "1.0.0", None, None)
 
     def test_functions(self):
         """Fields may be functions."""
@@ -90,8 +90,8 @@ class TestOneLoggerConfig:
     def test_over_ours(self):
         """The fields are those of the job's configuration."""
         job = OneLoggerConfig(**NEEDED, custom_metadata={"a": 1}, enable_for_current_rank=False).to_trackside()
-        told = (job.application_name, job.world_size, job.session_tag, job.custom_metadata, job.enable_for_current_rank)
-        assert told == ("test", 2, "session", {"a": 1}, False)
+        sent = (job.application_name, job.world_size, job.session_tag, job.custom_metadata, job.enable_for_current_rank)
+        assert sent == ("test", 2, "session", {"a": 1}, False)
 
 
 class TestLoggerConfig:
@@ -116,18 +116,18 @@ class TestLoggerConfig:
         logging.getLogger("trackside").warning("careful")
         logging.getLogger("trackside").error("broken")
         provider.forget()
-        told = [path.read_text(encoding="utf-8").count("\n") for path in paths]
-        assert (told, logging.getLogger("trackside").handlers) == ([2, 1], before)
+        sent = [path.read_text(encoding="utf-8").count("\n") for path in paths]
+        assert (sent, logging.getLogger("trackside").handlers) == ([2, 1], before)
 
 
 class TestTrainingTelemetryConfig:
     def test_defaults(self):
         """What is not given has One Logger's defaults."""
         config = TrainingTelemetryConfig(**TRAINING)
-        told = (config.log_every_n_train_iterations, config.is_log_throughput_enabled, config.seq_length)
+        sent = (config.log_every_n_train_iterations, config.is_log_throughput_enabled, config.seq_length)
         flags = [getattr(config, f"is_{what}_enabled") for what in
                  ("train_iterations", "validation_iterations", "test_iterations", "save_checkpoint")]  # fmt: skip
-        assert (*told, config.save_checkpoint_strategy, flags) == (50, False, None, CheckPointStrategy.SYNC, [True] * 4)
+        assert (*sent, config.save_checkpoint_strategy, flags) == (50, False, None, CheckPointStrategy.SYNC, [True] * 4)
 
     def test_functions(self):
         """Fields may be functions, and are read under the name of what they tell."""

@@ -201,8 +201,8 @@ class TestEvent:
     def test_telemetry_data_error(self):
         """A gap in the telemetry has a type of its own."""
         gap = TelemetryDataError.create(TelemetryDataError.ErrorType.NO_TELEMETRY_DATA, "lost")
-        told = gap.attributes.to_json()
-        assert (told["telemetry_data_error_type"], told["error_message"]) == ("no_telemetry_data", "lost")
+        sent = gap.attributes.to_json()
+        assert (sent["telemetry_data_error_type"], sent["error_message"]) == ("no_telemetry_data", "lost")
 
 
 class TestSpan:

@@ -60,7 +60,7 @@ class TestSeveralExporters:
         one_logger.start(exporter)
         work(10)
         assert exporter.calls == [("data error", "telemetry_data_error")]
-        assert exporter.told[0]["telemetry_data_error_type"] == "no_telemetry_data"
+        assert exporter.sent[0]["telemetry_data_error_type"] == "no_telemetry_data"
 
     def test_fails_later(self, one_logger, failing):
         """One that fails later has incomplete data, and gets what comes when it works again."""
@@ -73,7 +73,7 @@ class TestSeveralExporters:
         broken.clear()
         work()
         assert [call for call, _ in exporter.calls] == ["start", "stop", "data error", "start", "stop"]
-        assert exporter.told[2]["telemetry_data_error_type"] == "incomplete_telemetry_data"
+        assert exporter.sent[2]["telemetry_data_error_type"] == "incomplete_telemetry_data"
 
     def test_fails_now_and_then(self, one_logger, failing):
         """One that fails at every third stop goes on for ever."""

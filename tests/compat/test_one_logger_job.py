@@ -35,7 +35,7 @@ def events(tmp_path_factory):
     return run
 
 
-def told(events, name):
+def sent(events, name):
     return [event["attributes"] for event in events if event["name"] == name]
 
 
@@ -55,30 +55,30 @@ class TestSynchronous:
 
     def test_times(self, events):
         """Times are about the whole job."""
-        first, second = told(events("synchronous"), "training_metrics_update")
+        first, second = sent(events("synchronous"), "training_metrics_update")
         assert figures(first, *ITERATION_TIMES) == (1.0, 0.5, 1.75, 5.0)
         assert figures(second, *ITERATION_TIMES) == (1.15, 0.5, 2.25, 11.5)
 
     def test_window(self, events):
         """What is about the window says so."""
-        _, second = told(events("synchronous"), "training_metrics_update")
+        _, second = sent(events("synchronous"), "training_metrics_update")
         assert figures(second, *(f"window_{name}" for name in ITERATION_TIMES)) == (1.3, 0.5, 2.25, 6.5)
 
     def test_throughput(self, events):
         """An iteration is 32 samples of 10¹⁰ operations on four ranks; the fastest takes 0.5 s, the slowest 1.75 s."""
-        first, _ = told(events("synchronous"), "training_metrics_update")
+        first, _ = sent(events("synchronous"), "training_metrics_update")
         names = [f"train_throughput_per_gpu{end}" for end in ("", "_max", "_min")]
         # 0.32 · 10¹² operations on 4 ranks: over 1 s, which is the mean, over 0.5 and over 1.75 s.
         assert figures(first, *names) == pytest.approx((0.32 / 1.0 / 4, 0.32 / 0.5 / 4, 0.32 / 1.75 / 4))
 
     def test_tokens(self, events):
         """There are 128 tokens to a sample."""
-        first, _ = told(events("synchronous"), "training_metrics_update")
+        first, _ = sent(events("synchronous"), "training_metrics_update")
         assert figures(first, "train_tokens", "avg_tokens_per_second") == (20_480, 4_096.0)
 
     def test_productive(self, events):
         """At the second success everything is saved: the failed save between made nothing of it."""
-        _, second = told(events("synchronous"), "save_checkpoint_success")
+        _, second = sent(events("synchronous"), "save_checkpoint_success")
         names = [
             "train_iterations",
             "train_samples",
@@ -91,14 +91,14 @@ class TestSynchronous:
 
     def test_saves(self, events):
         """Saves blocked training for 2.25, 0.25 and 3.25 s."""
-        updates = told(events("synchronous"), "sync_checkpoint_metrics_update")
+        updates = sent(events("synchronous"), "sync_checkpoint_metrics_update")
         names = [f"save_checkpoint_sync_time_{name}_sec" for name in ("total", "min", "max")]
         assert figures(updates[-1], *names) == (5.75, 0.25, 3.25)
 
     def test_metadata(self, events):
         """What else is to be kept is kept as texts."""
-        (job,) = told(events("synchronous"), "one_logger_initialization")
-        (training,) = told(events("synchronous"), "update_training_telemetry_config")
+        (job,) = sent(events("synchronous"), "one_logger_initialization")
+        (training,) = sent(events("synchronous"), "update_training_telemetry_config")
         metadata = (job["custom_metadata"], training["custom_metadata"])
         assert metadata == (["model:tiny", "layers:3"], ["optimizer:adam"])
 
@@ -108,30 +108,30 @@ class TestAsynchronous:
 
     def test_order(self, events):
         """What is productive is what the furthest checkpoint holds: eight iterations, and then still eight."""
-        updates = told(events("asynchronous"), "save_checkpoint_success")
+        updates = sent(events("asynchronous"), "save_checkpoint_success")
         names = ["current_iteration", "productive_train_iterations", "productive_train_iterations_sec"]
         assert [figures(update, *names) for update in updates] == [(8, 8, 5.75), (7, 8, 5.75)]
 
     def test_interval(self, events):
         """The first update comes at the fifth iteration, two after the start; the last is the rest of a window."""
-        updates = told(events("asynchronous"), "training_metrics_update")
+        updates = sent(events("asynchronous"), "training_metrics_update")
         names = ["current_iteration", "num_iterations", "interval"]
         assert [figures(update, *names) for update in updates] == [(4, 2, 2), (9, 7, 5), (10, 8, 1)]
 
     def test_tags(self, events):
         """Several tags are a list."""
-        (training,) = told(events("asynchronous"), "update_training_telemetry_config")
+        (training,) = sent(events("asynchronous"), "update_training_telemetry_config")
         assert training["perf_tag"] == ["one", "two"]
 
 
 class TestCustomized:
     def test_the_first_iteration(self, events):
         """If every iteration is to be reported, the first one is too."""
-        updates = told(events("customized"), "training_metrics_update")
+        updates = sent(events("customized"), "training_metrics_update")
         assert [update["num_iterations"] for update in updates] == [1, 2, 3]
 
     def test_what_a_job_tells(self, events):
         """Events and errors of its own are there."""
-        (half_way,) = told(events("customized"), "half way")
-        (error,) = told(events("customized"), "error")
+        (half_way,) = sent(events("customized"), "half way")
+        (error,) = sent(events("customized"), "error")
         assert (half_way["share"], error["exception_message"]) == (0.5, "no such layer")

@@ -153,10 +153,10 @@ class TestAttributesOfSpans:
             instruments.TrainingDefaults(global_batch_size=2, seq_length=3, flops_per_sample=4)
         )
         try:
-            told = LoopFacts(5, None, 6, 7).attributes()
+            sent = LoopFacts(5, None, 6, 7).attributes()
         finally:
             instruments.set_training_defaults(instruments.TrainingDefaults())
-        assert set(told) == set(OF_SPANS["TrainingLoopAttributes"].split())
+        assert set(sent) == set(OF_SPANS["TrainingLoopAttributes"].split())
 
     def test_save(self):
         """A save tells every attribute."""

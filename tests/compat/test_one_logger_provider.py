@@ -117,8 +117,8 @@ class TestTrainingTelemetryProvider:
 
     def test_overrides_alone(self, one_logger):
         """Overrides may say everything."""
-        told = {"application_name": "a", "world_size_or_fn": 1, "session_tag_or_fn": "s"}
-        provider().with_config_override(told).configure_provider()
+        sent = {"application_name": "a", "world_size_or_fn": 1, "session_tag_or_fn": "s"}
+        provider().with_config_override(sent).configure_provider()
         assert provider().config.application_name == "a"
 
     def test_nothing(self, one_logger):
@@ -158,8 +158,8 @@ class TestTrainingTelemetryProvider:
         provider().with_base_config(one_logger.config()).with_exporter(recording).configure_provider()
         with context.application():
             provider().set_training_telemetry_config(one_logger.training())
-        (told,) = recording.of("event on application", "update_training_telemetry_config")
-        assert (told["perf_tag"], told["global_batch_size"]) == ("perf", 4)
+        (sent,) = recording.of("event on application", "update_training_telemetry_config")
+        assert (sent["perf_tag"], sent["global_batch_size"]) == ("perf", 4)
         with pytest.raises(OneLoggerError):
             provider().set_training_telemetry_config(one_logger.training())
 
@@ -288,10 +288,10 @@ class TestRecorder:
             ("error on work", "error"),
             ("stop", "work"),
         ]
-        assert recording.told[0] == {"a": 1, "b": 2}
-        assert recording.told[1] == {"share": 0.5, "timestamp_msec": 10**12}
-        assert recording.told[2]["exception_message"] == "why"
-        assert recording.told[3] == {"a": 1, "b": 2, "c": 3, "duration_msec": 2000}
+        assert recording.sent[0] == {"a": 1, "b": 2}
+        assert recording.sent[1] == {"share": 0.5, "timestamp_msec": 10**12}
+        assert recording.sent[2]["exception_message"] == "why"
+        assert recording.sent[3] == {"a": 1, "b": 2, "c": 3, "duration_msec": 2000}
 
     def test_ids(self, one_logger):
         """What a job holds has the id that is exported."""
@@ -342,8 +342,8 @@ class TestRecorder:
         recorder.telemetry_data_error("lost more")
         assert default_bus.flush(10)
         assert recording.calls == [("data error", "telemetry_data_error")]
-        told = recording.told[0]
-        assert (told["error_message"], told["how many"]) == ("lost some", 3)
+        sent = recording.sent[0]
+        assert (sent["error_message"], sent["how many"]) == ("lost some", 3)
 
     def test_data_error_from_a_signal(self, one_logger, recording):
         """A signal handler can say so, whatever is open."""
@@ -379,9 +379,9 @@ class TestTimedSpan:
             raise raised
         assert caught.value is raised
         assert default_bus.flush(10)
-        (told,) = recording.of("error on mine", "error")
-        assert (told["exception_type"], told["exception_message"]) == ("ValueError", "why")
-        assert "test_error" in told["exception_traceback"]
+        (sent,) = recording.of("error on mine", "error")
+        assert (sent["exception_type"], sent["exception_message"]) == ("ValueError", "why")
+        assert "test_error" in sent["exception_traceback"]
 
     def test_decorator(self, one_logger, recording):
         """It is a decorator too."""
@@ -412,8 +412,8 @@ class TestTimedSpan:
             span.add_attributes(Attributes({"c": 3}))
             assert span.attributes.to_json() == {"a": 1, "b": 2, "c": 3}
         assert default_bus.flush(10)
-        told = recording.of("stop", "mine")[0]
-        assert {name: told[name] for name in "abc"} == {"a": 1, "b": 2, "c": 3}
+        sent = recording.of("stop", "mine")[0]
+        assert {name: sent[name] for name in "abc"} == {"a": 1, "b": 2, "c": 3}
 
 
 class TestOrder:
@@ -504,8 +504,8 @@ class TestJob:
         one_logger.start(recording, training=one_logger.training(log_every_n_train_iterations=5))
         with pytest.raises(ValueError, match="lost"):
             train_and_crash(7)
-        told = recording.of("event on training_loop", "training_metrics_update")
-        assert [(update["num_iterations"], update["num_failed_iterations"]) for update in told] == [(5, 0), (7, 1)]
+        sent = recording.of("event on training_loop", "training_metrics_update")
+        assert [(update["num_iterations"], update["num_failed_iterations"]) for update in sent] == [(5, 0), (7, 1)]
 
     def test_forgotten_ends(self, one_logger):
         """What was never ended is closed with the application."""
@@ -524,8 +524,8 @@ class TestJob:
         assert recording.of("event on application", "save_checkpoint_success") == []
         callbacks.on_save_checkpoint_success(3)
         assert default_bus.flush(10)
-        (told,) = recording.of("event on application", "save_checkpoint_success")
-        assert (told["checkpoint_strategy"], told["current_iteration"]) == ("async", 3)
+        (sent,) = recording.of("event on application", "save_checkpoint_success")
+        assert (sent["checkpoint_strategy"], sent["current_iteration"]) == ("async", 3)
 
     def test_asynchronous_success_at_once(self, one_logger, recording):
         """That is so, too, if the success is told while the save still blocks training."""

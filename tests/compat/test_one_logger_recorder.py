@@ -38,8 +38,8 @@ class TestTrainingRecorder:
             getattr(recorder, f"on_{moment}_end")(stop_time=at(place + 1.25))
         recorder.on_app_end(stop_time=at(10))
         stops = [
-            (name, told["duration_msec"])
-            for (call, name), told in zip(recording.calls, recording.told, strict=False)
+            (name, sent["duration_msec"])
+            for (call, name), sent in zip(recording.calls, recording.sent, strict=False)
             if call == "stop"
         ]
         assert stops == [
@@ -71,8 +71,8 @@ class TestTrainingRecorder:
         recorder.on_testing_start(at(8))
         recorder.on_testing_end(at(9))
         recorder.on_app_end(at(10))
-        (told,) = recording.of("event on training_loop", "training_metrics_update")
-        assert [told[f"{name}_iteration_time_sec"] for name in ("min", "max", "total")] == [1.0, 3.0, 4.0]
+        (sent,) = recording.of("event on training_loop", "training_metrics_update")
+        assert [sent[f"{name}_iteration_time_sec"] for name in ("min", "max", "total")] == [1.0, 3.0, 4.0]
         (saved,) = recording.of("event on checkpoint_save_sync", "save_checkpoint_success")
         assert saved["productive_train_iterations_sec"] == 4.0
 
@@ -140,8 +140,8 @@ def test_throughput(one_logger, recording, is_wanted):
         recorder.on_training_single_iteration_end(at(step + 1))
     recorder.on_training_loop_end(at(2))
     recorder.on_app_end(at(2))
-    (told,) = recording.of("event on training_loop", "training_metrics_update")
-    found = [told.get(name) for name in ("train_throughput_per_gpu", "total_flops")]
+    (sent,) = recording.of("event on training_loop", "training_metrics_update")
+    found = [sent.get(name) for name in ("train_throughput_per_gpu", "total_flops")]
     assert found == ([2.0, 8 * 10**12] if is_wanted else [None, None])
 
 

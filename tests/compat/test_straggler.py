@@ -460,11 +460,11 @@ class TestRanks:
             for process in ranks:
                 process.kill()
         assert [process.returncode for process in ranks] == [0, 0], outcomes
-        told = [json.loads(out) for out, _ in outcomes]
+        sent = [json.loads(out) for out, _ in outcomes]
         if gather:
-            assert told == [{"ranks": [0, 1], "slow": [[1, "node1"]], "nodes": {"0": "node0", "1": "node1"}}, None]
+            assert sent == [{"ranks": [0, 1], "slow": [[1, "node1"]], "nodes": {"0": "node0", "1": "node1"}}, None]
         else:
-            assert told == [
+            assert sent == [
                 {"ranks": [0], "slow": [], "nodes": {"0": "node0"}},
                 {"ranks": [1], "slow": [[1, "node1"]], "nodes": {"1": "node1"}},
             ]

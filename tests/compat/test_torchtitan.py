@@ -25,9 +25,9 @@ BEGAN_US = 1_700_000_000_000_000
 
 def line(name, at_us, step=None, **given):
     """Return a line as torchtitan's formatter writes it; its fields that are not read are left out."""
-    told = {"rank": 1, "global_rank": 1, "local_rank": 1, "source": "training", "host_name": "node-1", "pid": 77}
-    told |= {"tid": 5, "time_us": BEGAN_US + at_us, "log_type": "event", "log_type_name": name, "seq_id": 0}
-    return told | ({"step": step} if step is not None else {}) | given
+    sent = {"rank": 1, "global_rank": 1, "local_rank": 1, "source": "training", "host_name": "node-1", "pid": 77}
+    sent |= {"tid": 5, "time_us": BEGAN_US + at_us, "log_type": "event", "log_type_name": name, "seq_id": 0}
+    return sent | ({"step": step} if step is not None else {}) | given
 
 
 def step_of(step, at_us):
@@ -48,7 +48,7 @@ def write(tmp_path):
     def write(lines, name="training.global_rank_1.jsonl"):
         directory = tmp_path / "structured_logs"
         directory.mkdir(exist_ok=True)
-        (directory / name).write_text("".join(json.dumps(told) + "\n" for told in lines))
+        (directory / name).write_text("".join(json.dumps(sent) + "\n" for sent in lines))
         return directory
 
     return write
@@ -103,12 +103,12 @@ class TestTitanFiles:
     def test_instants(self, write):
         """A point in time without a step belongs to the step that it is in."""
         lines = [*step_of(3, 0), line("checkpoint_staged", 97_000, log_type="instant")]
-        (told,) = [event for event in TitanFiles([write(lines)]) if isinstance(event, SpanEventAdded)]
-        assert (told.name, told.step) == ("checkpoint_staged", 3)
+        (sent,) = [event for event in TitanFiles([write(lines)]) if isinstance(event, SpanEventAdded)]
+        assert (sent.name, sent.step) == ("checkpoint_staged", 3)
 
     def test_nothing_is_lost(self, write):
         """Of 1,000 lines each is read, and each pair, scalar and step comes out once."""
-        files = TitanFiles([write([told for step in range(200) for told in step_of(step, step * 100_000)])])
+        files = TitanFiles([write([sent for step in range(200) for sent in step_of(step, step * 100_000)])])
         kinds = [type(event).__name__ for event in files]
         assert (files.records, files.unpaired, files.problems) == (1_000, 0, [])
         assert [kinds.count(kind) for kind in ("IterationSpanEnded", "CounterWindow", "IterationEnded")] == [
@@ -264,8 +264,8 @@ class TestImport:
         directory = write(step_of(1, 0) + step_of(2, 100_000))
         write(step_of(1, 0), name="training.global_rank_0.jsonl")
         assert main(["import", str(directory), "-o", str(tmp_path / "runs")]) == 0
-        told = capsys.readouterr().out
-        assert told.startswith("15 records of 2 process(es): 12 events in ")
+        sent = capsys.readouterr().out
+        assert sent.startswith("15 records of 2 process(es): 12 events in ")
         steps = [event.step for event in trackside.replay(tmp_path / "runs") if isinstance(event, IterationEnded)]
         assert sorted(steps) == [1, 1, 2]
 

@@ -199,7 +199,7 @@ class TestCountWindows:
         station.add("x", *values)
         station.tick()
 
-        assert [told["stddev"] for told in station.values()] == pytest.approx(
+        assert [recorded["stddev"] for recorded in station.values()] == pytest.approx(
             [statistics.pstdev(values[first : first + 20]) for first in range(0, 100, 20)]
         )
 

@@ -65,38 +65,38 @@ class TestSummary:
     @given(st.lists(st.floats(-1e9, 1e9), min_size=1), st.lists(st.integers(0, 5)))
     def test_against_statistics(self, values, sizes):
         """However the values are cut into chunks, mean and deviation are those of the statistics module."""
-        told = summary_of(*cut(values, sizes)).values(ALL)
+        recorded = summary_of(*cut(values, sizes)).values(ALL)
 
-        assert told["mean"] == pytest.approx(statistics.fmean(values), rel=1e-9, abs=1e-6)
-        assert told["stddev"] == pytest.approx(statistics.pstdev(values), rel=1e-6, abs=1e-5)
-        assert (told["min"], told["max"], told["value"]) == (min(values), max(values), values[-1])
+        assert recorded["mean"] == pytest.approx(statistics.fmean(values), rel=1e-9, abs=1e-6)
+        assert recorded["stddev"] == pytest.approx(statistics.pstdev(values), rel=1e-6, abs=1e-5)
+        assert (recorded["min"], recorded["max"], recorded["value"]) == (min(values), max(values), values[-1])
 
     def test_small_spread_around_a_large_mean(self):
         """Times since the epoch in ns differ by 1: a sum of squares would lose that altogether."""
-        told = summary_of([1.7e18, 1.7e18 + 512], [1.7e18, 1.7e18 + 512]).values(ALL)
+        recorded = summary_of([1.7e18, 1.7e18 + 512], [1.7e18, 1.7e18 + 512]).values(ALL)
 
-        assert told["stddev"] == 256
+        assert recorded["stddev"] == 256
 
     def test_percentiles_stay_within_the_extremes(self):
         """Percentiles of a constant are that constant, not something within 1 % of it."""
-        told = summary_of([0.3, 0.3, 0.3]).values(ALL)
+        recorded = summary_of([0.3, 0.3, 0.3]).values(ALL)
 
-        assert [told[name] for name in ("p50", "p90", "p95", "p99")] == [0.3] * 4
+        assert [recorded[name] for name in ("p50", "p90", "p95", "p99")] == [0.3] * 4
 
     def test_percentiles_by_hand(self):
         """Of 1 to 101 the percentiles have rank 50, 90, 95 and 99 from 0: 51, 91, 96 and 100, within 1 %."""
-        told = summary_of(range(1, 60), range(60, 102)).values(ALL)
+        recorded = summary_of(range(1, 60), range(60, 102)).values(ALL)
 
-        assert [told[name] for name in ("p50", "p90", "p95", "p99")] == pytest.approx([51, 91, 96, 100], rel=0.01)
+        assert [recorded[name] for name in ("p50", "p90", "p95", "p99")] == pytest.approx([51, 91, 96, 100], rel=0.01)
 
     def test_of_infinities(self):
         """What is not defined is left out: both infinities have neither sum nor mean, but a minimum."""
-        told = summary_of([math.inf, -math.inf, 1.0]).values(ALL)
+        recorded = summary_of([math.inf, -math.inf, 1.0]).values(ALL)
 
-        assert "sum" not in told
-        assert "mean" not in told
-        assert "stddev" not in told
-        assert (told["count"], told["min"], told["max"]) == (3, -math.inf, math.inf)
+        assert "sum" not in recorded
+        assert "mean" not in recorded
+        assert "stddev" not in recorded
+        assert (recorded["count"], recorded["min"], recorded["max"]) == (3, -math.inf, math.inf)
 
 
 class TestTotal:
@@ -219,10 +219,10 @@ class TestChecked:
     def test_invalid(self, sample, reason, around):
         """What is not one number is left out with a reason; its neighbours count."""
         samples = [*around, sample, *around]
-        chunk, invalid, told, _ = checked(samples, EVERYTHING, None)
+        chunk, invalid, recorded, _ = checked(samples, EVERYTHING, None)
 
         assert invalid == 1
-        assert reason in told
+        assert reason in recorded
         assert (chunk.values if chunk else []) == around * 2
 
     def test_numpy(self):

@@ -222,11 +222,11 @@ class TestHandlerRows:
         bus.collect(interval_s=1000)
         bus.stat("x").record(1)
         bus.close()
-        told = list(asked)
+        recorded = list(asked)
         del bus
         gc.collect()
 
-        assert (told, asked) == ([1], [1])
+        assert (recorded, asked) == ([1], [1])
 
     def test_handler_adds_to_the_stat_being_logged(self):
         """Stat: a handler that adds to or reads the very Stat deadlocks. Here it has what was added before."""

@@ -110,14 +110,14 @@ class TestInstalled:
 
     def test_events_follow(self):
         """A follower that keeps a copy of the clock is called at each change."""
-        told = []
-        clock.follow(lambda monotonic, offset_ns: told.append(offset_ns))
+        recorded = []
+        clock.follow(lambda monotonic, offset_ns: recorded.append(offset_ns))
         try:
             with clock.installed(lambda: 3, lambda: 10):
                 pass
         finally:
             clock._followers.pop()
-        assert told == [7, clock.offset_ns]
+        assert recorded == [7, clock.offset_ns]
 
 
 class TestReadAnchor:

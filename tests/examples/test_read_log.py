@@ -68,7 +68,7 @@ def log(tmp_path):
     return path
 
 
-def told(reader, path):
+def recorded(reader, path):
     """Return what the example reads."""
     return [json.loads(json.dumps(reader.plain(event))) for event in reader.read_log(path)]
 
@@ -78,7 +78,7 @@ class TestAgrees:
         """Each event of a log is read as trackside reads it."""
         ours = [json.loads(to_json(event)) for event in replay(log)]
         assert len(ours) == 142
-        assert told(reader, log) == ours
+        assert recorded(reader, log) == ours
 
     def test_on_damage(self, reader, log, rng):
         """Of a log with a changed byte, a lost one or a torn end, both read the same events."""
@@ -94,7 +94,7 @@ class TestAgrees:
                 del data[at:]
             log.write_bytes(data)
             ours = [(event.seq, type(event).wire_name) for event in replay(log)]
-            assert [(event["seq"], event["type"]) for event in told(reader, log)] == ours
+            assert [(event["seq"], event["type"]) for event in recorded(reader, log)] == ours
 
 
 class TestVectors:

@@ -269,9 +269,9 @@ class TestSummary:
         The tree of rank 0's second attempt has each kind of span where it was opened, with its count.
         """
         lines = demo.section("The spans of rank 0, attempt 1")
-        told = [match.groups() for match in map(re.compile(r"    ( *)(\w+) +(\d+) ").match, lines) if match]
+        recorded = [match.groups() for match in map(re.compile(r"    ( *)(\w+) +(\d+) ").match, lines) if match]
 
-        assert [(len(indent) // 2, name, int(count)) for indent, name, count in told] == [
+        assert [(len(indent) // 2, name, int(count)) for indent, name, count in recorded] == [
             (0, "application", 1),
             (1, "distributed_code_initialization", 1),
             (1, "model_initialization", 1),
@@ -301,8 +301,8 @@ class TestSummary:
         names = [span.name for span in killed.open]
 
         assert names[0] == "application"
-        told = ", ".join(rf"{name} \([\d.]+ s\)" for name in names)
-        assert re.search(rf"^ +Rank 1, attempt 0, broke off within: {told}\.$", demo.printed, re.MULTILINE)
+        recorded = ", ".join(rf"{name} \([\d.]+ s\)" for name in names)
+        assert re.search(rf"^ +Rank 1, attempt 0, broke off within: {recorded}\.$", demo.printed, re.MULTILINE)
 
     @pytest.mark.parametrize(("rank", "attempt"), [(0, 0), (0, 1), (1, 1)])
     def test_metrics(self, demo, rank, attempt):
@@ -354,9 +354,9 @@ class TestSummary:
         """
         What telemetry cost is said in percent, each way it was measured.
         """
-        told = "\n".join(demo.section("What telemetry cost"))
+        recorded = "\n".join(demo.section("What telemetry cost"))
 
-        assert len(re.findall(r"^ +\S.* [+-]?\d+\.\d\d % ", told, re.MULTILINE)) == 3
+        assert len(re.findall(r"^ +\S.* [+-]?\d+\.\d\d % ", recorded, re.MULTILINE)) == 3
 
     def test_ends(self, demo):
         """
@@ -399,11 +399,11 @@ class TestStragglers:
             since = (first_step if since is None else since) if score < 0.75 else None
         last = scores[max(scores)]
 
-        told = "\n".join(demo.section("Who is slow"))
+        recorded = "\n".join(demo.section("Who is slow"))
 
         assert since is not None
         assert since <= SLOW_FROM
-        assert f"rank 1 is slow: section data_loading, score {last:.2f}, since step {since};" in told
+        assert f"rank 1 is slow: section data_loading, score {last:.2f}, since step {since};" in recorded
 
 
 class TestGoodput:
@@ -411,12 +411,12 @@ class TestGoodput:
         """
         The script says which rank it killed, before which step, and that 10 steps had to be repeated.
         """
-        told = "\n".join(demo.section("Where the time went"))
+        recorded = "\n".join(demo.section("Where the time went"))
 
         assert (kill["rank"], kill["step"], kill["resumes_at"]) == (1, KILL_AT, 40)
-        assert "rank 1 was killed at" in told
-        assert f"before its step {KILL_AT}." in told
-        assert "went on at step 40. 10 steps were lost:" in told
+        assert "rank 1 was killed at" in recorded
+        assert f"before its step {KILL_AT}." in recorded
+        assert "went on at step 40. 10 steps were lost:" in recorded
 
     def test_total(self, demo):
         """
@@ -449,12 +449,12 @@ class TestGoodput:
             shlex.split(command), cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
         )
         lines = map(re.compile(r" +(\S.*?) +([\d.]+) s +([\d.]+) %$").match, ran.stdout.splitlines())
-        told = {line[1]: (float(line[2]), float(line[3])) for line in lines if line}
+        recorded = {line[1]: (float(line[2]), float(line[3])) for line in lines if line}
 
-        assert told["total"][1] == 100.0
-        assert told["total"][1] == pytest.approx(sum(percent for _, percent in told.values()) / 2, abs=1e-9)
+        assert recorded["total"][1] == 100.0
+        assert recorded["total"][1] == pytest.approx(sum(percent for _, percent in recorded.values()) / 2, abs=1e-9)
         for bucket, (spent_s, _) in demo.buckets().items():
-            assert told[bucket][0] == pytest.approx(spent_s, abs=0.006)
+            assert recorded[bucket][0] == pytest.approx(spent_s, abs=0.006)
 
     def test_recovery(self, demo, kill):
         """

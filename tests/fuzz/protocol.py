@@ -133,8 +133,8 @@ class Ends:
             self.above.sent.clear()
             self.server.receive(address, parts, self.clock.now_s, 5, user)
             if user.startswith("rank"):
-                told = [type(one) for one in self.above.sent.get(address, ())]
-                assert set(told) <= {Refused, Reset}, f"a rank's key was sent {told}"
+                recorded = [type(one) for one in self.above.sent.get(address, ())]
+                assert set(recorded) <= {Refused, Reset}, f"a rank's key was sent {recorded}"
         else:
             self.beside.inbox.append(parts)
             self.viewer.receive()

@@ -358,8 +358,8 @@ class TestDisorder:
 class TestSave:
     def outcomes(self, captured):
         """Return what became of saves: class, step and time."""
-        told = (CheckpointSaveSucceeded, CheckpointSaveFailed)
-        return [(type(event), event.global_step, event.at_ns) for event in captured if isinstance(event, told)]
+        recorded = (CheckpointSaveSucceeded, CheckpointSaveFailed)
+        return [(type(event), event.global_step, event.at_ns) for event in captured if isinstance(event, recorded)]
 
     def test_sync(self, captured):
         """A synchronous save succeeds when it is told so, within its span."""

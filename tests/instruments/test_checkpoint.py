@@ -28,7 +28,7 @@ from trackside.instruments import (
 )
 
 
-def told(captured):
+def recorded(captured):
     """Return what became of saves: the event's class and the step."""
     outcomes = (CheckpointSaveSucceeded, CheckpointSaveFailed)
     return [(type(event), event.global_step) for event in captured if isinstance(event, outcomes)]
@@ -91,7 +91,7 @@ class TestSync:
         """A save that tells its failure itself has failed, though no exception left it."""
         with checkpoint_save(100) as save:
             save.failed(OSError("no room"))
-        assert told(captured) == [(CheckpointSaveFailed, 100)]
+        assert recorded(captured) == [(CheckpointSaveFailed, 100)]
 
     def test_saved_again(self, captured):
         """A step may be saved again; each save has its own outcome."""
@@ -99,7 +99,7 @@ class TestSync:
             raise OSError
         with checkpoint_save(100):
             pass
-        assert told(captured) == [(CheckpointSaveFailed, 100), (CheckpointSaveSucceeded, 100)]
+        assert recorded(captured) == [(CheckpointSaveFailed, 100), (CheckpointSaveSucceeded, 100)]
 
     def test_used_again(self, captured):
         """A save that is used again has an outcome each time."""
@@ -107,7 +107,7 @@ class TestSync:
         for _ in range(2):
             with save:
                 pass
-        assert told(captured) == [(CheckpointSaveSucceeded, 100)] * 2
+        assert recorded(captured) == [(CheckpointSaveSucceeded, 100)] * 2
 
     def test_without_spans(self):
         """Who wants to know of successes alone gets them."""
@@ -145,7 +145,7 @@ class TestAsync:
         with application(), training_loop(), checkpoint_save(100, strategy="async"):
             pass
         checkpoint_succeeded(100)
-        assert told(captured) == [(CheckpointSaveSucceeded, 100)]
+        assert recorded(captured) == [(CheckpointSaveSucceeded, 100)]
         assert captured.of(SpanOutOfOrder) == []
 
     def test_any_order(self, captured):
@@ -174,7 +174,7 @@ class TestAsync:
             thread = threading.Thread(target=checkpoint_succeeded, args=(100,))
             thread.start()
             thread.join()
-        assert told(captured) == [(CheckpointSaveSucceeded, 100)]
+        assert recorded(captured) == [(CheckpointSaveSucceeded, 100)]
 
     def test_failure(self, captured):
         """It may be a failure."""
@@ -187,7 +187,7 @@ class TestAsync:
         """An exception in the blocking part is a failure."""
         with pytest.raises(OSError), checkpoint_save(100, strategy="async"):
             raise OSError
-        assert told(captured) == [(CheckpointSaveFailed, 100)]
+        assert recorded(captured) == [(CheckpointSaveFailed, 100)]
 
     def test_nobody_saw_it_begin(self, captured):
         """The success of a save whose begin was not seen is recorded with what is known."""

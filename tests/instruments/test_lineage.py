@@ -65,9 +65,9 @@ class TestEnvironForChild:
         """A child finds the innermost open span, by either variable."""
         set_process_source(Source(id="00c0ffee00c0ffee", run_id="r"))
         with span("spawn") as around:
-            told = environ_for_child()
-        assert parent_from(told) == Parent("00c0ffee00c0ffee", around.id)
-        assert parent_from({"TRACEPARENT": told["TRACEPARENT"]}) == Parent("00c0ffee00c0ffee", around.id)
+            recorded = environ_for_child()
+        assert parent_from(recorded) == Parent("00c0ffee00c0ffee", around.id)
+        assert parent_from({"TRACEPARENT": recorded["TRACEPARENT"]}) == Parent("00c0ffee00c0ffee", around.id)
 
     def test_no_span(self):
         """Without an open span the process itself is the parent; the W3C has no word for that."""

@@ -58,7 +58,7 @@ class FakeNvml:
         self.asked = []
 
     def __getattr__(self, name):
-        told = {
+        recorded = {
             "nvmlInit": lambda: None,
             "nvmlDeviceGetHandleByIndex": lambda index: self.asked.append(index),
             "nvmlDeviceGetHandleByUUID": lambda uuid: self.asked.append(uuid),
@@ -69,9 +69,9 @@ class FakeNvml:
             "nvmlDeviceGetTemperature": lambda _, sensor: 61,
             "nvmlDeviceGetClockInfo": lambda _, kind: {1: 1980, 2: 2619}[kind],
         }.get(name)
-        if told is None:
+        if recorded is None:
             raise AttributeError(name)
-        return self.refuse if name in self.without else told
+        return self.refuse if name in self.without else recorded
 
     def refuse(self, *_):
         """Refuse, as NVML does what a GPU cannot tell."""

@@ -264,9 +264,9 @@ class Prometheus:
         """Return what a query gives: a list of labels and value."""
         asked = urllib.parse.urlencode({"query": promql})
         with urllib.request.urlopen(f"{self.url}/api/v1/query?{asked}", timeout=10) as answer:
-            told = json.load(answer)
-        assert told["status"] == "success", told
-        data = told["data"]
+            recorded = json.load(answer)
+        assert recorded["status"] == "success", recorded
+        data = recorded["data"]
         if data["resultType"] == "scalar":
             return [({}, float(data["result"][1]))]
         return [(one["metric"], float(one["value"][1])) for one in data["result"]]

@@ -28,7 +28,7 @@ import framework_checks as checks  # noqa: E402  after what may skip all of this
 import frameworks  # noqa: E402
 from trackside.integrations import accelerate as instrument  # noqa: E402  after what may skip all of this
 
-of, told = checks.of, checks.told
+of, lines_of = checks.of, checks.lines_of
 
 STEP = [
     *["model_forward", "model_backward"],
@@ -60,7 +60,7 @@ class TestLoop:
     def test_golden(self, events, tmp_path):
         """A loop with accumulation, evaluation and saves is told in this order."""
         frameworks.train_with_accelerate(tmp_path, instrument.TracksideTracker())
-        assert told(events) == golden()
+        assert lines_of(events) == golden()
 
     def test_iterations(self, events, tmp_path):
         """An iteration is an optimizer step: the samples of both its batches, and the mean of their losses."""
@@ -92,7 +92,7 @@ class TestLoop:
         """Of two, one tells everything, once."""
         trackers = [instrument.TracksideTracker(), instrument.TracksideTracker()]
         frameworks.train_with_accelerate(tmp_path, *trackers)
-        assert told(events) == golden()
+        assert lines_of(events) == golden()
 
     def test_leaves_nothing(self, tmp_path):
         """After the end, accelerate's classes have their own methods again."""

@@ -69,8 +69,8 @@ class Collector:
 
     def arrived(self):
         """Return the steps of the iterations that are here; a slow server may have one twice."""
-        spans = [told for _, told in self.server.spans() if told.name == "training_single_iteration"]
-        return {one.value.int_value for told in spans for one in told.attributes if one.key == "trackside.step"}
+        spans = [recorded for _, recorded in self.server.spans() if recorded.name == "training_single_iteration"]
+        return {one.value.int_value for recorded in spans for one in recorded.attributes if one.key == "trackside.step"}
 
 
 class Nats:
@@ -407,11 +407,11 @@ class TestStaysAway:
         assert took_s < 15
         check_witnesses(tmp_path, witness)
         found = since(before, counts())
-        assert {handler: told["balance"] for handler, told in found.items()} == dict.fromkeys(found, 0)
+        assert {handler: recorded["balance"] for handler, recorded in found.items()} == dict.fromkeys(found, 0)
         for system in systems.values():
-            told = found[type(system.sink).__name__]
-            assert told["dropped"] == sum(system.sink.losses().values()) > 0
-            assert (told["failed"], told["suspended"]) == (0, 0)
+            recorded = found[type(system.sink).__name__]
+            assert recorded["dropped"] == sum(system.sink.losses().values()) > 0
+            assert (recorded["failed"], recorded["suspended"]) == (0, 0)
         assert (found["Broken"]["handled"], found["Broken"]["failed"]) == (0, 5)
         assert found["Broken"]["suspended"] == found["Broken"]["logged"] - 5
         assert found["Stuck"]["dropped"] > 0

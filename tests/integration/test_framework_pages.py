@@ -92,7 +92,7 @@ class TestLightning:
         trainer.fit(frameworks.lightning_module("lightning"), frameworks.loader(frameworks.Samples(4)))
         ours = next(one for one in trainer.callbacks if type(one).__name__ == "TracksideCallback")
         ours.close()
-        assert "training 1" in checks.told(replay("runs"))
+        assert "training 1" in checks.lines_of(replay("runs"))
 
     @pytest.mark.parametrize("place", range(1, len(blocks("lightning.md"))))
     def test_other_blocks(self, names, place):
@@ -112,7 +112,7 @@ class TestTransformers:
         names["trainer"].train()
         callback = names["trainer"].pop_callback(names["TracksideCallback"])
         callback.close()
-        assert "training 1" in checks.told(replay("runs"))
+        assert "training 1" in checks.lines_of(replay("runs"))
 
 
 class TestAccelerate:
@@ -132,7 +132,7 @@ class TestAccelerate:
         accelerator.end_training()
         accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
         accelerate.state.GradientState._reset_state()
-        assert "training 1" in checks.told(replay("runs"))
+        assert "training 1" in checks.lines_of(replay("runs"))
 
 
 @pytest.mark.hang_guard(300)

@@ -61,7 +61,7 @@ def sink(monitoring):
     )
 
 
-def told(monitoring):
+def recorded(monitoring):
     """Return what the server got, as name and sorted labels to value."""
     found = {}
     for request in monitoring.requests:
@@ -86,7 +86,7 @@ class TestSeries:
         bus.log(update())
         assert bus.flush(10)
         cumulative = ("window_type", "cumulative")
-        assert told(monitoring) == {
+        assert recorded(monitoring) == {
             ("goodput_time", ACCELERATOR, ("goodput_source", "TOTAL")): 150.0,
             ("badput_time", ACCELERATOR, ("badput_source", "TRAINING_PREP")): 20.0,
             ("badput_time", ACCELERATOR, ("badput_source", "CUSTOM_BADPUT_EVENTS.VALIDATION")): 10.0,
@@ -105,7 +105,7 @@ class TestSeries:
         bus.subscribe(sink)
         bus.log(update(badput_s={"ACCELERATOR_INITIALIZATION": 4.0}))
         assert bus.flush(10)
-        assert told(monitoring)["badput_time", ACCELERATOR, ("badput_source", "TPU_INITIALIZATION")] == 4.0
+        assert recorded(monitoring)["badput_time", ACCELERATOR, ("badput_source", "TPU_INITIALIZATION")] == 4.0
 
     def test_extreme_numbers(self, monitoring, sink, bus, losses, bits):
         """NaN and infinities, which the service does not have, are left out and counted; the rest arrives."""
@@ -113,7 +113,9 @@ class TestSeries:
         bus.log(update(badput_s={f"B{event.step}": event.loss for event in losses}))
         assert bus.flush(10)
         arrived = {
-            dict(key[1:])["badput_source"]: value for key, value in told(monitoring).items() if key[0] == "badput_time"
+            dict(key[1:])["badput_source"]: value
+            for key, value in recorded(monitoring).items()
+            if key[0] == "badput_time"
         }
         assert list(arrived) == ["B3", "B4", "B5"]
         assert bits(arrived.values()) == bits([-0.0, 1e308, 5e-324])
@@ -172,7 +174,7 @@ class TestSeries:
         windows = {"length_s": [600.0], "elapsed_s": [400.0], "productive_s": [100.0], "badput_s": [{"OTHER": 300.0}]}
         bus.log(update(windows=windows, slice_efficiency={"stepping": 0.5, "available": 0.75}))
         assert bus.flush(10)
-        found = told(monitoring)
+        found = recorded(monitoring)
         size = ("rolling_window_size", "600")
         assert found["interval_goodput", ACCELERATOR, ("goodput_source", "TOTAL"), size] == 25.0
         assert found["interval_badput", ACCELERATOR, ("badput_source", "OTHER"), size] == 75.0
@@ -185,7 +187,7 @@ class TestSeries:
         bus.subscribe(sink)
         bus.log(update(last_step=None, step_time={"ideal_s": None, "deviation_s": None}))
         assert bus.flush(10)
-        names = {name for name, *_ in told(monitoring)}
+        names = {name for name, *_ in recorded(monitoring)}
         assert names == {"goodput_time", "badput_time", "disruptions", "total_elapsed_time"}
 
     def test_as_ml_goodput_writes(self, monitoring, sink, bus):
@@ -218,7 +220,7 @@ class TestSeries:
         bus.log(update(badput_s={"TRAINING_PREP": 20.0, "CUSTOM_BADPUT_EVENTS": {"EVAL": 5.0}, "OTHER": 25.0}))
         assert bus.flush(10)
         expected = {key_of(one["metric_type"], one.get("metric_labels", {})): one["value"] for one in theirs}
-        assert told(monitoring) == expected
+        assert recorded(monitoring) == expected
 
 
 class TestMonitor:
@@ -253,7 +255,7 @@ class TestMonitor:
         monitor.stop_step_deviation_uploader()
         monitor.stop_rolling_window_goodput_uploader()
         monitor.close()
-        return {key[0] for key in told(monitoring)}
+        return {key[0] for key in recorded(monitoring)}
 
     GOODPUT = frozenset({"goodput_time", "badput_time", "disruptions", "total_elapsed_time", "max_productive_steps"})
     WINDOWS = frozenset({"interval_goodput", "interval_badput"})
@@ -319,7 +321,9 @@ class TestSending:
         assert bus.flush(10)
         assert sink.losses() == {"InvalidArgument: as the test wants it": 1}
         assert (
-            told(monitoring)["total_elapsed_time", ("accelerator_type", "NVIDIA-H100"), ("window_type", "cumulative")]
+            recorded(monitoring)[
+                "total_elapsed_time", ("accelerator_type", "NVIDIA-H100"), ("window_type", "cumulative")
+            ]
             == 300.0
         )
         [stats] = [one for one in bus.stats().handlers if one.dropped]

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
 
-of, told, golden = checks.of, checks.told, checks.lightning_golden
+of, lines_of, golden = checks.of, checks.lines_of, checks.lightning_golden
 
 
 class TestFit:
@@ -43,7 +43,7 @@ class TestFit:
     def test_golden(self, package, events, tmp_path):
         """A fit with accumulation, validation and saves is told in this order, in both packages."""
         fit(package, tmp_path, callback_of(package))
-        assert told(events) == golden()
+        assert lines_of(events) == golden()
 
     def test_iterations(self, events, tmp_path):
         """An iteration is an optimizer step: the samples of both its batches, and the mean of their losses."""
@@ -85,7 +85,7 @@ class TestFit:
         options = {"accumulate_grad_batches": 1, "val_check_interval": 1.0, "limit_val_batches": 0}
         fit("lightning", tmp_path, callback_of("lightning"), module=module, max_steps=2, saves=0, **options)
         step = ["data_loading", "model_backward", "optimizer_update"]
-        assert told(events) == ["training_loop {", *step, "training 0", *step, "training 1", "} training_loop"]
+        assert lines_of(events) == ["training_loop {", *step, "training 0", *step, "training 1", "} training_loop"]
 
     def test_a_refused_batch(self, events, tmp_path):
         """A batch that the model refuses ends the epoch without an end of its own: its iteration has failed."""
@@ -98,7 +98,7 @@ class TestFit:
         module = frameworks.lightning_module("lightning", on_train_epoch_end=on_train_epoch_end, **refuses)
         options = {"max_steps": -1, "max_epochs": 1, "limit_val_batches": 0, "accumulate_grad_batches": 1}
         fit("lightning", tmp_path, callback_of("lightning"), module=module, saves=0, val_check_interval=1.0, **options)
-        found = [line for line in told(events) if line.startswith(("training ", "epoch"))]
+        found = [line for line in lines_of(events) if line.startswith(("training ", "epoch"))]
         assert found == ["training 0", "training 1 failed", "epoch over"]
 
     def test_changing_accumulation(self, events, tmp_path):
@@ -180,7 +180,7 @@ class TestErrors:
         with trackside.subscribe(trackside.EventLog(tmp_path / "runs")):
             with pytest.raises(ValueError, match="a bad batch"):
                 fit(package, tmp_path, callback_of(package), module=module, saves=0)
-            recorded = told(replay(tmp_path / "runs"))
+            recorded = lines_of(replay(tmp_path / "runs"))
         expected = [
             *[
                 "training_loop {",
@@ -192,7 +192,7 @@ class TestErrors:
             ],
             *["training 1 failed", "} training_loop failed"],
         ]
-        assert told(events) == expected
+        assert lines_of(events) == expected
         assert recorded == expected
 
     @pytest.mark.parametrize("hook", ["on_train_batch_start", "on_train_batch_end", "on_validation_start", "setup"])
@@ -208,7 +208,7 @@ class TestErrors:
         assert checks.left_open(events) == []
         events.clear()
         trainer.fit(module, frameworks.loader(), frameworks.loader())
-        assert told(events)[-1] == "} training_loop"
+        assert lines_of(events)[-1] == "} training_loop"
         assert of(SpanOutOfOrder, events) == []
 
     def test_that_keeps_the_news_from_us(self, events, tmp_path):
@@ -244,7 +244,7 @@ class TestIdempotence:
     def test_two_callbacks(self, events, tmp_path):
         """Of two on one trainer one tells everything, once."""
         fit("lightning", tmp_path, callback_of("lightning"), callback_of("lightning"))
-        assert told(events) == golden()
+        assert lines_of(events) == golden()
 
     def test_leaves_nothing(self, tmp_path):
         """After a run the trainer's profiler and strategy have their own methods again."""
@@ -259,4 +259,4 @@ class TestIdempotence:
         callback = callback_of("lightning")
         fit("lightning", tmp_path / "a", callback)
         fit("lightning", tmp_path / "b", callback)
-        assert told(events) == golden() * 2
+        assert lines_of(events) == golden() * 2

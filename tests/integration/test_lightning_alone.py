@@ -106,7 +106,7 @@ def package(request):
 def test_golden(package, jobs):
     """A fit is told in the same order as where both packages are installed."""
     directory, _ = jobs[package]
-    assert checks.told(replay(directory / "runs")) == ["application {", *checks.lightning_golden(), "} application"]
+    assert checks.lines_of(replay(directory / "runs")) == ["application {", *checks.lightning_golden(), "} application"]
 
 
 def test_its_own_classes(package, jobs):

@@ -19,7 +19,7 @@ from trackside.events import (
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
 
-of, told = checks.of, checks.told
+of, lines_of = checks.of, checks.lines_of
 
 
 class TestOtherRuns:
@@ -30,7 +30,7 @@ class TestOtherRuns:
         trainer.test(module, frameworks.loader(), verbose=False)
         trainer.predict(module, frameworks.loader(frameworks.Samples(4)))
         iteration = "predicting_single_iteration"
-        assert told(events) == [
+        assert lines_of(events) == [
             *["testing_loop {", "testing -1", "testing -1", "} testing_loop"],
             *["predicting_loop {", iteration, iteration, "} predicting_loop"],
         ]
@@ -38,14 +38,19 @@ class TestOtherRuns:
     def test_sanity_check(self, events, tmp_path):
         """What Lightning tries out before training is preparation, and no validation."""
         fit("lightning", tmp_path, callback_of("lightning"), num_sanity_val_steps=2, max_steps=1, saves=0)
-        assert told(events)[:3] == ["sanity_check {", "} sanity_check", "training_loop {"]
+        assert lines_of(events)[:3] == ["sanity_check {", "} sanity_check", "training_loop {"]
         assert of(SpanStarted, events)[0].attributes == {"badput_type": "TRAINING_PREP"}
 
     def test_validation_without_a_result(self, events, tmp_path):
         """Lightning may tell no end of a batch whose step returns nothing: every one is told of, and none failed."""
         module = frameworks.lightning_module("lightning", validation_step=lambda *_: None)
         fit("lightning", tmp_path, callback_of("lightning"), module=module, max_steps=10, saves=0)
-        assert told(events)[-6:] == ["validation_loop {", *["validation 9"] * 3, "} validation_loop", "} training_loop"]
+        assert lines_of(events)[-6:] == [
+            "validation_loop {",
+            *["validation 9"] * 3,
+            "} validation_loop",
+            "} training_loop",
+        ]
 
     def test_load_to_go_on(self, events, tmp_path):
         """A fit that goes on loads a checkpoint, of the iteration before its first one."""
@@ -68,7 +73,7 @@ class TestOtherRuns:
         (checkpoint,) = (tmp_path / "checkpoints").glob("*.ckpt")
         events.clear()
         trainer.test(module, frameworks.loader(), ckpt_path=checkpoint, verbose=False)
-        assert told(events)[:3] == ["checkpoint_load {", "} checkpoint_load", "testing_loop {"]
+        assert lines_of(events)[:3] == ["checkpoint_load {", "} checkpoint_load", "testing_loop {"]
         assert of(SpanEnded, events)[0].attributes == {"path": str(checkpoint)}
 
 
@@ -104,7 +109,7 @@ class TestSaves:
         trainer.test(module, frameworks.loader(), verbose=False)  # another run, and still one save is one
         events.clear()
         trainer.save_checkpoint(tmp_path / "mine.ckpt")
-        assert told(events) == ["checkpoint_save_sync {", "saved 0", "} checkpoint_save_sync"]
+        assert lines_of(events) == ["checkpoint_save_sync {", "saved 0", "} checkpoint_save_sync"]
 
     def test_failing(self, events, tmp_path):
         """A save that raises is closed and has failed; the next one is told as if nothing had been."""
@@ -123,7 +128,7 @@ class TestSaves:
         with pytest.raises(OSError, match="no space"):
             trainer.save_checkpoint(tmp_path / "a.ckpt")
         trainer.save_checkpoint(tmp_path / "b.ckpt")
-        assert told(events) == [
+        assert lines_of(events) == [
             *["checkpoint_save_sync {", "not saved 0", "} checkpoint_save_sync failed"],
             *["checkpoint_save_sync {", "saved 0", "} checkpoint_save_sync"],
         ]
@@ -145,10 +150,10 @@ class TestSaves:
         events.clear()
         trainer.save_checkpoint(tmp_path / "a.ckpt")
         assert is_saving.wait(60)
-        assert told(events) == ["checkpoint_save_async {", "} checkpoint_save_async"]
+        assert lines_of(events) == ["checkpoint_save_async {", "} checkpoint_save_async"]
         may_write.set()
         io.teardown()
-        assert told(events)[2:] == ["saved 0"]
+        assert lines_of(events)[2:] == ["saved 0"]
         assert of(CheckpointSaveSucceeded, events)[0].path == str(tmp_path / "a.ckpt")
 
     def test_failing_in_the_background(self, events, tmp_path):
@@ -169,4 +174,4 @@ class TestSaves:
         may_fail.set()
         with pytest.raises(OSError, match="no space"):
             io.teardown()
-        assert told(events) == ["checkpoint_save_async {", "} checkpoint_save_async", "not saved 0"]
+        assert lines_of(events) == ["checkpoint_save_async {", "} checkpoint_save_async", "not saved 0"]

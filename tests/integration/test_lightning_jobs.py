@@ -25,7 +25,7 @@ torch = pytest.importorskip("torch")
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
 
-of, told, golden = checks.of, checks.told, checks.lightning_golden
+of, lines_of, golden = checks.of, checks.lines_of, checks.lightning_golden
 
 
 class TestTrainerClass:
@@ -38,7 +38,7 @@ class TestTrainerClass:
     def test_golden(self, package, hooked, events, tmp_path):
         """A trainer of a hooked class tells what one with the callback does."""
         fit(package, tmp_path, cls=hooked[0])
-        assert told(events) == golden()
+        assert lines_of(events) == golden()
 
     def test_is_a_callback(self, package):
         """The callback is one of its own package's, and none of the other's."""
@@ -121,7 +121,7 @@ class TestAsOneLogger:
     def test_call_on_app_start(self, asked, events):
         """The application's span is opened where that is asked for."""
         callback_of("lightning", call_on_app_start=asked)
-        assert told(events) == ["application {"] * asked
+        assert lines_of(events) == ["application {"] * asked
         moments.on_app_end() if asked else None
 
 
@@ -145,7 +145,7 @@ class TestOneLine:
             callback.close()
             assert job.is_open
         assert not (tmp_path / "not this").exists()
-        assert "training 0" in told(replay(tmp_path / "mine"))
+        assert "training 0" in lines_of(replay(tmp_path / "mine"))
 
     def test_who_the_run_is(self, tmp_path):
         """What the job's configuration leaves open the trainer tells."""
@@ -164,11 +164,11 @@ class TestOptIn:
         (found,) = [entry for entry in importlib.metadata.entry_points(group=group) if entry.name == "trackside"]
         return found.load()
 
-    @pytest.mark.parametrize("told", [None, "", "0", "false"])
-    def test_off(self, package, told, monkeypatch):
+    @pytest.mark.parametrize("lines_of", [None, "", "0", "false"])
+    def test_off(self, package, lines_of, monkeypatch):
         """Being installed, trackside gives a trainer nothing."""
-        if told is not None:
-            monkeypatch.setenv("TRACKSIDE", told)
+        if lines_of is not None:
+            monkeypatch.setenv("TRACKSIDE", lines_of)
         assert self.factory(package)() == []
 
     def test_on(self, package, monkeypatch, tmp_path):
@@ -179,7 +179,7 @@ class TestOptIn:
         (ours,) = [one for one in trainer.callbacks if type(one).__module__ == f"trackside.integrations.{package}"]
         trainer.fit(frameworks.lightning_module(package), frameworks.loader())
         ours.close()
-        assert "training 0" in told(replay(tmp_path / "runs"))
+        assert "training 0" in lines_of(replay(tmp_path / "runs"))
 
 
 def watching(package, **changes):

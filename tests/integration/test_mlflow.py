@@ -59,9 +59,9 @@ def database(tmp_path_factory):
     return uri
 
 
-def log(sink, *events, reason="closed", **told):
+def log(sink, *events, reason="closed", **fields):
     """Log *events* as a process; return its source."""
-    source = Source(**{"run_id": "run-1", **told})
+    source = Source(**{"run_id": "run-1", **fields})
     with Bus(source=source) as bus:
         bus.subscribe(sink)
         for event in events:

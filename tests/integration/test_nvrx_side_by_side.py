@@ -76,8 +76,8 @@ def theirs(windows, tmp_path_factory):
     ]
     try:
         for process in ranks:
-            _, told = process.communicate(timeout=100)
-            assert process.returncode == 0, told
+            _, recorded = process.communicate(timeout=100)
+            assert process.returncode == 0, recorded
     finally:
         for process in ranks:
             process.kill()
@@ -160,12 +160,12 @@ class TestStragglers:
         for report in ours:
             found = report.identify_stragglers()
             for key, mine in found.items():
-                told = [answers[report.window]["stragglers"][key] for answers in theirs]
+                recorded = [answers[report.window]["stragglers"][key] for answers in theirs]
                 if isinstance(mine, dict):
                     expected = {}
-                    for one in told:
+                    for one in recorded:
                         for name, ranks in one.items():
                             expected.setdefault(name, set()).update(ranks)
                     assert {name: {one.rank for one in ids} for name, ids in mine.items()} == expected
                 else:
-                    assert {one.rank for one in mine} == {rank for ranks in told for rank in ranks}
+                    assert {one.rank for one in mine} == {rank for ranks in recorded for rank in ranks}

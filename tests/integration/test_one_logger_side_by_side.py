@@ -114,13 +114,13 @@ def read(path):
 
 
 def since(attributes, began_ms):
-    told = dict(attributes)
-    for name in told:
+    recorded = dict(attributes)
+    for name in recorded:
         if name.endswith("timestamp_msec"):
-            told[name] -= began_ms
+            recorded[name] -= began_ms
         elif name.endswith("timestamp_sec"):
-            told[name] -= began_ms / 1000
-    return told
+            recorded[name] -= began_ms / 1000
+    return recorded
 
 
 def is_same(name, theirs, ours, *, measured):
@@ -136,7 +136,7 @@ def differences(theirs, ours, *, measured):
     """Yield what reports it, the attribute and which of both it is: ``different``, ``only theirs``."""
     for kind in ("spans", "events"):
         for name, of_theirs in getattr(theirs, kind).items():
-            of_ours = [told for told in getattr(ours, kind)[name] if not is_only_ours(name, told)]
+            of_ours = [recorded for recorded in getattr(ours, kind)[name] if not is_only_ours(name, recorded)]
             assert len(of_theirs) == len(of_ours), name
             for their, our in zip(of_theirs, of_ours, strict=True):
                 for attribute, value in their.items():
@@ -146,8 +146,8 @@ def differences(theirs, ours, *, measured):
                         yield name, attribute, "different"
 
 
-def is_only_ours(name, told):
-    return (name, told.get("current_iteration")) in ONLY_OURS
+def is_only_ours(name, recorded):
+    return (name, recorded.get("current_iteration")) in ONLY_OURS
 
 
 @pytest.fixture(scope="module")
@@ -203,10 +203,10 @@ class TestSideBySide:
     def test_only_ours(self, reports):
         """What only trackside reports is really there."""
         ours = {
-            (name, told.get("current_iteration"))
+            (name, recorded.get("current_iteration"))
             for scenario in COMPARED
             for name, events in reports[scenario, False].events.items()
-            for told in events
+            for recorded in events
         }
         assert set(ONLY_OURS) <= ours
 

@@ -105,12 +105,12 @@ class TestSpans:
                 times = (event.at_ns - event.duration_ns, event.at_ns)
                 recorded[event.source.id, event.span_id] = (event.source.rank, parent, name, *times)
         sent = {}
-        for resource, told in collector.spans():
-            source_id, number = resource["service.instance.id"], int.from_bytes(told.span_id, "big")
-            assert told.trace_id.hex() == source_id + "0" * 16
-            parent = int.from_bytes(told.parent_span_id, "big")
-            times = (told.start_time_unix_nano, told.end_time_unix_nano)
-            sent[source_id, number] = (resource["trackside.rank"], parent, told.name, *times)
+        for resource, reported in collector.spans():
+            source_id, number = resource["service.instance.id"], int.from_bytes(reported.span_id, "big")
+            assert reported.trace_id.hex() == source_id + "0" * 16
+            parent = int.from_bytes(reported.parent_span_id, "big")
+            times = (reported.start_time_unix_nano, reported.end_time_unix_nano)
+            sent[source_id, number] = (resource["trackside.rank"], parent, reported.name, *times)
         assert sent == recorded
         assert len(sent) == 2 * (2 * 250 + 2)
 
@@ -141,18 +141,18 @@ class TestSpans:
         sink(of(worker, ended(5, "load")))
         sink(of(worker, ended(6, "decode", parent=5)))
         assert sink.flush(5)
-        spans = {told.name: told for _, told in collector.spans()}
-        assert len({told.trace_id for told in spans.values()}) == 1
+        spans = {reported.name: reported for _, reported in collector.spans()}
+        assert len({reported.trace_id for reported in spans.values()}) == 1
         assert spans["load"].parent_span_id == spans["fork"].span_id
         assert spans["decode"].parent_span_id == spans["load"].span_id
-        assert len({told.span_id for told in spans.values()}) == 3
+        assert len({reported.span_id for reported in spans.values()}) == 3
 
     def test_ranks_started_in_one_trace(self, collector, sink):
         """Ranks that a traced launcher started hang under its span, and their ids do not collide."""
         for rank in range(2):
             sink(of(Source(rank=rank, parent=Parent(TRACE, 0xB7AD6B7169203331)), ended(1)))
         assert sink.flush(5)
-        first, second = (told for _, told in collector.spans())
+        first, second = (reported for _, reported in collector.spans())
         assert first.trace_id.hex() == second.trace_id.hex() == TRACE
         assert first.parent_span_id.hex() == second.parent_span_id.hex() == "b7ad6b7169203331"
         assert first.span_id != second.span_id
@@ -170,8 +170,8 @@ class TestSpans:
         set_process_source(Source(parent=parent))
         sink = OpenTelemetrySink(collector.url)
         with bus.subscribe(sink), span("spawn"):
-            told = environ_for_child()["TRACEPARENT"]
-        found = get_current_span(TraceContextTextMapPropagator().extract({"traceparent": told})).get_span_context()
+            reported = environ_for_child()["TRACEPARENT"]
+        found = get_current_span(TraceContextTextMapPropagator().extract({"traceparent": reported})).get_span_context()
         bus.end("over")
         [(_, sent)] = [one for one in collector.spans() if one[1].name == "spawn"]
         assert f"{found.trace_id:032x}" == sent.trace_id.hex()
@@ -194,9 +194,9 @@ class TestSpans:
         }
         sink(of(MAIN, ended(1, attributes=given)))
         assert sink.flush(5)
-        told = decoded(only(collector.spans())[1].attributes)
-        text = {name: told.pop(name) for name in ("mixed", "table", "large", "object")}
-        assert told == {
+        reported = decoded(only(collector.spans())[1].attributes)
+        text = {name: reported.pop(name) for name in ("mixed", "table", "large", "object")}
+        assert reported == {
             "int": 7,
             "float": 0.5,
             "bool": True,
@@ -223,14 +223,14 @@ class TestSpans:
         )
         sink(of(MAIN, event))
         assert sink.flush(5)
-        _, told = only(collector.spans())
-        assert (told.name, told.span_id.hex(), told.parent_span_id.hex()) == (
+        _, reported = only(collector.spans())
+        assert (reported.name, reported.span_id.hex(), reported.parent_span_id.hex()) == (
             "training_single_iteration",
             f"{9:016x}",
             f"{4:016x}",
         )
-        assert (told.start_time_unix_nano, told.end_time_unix_nano) == (2_000, 5_000)
-        assert decoded(told.attributes) == {"trackside.step": 12, "trackside.samples": 32, "trackside.loss": 0.25}
+        assert (reported.start_time_unix_nano, reported.end_time_unix_nano) == (2_000, 5_000)
+        assert decoded(reported.attributes) == {"trackside.step": 12, "trackside.samples": 32, "trackside.loss": 0.25}
 
     def test_events(self, collector, sink, decoded):
         """A span event is an event of its span, at its time."""
@@ -245,10 +245,10 @@ class TestSpans:
         error = {"type": "ValueError", "message": "no", "traceback": "Traceback …"}
         sink(of(MAIN, ended(1, error=error)))
         assert sink.flush(5)
-        _, told = only(collector.spans())
-        assert (told.status.code, told.status.message) == (ERROR, "ValueError: no")
-        assert decoded(told.attributes) == {"error.type": "ValueError"}
-        event = only(told.events)
+        _, reported = only(collector.spans())
+        assert (reported.status.code, reported.status.message) == (ERROR, "ValueError: no")
+        assert decoded(reported.attributes) == {"error.type": "ValueError"}
+        event = only(reported.events)
         assert (event.name, event.time_unix_nano) == ("exception", 2_000)
         assert decoded(event.attributes) == {
             "exception.type": "ValueError",
@@ -260,14 +260,14 @@ class TestSpans:
         """A span that an exception passed through has the status, and no second copy of the exception."""
         sink(of(MAIN, ended(1, error={"type": "ValueError", "message": "no", "raised_in": "2"})))
         assert sink.flush(5)
-        _, told = only(collector.spans())
-        assert told.status.code == ERROR
-        assert not told.events
+        _, reported = only(collector.spans())
+        assert reported.status.code == ERROR
+        assert not reported.events
 
     def test_failed_iteration(self, collector, sink, decoded):
         """A failed iteration has the exception that was raised in it."""
-        told = {"exception_type": "OSError", "exception_message": "gone", "error_message": "OSError: gone"}
-        sink(of(MAIN, SpanEventAdded(name="error", attributes=told, span_id=1, at_ns=4_000)))
+        reported = {"exception_type": "OSError", "exception_message": "gone", "error_message": "OSError: gone"}
+        sink(of(MAIN, SpanEventAdded(name="error", attributes=reported, span_id=1, at_ns=4_000)))
         sink(of(MAIN, IterationEnded(span_id=1, parent_span_id=0, step=1, at_ns=5_000, duration_ns=1_000, failed=True)))
         assert sink.flush(5)
         _, found = only(collector.spans())
@@ -306,12 +306,12 @@ class TestSpans:
         )
         sink(of(MAIN, SourceEnded(reason="SIGTERM", at_ns=9_000)))
         assert sink.flush(5)
-        told = {one.name: one for _, one in collector.spans()}
-        assert {name: (one.start_time_unix_nano, one.end_time_unix_nano) for name, one in told.items()} == {
+        reported = {one.name: one for _, one in collector.spans()}
+        assert {name: (one.start_time_unix_nano, one.end_time_unix_nano) for name, one in reported.items()} == {
             "application": (1_000, 9_000),
             "checkpoint_load": (2_000, 9_000),
         }
-        assert all(decoded(one.attributes) == {"trackside.unfinished": True} for one in told.values())
+        assert all(decoded(one.attributes) == {"trackside.unfinished": True} for one in reported.values())
 
     def test_limits(self, collector, monkeypatch):
         """OpenTelemetry's limits of spans are honoured."""
@@ -319,8 +319,8 @@ class TestSpans:
         sink = OpenTelemetrySink(collector.url)
         sink(of(MAIN, ended(1, attributes={"a": 1, "b": 2, "c": 3})))
         assert sink.close(5)
-        _, told = only(collector.spans())
-        assert (len(told.attributes), told.dropped_attributes_count) == (2, 1)
+        _, reported = only(collector.spans())
+        assert (len(reported.attributes), reported.dropped_attributes_count) == (2, 1)
 
     def test_sampler(self, collector, monkeypatch):
         """OpenTelemetry's sampler is honoured, and spans that it drops are no loss."""
@@ -352,11 +352,11 @@ class TestMetrics:
         for step, duration_ns in enumerate((10**8, 2 * 10**8, 10**9)):
             sink(of(MAIN, IterationEnded(step=step, duration_ns=duration_ns, samples=4, failed=step == 2)))
         assert sink.flush(5)
-        told = {
+        reported = {
             attributes["trackside.failed"]: (point.count, point.sum)
             for _, attributes, point in collector.points("trackside.iteration.duration")
         }
-        assert told == {False: (2, pytest.approx(0.3)), True: (1, 1.0)}
+        assert reported == {False: (2, pytest.approx(0.3)), True: (1, 1.0)}
         [(_, _, samples)] = collector.points("trackside.iteration.samples")
         assert samples.as_int == 8
 
@@ -401,8 +401,8 @@ class TestMetrics:
         assert sink.flush(5)
         [(resource, _, ratio)] = collector.points("trackside.goodput.ratio")
         assert (resource["trackside.rank"], ratio.as_double) == (1, 0.5)
-        told = {one["trackside.bucket"]: point.as_double for _, one, point in collector.points("trackside.badput")}
-        assert told == {"OTHER": 3.0, "CUSTOM_BADPUT_EVENTS.EVAL": 1.0}
+        reported = {one["trackside.bucket"]: point.as_double for _, one, point in collector.points("trackside.badput")}
+        assert reported == {"OTHER": 3.0, "CUSTOM_BADPUT_EVENTS.EVAL": 1.0}
         [(resource, labels, dropped)] = collector.points("trackside.events.dropped")
         assert (resource["trackside.rank"], labels, dropped.as_int) == (0, {"trackside.reason": "dropped"}, 5)
 
@@ -414,16 +414,16 @@ class TestLogs:
         sink(of(MAIN, ended(3)))
         sink(of(MAIN, IterationEnded(duration_ns=1)))
         assert sink.flush(5)
-        resource, told = only(collector.logs())
+        resource, reported = only(collector.logs())
         assert resource["trackside.rank"] == 1
-        assert (told.event_name, told.time_unix_nano, told.severity_text) == (
+        assert (reported.event_name, reported.time_unix_nano, reported.severity_text) == (
             "trackside.checkpoint.failed",
             5_000,
             "WARN",
         )
         [(_, around)] = collector.spans()
-        assert (told.trace_id, told.span_id) == (around.trace_id, around.span_id)
-        attributes = decoded(told.attributes)
+        assert (reported.trace_id, reported.span_id) == (around.trace_id, around.span_id)
+        attributes = decoded(reported.attributes)
         assert (attributes["global_step"], attributes["path"], attributes["trackside.step"]) == (7, "/ckpt", 7)
 
     def test_telemetry_data_error(self, collector, sink, decoded):
@@ -432,17 +432,17 @@ class TestLogs:
 
         sink(of(MAIN, TelemetryFoundLacking(message="lost a rank", attributes={"rank": 3})))
         assert sink.flush(5)
-        _, told = only(collector.logs())
-        assert told.severity_text == "ERROR"
-        assert decoded(told.attributes)["message"] == "lost a rank"
+        _, reported = only(collector.logs())
+        assert reported.severity_text == "ERROR"
+        assert decoded(reported.attributes)["message"] == "lost a rank"
 
     def test_severities(self, collector, sink):
         """Trouble is a warning, the rest of the life of a job information."""
         sink(of(MAIN, HandlerSuspended(handler="h", failures=5)))
         sink(of(MAIN, SourceEnded(reason="closed")))
         assert sink.flush(5)
-        told = {one.event_name: one.severity_text for _, one in collector.logs()}
-        assert told == {"trackside.handler.suspended": "WARN", "trackside.source.ended": "INFO"}
+        reported = {one.event_name: one.severity_text for _, one in collector.logs()}
+        assert reported == {"trackside.handler.suspended": "WARN", "trackside.source.ended": "INFO"}
 
 
 class TestSettings:
@@ -478,8 +478,8 @@ class TestSettings:
         assert sink.close(5)
         assert collector.requests == []
 
-    @pytest.mark.parametrize(("signal", "told"), [("TRACES", "spans"), ("LOGS", "logs")])
-    def test_one_signal_off(self, collector, monkeypatch, signal, told):
+    @pytest.mark.parametrize(("signal", "reported"), [("TRACES", "spans"), ("LOGS", "logs")])
+    def test_one_signal_off(self, collector, monkeypatch, signal, reported):
         """A signal whose exporter is ``none`` is not sent; the others are."""
         monkeypatch.setenv(f"OTEL_{signal}_EXPORTER", "none")
         sink = OpenTelemetrySink(collector.url)
@@ -487,8 +487,8 @@ class TestSettings:
             sink(of(MAIN, event))
         assert sink.close(5)
         assert {"spans": bool(collector.spans()), "logs": bool(collector.logs())} == {
-            "spans": told != "spans",
-            "logs": told != "logs",
+            "spans": reported != "spans",
+            "logs": reported != "logs",
         }
         assert collector.points("trackside.iteration.duration")
 
@@ -536,9 +536,9 @@ class TestMlflow:
         assert sink.close(60), sink.losses()
         found = {}
         for trace in MlflowClient(tracking_uri=url).search_traces(locations=["0"]):
-            for told in trace.data.spans:
-                source_id = told.trace_id.removeprefix("tr-")[:16]
-                found[source_id, told.name] = (told.start_time_ns, told.end_time_ns, told.parent_id)
+            for reported in trace.data.spans:
+                source_id = reported.trace_id.removeprefix("tr-")[:16]
+                found[source_id, reported.name] = (reported.start_time_ns, reported.end_time_ns, reported.parent_id)
         assert found == expected
 
 
@@ -553,7 +553,7 @@ class TestDelivery:
         assert not bus.flush(2)
         collector.start()
         assert bus.flush(10)
-        assert {int.from_bytes(told.span_id, "big") for _, told in collector.spans()} == set(range(1, 101))
+        assert {int.from_bytes(reported.span_id, "big") for _, reported in collector.spans()} == set(range(1, 101))
         assert sink.lost == 0
 
     @pytest.mark.parametrize("status", [429, 503])

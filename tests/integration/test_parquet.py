@@ -47,9 +47,9 @@ OWN = ("source", "seq", "time_ns", "span_id", "step", "session", "attempt", "ran
 START_NS = 1_700_000_000 * 10**9
 
 
-def record(directory, *events, **told):
+def record(directory, *events, **recorded):
     """Record *events* as one process; return its source."""
-    source = Source(**{"run_id": "run-1", "session_tag": "friday", "host": "node-1", **told})
+    source = Source(**{"run_id": "run-1", "session_tag": "friday", "host": "node-1", **recorded})
     with Bus(source=source) as bus:
         bus.subscribe(EventLog(directory))
         for event in events or [IterationEnded(step=0, duration_ns=1)]:
@@ -112,10 +112,10 @@ def assert_equal_to_replay(logs, target):
         events.sort(key=lambda event: (event.source.id, event.seq))
         assert len(rows) == len(events)
         for row, event in zip(rows, events, strict=True):
-            told = json.loads(to_json(event))
+            recorded = json.loads(to_json(event))
             source = event.source
             assert {name: row[name] for name in ("source", "seq", "time_ns", "span_id", "step")} == {
-                name: told[name] for name in ("source", "seq", "time_ns", "span_id", "step")
+                name: recorded[name] for name in ("source", "seq", "time_ns", "span_id", "step")
             }
             assert (row["session"], row["attempt"], row["rank"]) == (
                 source.session_tag or source.run_id,
@@ -123,7 +123,7 @@ def assert_equal_to_replay(logs, target):
                 str(source.rank),
             )
             found = fields_in(row)
-            for field, value in told["fields"].items():
+            for field, value in recorded["fields"].items():
                 assert is_same(found.pop(field, None), value), (wire_name, field)
             assert all(value is None for value in found.values())
 
@@ -137,8 +137,8 @@ class Values:
     def event(self, cls):
         """Return an event of a class."""
         hints = hints_of(cls)
-        told = {name: self.value(hints[name]) for name in own_fields(cls)}
-        return cls(at_ns=START_NS + self.rng.randrange(10**9), span_id=self.rng.randrange(9), step=3, **told)
+        recorded = {name: self.value(hints[name]) for name in own_fields(cls)}
+        return cls(at_ns=START_NS + self.rng.randrange(10**9), span_id=self.rng.randrange(9), step=3, **recorded)
 
     def value(self, hint):
         """Return a value of a type."""
@@ -189,13 +189,13 @@ class TestRows:
     def test_undeclared_types(self, tmp_path, rng):
         """A type that only the job declared has the columns of its first events; what comes later is nowhere lost."""
         assert lookup("acme.batch.undeclared") is None
-        told = [
+        recorded = [
             {"loss": None, "why": "nan", "index": 1, "ok": True, "raw": b"\x00", "nested": {"a": [1]}},
             {"loss": 0.5, "why": None, "index": 2, "ok": False, "raw": b"", "nested": None},
             {"loss": 2, "why": "inf", "index": 3, "ok": None, "raw": None, "nested": [1, 2]},
         ]
         other = [{"loss": "gone", "why": 7, "index": 1.5, "ok": 1, "raw": "text", "more": {"x": 1}}, {}]
-        events = [UnknownEvent(name="acme.batch.undeclared", fields=fields) for fields in told]
+        events = [UnknownEvent(name="acme.batch.undeclared", fields=fields) for fields in recorded]
         late = [UnknownEvent(name="acme.batch.undeclared", fields=fields) for fields in other]
         record(tmp_path / "logs", *events, id="a" * 16)
         record(tmp_path / "logs", *late, id="b" * 16)
@@ -258,9 +258,14 @@ class TestRows:
 
         rows = {row["source"]: row for row in read_sources(tmp_path / "parquet")}
         assert set(rows) == {source.id, worker.id}
-        told = rows[source.id]
-        assert (told["session"], told["rank"], told["world_size"], told["host"]) == ("friday", 1, 2, "node-1")
-        assert (told["perf_tags"], told["metadata"], told["role"]) == (["a", "b"], {"team": "x"}, "main")
+        recorded = rows[source.id]
+        assert (recorded["session"], recorded["rank"], recorded["world_size"], recorded["host"]) == (
+            "friday",
+            1,
+            2,
+            "node-1",
+        )
+        assert (recorded["perf_tags"], recorded["metadata"], recorded["role"]) == (["a", "b"], {"team": "x"}, "main")
         assert (rows[worker.id]["session"], rows[worker.id]["attempt"], rows[worker.id]["role"]) == (
             "run-1",
             3,

@@ -126,8 +126,8 @@ class TestNumbers:
 
         assert server.value("trackside_goodput_ratio") == result.goodput
         assert server.value("trackside_productive_seconds") == result.productive_s
-        told = {labels["bucket"]: value for labels, value in server.query("trackside_badput_seconds")}
-        assert told == {name: value for name, value in result.badput_s.items() if not isinstance(value, dict)}
+        recorded = {labels["bucket"]: value for labels, value in server.query("trackside_badput_seconds")}
+        assert recorded == {name: value for name, value in result.badput_s.items() if not isinstance(value, dict)}
         spent = server.value("sum(trackside_badput_seconds) + sum(trackside_productive_seconds)")
         assert spent == pytest.approx(server.value("trackside_elapsed_seconds"), rel=1e-9)
         board = counters.result().counters["train.loss"]
@@ -198,12 +198,17 @@ class TestDashboard:
         def feed(step):
             sink(of(source, IterationEnded(step=step, duration_ns=10**8, samples=4, tokens=16, loss=1.0)))
             sink(of(source, Heartbeat(sequence=step, counts={"dropped": step})))
-            told = {"avg_tokens_per_second": 100.0, "mfu": 0.4, "train_throughput_per_gpu": 300.0, "latest_loss": 2.0}
+            recorded = {
+                "avg_tokens_per_second": 100.0,
+                "mfu": 0.4,
+                "train_throughput_per_gpu": 300.0,
+                "latest_loss": 2.0,
+            }
             started = {"train_iterations_start": 0, "current_iteration": step, "num_iterations": step + 1}
             rest = {"train_samples_start": 0, "num_train_samples": 4, "interval": 1}
-            sink(of(source, TrainingMetricsUpdated(**started, **rest, **told)))
-            del told["latest_loss"]
-            sink(of(source, TrainingWindowUpdated(num_iterations=1, **told)))
+            sink(of(source, TrainingMetricsUpdated(**started, **rest, **recorded)))
+            del recorded["latest_loss"]
+            sink(of(source, TrainingWindowUpdated(num_iterations=1, **recorded)))
             sink(of(source, goodput_update()))
             window = CounterWindow(
                 name="c",
@@ -303,14 +308,14 @@ class TestSeries:
         bus.flush(5)
         lines = scrape(port).splitlines()
         bus.close()
-        told = {
+        recorded = {
             line.rpartition(" ")[0]: line.rpartition(" ")[2] for line in lines if "trackside_dropped_total{" in line
         }
         [failed] = [
-            value for labels, value in told.items() if "always_raising" in labels and 'reason="failed"' in labels
+            value for labels, value in recorded.items() if "always_raising" in labels and 'reason="failed"' in labels
         ]
         assert failed == "3.0"
-        assert sum(float(value) for value in told.values()) == 3
+        assert sum(float(value) for value in recorded.values()) == 3
 
     def test_hostile_names(self, sink, port):
         """Names of instruments, runs and hosts may contain anything: the page can still be parsed."""

@@ -72,18 +72,18 @@ class TestRestart:
 
 
 @pytest.fixture(scope="module")
-def told(directory):
+def recorded(directory):
     """Return what the command says of the job that was restarted."""
     command = [Path(sys.executable).with_name("trackside"), "goodput", "--json", directory]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout)
 
 
 class TestGoodput:
-    def test_attempts(self, told):
+    def test_attempts(self, recorded):
         """There were two attempts and one disruption, and the last step is the last one."""
-        assert (told["attempts"], told["disruptions"], told["last_step"]) == (2, 1, 11)
+        assert (recorded["attempts"], recorded["disruptions"], recorded["last_step"]) == (2, 1, 11)
 
-    def test_wasted(self, told, directory):
+    def test_wasted(self, recorded, directory):
         """Wasted are steps 6 and 7, after the checkpoint that the second attempt resumed from, within one step."""
         wasted = [
             event.duration_ns / 1e9
@@ -91,11 +91,13 @@ class TestGoodput:
             if event.source.attempt == 0 and event.step >= RESUMED
         ]
         assert len(wasted) == 2
-        assert told["badput_s"]["WASTED_PROGRESS_FROM_DISRUPTION"] == pytest.approx(sum(wasted), abs=max(wasted))
+        assert recorded["badput_s"]["WASTED_PROGRESS_FROM_DISRUPTION"] == pytest.approx(sum(wasted), abs=max(wasted))
 
-    def test_recovery(self, told):
+    def test_recovery(self, recorded):
         """The time from the first attempt's end to the second's start is there, and nothing is left over."""
-        assert told["badput_s"]["INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION"] > 0
-        badput = {key: value for key, value in told["badput_s"].items() if key != "CUSTOM_BADPUT_EVENTS"}
-        custom = sum(told["badput_s"]["CUSTOM_BADPUT_EVENTS"].values())
-        assert told["productive_s"] + sum(badput.values()) + custom == pytest.approx(told["elapsed_s"], rel=1e-9)
+        assert recorded["badput_s"]["INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION"] > 0
+        badput = {key: value for key, value in recorded["badput_s"].items() if key != "CUSTOM_BADPUT_EVENTS"}
+        custom = sum(recorded["badput_s"]["CUSTOM_BADPUT_EVENTS"].values())
+        assert recorded["productive_s"] + sum(badput.values()) + custom == pytest.approx(
+            recorded["elapsed_s"], rel=1e-9
+        )

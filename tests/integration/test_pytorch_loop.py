@@ -20,7 +20,7 @@ pytest.importorskip("torch")
 import framework_checks as checks  # noqa: E402  after what may skip all of this
 import frameworks  # noqa: E402
 
-told = checks.told
+lines_of = checks.lines_of
 
 STEP = [
     *["data_loading", "model_forward", "model_backward"],
@@ -43,7 +43,7 @@ def golden():
 def test_golden(events, tmp_path):
     """A loop with accumulation, evaluation and saves is told in this order."""
     frameworks.train_by_hand(tmp_path, trackside.instrument)
-    assert told(events) == golden()
+    assert lines_of(events) == golden()
 
 
 @pytest.mark.parametrize("sink", ["none", "recording", "raising", "dead"])

@@ -50,7 +50,7 @@ def killed(tmp_path_factory):
 class TestGather:
     def test_on_rank_0_alone(self, stopped):
         """Rank 0 has the reports, the others have none."""
-        assert [bool(told["reports"]) for told in stopped] == [True, False, False]
+        assert [bool(recorded["reports"]) for recorded in stopped] == [True, False, False]
 
     def test_slow_rank(self, stopped):
         """The slow rank is named, with its section and the first step of the window since which it is slow."""
@@ -60,7 +60,7 @@ class TestGather:
 class TestStop:
     def test_same_step(self, stopped):
         """All ranks stop after the same step, one at which they agree, once the slow one was found."""
-        (step,) = {told["stopped_after"] for told in stopped}
+        (step,) = {recorded["stopped_after"] for recorded in stopped}
         assert SLOW_FROM < step < STEPS
         assert (step + 1) % 10 == 0
 
@@ -68,13 +68,13 @@ class TestStop:
 class TestKilledRank:
     def test_on_time(self, killed):
         """A dead rank holds the others' reports up for no longer than the timeout, once."""
-        told, _ = killed
-        assert all(one["waited_s"] < 30.0 for one in told)
+        recorded, _ = killed
+        assert all(one["waited_s"] < 30.0 for one in recorded)
 
     def test_named(self, killed):
         """It is named as silent, and the reports go on to the end."""
-        told, _ = killed
-        last = told[0]["reports"][-1]
+        recorded, _ = killed
+        last = recorded[0]["reports"][-1]
         assert SLOW in last["silent"]
         assert last["window"] >= STEPS // 5 - 3
 

@@ -57,8 +57,8 @@ def times(directory, tag):
 def draw(tmp_path):
     """Give a function that writes the curves of events, and reads them back."""
 
-    def drawn(*events, **told):
-        with Bus(source=Source(**told)) as bus:
+    def drawn(*events, **fields):
+        with Bus(source=Source(**fields)) as bus:
             bus.subscribe(TensorBoardSink(tmp_path))
             for event in events:
                 bus.log(event)
@@ -71,7 +71,7 @@ def draw(tmp_path):
 
 def goodput(**given):
     """Return an update: of 200 s, 150 were productive."""
-    told = {
+    fields = {
         "session": "friday",
         "elapsed_s": 200.0,
         "productive_s": 150.0,
@@ -83,7 +83,7 @@ def goodput(**given):
         "attempts": 2,
         "step_time": {"ideal_s": 1.5, "p50_s": None},
     }
-    return GoodputUpdated(**{**told, **given})
+    return GoodputUpdated(**{**fields, **given})
 
 
 class TestGoodput:

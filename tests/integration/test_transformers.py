@@ -30,7 +30,7 @@ import framework_checks as checks  # noqa: E402  after what may skip all of this
 import frameworks  # noqa: E402
 from trackside.integrations.transformers import TracksideCallback  # noqa: E402
 
-of, told = checks.of, checks.told
+of, lines_of = checks.of, checks.lines_of
 
 # The trainer fetches all batches of a step before it begins.
 LOADING = ["data_loading"] * 2
@@ -57,7 +57,7 @@ class TestTraining:
     def test_golden(self, events, tmp_path):
         """Training with accumulation, evaluation and saves is told in this order."""
         trainer_of(tmp_path, TracksideCallback()).train()
-        assert told(events) == golden()
+        assert lines_of(events) == golden()
 
     def test_iterations(self, events, tmp_path):
         """An iteration is an optimizer step: the samples of both its batches, and the mean of their losses."""
@@ -111,13 +111,13 @@ class TestTraining:
                 control.should_save = state.global_step == 2
 
         trainer_of(tmp_path, Best(), max_steps=3, eval_strategy="no", save_strategy="no").train()
-        at = told(events).index("training 1") + 1
-        assert told(events)[at : at + 3] == ["checkpoint_save_sync {", "saved 1", "} checkpoint_save_sync"]
+        at = lines_of(events).index("training 1") + 1
+        assert lines_of(events)[at : at + 3] == ["checkpoint_save_sync {", "saved 1", "} checkpoint_save_sync"]
 
     def test_two_callbacks(self, events, tmp_path):
         """Of two on one trainer one tells everything, once."""
         trainer_of(tmp_path, TracksideCallback(), TracksideCallback).train()
-        assert told(events) == golden()
+        assert lines_of(events) == golden()
 
     def test_next_trainer(self, events, tmp_path):
         """Another trainer of the same model is told of by its own callback."""
@@ -126,7 +126,7 @@ class TestTraining:
         first.train()
         events.clear()
         trainer_of(tmp_path, TracksideCallback(), model=first.model, **options).train()
-        assert told(events) == ["training_loop {", *LOADING, *STEP, "training 0", "} training_loop"]
+        assert lines_of(events) == ["training_loop {", *LOADING, *STEP, "training 0", "} training_loop"]
 
     def test_leaves_nothing(self, tmp_path):
         """After training, model and loader are as they were."""
@@ -146,7 +146,7 @@ class TestTraining:
         assert loop.attributes["train_iterations_start"] == 5
         iterations = of(IterationEnded, events)
         assert [(event.step, event.samples) for event in iterations] == [(step, 4) for step in range(5, 12)]
-        assert told(events).count("data_loading") == 7
+        assert lines_of(events).count("data_loading") == 7
 
     def test_compiled(self, events, tmp_path):
         """Of a compiled model there are no passes to tell; everything else is told, and nothing is compiled twice."""
@@ -154,7 +154,7 @@ class TestTraining:
         options = {"torch_compile": True, "torch_compile_backend": "eager", "max_steps": 2}
         trainer_of(tmp_path, TracksideCallback(), eval_strategy="no", save_strategy="no", **options).train()
         step = [*LOADING, "optimizer_update"]
-        assert told(events) == ["training_loop {", *step, "training 0", *step, "training 1", "} training_loop"]
+        assert lines_of(events) == ["training_loop {", *step, "training 0", *step, "training 1", "} training_loop"]
 
 
 class TestLoads:
@@ -175,7 +175,15 @@ class TestLoads:
         """The model and the optimizer's state are a load each, before training; the later one says of which step."""
         self.go_on(tmp_path, checkpoint, TracksideCallback())
         load = ["checkpoint_load {", "} checkpoint_load"]
-        assert told(events) == [*load, *load, "training_loop {", "data_loading", *STEP, "training 5", "} training_loop"]
+        assert lines_of(events) == [
+            *load,
+            *load,
+            "training_loop {",
+            "data_loading",
+            *STEP,
+            "training 5",
+            "} training_loop",
+        ]
         assert [event.attributes for event in of(SpanEnded, events) if event.name == "checkpoint_load"] == [
             {"path": checkpoint, "part": "model"},
             {"path": checkpoint, "part": "optimizer", "current_iteration": 4},
@@ -210,7 +218,7 @@ class TestLoads:
         """The best model at the end is another load: earlier work is not undone by it."""
         best = {"load_best_model_at_end": True, "eval_steps": 5, "save_steps": 5}
         trainer_of(tmp_path, TracksideCallback(), max_steps=5, **best).train()
-        assert told(events)[-3:] == ["best_model_load {", "} best_model_load", "} training_loop"]
+        assert lines_of(events)[-3:] == ["best_model_load {", "} best_model_load", "} training_loop"]
 
     def test_nobody_watches(self, checkpoint, events, tmp_path):
         """Of a trainer without our callback nothing is told, though there was another one with it."""
@@ -237,7 +245,7 @@ class TestLoads:
         trainer.add_callback(callback)
         trainer.train(resume_from_checkpoint=checkpoint)
         callback.close()
-        assert told(replay(tmp_path / "runs")).count("} checkpoint_load") == 2
+        assert lines_of(replay(tmp_path / "runs")).count("} checkpoint_load") == 2
 
 
 class TestEvaluation:
@@ -246,7 +254,7 @@ class TestEvaluation:
         trainer = trainer_of(tmp_path, TracksideCallback())
         trainer.evaluate()
         trainer.predict(trainer.eval_dataset)
-        assert told(events) == [
+        assert lines_of(events) == [
             *["validation_loop {", *["validation -1"] * 2, "} validation_loop"],
             *["testing_loop {", *["testing -1"] * 2, "} testing_loop"],
         ]
@@ -323,7 +331,7 @@ class TestErrors:
             trainer.train()
         events.clear()
         trainer.train()
-        assert [line for line in told(events) if "{" not in line][-2:] == ["training 0", "} training_loop"]
+        assert [line for line in lines_of(events) if "{" not in line][-2:] == ["training 0", "} training_loop"]
         assert of(SpanOutOfOrder, events) == []
 
 
@@ -342,7 +350,7 @@ class TestOneLine:
         callback = TracksideCallback()
         trainer_of(tmp_path, callback, max_steps=1, eval_strategy="no", save_strategy="no").train()
         callback.close()
-        assert "training 0" in told(replay(tmp_path / "runs"))
+        assert "training 0" in lines_of(replay(tmp_path / "runs"))
 
 
 @pytest.mark.hang_guard(200)

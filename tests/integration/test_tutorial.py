@@ -61,10 +61,10 @@ class TestTutorial:
 
     def test_report(self, followed):
         """The report tells of the restart, of the slow rank and since when."""
-        told = " ".join(followed[1].replace("│", " ").split())
-        assert "[restarts] 1 restart cost" in told
-        assert re.search(r"\[straggler\] Rank 1 is slow in forward since step \d+", told)
-        assert "Rank 0 is slow" not in told
+        recorded = " ".join(followed[1].replace("│", " ").split())
+        assert "[restarts] 1 restart cost" in recorded
+        assert re.search(r"\[straggler\] Rank 1 is slow in forward since step \d+", recorded)
+        assert "Rank 0 is slow" not in recorded
 
     def test_files(self, followed):
         """The page and the trace are there."""

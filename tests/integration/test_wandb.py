@@ -148,8 +148,8 @@ def offline(tmp_path, monkeypatch):
 def log(tmp_path):
     """Give a function that has events logged, and returns what W&B wrote."""
 
-    def logged(*events, sink=None, reason="closed", **told):
-        with Bus(source=Source(**{"run_id": "run-1", **told})) as bus:
+    def logged(*events, sink=None, reason="closed", **fields):
+        with Bus(source=Source(**{"run_id": "run-1", **fields})) as bus:
             bus.subscribe(sink or WandbSink())
             for event in events:
                 bus.log(event)
@@ -302,8 +302,8 @@ class TestRun:
         own.log({"mine": 2})
         own.finish()
         rows = {path.parent.name: Offline(path.parent).rows for path in written(tmp_path).paths}
-        told = [rows[name] for name in rows if name.endswith(own.id)]
-        assert told == [[{"mine": 1}, {"mine": 2}]]
+        fields = [rows[name] for name in rows if name.endswith(own.id)]
+        assert fields == [[{"mine": 1}, {"mine": 2}]]
         assert len(rows) == 2
 
     def test_disabled(self, log, monkeypatch):
@@ -521,10 +521,10 @@ class TestOneLoggerExporters:
     def test_of_a_job(self, kind, config, tmp_path):
         """Configured as One Logger's, it gets the job's spans on a thread of its own."""
         provider = TrainingTelemetryProvider.instance()
-        told = {"application_name": "a", "session_tag_or_fn": "s", "world_size_or_fn": 1}
+        fields = {"application_name": "a", "session_tag_or_fn": "s", "world_size_or_fn": 1}
         training = TrainingTelemetryConfig(perf_tag_or_fn="p", global_batch_size_or_fn=4)
         try:
-            provider.with_base_config(OneLoggerConfig(**told, telemetry_config=training)).with_exporter(kind(config))
+            provider.with_base_config(OneLoggerConfig(**fields, telemetry_config=training)).with_exporter(kind(config))
             provider.configure_provider()
             callbacks.on_app_start()
             with timed_span("work", span_attributes=Attributes({"size": 3})):

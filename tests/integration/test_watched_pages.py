@@ -45,7 +45,7 @@ def run(page, directory, here, there):
 def test_opentelemetry(collector, tmp_path):
     """The page's lines send a job's spans to a collector."""
     run("opentelemetry.md", tmp_path, "http://localhost:4318", collector.url)
-    names = [told.name for _, told in collector.spans()]
+    names = [recorded.name for _, recorded in collector.spans()]
     assert sorted(set(names)) == ["application", "training_loop", "training_single_iteration"]
     assert len(names) == 7
 
@@ -97,9 +97,9 @@ def test_prometheus_of_a_log(port, tmp_path):
     names = {"trackside": trackside, "PrometheusSink": PrometheusSink}
     exec(code, names)  # what the page says, over a log that has ended
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as page:
-        told = page.read()
+        recorded = page.read()
     names["sink"].close(10)
-    assert re.search(rb"trackside_\S*step\S*\S* 41", told), told
+    assert re.search(rb"trackside_\S*step\S*\S* 41", recorded), recorded
 
 
 def test_system(tmp_path):

@@ -56,7 +56,7 @@ def train(own):
         kinds=["relative"],
     )
     config = trackside.JobConfig(application_name="watched", rank=rank, world_size=world, run_id="r")
-    told = {"reports": [], "stopped_after": None, "waited_s": 0.0}
+    recorded = {"reports": [], "stopped_after": None, "waited_s": 0.0}
     with trackside.start(folder, job=config, handlers=[watch], report=False):
         for step in range(STEPS):
             if rank == SLOW and step == killed_at:
@@ -66,9 +66,9 @@ def train(own):
             trackside.flush(60.0)  # for the windows to be among what is gathered
             before_s = time.monotonic()
             report = watch.report_if_due()
-            told["waited_s"] = max(told["waited_s"], time.monotonic() - before_s)
+            recorded["waited_s"] = max(recorded["waited_s"], time.monotonic() - before_s)
             if report is not None:
-                told["reports"].append(
+                recorded["reports"].append(
                     {
                         "window": report.window,
                         "slow": [[one.rank, one.what, one.since_step] for one in report.stragglers],
@@ -76,9 +76,9 @@ def train(own):
                     }
                 )
             if watch.should_stop(step):
-                told["stopped_after"] = step
+                recorded["stopped_after"] = step
                 break
-    print(json.dumps(told), flush=True)
+    print(json.dumps(recorded), flush=True)
     os._exit(0)  # without a peer gloo's own end would wait
 
 

@@ -80,12 +80,12 @@ class TestAutoStart:
 
 class TestOptedIn:
     @pytest.mark.parametrize(
-        ("told", "expected"),
+        ("recorded", "expected"),
         [("", None), ("0", None), ("False", None), ("no", None), ("1", "runs"), ("TRUE", "runs"), ("/a/b", "/a/b")],
     )
-    def test_variable(self, told, expected, monkeypatch):
+    def test_variable(self, recorded, expected, monkeypatch):
         """The variable says where, or merely yes or no."""
-        monkeypatch.setenv("TRACKSIDE", told)
+        monkeypatch.setenv("TRACKSIDE", recorded)
         assert opted_in() == expected
 
     def test_unset(self):

@@ -40,7 +40,7 @@ def capture():
         yield subscription.handler
 
 
-def told(capture):
+def recorded(capture):
     """Return what was told: names of spans and the samples of iterations, with their steps."""
     return [
         (event.name if isinstance(event, SpanEnded) else ("iteration", event.samples), event.step)
@@ -56,7 +56,7 @@ class TestInstrument:
             train(model, optimizer, batches)
         parts = ["data_loading", "model_forward", "model_backward", "optimizer_update"]
         steps = [(name, step) for step in (0, 1) for name in [*parts, ("iteration", 2)]]
-        assert told(capture)[:-1] == steps
+        assert recorded(capture)[:-1] == steps
 
     def test_accumulation(self, capture):
         """Two batches for each step of the optimizer are one iteration, of the samples of both."""
@@ -100,7 +100,7 @@ class TestInstrument:
         compiled = torch.compile(model, backend="eager", fullgraph=True)
         with trackside.instrument(compiled, optimizer, batches):
             assert train(compiled, optimizer, batches) == pytest.approx(bare, abs=0, rel=0)
-        names = [name for name, _ in told(capture)]
+        names = [name for name, _ in recorded(capture)]
         assert [names.count(name) for name in ("model_forward", "model_backward")] == [2, 2]
 
     def test_without_a_loader(self, capture):
@@ -108,7 +108,7 @@ class TestInstrument:
         model, optimizer, batches = loop_of(batches=1)
         with trackside.instrument(model, optimizer):
             train(model, optimizer, batches)
-        names = [name for name, _ in told(capture)]
+        names = [name for name, _ in recorded(capture)]
         assert names == ["model_forward", "model_backward", "optimizer_update", ("iteration", None)]
 
     def test_evaluation(self, capture):
@@ -180,8 +180,8 @@ class TestInstrument:
         model, optimizer, batches = loop_of(batches=4)
         with trackside.instrument(model, optimizer, batches):
             losses = train(model, optimizer, batches, accumulate=2)
-        told = [float(event.loss) for event in capture.events if isinstance(event, IterationEnded)]
-        assert told == pytest.approx([(losses[0] + losses[1]) / 2, (losses[2] + losses[3]) / 2])
+        recorded = [float(event.loss) for event in capture.events if isinstance(event, IterationEnded)]
+        assert recorded == pytest.approx([(losses[0] + losses[1]) / 2, (losses[2] + losses[3]) / 2])
 
     def test_scaled_loss(self, capture):
         """A loss that a gradient scaler multiplied is recorded as it was before."""
@@ -233,7 +233,7 @@ class TestInstrument:
         model, optimizer, _ = loop_of()
         with trackside.instrument(model, optimizer), pytest.raises(RuntimeError, match="shapes"):
             model(torch.randn(1, 5))
-        assert told(capture)[0][0] == "model_forward"
+        assert recorded(capture)[0][0] == "model_forward"
 
     def test_sections(self):
         """Each part is a section too, so that stragglers are found in it."""

@@ -111,8 +111,8 @@ class TestDefault:
         again = []
         feed(replay(job.directory), GoodputMonitor(again.append, update_interval_s=0.004, windows_s=[0.01]))
         *recorded, _ = updates(job)
-        told = [(one.at_ns, one.productive_s, one.windows, one.steps) for one in recorded]
-        assert told == [(one.at_ns, one.productive_s, one.windows, one.steps) for one in again[: len(recorded)]]
+        reported = [(one.at_ns, one.productive_s, one.windows, one.steps) for one in recorded]
+        assert reported == [(one.at_ns, one.productive_s, one.windows, one.steps) for one in again[: len(recorded)]]
         assert len(recorded) > 5
 
 

@@ -265,12 +265,12 @@ class TestAnnounce:
         announce(tmp_path, self.SOURCE)
         other = attrs.evolve(self.SOURCE, id="f" * 16)
         set_process_source(other, instead_of=self.SOURCE)
-        told = Source.from_wire(json.loads(os.environ[VARIABLE])["source"])
+        recorded = Source.from_wire(json.loads(os.environ[VARIABLE])["source"])
         withdraw()
         set_process_source(self.SOURCE, instead_of=other)
         set_process_source(None)
 
-        assert told == other
+        assert recorded == other
         assert VARIABLE not in os.environ
 
     def test_withdraw(self, tmp_path):

@@ -434,10 +434,10 @@ class TestClose:
         bus.log(Said(text="a"))
         job.close()
 
-        told = recorded(job)
-        assert [said.text for said in told if isinstance(said, Said)] == ["a", "a's echo"]
-        assert isinstance(told[-1], SourceEnded)
-        assert len({said.source.id for said in told}) == 1
+        reported = recorded(job)
+        assert [said.text for said in reported if isinstance(said, Said)] == ["a", "a's echo"]
+        assert isinstance(reported[-1], SourceEnded)
+        assert len({said.source.id for said in reported}) == 1
 
     @pytest.mark.hang_guard(60)
     def test_stalled_sink(self, run, bus, caplog):
@@ -552,9 +552,9 @@ class TestClose:
             print(json.dumps([beats.events[-1].open_spans, [inner.id, "inner", inner.start_ns]]))
         """
         out, _ = in_child(program, tmp_path)
-        told, expected = json.loads(out)
+        reported, expected = json.loads(out)
 
-        assert told == {"MainThread": expected}
+        assert reported == {"MainThread": expected}
 
     def test_default_bus(self, tmp_path):
         """The module's own functions are what a job records unless it is given another bus."""

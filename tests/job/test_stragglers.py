@@ -115,12 +115,12 @@ class TestReports:
 class TestActions:
     def test_called(self, given):
         """The action is called with each report that names a rank, and with no other."""
-        told = []
-        watch = given(on_straggler=told.append)
+        recorded = []
+        watch = given(on_straggler=recorded.append)
         feed(watch, 0, 10, 10, 10)
         feed(watch, 1, 10, 20, 10)
         feed(watch, 2, 10, 10, 10)
-        assert [(report.window, report.stragglers[0].rank) for report in told] == [(1, 1)]
+        assert [(report.window, report.stragglers[0].rank) for report in recorded] == [(1, 1)]
 
     def test_any_action(self, given):
         """An action may ask the watch for more, or change it."""
@@ -254,8 +254,8 @@ class TestGathering:
 class TestInJob:
     def test_reads_the_logs_of_all(self, tmp_path):
         """Rank 0 scores what the others write below the job's directory, and publishes the report."""
-        told = threading.Event()
-        watch = StragglerWatch(on_straggler=lambda report: told.set())
+        recorded = threading.Event()
+        watch = StragglerWatch(on_straggler=lambda report: recorded.set())
         begin_ns = time.time_ns()
         other = Bus(source=Source(rank=1, world_size=2, run_id="r", host="node1"))
         with Bus() as bus, other:
@@ -267,7 +267,7 @@ class TestInJob:
                     other.log(make_window(number, 30, at_ns=begin_ns + number * SECOND))
                 other.flush()
                 bus.flush()
-                assert told.wait(DEADLINE_S)
+                assert recorded.wait(DEADLINE_S)
             report = watch.generate_report()
             job.close(timeout_s=DEADLINE_S)
         assert [(one.rank, one.node, one.what) for one in report.stragglers] == [(1, "node1", "section forward")]
@@ -282,8 +282,8 @@ class TestInJob:
     def test_last_windows(self, tmp_path, monkeypatch):
         """What is written when the job closes is still read and reported."""
         monkeypatch.setattr(module, "_POLL_S", 60.0)
-        told = []
-        watch = StragglerWatch(on_straggler=told.append)
+        recorded = []
+        watch = StragglerWatch(on_straggler=recorded.append)
         with Bus() as bus:
             job = self._start(tmp_path, bus, watch)
             with Bus(source=Source(rank=1, world_size=2, run_id="r")) as other, other.subscribe(EventLog(tmp_path)):
@@ -291,7 +291,7 @@ class TestInJob:
                 other.flush()
             bus.log(make_window(0, 10, at_ns=time.time_ns()))
             job.close(timeout_s=DEADLINE_S)
-        assert [report.window for report in told] == [0]
+        assert [report.window for report in recorded] == [0]
 
     def test_earlier_attempts(self, tmp_path):
         """An earlier attempt in the logs counts for what a rank was capable of, and is not reported again."""
@@ -300,8 +300,8 @@ class TestInJob:
             with Bus(source=source) as bus, bus.subscribe(EventLog(tmp_path)):
                 bus.log(make_window(0, ms, at_ns=time.time_ns()))
                 bus.flush()
-        told = []
-        watch = StragglerWatch(on_straggler=told.append)
+        recorded = []
+        watch = StragglerWatch(on_straggler=recorded.append)
         with Bus() as bus:
             job = self._start(tmp_path, bus, watch, attempt=1)
             other = Bus(source=Source(rank=1, world_size=2, run_id="r", attempt=1))
@@ -310,7 +310,7 @@ class TestInJob:
                 other.flush()
             bus.log(make_window(0, 15, at_ns=time.time_ns()))
             job.close(timeout_s=DEADLINE_S)
-        assert [(report.attempt, [(one.rank, one.kind) for one in report.stragglers]) for report in told] == [
+        assert [(report.attempt, [(one.rank, one.kind) for one in report.stragglers]) for report in recorded] == [
             (1, [(0, "individual")])
         ]
 
@@ -341,8 +341,8 @@ class TestInJob:
 
     def test_one_rank(self, tmp_path):
         """A job of one rank is scored against its own past, without any log being read."""
-        told = []
-        watch = StragglerWatch(on_straggler=told.append)
+        recorded = []
+        watch = StragglerWatch(on_straggler=recorded.append)
         with Bus() as bus:
             capture = Capture()
             bus.subscribe(capture)
@@ -350,7 +350,7 @@ class TestInJob:
             for number, ms in enumerate((10, 10, 30)):
                 bus.log(make_window(number, ms))
             job.close(timeout_s=DEADLINE_S)
-        assert [(report.window, report.stragglers[0].kind) for report in told] == [(2, "individual")]
+        assert [(report.window, report.stragglers[0].kind) for report in recorded] == [(2, "individual")]
 
 
 class TestSettings:
@@ -388,15 +388,17 @@ class TestNoCollective:
             with monkeypatch.context() as patch:
                 for name in FORBIDDEN:
                     patch.setattr(dist, name, forbid(name))
-                told = self._train(tmp_path / "log")
+                recorded = self._train(tmp_path / "log")
         finally:
             dist.destroy_process_group()
-        assert [(one.rank, one.what) for one in told[-1].stragglers if one.kind == "relative"] == [(1, "section data")]
+        assert [(one.rank, one.what) for one in recorded[-1].stragglers if one.kind == "relative"] == [
+            (1, "section data")
+        ]
 
     @staticmethod
     def _train(folder):
-        told = []
-        watch = StragglerWatch(on_straggler=told.append, report_every_steps=2)
+        recorded = []
+        watch = StragglerWatch(on_straggler=recorded.append, report_every_steps=2)
         job = start(
             folder, job=make_config(rank=0, world_size=2, run_id="r"), handlers=[watch], system=False, report=False
         )
@@ -418,7 +420,7 @@ class TestNoCollective:
             job.close(timeout_s=DEADLINE_S)
             configure_sections(window_steps=100)
             sections_module._sections.close()
-        return told
+        return recorded
 
 
 class TestPage:

@@ -231,9 +231,9 @@ class Rank:
 
     def counted(self, step, value):
         """Tell where the memory stands."""
-        told = {"name": "process.memory.usage", "unit": "By", "count": 1, "values": {"mean": value, "max": value}}
+        reported = {"name": "process.memory.usage", "unit": "By", "count": 1, "values": {"mean": value, "max": value}}
         self._add(
-            CounterWindow, start_ns=self.at_ns - S, end_ns=self.at_ns, total_count=step + 1, total_sum=value, **told
+            CounterWindow, start_ns=self.at_ns - S, end_ns=self.at_ns, total_count=step + 1, total_sum=value, **reported
         )
 
     def hang(self, length_ns, step):

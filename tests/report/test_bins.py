@@ -82,10 +82,10 @@ class TestBins:
                 alone.add(one, value, step, 3)
             together.add_many(times, values, steps, 3)
 
-        def told(bins):
+        def reported(bins):
             return [
                 (at, one.count, round(one.total, 9), one.low, one.high, one.high_step, one.first_step, one.last_step)
                 for at, one in bins.points()
             ]
 
-        assert told(together) == told(alone)
+        assert reported(together) == reported(alone)

@@ -29,10 +29,10 @@ def right(true_ns):
     return true_ns
 
 
-def readings(rank, own, wall, *, jitter_ns=0, every=120, seed=0, **told):
+def readings(rank, own, wall, *, jitter_ns=0, every=120, seed=0, **reported):
     """Return what a rank tells that reads *own* for its time and *wall* for the wall clock's; None reads no clock."""
     rng = random.Random(seed)
-    source = Source(**{"id": str(rank), "run_id": "run", "rank": rank, "world_size": 2, **told})
+    source = Source(**{"id": str(rank), "run_id": "run", "rank": rank, "world_size": 2, **reported})
     found = Readings(source)
     for step in range(STEPS):
         true_ns = START_NS + (step + 1) * STEP_NS
@@ -104,7 +104,7 @@ class TestBySteps:
         alone = readings(1, lambda true_ns: round(START_NS + 1.1 * (true_ns - START_NS)), None)
         assert align([readings(0, right, right), alone])["1"].by == "none"
 
-    @pytest.mark.parametrize("told", [{"run_id": "another"}, {"attempt": 1}])
-    def test_others(self, told):
+    @pytest.mark.parametrize("reported", [{"run_id": "another"}, {"attempt": 1}])
+    def test_others(self, reported):
         """Only ranks of one attempt of one run train together."""
-        assert align([readings(0, right, right), readings(1, wrong, None, **told)])["1"].by == "none"
+        assert align([readings(0, right, right), readings(1, wrong, None, **reported)])["1"].by == "none"

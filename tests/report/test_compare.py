@@ -56,8 +56,8 @@ class TestVerdict:
     def test_little_matters(self, compared):
         """A change that is sure and small is none that matters."""
         found = compared(backward_s=0.0605, noise=0.001, before={"noise": 0.001})
-        told = row(found, "step time, typical")
-        assert (told.difference.is_shown, told.verdict) == (True, SAME)
+        reported = row(found, "step time, typical")
+        assert (reported.difference.is_shown, reported.verdict) == (True, SAME)
 
     def test_few_steps(self, compared):
         """Of a few steps it is said that they are too few."""
@@ -82,9 +82,9 @@ class TestSelection:
 
     def test_json(self, compared):
         """All of it is JSON, with a verdict for each row."""
-        told = json.loads(json.dumps(compared(steps=10).to_json(), allow_nan=False))
-        assert told["verdict"] == SAME
-        assert {one["unit"] for one in told["judged"]} == {"s", "share"}
+        reported = json.loads(json.dumps(compared(steps=10).to_json(), allow_nan=False))
+        assert reported["verdict"] == SAME
+        assert {one["unit"] for one in reported["judged"]} == {"s", "share"}
 
 
 class TestCommand:
@@ -100,6 +100,6 @@ class TestCommand:
         slower = {"backward_s": 0.06 + 0.112 * (factor - 1)}
         directory = made_up("all/b", run_id="b", session_tag="x", seed=1, **usual, **slower).parent
         assert main(["compare", "--baseline", str(directory), "--json"]) == code
-        told = json.loads(capsys.readouterr().out)
-        assert (told["before"]["runs"], told["after"]["runs"]) == (["a"], ["b"])
-        assert said in told["verdict"]
+        reported = json.loads(capsys.readouterr().out)
+        assert (reported["before"]["runs"], reported["after"]["runs"]) == (["a"], ["b"])
+        assert said in reported["verdict"]

@@ -57,8 +57,14 @@ def hostile(tmp_path, write_events):
             total_count=1, total_sum=1.0, **common,
         ),
     ]  # fmt: skip
-    told = {"run_id": HOSTILE, "session_tag": HOSTILE, "host": HOSTILE, "application": HOSTILE, "perf_tags": (HOSTILE,)}
-    write_events(tmp_path, Source(id="0001", **told), events)
+    reported = {
+        "run_id": HOSTILE,
+        "session_tag": HOSTILE,
+        "host": HOSTILE,
+        "application": HOSTILE,
+        "perf_tags": (HOSTILE,),
+    }
+    write_events(tmp_path, Source(id="0001", **reported), events)
     return tmp_path
 
 
@@ -86,8 +92,8 @@ class TestReport:
     def test_identity(self, made_up):
         """Ranks, hosts, the application and how it ended are the log's."""
         report = read_report(made_up())
-        told = (report.session, report.application, report.ranks_total, report.hosts, report.state)
-        assert told == ("made-up", "made-up", 4, 2, "ended")
+        reported = (report.session, report.application, report.ranks_total, report.hosts, report.state)
+        assert reported == ("made-up", "made-up", 4, 2, "ended")
 
     def test_parts(self, made_up):
         """What a step is made of is what was put in, on average over ranks and steps: 40 and 60 of 112 ms."""
@@ -133,16 +139,16 @@ class TestReport:
 
     def test_json(self, made_up):
         """All of it is JSON."""
-        told = json.loads(json.dumps(read_report(made_up(ranks=2)).to_json(), allow_nan=False))
-        assert told["verdict"]["headline"] == "Nothing stands out."
-        assert {"attempts", "steps", "heatmap", "spans", "counters", "losses", "goodput"} <= set(told)
+        reported = json.loads(json.dumps(read_report(made_up(ranks=2)).to_json(), allow_nan=False))
+        assert reported["verdict"]["headline"] == "Nothing stands out."
+        assert {"attempts", "steps", "heatmap", "spans", "counters", "losses", "goodput"} <= set(reported)
 
     def test_progress(self, made_up):
         """How far the reading is, is told on the way."""
-        told = []
-        read_report(made_up(ranks=3, steps=20), progress=lambda *place: told.append(place))
-        assert [place[:2] for place in told] == [(0, 3), (1, 3), (2, 3)]
-        assert told[-1][2] == read_report(made_up(ranks=3, steps=20)).events
+        reported = []
+        read_report(made_up(ranks=3, steps=20), progress=lambda *place: reported.append(place))
+        assert [place[:2] for place in reported] == [(0, 3), (1, 3), (2, 3)]
+        assert reported[-1][2] == read_report(made_up(ranks=3, steps=20)).events
 
     def test_hostile(self, hostile):
         """Names that are markup are names."""

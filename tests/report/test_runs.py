@@ -28,8 +28,8 @@ def events_of(start_s, last_s, step, reason, *, beats=True):
 def write(tmp_path):
     """Give a function that writes the log of a process that lived from one second to another."""
 
-    def write(start_s=0, last_s=10, *, step=9, reason="closed", extra=(), beats=True, **told):
-        source = Source(**{"run_id": "run", "host": "node", **told})
+    def write(start_s=0, last_s=10, *, step=9, reason="closed", extra=(), beats=True, **reported):
+        source = Source(**{"run_id": "run", "host": "node", **reported})
         encoder, schemas, rows = RowEncoder(), {}, []
         for place, event in enumerate([*extra, *events_of(start_s, last_s, step, reason, beats=beats)]):
             schema, row = encoder.encode(event, place)

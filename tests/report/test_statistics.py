@@ -67,8 +67,8 @@ class TestDifference:
         alarms = 0
         for _ in range(pairs):
             before, after = steps(rng, 1_000), steps(rng, 1_000)
-            told = [difference([before], [after], trim) for trim in (TRIM, 0.0)]
-            alarms += any(one.is_shown and abs(one.change) >= 0.01 for one in told)
+            reported = [difference([before], [after], trim) for trim in (TRIM, 0.0)]
+            alarms += any(one.is_shown and abs(one.change) >= 0.01 for one in reported)
         # Of 100 pairs at one in a hundred, four alarms or fewer are 99.7 % likely; of 1,000, 20 or fewer 99.8 %.
         assert alarms <= pairs / 100 + 3.3 * math.sqrt(pairs / 100)
 
@@ -77,16 +77,16 @@ class TestDifference:
         rng, pairs = random.Random(seed), scaled(200)
         found = 0
         for _ in range(pairs):
-            told = difference([steps(rng, 1_000)], [steps(rng, 1_000, slower=1.03)], TRIM)
-            found += told.is_shown and told.change > 0
+            reported = difference([steps(rng, 1_000)], [steps(rng, 1_000, slower=1.03)], TRIM)
+            found += reported.is_shown and reported.change > 0
         assert found >= 0.9 * pairs - 2
 
     def test_bounds(self, rng):
         """The bounds hold the true change, nearly always."""
         held = 0
         for _ in range(20):
-            told = difference([steps(rng, 500)], [steps(rng, 500, slower=1.1)], TRIM)
-            held += told.low <= 0.1 <= told.high
+            reported = difference([steps(rng, 500)], [steps(rng, 500, slower=1.1)], TRIM)
+            held += reported.low <= 0.1 <= reported.high
         assert held >= 19
 
     def test_several_runs(self, rng):
@@ -97,10 +97,10 @@ class TestDifference:
 
     def test_shares(self):
         """Of shares the difference is told in shares."""
-        told = difference([[0.9, 0.92] * 20], [[0.8, 0.82] * 20], 0.0, is_share=True)
-        assert told.change == pytest.approx(-0.1)
+        reported = difference([[0.9, 0.92] * 20], [[0.8, 0.82] * 20], 0.0, is_share=True)
+        assert reported.change == pytest.approx(-0.1)
 
     def test_nothing(self):
         """Beside nothing no change is known."""
-        told = difference([], [[1.0] * 50], 0.0)
-        assert (told.change, told.is_shown) == (None, False)
+        reported = difference([], [[1.0] * 50], 0.0)
+        assert (reported.change, reported.is_shown) == (None, False)

@@ -34,8 +34,8 @@ def trace():
 
     def run(*paths, **options):
         out = io.StringIO()
-        told = write_trace(out, *paths, **options)
-        return told, json.loads(out.getvalue())["traceEvents"]
+        reported = write_trace(out, *paths, **options)
+        return reported, json.loads(out.getvalue())["traceEvents"]
 
     return run
 
@@ -44,8 +44,8 @@ def trace():
 def log(tmp_path, write_events):
     """Give a function that writes the log of a rank."""
 
-    def write(events, **told):
-        source = Source(**{"id": "0001", "run_id": "run", "host": "node", **told})
+    def write(events, **reported):
+        source = Source(**{"id": "0001", "run_id": "run", "host": "node", **reported})
         write_events(tmp_path, source, events)
         return tmp_path
 
@@ -68,11 +68,11 @@ def ended(name, start_ns, end_ns, span=1, parent=0, **attributes):
 class TestTracks:
     def test_ranks_are_processes(self, made_up, trace):
         """Each rank is a process that says so, and all of it is there."""
-        told, events = trace(made_up(ranks=2, steps=60))
+        reported, events = trace(made_up(ranks=2, steps=60))
         names = {one["pid"]: one["args"]["name"] for one in events if one["name"] == "process_name"}
         assert names == {0: "rank 0 · node0", 1: "rank 1 · node0"}
         assert len(slices(events, name="training_single_iteration", pid=1)) == 60
-        assert (told.ranks, told.events, told.unaligned) == (2, len(events), [])
+        assert (reported.ranks, reported.events, reported.unaligned) == (2, len(events), [])
 
     def test_nest(self, made_up, trace):
         """On each track slices come by time, and lie within each other or beside."""
@@ -141,9 +141,9 @@ class TestClocks:
     def test_unaligned(self, log, trace):
         """A rank whose clock nothing relates to the others' is marked, in the trace and in what is told."""
         log([anchored(), ended("a", 0, 9)])
-        told, events = trace(log([ended("a", 0, 9)], id="0002", rank=1, host="far"))
+        reported, events = trace(log([ended("a", 0, 9)], id="0002", rank=1, host="far"))
         names = [one["args"]["name"] for one in events if one["name"] == "process_name"]
-        assert (told.unaligned, names) == ([1], ["rank 0 · node", "rank 1 · far · CLOCK NOT ALIGNED"])
+        assert (reported.unaligned, names) == ([1], ["rank 0 · node", "rank 1 · far · CLOCK NOT ALIGNED"])
 
 
 class TestSelection:
@@ -157,15 +157,15 @@ class TestSelection:
 
     def test_ranks(self, made_up, trace):
         """Of some ranks only those are shown."""
-        told, events = trace(made_up(steps=50), ranks={1, 3}.__contains__)
-        assert ({one["pid"] for one in events}, told.ranks) == ({1, 3}, 2)
+        reported, events = trace(made_up(steps=50), ranks={1, 3}.__contains__)
+        assert ({one["pid"] for one in events}, reported.ranks) == ({1, 3}, 2)
 
     def test_size(self, made_up, trace, tmp_path):
         """A slice takes at most 200 bytes: 100,000 are 20 MB."""
         path = made_up(ranks=1, steps=500)
         with (tmp_path / "t.json").open("w") as out:
-            told = write_trace(out, path)
-        assert (tmp_path / "t.json").stat().st_size / told.events < 200
+            reported = write_trace(out, path)
+        assert (tmp_path / "t.json").stat().st_size / reported.events < 200
 
 
 KINETO = {
@@ -194,10 +194,10 @@ class TestKineto:
 
     def test_merged(self, log, trace, profile):
         """A profiler's events are shown at their time, in a process of their own that says whose it is."""
-        told, events = trace(log([anchored(), ended("a", 0, 9)]), merge=[profile()])
+        reported, events = trace(log([anchored(), ended("a", 0, 9)]), merge=[profile()])
         (one,) = slices(events, name="aten::mm")
         (name,) = [each["args"]["name"] for each in events if each["pid"] == one["pid"] and each["ph"] == "M"]
-        assert (one["ts"], one["dur"], name, told.merged) == (1500.5, 20.25, "rank 1 · profiler 4242", 1)
+        assert (one["ts"], one["dur"], name, reported.merged) == (1500.5, 20.25, "rank 1 · profiler 4242", 1)
 
     def test_flows_of_two(self, log, trace, profile):
         """The flows of two files are not mixed up."""

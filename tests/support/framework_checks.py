@@ -45,7 +45,7 @@ def lightning_golden():
     return [*lines, "} training_loop"]
 
 
-def told(events):
+def lines_of(events):
     """Return *events* as short lines: what began ("x {"), what ended ("} x") and what merely was."""
     return [line for event in events if (line := _line(event)) is not None]
 

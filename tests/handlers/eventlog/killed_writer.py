@@ -59,11 +59,11 @@ def run_round(directory, batch, rng):
     time.sleep(rng.uniform(0.0, 0.06))
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    told = b""
+    recorded = b""
     while piece := os.read(reading, 1 << 16):
-        told += piece
+        recorded += piece
     os.close(reading)
-    return int.from_bytes(told[-8:], "little")
+    return int.from_bytes(recorded[-8:], "little")
 
 
 def main():

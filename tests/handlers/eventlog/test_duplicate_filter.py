@@ -25,14 +25,14 @@ class File:
             record = Record(Kind.FRAME, number, b"", self.offset, self.offset + SIZE, stream)
             self.offset += SIZE
             known += self.turns.admit(record)
-        return told(known)
+        return recorded(known)
 
     def release(self):
         """Return what was held."""
-        return told(self.turns.release())
+        return recorded(self.turns.release())
 
 
-def told(found):
+def recorded(found):
     return [item.reason if isinstance(item, Damage) else item.sequence for item in found]
 
 

@@ -19,9 +19,9 @@ from trackside.handlers.eventlog import EventLog, outline
 S = 10**9
 
 
-def iteration(step, **told):
+def iteration(step, **fields):
     """Return a training iteration that ended at as many seconds as its step."""
-    return IterationEnded(**{"step": step, "at_ns": step * S, "duration_ns": 1, **told})
+    return IterationEnded(**{"step": step, "at_ns": step * S, "duration_ns": 1, **fields})
 
 
 @pytest.fixture

@@ -63,15 +63,15 @@ class TestForked:
         Whatever the log's threads do at that moment, a forked child writes to a file of its own and does not hang,
         and the parent's file has each of the parent's events once.
         """
-        (told,) = run_script("forking_writer.py", tmp_path, scaled(600), timeout_s=300)
-        assert set(told["children"].values()) == {0}
-        assert told["closed"]
+        (recorded,) = run_script("forking_writer.py", tmp_path, scaled(600), timeout_s=300)
+        assert set(recorded["children"].values()) == {0}
+        assert recorded["closed"]
         found = defaultdict(list)
         events = replay(tmp_path)
         for event in events:
             found[event.source.id].append((event.seq, event.duration_ns))
-        expected = {child: [(n, n) for n in range(100)] for child in told["children"]}
-        expected[told["parent"]] = [(n, n) for n in range(told["events"])]
+        expected = {child: [(n, n) for n in range(100)] for child in recorded["children"]}
+        expected[recorded["parent"]] = [(n, n) for n in range(recorded["events"])]
         assert found == expected
         assert (events.repeated, events.missing, events.damaged_bytes) == (0, 0, 0)
         assert all(file.is_finished for file in check_logs(tmp_path).files)

@@ -47,7 +47,7 @@ def reports(ranks, slow=()):
     for rank in range(ranks):
         lasted = [2e6 if rank in slow else 1e6 + rank]
         columns = dict.fromkeys(("min_ns", "max_ns", "median_ns", "mean_ns"), lasted)
-        told = SectionWindow(
+        recorded = SectionWindow(
             window=0,
             first_step=0,
             last_step=9,
@@ -59,7 +59,7 @@ def reports(ranks, slow=()):
             std_ns=[0.0],
             **columns,
         )
-        aggregator(of(Source(rank=rank, world_size=ranks, run_id="run", host=f"node{rank // 8}"), told))
+        aggregator(of(Source(rank=rank, world_size=ranks, run_id="run", host=f"node{rank // 8}"), recorded))
     return [report for report in found if isinstance(report, StragglerReport)]
 
 

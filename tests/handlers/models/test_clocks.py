@@ -34,33 +34,33 @@ class TestClockOffsets:
         """
         A rank 300 ns ahead of its forwarder, which is 200 ns behind the collector, is 100 ns ahead of that.
         """
-        told = compared(FORWARDER, "rank", 300, sure_ns=7), compared(ROOT, "forwarder", -200, sure_ns=5)
+        recorded = compared(FORWARDER, "rank", 300, sure_ns=7), compared(ROOT, "forwarder", -200, sure_ns=5)
 
-        assert offsets(*told)["rank"] == offsets(*reversed(told))["rank"] == (100, 12, "root")
+        assert offsets(*recorded)["rank"] == offsets(*reversed(recorded))["rank"] == (100, 12, "root")
 
     def test_latest_word_of_each_counts(self):
         """
         What was told later replaces what was told before, in whatever order it is read.
         """
-        told = compared(ROOT, "rank", 500, at_ns=1), compared(ROOT, "rank", 900, at_ns=2)
+        recorded = compared(ROOT, "rank", 500, at_ns=1), compared(ROOT, "rank", 900, at_ns=2)
 
-        assert offsets(*told) == offsets(*reversed(told)) == {"rank": (900, 10, "root")}
+        assert offsets(*recorded) == offsets(*reversed(recorded)) == {"rank": (900, 10, "root")}
 
     def test_surest_of_several(self):
         """
         Of a collector that was started again and its predecessor the one counts that knew it better.
         """
-        told = compared(ROOT, "rank", 500, sure_ns=50), compared(FORWARDER, "rank", 480, sure_ns=20)
+        recorded = compared(ROOT, "rank", 500, sure_ns=50), compared(FORWARDER, "rank", 480, sure_ns=20)
 
-        assert offsets(*told)["rank"] == (480, 20, "forwarder")
+        assert offsets(*recorded)["rank"] == (480, 20, "forwarder")
 
     def test_circle_ends(self):
         """
         Two that were compared with each other are no endless way.
         """
-        told = compared(ROOT, "forwarder", 1), compared(FORWARDER, "root", -1)
+        recorded = compared(ROOT, "forwarder", 1), compared(FORWARDER, "root", -1)
 
-        assert set(offsets(*told)) == {"forwarder", "root"}
+        assert set(offsets(*recorded)) == {"forwarder", "root"}
 
     def test_dumped_and_loaded(self):
         """

@@ -14,7 +14,9 @@ from trackside.handlers.models.counters import CounterBoard
 pytestmark = pytest.mark.once
 
 
-def told(source: Source, *, name="train.loss", count=2, total=(2, 3.0), values=None, end_ns=10, sketch=b"") -> Event:
+def recorded(
+    source: Source, *, name="train.loss", count=2, total=(2, 3.0), values=None, end_ns=10, sketch=b""
+) -> Event:
     window = CounterWindow(
         name=name,
         unit="nats",
@@ -38,7 +40,7 @@ class TestCounterBoard:
     def test_totals_add_up_over_ranks(self):
         """The total over two ranks is the sum of their latest cumulative figures."""
         board = CounterBoard()
-        for window in (told(LEFT), told(LEFT, total=(5, 9.0), end_ns=20), told(RIGHT, total=(3, 4.5))):
+        for window in (recorded(LEFT), recorded(LEFT, total=(5, 9.0), end_ns=20), recorded(RIGHT, total=(3, 4.5))):
             board(window)
 
         totals = board.result().counters["train.loss"]
@@ -48,15 +50,15 @@ class TestCounterBoard:
     def test_lost_window(self):
         """A window that never came costs nothing of the total, since the next one carries it."""
         board = CounterBoard()
-        board(told(LEFT, count=1, total=(100, 250.0), end_ns=90))
+        board(recorded(LEFT, count=1, total=(100, 250.0), end_ns=90))
 
         assert board.result().counters["train.loss"].count == 100
 
     def test_late_window(self):
         """A window that comes after a later one does not set the total back."""
         board = CounterBoard()
-        board(told(LEFT, total=(5, 9.0), end_ns=20, values={"mean": 3.0}))
-        board(told(LEFT, total=(2, 3.0), end_ns=10))
+        board(recorded(LEFT, total=(5, 9.0), end_ns=20, values={"mean": 3.0}))
+        board(recorded(LEFT, total=(2, 3.0), end_ns=10))
 
         totals = board.result().counters["train.loss"]
 
@@ -65,16 +67,16 @@ class TestCounterBoard:
     def test_empty_window(self):
         """An empty window leaves the figures of the one before it."""
         board = CounterBoard()
-        board(told(LEFT, end_ns=10, values={"mean": 1.5}))
-        board(told(LEFT, end_ns=20, count=0, values={"count": 0.0}))
+        board(recorded(LEFT, end_ns=10, values={"mean": 1.5}))
+        board(recorded(LEFT, end_ns=20, count=0, values={"count": 0.0}))
 
         assert board.result().counters["train.loss"].windows == [{"mean": 1.5}]
 
     def test_quantiles_of_merged_ranks(self):
         """Quantiles over two ranks are those of all values together, within 1 %."""
         board = CounterBoard()
-        board(told(LEFT, sketch=Sketch(range(1, 501)).to_wire()))
-        board(told(RIGHT, sketch=Sketch(range(501, 1001)).to_wire()))
+        board(recorded(LEFT, sketch=Sketch(range(1, 501)).to_wire()))
+        board(recorded(RIGHT, sketch=Sketch(range(501, 1001)).to_wire()))
 
         quantiles = board.result().counters["train.loss"].quantiles
 
@@ -84,8 +86,8 @@ class TestCounterBoard:
     def test_extremes(self):
         """Minimum and maximum are the extremes over all windows that told theirs."""
         board = CounterBoard()
-        board(told(LEFT, values={"min": -1.0, "max": 2.0}))
-        board(told(RIGHT, values={"min": 0.0, "max": 7.0}))
+        board(recorded(LEFT, values={"min": -1.0, "max": 2.0}))
+        board(recorded(RIGHT, values={"min": 0.0, "max": 7.0}))
 
         totals = board.result().counters["train.loss"]
 
@@ -94,18 +96,18 @@ class TestCounterBoard:
     def test_dump_and_load(self):
         """A board that loads another's state goes on as that one would."""
         board, other = CounterBoard(), CounterBoard()
-        board(told(LEFT, sketch=Sketch([1.0, 2.0]).to_wire()))
+        board(recorded(LEFT, sketch=Sketch([1.0, 2.0]).to_wire()))
         board.missed(Source.unknown(""), 3)
         other.load(board.dump())
         for each in (board, other):
-            each(told(RIGHT, sketch=Sketch([3.0]).to_wire()))
+            each(recorded(RIGHT, sketch=Sketch([3.0]).to_wire()))
 
         assert other.dump() == board.dump()
 
     def test_result_is_json(self):
         """The result serializes to JSON."""
         board = CounterBoard()
-        board(told(LEFT))
+        board(recorded(LEFT))
 
         assert json.loads(json.dumps(attrs.asdict(board.result())))["counters"]["train.loss"]["counts"] == [2]
 
@@ -120,7 +122,7 @@ class TestCounterBoard:
     def test_refused_state(self):
         """A state that is none is refused, and what was known stays."""
         board = CounterBoard()
-        board(told(LEFT))
+        board(recorded(LEFT))
         before = board.dump()
 
         for state in (
@@ -136,7 +138,7 @@ class TestCounterBoard:
     def test_broken_sketch(self):
         """A sketch that cannot be read costs the quantiles of its window, and no total."""
         board = CounterBoard()
-        board(told(LEFT, sketch=b"\xff"))
+        board(recorded(LEFT, sketch=b"\xff"))
 
         totals = board.result().counters["train.loss"]
         assert (totals.count, totals.quantiles) == (2, {})

@@ -57,14 +57,14 @@ class Job:
         self.source = source
         self.now_s = 1000
         self.next_id = 1
-        self.told = []
+        self.reported = []
         config = {"perf_tag": ["test"], "global_batch_size": 4, "log_every_n_train_iterations": 2} | config
         self.tell(TrainingConfigured(at_ns=self.now_s * S, span_id=0, step=-1, **config))
 
     def tell(self, event):
         """Tell the model of *event*, as the job's process."""
         event._source = self.source
-        self.told.append(event)
+        self.reported.append(event)
         self.model(event)
         return self
 
@@ -230,8 +230,8 @@ class TestTrainingMetricsUpdated:
     def test_resumed(self):
         """After a checkpoint was loaded, updates come where they would have come; the interval is the true one."""
         update = Job(log_every_n_train_iterations=5).loop(start=3).train(1, 1).training()[0]
-        told = fields(update, "train_iterations_start", "current_iteration", "num_iterations", "interval")
-        assert told == (3, 4, 2, 2)
+        reported = fields(update, "train_iterations_start", "current_iteration", "num_iterations", "interval")
+        assert reported == (3, 4, 2, 2)
 
     def test_resumed_samples(self):
         """The samples before the loop are told apart from those of this job."""
@@ -272,8 +272,8 @@ class TestTrainingMetricsUpdated:
         milliseconds = list(range(1, 101))
         random.Random(7).shuffle(milliseconds)
         update = Job(log_every_n_train_iterations=100).loop().train(*(ms / 1000 for ms in milliseconds)).training()[0]
-        told = fields(update, *(f"{name}_iteration_time_sec" for name in ("p50", "p95", "p99")))
-        assert told == pytest.approx((0.050, 0.095, 0.099), rel=0.011)
+        reported = fields(update, *(f"{name}_iteration_time_sec" for name in ("p50", "p95", "p99")))
+        assert reported == pytest.approx((0.050, 0.095, 0.099), rel=0.011)
 
     def test_percentiles_within_the_extremes(self):
         """No percentile lies beyond the extremes, for all that it is an estimate."""
@@ -283,14 +283,14 @@ class TestTrainingMetricsUpdated:
     def test_percentiles_of_the_window(self):
         """A window has percentiles of its own."""
         update = Job().loop().train(1, 1, 9, 9).training()[-1]
-        told = fields(update, "p50_iteration_time_sec", "window_p50_iteration_time_sec")
-        assert told == pytest.approx((1, 9), rel=0.01)
+        reported = fields(update, "p50_iteration_time_sec", "window_p50_iteration_time_sec")
+        assert reported == pytest.approx((1, 9), rel=0.01)
 
     def test_a_long_window(self):
         """A window of any length has all its iterations in it."""
         update = Job(log_every_n_train_iterations=1000).loop().train(*[1] * 600, *[2] * 400).training()[0]
-        told = fields(update, "num_iterations", "window_p50_iteration_time_sec", "window_p95_iteration_time_sec")
-        assert told == pytest.approx((1000, 1, 2), rel=0.01)
+        reported = fields(update, "num_iterations", "window_p50_iteration_time_sec", "window_p95_iteration_time_sec")
+        assert reported == pytest.approx((1000, 1, 2), rel=0.01)
 
     def test_without_a_configuration(self):
         """Nothing configured, there is an update every fifty iterations, of what is known."""
@@ -298,8 +298,8 @@ class TestTrainingMetricsUpdated:
         model = TrainingMetrics(publish=updates)
         for step in range(50):
             model(IterationEnded(at_ns=step, parent_span_id=0, step=step, duration_ns=S))
-        told = fields(updates.events[0], "num_iterations", "num_train_samples", "avg_batch_size", "train_tokens")
-        assert told == (50, 0, None, None)
+        reported = fields(updates.events[0], "num_iterations", "num_train_samples", "avg_batch_size", "train_tokens")
+        assert reported == (50, 0, None, None)
 
     def test_without_a_loop(self):
         """Iterations without a loop begin at the step of the first one."""
@@ -365,8 +365,8 @@ class TestThroughput:
     def test_overall_not_known(self):
         """They are not known if it was not given what was done before."""
         assert Job(flops_per_sample=1).loop(start=10).train(1, 1).training()[0].total_flops == 8
-        told = Job(flops_per_sample=1).loop(start=10).train(1, 1).training()[0]
-        assert told.completed_floating_point_operations_overall is None
+        reported = Job(flops_per_sample=1).loop(start=10).train(1, 1).training()[0]
+        assert reported.completed_floating_point_operations_overall is None
 
     def test_not_known(self):
         """Without operations there is no throughput."""
@@ -473,8 +473,8 @@ class TestParts:
         job = Job(log_every_n_train_iterations=1).loop()
         for duration_s in (1, 3):
             job.part("model_forward", duration_s, parent=50).train(10, own_id=50)
-        told = [fields(update, "avg_forward_time_sec", "window_avg_forward_time_sec") for update in job.training()]
-        assert told == [(1.0, 1.0), (2.0, 3.0)]
+        reported = [fields(update, "avg_forward_time_sec", "window_avg_forward_time_sec") for update in job.training()]
+        assert reported == [(1.0, 1.0), (2.0, 3.0)]
 
     def test_lost_ends(self):
         """Spans whose end never comes do not pile up."""
@@ -494,8 +494,8 @@ class TestEvaluation:
     def test_interval(self):
         """The interval is the number of training iterations since the validation before, or the loop's start."""
         job = Job().loop(start=10).train(1, 1).evaluate(1).train(1, 1, 1).evaluate(1)
-        told = [fields(u, "interval", "current_iteration") for u in job.updates.of(ValidationMetricsUpdated)]
-        assert told == [(2, 11), (3, 14)]
+        reported = [fields(u, "interval", "current_iteration") for u in job.updates.of(ValidationMetricsUpdated)]
+        assert reported == [(2, 11), (3, 14)]
 
     def test_without_iterations(self):
         """A validation that tells of no iterations has no times."""
@@ -505,9 +505,9 @@ class TestEvaluation:
     def test_failed(self):
         """Failed validation iterations are counted, and nothing else."""
         job = Job().loop().evaluate(50, failed=True).evaluate(2, loss=0.25)
-        told = [fields(u, "num_failed_iterations", "window_num_failed_iterations", "num_iterations")
+        reported = [fields(u, "num_failed_iterations", "window_num_failed_iterations", "num_iterations")
                 for u in job.updates.of(ValidationMetricsUpdated)]  # fmt: skip
-        assert told == [(1, 1, 0), (1, 0, 1)]
+        assert reported == [(1, 1, 0), (1, 0, 1)]
         assert job.now().validation.latest_loss == 0.25
 
     def test_testing(self):
@@ -534,8 +534,8 @@ class TestCheckpointMetricsUpdated:
         for duration_s in (3, 1):
             job.save_end(job.save_start(1), duration_s)
         update = job.updates.of(CheckpointMetricsUpdated)[1]
-        told = fields(update, *(f"save_checkpoint_sync_time_{name}_sec" for name in ("total", "min", "max")))
-        assert (*told, update.save_checkpoint_count) == (4.0, 1.0, 3.0, 2)
+        reported = fields(update, *(f"save_checkpoint_sync_time_{name}_sec" for name in ("total", "min", "max")))
+        assert (*reported, update.save_checkpoint_count) == (4.0, 1.0, 3.0, 2)
 
     def test_strategies(self):
         """Saves of the two strategies are counted apart."""
@@ -574,8 +574,10 @@ class TestProductiveWorkSaved:
         """The checkpoint's size and place are told, and when the loop began."""
         job = Job().loop().train(1)
         job.saved(1, job.save_start(1), size_bytes=123, path="/there")
-        told = fields(job.productive()[0], "checkpoint_size", "checkpoint_directory", "training_start_timestamp_sec")
-        assert told == (123, "/there", 1000.0)
+        reported = fields(
+            job.productive()[0], "checkpoint_size", "checkpoint_directory", "training_start_timestamp_sec"
+        )
+        assert reported == (123, "/there", 1000.0)
 
     def test_no_operations(self):
         """Operations were not given, so nothing is said of them."""
@@ -586,8 +588,8 @@ class TestProductiveWorkSaved:
         """Failed iterations are not productive."""
         job = Job().loop().train(1).train(50, failed=True)
         job.saved(1, job.save_start(1))
-        told = fields(job.productive()[0], "productive_train_iterations", "productive_train_iterations_sec")
-        assert told == (1, 1.0)
+        reported = fields(job.productive()[0], "productive_train_iterations", "productive_train_iterations_sec")
+        assert reported == (1, 1.0)
 
     def test_failed_validation(self):
         """Nor are failed validation iterations."""
@@ -687,8 +689,8 @@ class TestSeveralLoops:
         """A loop that goes on where the last one ended adds to its samples, and does not count them twice."""
         job = Job().loop().train(1, 1).loop_end().loop(start=2).train(1, 1)
         job.saved(4, job.save_start(4))
-        told = fields(job.productive()[0], "productive_train_samples", "productive_train_iterations_sec")
-        assert told == (16, 4.0)
+        reported = fields(job.productive()[0], "productive_train_samples", "productive_train_iterations_sec")
+        assert reported == (16, 4.0)
 
     def test_that_go_on_by_what_was_counted(self):
         """What iterations told of their samples goes before what the next loop takes for granted."""
@@ -701,8 +703,8 @@ class TestSeveralLoops:
         job = Job().loop().train(1, 1)
         job.saved(2, job.save_start(2)).train(50, failed=False).loop_end().loop(start=2).train(1)
         job.saved(3, job.save_start(3))
-        told = fields(job.productive()[1], "productive_train_iterations", "productive_train_iterations_sec")
-        assert told == (3, 3.0)
+        reported = fields(job.productive()[1], "productive_train_iterations", "productive_train_iterations_sec")
+        assert reported == (3, 3.0)
 
     def test_that_start_from_nothing(self):
         """A loop that starts from 0 has lost all work before it."""
@@ -748,7 +750,7 @@ class TestTrainingMetrics:
     def test_any_interleaving(self, seed):
         """Of several sources the result does not depend on the order in which theirs arrive."""
         rng = random.Random(seed)
-        streams = [some_job(Source(id=letter * 16, rank=rank), rng).told for rank, letter in enumerate("abc")]
+        streams = [some_job(Source(id=letter * 16, rank=rank), rng).reported for rank, letter in enumerate("abc")]
         one_by_one, shuffled = TrainingMetrics(), TrainingMetrics()
         for event in itertools.chain(*streams):
             one_by_one(event)
@@ -765,12 +767,12 @@ class TestTrainingMetrics:
         """A model that takes over another one's state, by way of a wire, goes on as that one."""
         rng = random.Random(seed)
         job = some_job(HERE, rng)
-        place = rng.randrange(len(job.told) + 1)
+        place = rng.randrange(len(job.reported) + 1)
         first, second = TrainingMetrics(), TrainingMetrics(publish=(updates := Capture()))
-        for event in job.told[:place]:
+        for event in job.reported[:place]:
             first(event)
         second.load(msgpack.unpackb(msgpack.packb(first.dump())))
-        for event in job.told[place:]:
+        for event in job.reported[place:]:
             second(event)
 
         assert second.result() == job.model.result()
@@ -790,7 +792,7 @@ class TestTrainingMetrics:
         bus, live = Bus(source=HERE), TrainingMetrics()
         live = TrainingMetrics(publish=bus.publish)
         with bus.subscribe(live), bus.subscribe(EventLog(tmp_path)):
-            for event in some_job(HERE, random.Random(5)).told + some_job(HERE, random.Random(6)).told:
+            for event in some_job(HERE, random.Random(5)).reported + some_job(HERE, random.Random(6)).reported:
                 bus.log(event)
             assert bus.flush(10)
         bus.close()
@@ -825,8 +827,8 @@ class TestTrainingMetrics:
     def test_json(self):
         """The result is JSON."""
         result = some_job(HERE, random.Random(1)).model.result()
-        told = json.loads(json.dumps(attrs.asdict(result)))
-        assert told["sources"][0]["training"]["num_iterations"] == result.sources[0].training.num_iterations
+        reported = json.loads(json.dumps(attrs.asdict(result)))
+        assert reported["sources"][0]["training"]["num_iterations"] == result.sources[0].training.num_iterations
 
     def test_nothing_told(self):
         """A process that told of nothing that metrics are made of is not in the result."""
@@ -843,7 +845,7 @@ class TestTrainingMetrics:
         """Processes stand in the order of their ranks, then attempts."""
         model = TrainingMetrics()
         for letter, rank, attempt in (("a", 1, 0), ("b", 0, 1), ("c", 0, 0)):
-            for event in Job(Source(id=letter * 16, rank=rank, attempt=attempt)).loop().train(1).told:
+            for event in Job(Source(id=letter * 16, rank=rank, attempt=attempt)).loop().train(1).reported:
                 model(event)
         assert [(place.rank, place.attempt) for place in model.result().sources] == [(0, 0), (0, 1), (1, 0)]
 

@@ -171,8 +171,8 @@ class TestTree:
             SpanEventAdded(at_ns=13, span_id=3, name="cache missed"),
             ended(3, 1, "tokenize", 14, kind=IterationSpanEnded),
         )
-        told = {view.name: [(one.name, one.at_ns, one.attributes) for one in view.events] for view in found.spans}
-        assert told == {
+        recorded = {view.name: [(one.name, one.at_ns, one.attributes) for one in view.events] for view in found.spans}
+        assert recorded == {
             "application": [("warmed up", 5, {"s": 3}), ("saved", 12, {})],
             "training_single_iteration": [("late batch", 6, {})],
             "tokenize": [("cache missed", 13, {})],
@@ -557,19 +557,19 @@ class TestKilled:
                 stdout=subprocess.PIPE,
                 text=True,
             )
-            told = []
+            recorded = []
             try:
-                told += [json.loads(child.stdout.readline()) for _ in range(rng.randrange(1, 40))]
+                recorded += [json.loads(child.stdout.readline()) for _ in range(rng.randrange(1, 40))]
                 time.sleep(rng.random() * 0.02)  # the moment is meant to be any
             finally:
                 child.send_signal(signal.SIGKILL)
                 rest, _ = child.communicate(timeout=30)
-            told += [json.loads(line) for line in rest.splitlines(keepends=True) if line.endswith("\n")]
+            recorded += [json.loads(line) for line in rest.splitlines(keepends=True) if line.endswith("\n")]
             (found,) = feed(replay(directory), SpanBuilder())[0].result().sources
             long = [[span.name, span.start_ns] for span in found.open if not span.thread]
             short = [[span.name, span.start_ns] for span in found.open if span.thread]
             # All that was flushed before the last word is there; what came after it may be, as far as the next word.
-            last = told[-1]
+            last = recorded[-1]
             assert long[:2] == last["long"][:2]
             assert [name for name, _ in long[:2]] == ["application", "training_loop"]
             if last["short"]:

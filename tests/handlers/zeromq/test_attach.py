@@ -24,7 +24,7 @@ MODELS = (SpanBuilder, CounterBoard, GoodputAccumulator, ScoreAggregator, Traini
 def numbers(events):
     fields = [event.fields if isinstance(event, UnknownEvent) else fields_of(event) for event in events]
     names = map(wire_name_of, events)
-    return [told["number"] for told, name in zip(fields, names, strict=True) if name == STEP]
+    return [recorded["number"] for recorded, name in zip(fields, names, strict=True) if name == STEP]
 
 
 class TestWhatComes:

@@ -162,5 +162,5 @@ class TestOverLink:
 
         until(lambda: collector.heard(ClockCompared))
 
-        told = collector.heard(ClockCompared)[-1]
-        assert abs(told.offset_ns) <= told.uncertainty_ns + 1_000_000
+        recorded = collector.heard(ClockCompared)[-1]
+        assert abs(recorded.offset_ns) <= recorded.uncertainty_ns + 1_000_000

@@ -301,9 +301,9 @@ class TestSilence:
         registry = SourceRegistry(silent_after_s=3.0)
         registry.state_of(Source.detect({}, run_id="run", rank=7), 10.0)
 
-        told = [event for second in range(20) for event in registry.silent(10.0 + second, 10**9 * second)]
+        recorded = [event for second in range(20) for event in registry.silent(10.0 + second, 10**9 * second)]
 
-        assert [(event.rank, event.silent_s, event.last_heard_ns) for event in told] == [(7, 3.0, 0)]
+        assert [(event.rank, event.silent_s, event.last_heard_ns) for event in recorded] == [(7, 3.0, 0)]
 
     def test_not_said_again_after_a_restart(self, collectors, tmp_path):
         """
@@ -319,8 +319,8 @@ class TestSilence:
         deadline = time.monotonic() + 60
         while not first.heard(RankFellSilent) and time.monotonic() < deadline:
             time.sleep(0.01)
-        (told,) = first.heard(RankFellSilent)
-        assert (told.rank, told.last_heard_ns) == (3, 9)  # when its last event was
+        (recorded,) = first.heard(RankFellSilent)
+        assert (recorded.rank, recorded.last_heard_ns) == (3, 9)  # when its last event was
         first.end()
 
         second = collectors(log=tmp_path)

@@ -306,8 +306,8 @@ class TestAllRanks:
 
         assert not answer.done
         until(lambda: collector.heard(ControlUsed))
-        told = collector.heard(ControlUsed)[0]
-        assert (told.done, told.by.startswith("viewer:")) == (False, True)
+        recorded = collector.heard(ControlUsed)[0]
+        assert (recorded.done, recorded.by.startswith("viewer:")) == (False, True)
 
     @pytest.mark.parametrize(
         ("targets", "expected"), [([], True), (["rank:3"], True), (["a"], True), (["rank:4", "b"], False)]

@@ -94,14 +94,14 @@ class BadLink(threading.Thread):
     def _spoilt(self, messages):
         if self.is_good:
             return list(messages)
-        told = []
+        recorded = []
         for parts in messages:
             luck = self.rng.random()
             self.faults["dropped"] += luck < 0.01
             self.faults["repeated"] += luck > 0.99
-            told += [parts] * (0 if luck < 0.01 else 2 if luck > 0.99 else 1)
-        self.rng.shuffle(told)
-        return told
+            recorded += [parts] * (0 if luck < 0.01 else 2 if luck > 0.99 else 1)
+        self.rng.shuffle(recorded)
+        return recorded
 
 
 class TestBadLink:
@@ -190,16 +190,16 @@ class TestStoppedViewer:
         viewer.close()
         job.end()
         job.close(timeout_s=10.0)
-        told = json.loads(stopped.stdout.readline())
+        recorded = json.loads(stopped.stdout.readline())
 
         assert grown <= 16 * MIB
         assert viewer.lost == 0
         assert len(events) == logged
-        assert told["lost"] > 0
-        assert told["count"] + told["lost"] == logged
-        assert told["in_order"]
-        assert told["last"] == logged - 1
-        assert told["reasons"] == ["this viewer was too slow"]
+        assert recorded["lost"] > 0
+        assert recorded["count"] + recorded["lost"] == logged
+        assert recorded["in_order"]
+        assert recorded["last"] == logged - 1
+        assert recorded["reasons"] == ["this viewer was too slow"]
 
     @pytest.mark.usefixtures("only_watching")
     def test_beside_a_steady_stream(self, jobs, attached, other_viewer, scale):
@@ -237,20 +237,20 @@ class TestStoppedViewer:
         viewer.close()
         job.end()
         job.close(timeout_s=20.0)
-        told = json.loads(stopped.stdout.readline())
+        recorded = json.loads(stopped.stdout.readline())
         lags_ms.sort()
         print(
             f"{logged:,} logged, {dropped:,} dropped in the job, which grew by {grown >> 10:,} KiB; "
             "lag of the other viewer: "
             f"p50 {lags_ms[len(lags_ms) // 2]:.1f} ms, p99 {lags_ms[len(lags_ms) * 99 // 100]:.1f} ms, "
-            f"it lost {viewer.lost:,}; the stopped one: {told}"
+            f"it lost {viewer.lost:,}; the stopped one: {recorded}"
         )
 
         assert grown <= 16 * MIB
         assert count + viewer.lost == logged - dropped
-        assert told["count"] + told["lost"] == logged - dropped
-        assert told["in_order"]
-        assert dropped or told["last"] == logged - 1
+        assert recorded["count"] + recorded["lost"] == logged - dropped
+        assert recorded["in_order"]
+        assert dropped or recorded["last"] == logged - 1
 
     def test_job_ends_in_time(self, jobs, other_viewer):
         """A job with a stopped viewer, and one with a killed viewer, ends within its bound."""

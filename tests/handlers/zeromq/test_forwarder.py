@@ -130,8 +130,8 @@ class TestTree:
 
         until(lambda: len({event.source.id for event in collector.heard(ClockCompared)}) == 2)
 
-        told = {event.source.id: event.source_id for event in collector.heard(ClockCompared)}
-        assert told[collector.streams.own.source.id] == forwarder.streams.own.source.id
+        recorded = {event.source.id: event.source_id for event in collector.heard(ClockCompared)}
+        assert recorded[collector.streams.own.source.id] == forwarder.streams.own.source.id
 
     def test_viewers_see_all_ranks(self, collectors, forwarders, sent, until):
         """

@@ -43,13 +43,13 @@ def test_one_killed_and_one_stopped(collectors, jobs, scaled, until):
     until(lambda: len(collector.heard(RankFellSilent)) >= 2)
     named_s = time.monotonic() - start_s
 
-    told = collector.heard(RankFellSilent)
-    assert sorted(event.rank for event in told) == [1, count - 2]
-    assert {event.step for event in told} == {99}
-    assert all(event.silent_s >= SILENT_AFTER_S for event in told)
+    recorded = collector.heard(RankFellSilent)
+    assert sorted(event.rank for event in recorded) == [1, count - 2]
+    assert {event.step for event in recorded} == {99}
+    assert all(event.silent_s >= SILENT_AFTER_S for event in recorded)
     os.kill(ranks[-2].pid, signal.SIGCONT)
     until(lambda: collector.heard(RankSpokeAgain))
     assert [event.rank for event in collector.heard(RankSpokeAgain)] == [count - 2]
     assert collector.totals()["silent"] == 1
     print(f"{count} ranks; the others' events came in {flowed_s:.2f} s, the two were named after {named_s:.2f} s")
-    print(f"with silences of {[event.silent_s for event in told]} s")
+    print(f"with silences of {[event.silent_s for event in recorded]} s")

@@ -43,9 +43,9 @@ def place_of_collector(free_port, tmp_path, command_line, collectors):
 
 def results(models):
     """Return what *models* say, by name."""
-    told = {type(model).__name__: model for model in models if isinstance(model, MODELS)}
-    goodput = told.pop("GoodputAccumulator")
-    return {**{name: model.result() for name, model in told.items()}, "Goodput": goodput.result(session="test")}
+    recorded = {type(model).__name__: model for model in models if isinstance(model, MODELS)}
+    goodput = recorded.pop("GoodputAccumulator")
+    return {**{name: model.result() for name, model in recorded.items()}, "Goodput": goodput.result(session="test")}
 
 
 def test_killed_at_any_moment(place_of_collector, jobs, rng, scaled, until):

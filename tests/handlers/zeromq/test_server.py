@@ -83,9 +83,9 @@ class Bench:
     def take(self, address=VIEWER):
         """Send what is due, and return it."""
         self.server.pump()
-        told = [message for to, message in self.sent if to == address]
+        recorded = [message for to, message in self.sent if to == address]
         self.sent = [(to, message) for to, message in self.sent if to != address]
-        return told
+        return recorded
 
     def join(self, address=VIEWER, names=("*",), **asked):
         """Have a viewer come and subscribe; return the answer."""
@@ -157,11 +157,11 @@ class TestMeeting:
 
     def test_verbs_passed_on(self):
         """A verb is passed on with who said it."""
-        told = []
-        bench = Bench(on_verb=lambda *given: told.append(given))
+        recorded = []
+        bench = Bench(on_verb=lambda *given: recorded.append(given))
         bench.say(Hello(2, "viewer", "v", ""), user="control:abc")
         bench.say(Verb(9, "pause", [], {}), user="control:abc")
-        assert told == [(VIEWER, Verb(9, "pause", [], {}), "control:abc")]
+        assert recorded == [(VIEWER, Verb(9, "pause", [], {}), "control:abc")]
 
 
 class TestSubscribing:
@@ -212,9 +212,9 @@ class TestSubscribing:
     def test_something_else_all_the_time(self, bench):
         """Who wants something else again and again is given sixteen streams a second, and keeps the one before."""
         bench.join()
-        told = [bench.say(subscription(1 + n, names=(f"t{n}",)))[-1] for n in range(1, 100)]
-        assert [type(answer) for answer in told] == [Subscribed] * 15 + [Refused] * 84
-        assert told[-1].code == "busy"
+        recorded = [bench.say(subscription(1 + n, names=(f"t{n}",)))[-1] for n in range(1, 100)]
+        assert [type(answer) for answer in recorded] == [Subscribed] * 15 + [Refused] * 84
+        assert recorded[-1].code == "busy"
         bench.now_s += 1.0
         assert type(bench.say(subscription(100, names=("t99",)))[-1]) is Subscribed
 

@@ -217,18 +217,18 @@ class TestValidation:
 class TestJson:
     def test_keys(self, stream, feed):
         """The object has the keys that the command promises; every bucket is there."""
-        told = feed(train(stream().start(1).span("x", 1, 3, badput_type="sdc"), 2, 3).end(23)).result().to_json()
+        recorded = feed(train(stream().start(1).span("x", 1, 3, badput_type="sdc"), 2, 3).end(23)).result().to_json()
         assert (
-            list(told)
+            list(recorded)
             == """
             session elapsed_s productive_s goodput badput_s informational_s excluded_s attempts disruptions last_step
             step_time ranks
         """.split()
         )
-        assert set("ideal_s p50_s p90_s p99_s deviation_s".split()) <= set(told["step_time"])
-        assert told["badput_s"].pop("CUSTOM_BADPUT_EVENTS") == {"sdc": 2e-9}
-        assert sum(told["badput_s"].values()) == 0.0
-        assert told["ranks"][0]["rank"] == 0
+        assert set("ideal_s p50_s p90_s p99_s deviation_s".split()) <= set(recorded["step_time"])
+        assert recorded["badput_s"].pop("CUSTOM_BADPUT_EVENTS") == {"sdc": 2e-9}
+        assert sum(recorded["badput_s"].values()) == 0.0
+        assert recorded["ranks"][0]["rank"] == 0
 
     @pytest.mark.parametrize(
         ("kind", "bucket"),

@@ -23,7 +23,7 @@ def got():
 
 
 @pytest.fixture
-def tell(got):
+def updates_of(got):
     """Give a function that feeds streams to a monitor and returns what it published."""
 
     def run(*streams, **settings):
@@ -52,27 +52,27 @@ def job(stream):
 
 
 class TestInterval:
-    def test_none_at_first(self, job, tell):
+    def test_none_at_first(self, job, updates_of):
         """There is nothing to tell with the first event."""
-        assert tell(job(0)) == []
+        assert updates_of(job(0)) == []
 
-    def test_every(self, job, tell):
+    def test_every(self, job, updates_of):
         """An update comes with the first event after each interval, and tells of all until then."""
-        updates = tell(job(35), update_interval_s=10)
+        updates = updates_of(job(35), update_interval_s=10)
         assert [(one.at_ns - START) // SECOND for one in updates] == [10, 20, 30]
         assert [one.elapsed_s for one in updates] == [10.0, 20.0, 30.0]
 
-    def test_nothing_new(self, stream, tell):
+    def test_nothing_new(self, stream, updates_of):
         """A late event brings no update that tells of nothing new."""
         late = stream().start(START).step(0, START, START + 50 * SECOND).step(1, START + SECOND, START + 2 * SECOND)
-        assert len(tell(late, update_interval_s=10)) == 1
+        assert len(updates_of(late, update_interval_s=10)) == 1
 
     @pytest.mark.parametrize("at_ns", ["x", None, 5e18, 1 << 62], ids=str)
-    def test_impossible_time(self, job, tell, at_ns):
+    def test_impossible_time(self, job, updates_of, at_ns):
         """An event whose time cannot be is no occasion for an update."""
         odd = job(5)
         odd.events[-1].at_ns = odd.events[-2].at_ns = at_ns
-        assert tell(odd, update_interval_s=10) == []
+        assert updates_of(odd, update_interval_s=10) == []
 
     def test_asked(self, job, got):
         """A monitor that is asked publishes with the next heartbeat, so that what is on its way counts."""
@@ -95,10 +95,10 @@ class TestInterval:
             monitor(event)
         assert len(got) == 1
 
-    def test_helpers_bring_none(self, stream, tell):
+    def test_helpers_bring_none(self, stream, updates_of):
         """A process that is no rank, with a clock of its own, brings no update."""
         loader = stream(source=Source(id="w", run_id="run", role="worker")).start(START + 1).beat(START + 900 * SECOND)
-        assert tell(stream().start(START).step(0, START, START + SECOND), loader, update_interval_s=10) == []
+        assert updates_of(stream().start(START).step(0, START, START + SECOND), loader, update_interval_s=10) == []
 
     @pytest.mark.parametrize(
         "wrong", [{"update_interval_s": 0}, {"update_interval_s": float("nan")}, {"windows_s": [60, -1]}]
@@ -117,16 +117,16 @@ class TestInterval:
 
 
 class TestUpdate:
-    def test_account(self, stream, tell):
+    def test_account(self, stream, updates_of):
         """An update is the model's result of that moment."""
         at = START
-        told = (
+        recorded = (
             stream()
             .start(at)
             .step(0, at + SECOND, at + 3 * SECOND)
             .span("eval", at + 3 * SECOND, at + 4 * SECOND, badput_type="Eval")
         )
-        (update,) = tell(told.beat(at + 10 * SECOND), update_interval_s=10)
+        (update,) = updates_of(recorded.beat(at + 10 * SECOND), update_interval_s=10)
         assert (update.session, update.elapsed_s, update.productive_s, update.goodput) == ("run", 10.0, 2.0, 0.2)
         assert update.badput_s["CUSTOM_BADPUT_EVENTS"] == {"Eval": 1.0}
         assert update.badput_s["OTHER"] == 7.0
@@ -134,38 +134,38 @@ class TestUpdate:
         assert update.ranks["productive_s"] == [2.0]
         assert (update.attempts, update.disruptions, update.last_step, update.step) == (1, 0, 0, 0)
 
-    def test_alive(self, job, tell):
+    def test_alive(self, job, updates_of):
         """That the attempt has not ended is no problem: it is running."""
-        assert tell(job(10), update_interval_s=10)[0].problems == {}
+        assert updates_of(job(10), update_interval_s=10)[0].problems == {}
 
-    def test_windows(self, stream, tell):
+    def test_windows(self, stream, updates_of):
         """A rolling window ends with the update and counts its own length, or as much of it as there was."""
         at = START
-        told = stream().start(at).step(0, at, at + 6 * SECOND).beat(at + 10 * SECOND)
-        (update,) = tell(told, update_interval_s=10, windows_s=[5, 60])
+        recorded = stream().start(at).step(0, at, at + 6 * SECOND).beat(at + 10 * SECOND)
+        (update,) = updates_of(recorded, update_interval_s=10, windows_s=[5, 60])
         assert update.windows["length_s"] == [5, 60]
         assert update.windows["elapsed_s"] == [5.0, 10.0]
         assert update.windows["productive_s"] == [1.0, 6.0]
         assert update.windows["goodput"] == [0.2, 0.6]
         assert [badput["OTHER"] for badput in update.windows["badput_s"]] == [4.0, 4.0]
 
-    def test_no_windows(self, job, tell):
+    def test_no_windows(self, job, updates_of):
         """Without rolling windows there are none."""
-        assert tell(job(10), update_interval_s=10)[0].windows == {}
+        assert updates_of(job(10), update_interval_s=10)[0].windows == {}
 
-    def test_steps(self, job, tell):
+    def test_steps(self, job, updates_of):
         """Each step is told of once, with its distance from the ideal step time."""
-        updates = tell(job(20), update_interval_s=10, ideal_step_time_s=0.75)
+        updates = updates_of(job(20), update_interval_s=10, ideal_step_time_s=0.75)
         assert [one.steps["step"] for one in updates] == [list(range(10)), list(range(10, 20))]
         assert updates[0].steps["duration_s"] == [1.0] * 10
         assert updates[0].steps["deviation_s"] == [0.25] * 10
 
-    def test_most_steps(self, job, tell, monkeypatch):
+    def test_most_steps(self, job, updates_of, monkeypatch):
         """Of very many steps an update tells of the latest."""
         monkeypatch.setattr(_model, "MOST_STEPS", 3)
-        assert tell(job(10), update_interval_s=10)[0].steps["step"] == [7, 8, 9]
+        assert updates_of(job(10), update_interval_s=10)[0].steps["step"] == [7, 8, 9]
 
-    def test_most_steps_of_uneven_length(self, stream, tell, monkeypatch):
+    def test_most_steps_of_uneven_length(self, stream, updates_of, monkeypatch):
         """Also where the latest took much longer than most."""
         monkeypatch.setattr(_model, "MOST_STEPS", 8)
         made, at = stream().start(START), START
@@ -173,14 +173,14 @@ class TestUpdate:
             end = at + (1 if number < 10 else 100) * SECOND
             made.step(number, at, end)
             at = end
-        (update,) = tell(made, update_interval_s=510)
+        (update,) = updates_of(made, update_interval_s=510)
         assert update.steps["step"] == list(range(7, 15))
 
-    def test_sessions(self, job, tell):
+    def test_sessions(self, job, updates_of):
         """Where several sessions are heard of, each has updates of its own, as long as there is news of it."""
         first, second = job(10, id="a", run_id="a"), job(30, id="b", run_id="b", start=START + 10 * SECOND)
-        told = [(one.session, one.elapsed_s) for one in tell(first, second, update_interval_s=10)]
-        assert told == [("a", 10.0), ("b", 10.0), ("b", 20.0), ("b", 30.0)]
+        recorded = [(one.session, one.elapsed_s) for one in updates_of(first, second, update_interval_s=10)]
+        assert recorded == [("a", 10.0), ("b", 10.0), ("b", 20.0), ("b", 30.0)]
 
     def test_slices(self, records, got):
         """An elastic job's share of slices is told."""

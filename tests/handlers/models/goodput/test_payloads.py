@@ -31,8 +31,8 @@ def read(records):
 
 
 def problems(records):
-    told = records.result().problems
-    return {name: n for name, n in told.items() if name != "an attempt that fell silent without an end"}
+    recorded = records.result().problems
+    return {name: n for name, n in recorded.items() if name != "an attempt that fell silent without an end"}
 
 
 class TestRecords:

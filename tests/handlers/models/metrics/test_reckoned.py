@@ -71,7 +71,7 @@ class Job:
         self.flops_per_sample = rng.choice([None, TERA]) if configured else None
         self.peak = rng.choice([None, 9e12]) if configured else None
         self.timer = StepTimer()  # whose own tests say what a step's time is
-        self.told = []
+        self.recorded = []
         self.done = []
         self.failed = 0
         self.windows = []
@@ -95,7 +95,7 @@ class Job:
         around = "parent_span_id" if hasattr(cls, "parent_span_id") else "span_id"
         event = cls(**{"at_ns": self.now_ns, around: LOOP, "step": -1} | known)
         event._source = self.source
-        self.told.append(event)
+        self.recorded.append(event)
         if isinstance(event, SpanStarted):
             self.timer.span_started(event)
         elif isinstance(event, SpanEnded):
@@ -291,10 +291,10 @@ def trained(updates, source):
     ]
 
 
-def check(job, told):
+def check(job, recorded):
     expected = job.expected()
-    assert len(told) == len(expected)
-    for update, figures in zip(told, expected, strict=True):
+    assert len(recorded) == len(expected)
+    for update, figures in zip(recorded, expected, strict=True):
         found = {name: update[name] for name in figures}
         assert {name: (found[name], value) for name, value in figures.items() if not is_close(found[name], value)} == {}
 
@@ -314,7 +314,7 @@ class TestReckoned:
         jobs = [some_job(Source(id=letter * 16, world_size=rng.choice([1, 4])), rng) for letter in "ab"]
         updates, current = [], None
         model = TrainingMetrics(publish=lambda update: updates.append((current, update)))
-        waiting = [list(reversed(job.told)) for job in jobs]
+        waiting = [list(reversed(job.recorded)) for job in jobs]
         while any(waiting):
             event = rng.choice([stream for stream in waiting if stream]).pop()
             current = event.source
@@ -331,7 +331,7 @@ class TestReckoned:
         job.end()
         updates = []
         model = TrainingMetrics(publish=lambda update: updates.append((job.source, update)))
-        for event in job.told:
+        for event in job.recorded:
             model(event)
         assert len(updates) == 2
         check(job, trained(updates, job.source))

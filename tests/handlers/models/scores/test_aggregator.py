@@ -42,7 +42,7 @@ def feed(aggregator, source, section_window):
     return take
 
 
-def told(published):
+def recorded(published):
     return [(event.window, event.revision) for event in published]
 
 
@@ -50,30 +50,30 @@ class TestClosing:
     def test_all_in(self, feed, published):
         """A window closes with the last rank's."""
         feed(0, {0: 1, 1: 1, 2: 1})
-        assert told(published) == []
+        assert recorded(published) == []
         feed(0, {3: 1})
-        assert told(published) == [(0, 4)]
+        assert recorded(published) == [(0, 4)]
 
     def test_others_past_it(self, feed, published):
         """A dead rank holds nothing up: the window closes when all the others are in the next one."""
         feed(0, {0: 1, 1: 1, 2: 1})
         feed(1, {0: 1, 1: 1})
-        assert told(published) == []
+        assert recorded(published) == []
         feed(1, {2: 1})
-        assert told(published) == [(0, 3)]
+        assert recorded(published) == [(0, 3)]
 
     def test_few_do_not_close(self, feed, published):
         """Less than half of the ranks cannot close a window by going on to the next."""
         feed(0, {0: 1})
         feed(1, {0: 1})
-        assert told(published) == []
+        assert recorded(published) == []
 
     def test_far_ahead(self, feed, published):
         """A rank that is two windows ahead closes one that few were in."""
         feed(0, {0: 1})
         feed(1, {0: 1})
         feed(2, {0: 1})
-        assert told(published) == [(0, 1)]
+        assert recorded(published) == [(0, 1)]
 
     def test_dead_rank_is_named(self, feed, aggregator):
         """A rank that was stopped is reported as silent, and the others are scored without it."""
@@ -89,13 +89,13 @@ class TestClosing:
         """A rank that goes through a window twice does not stand for another one."""
         feed(0, {0: 1}, world=2)
         feed(0, {0: 1}, world=2)
-        assert told(published) == []
+        assert recorded(published) == []
 
     def test_new_attempt(self, feed, published):
         """The first window of the next attempt closes what was left open by the one before."""
         feed(5, {0: 1, 1: 1})
         feed(5, {0: 1}, attempt=1)
-        assert told(published) == [(5, 2)]
+        assert recorded(published) == [(5, 2)]
 
 
 class TestAmending:
@@ -104,7 +104,7 @@ class TestAmending:
         feed(0, {0: 2, 1: 2, 2: 2})
         feed(1, {0: 2, 1: 2, 2: 2})
         feed(0, {3: 1})
-        assert told(published) == [(0, 3), (0, 4)]
+        assert recorded(published) == [(0, 3), (0, 4)]
 
     def test_scores_follow(self, feed, aggregator):
         """The amended scores are those of all."""
@@ -118,9 +118,9 @@ class TestAmending:
         feed(0, {0: 1, 1: 1}, world=8)
         feed(2, {0: 1}, world=8)
         feed(0, {2: 1, 3: 1}, world=8)
-        assert told(published) == [(0, 2)]
+        assert recorded(published) == [(0, 2)]
         feed(3, {0: 1}, world=8)
-        assert told(published) == [(0, 2), (0, 4)]
+        assert recorded(published) == [(0, 2), (0, 4)]
 
     def test_too_late(self, feed, aggregator):
         """What comes when its window is no longer kept is counted."""
@@ -542,12 +542,12 @@ class TestDump:
 class TestOnReport:
     def test_without_events(self, source, section_window):
         """A handler that wants reports in place of events gets each when it closes, and when it is amended."""
-        told = []
-        aggregator = ScoreAggregator(on_report=told.append, patience=1)
+        recorded = []
+        aggregator = ScoreAggregator(on_report=recorded.append, patience=1)
         aggregator(section_window(source(0, world=2), 0, {"a": 1.0}))
         aggregator(section_window(source(0, world=2), 1, {"a": 1.0}))
         aggregator(section_window(source(1, world=2), 0, {"a": 1.0}))
-        assert [(report.window, report.revision) for report in told] == [(0, 1), (0, 2)]
+        assert [(report.window, report.revision) for report in recorded] == [(0, 1), (0, 2)]
 
 
 class TestReportEvents:

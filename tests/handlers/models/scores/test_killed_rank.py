@@ -32,8 +32,8 @@ def job(request, tmp_path_factory):
         for rank in range(3)
     ]
     try:
-        told = [ranks[rank].communicate(timeout=100)[1] for rank in (0, 2)]
-        assert [ranks[0].returncode, ranks[2].returncode] == [0, 0], told
+        recorded = [ranks[rank].communicate(timeout=100)[1] for rank in (0, 2)]
+        assert [ranks[0].returncode, ranks[2].returncode] == [0, 0], recorded
         published = []
         aggregator = ScoreAggregator(publish=published.append)
         for event in replay(folder):

@@ -169,7 +169,7 @@ class TestSections:
         """A section that one rank lacks has no relative score on any, and says why."""
         report = scored([{"a": 1, "b": 1}, {"a": 2}])
         assert report.relative.sections == {"a": approx([1.0, 0.5]), "b": [None, None]}
-        assert [attrs.astuple(told) for told in report.missing if "section" in told.what] == [
+        assert [attrs.astuple(recorded) for recorded in report.missing if "section" in recorded.what] == [
             (0, "relative section b", "not common to the peers"),
             (1, "section b", "no samples"),
         ]

@@ -143,8 +143,8 @@ class Job:
 
     def memory(self):
         """Tell the most memory ever used, and that in use, in bytes."""
-        told = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
-        return [int(told[name].split()[0]) << 10 for name in ("VmHWM", "VmRSS")]  # ru_maxrss has the parent's, too
+        recorded = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+        return [int(recorded[name].split()[0]) << 10 for name in ("VmHWM", "VmRSS")]  # ru_maxrss has the parent's, too
 
     def dumps(self):
         """Tell each model's state."""
