@@ -303,6 +303,7 @@ class TestJobs:
         sources, steps = checks.last_steps(tmp_path / "runs")
         assert (sources, len(set(steps))) == ([(0, 2), (1, 2)], 1), done.stderr[-4000:]
         assert steps[0] < 599
-        assert "relative stragglers: rank 1 (" in done.stderr
-        assert "section model_forward" in done.stderr
+        # On a busy machine the other rank may be slow in something, too.
+        named = [line for line in done.stderr.splitlines() if "relative stragglers:" in line]
+        assert any("rank 1 (" in line and "section model_forward" in line for line in named), named
         assert (tmp_path / "checkpoints" / "last.ckpt").exists()

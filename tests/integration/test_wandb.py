@@ -518,8 +518,9 @@ class TestOneLoggerExporters:
         with pytest.raises(ExportError, match="closed"):
             exporter.export_start(span)
 
-    def test_of_a_job(self, kind, config, tmp_path):
+    def test_of_a_job(self, kind, config, tmp_path, monkeypatch):
         """Configured as One Logger's, it gets the job's spans on a thread of its own."""
+        monkeypatch.setattr(wandb_exporter, "_CLOSE_S", WAIT_S)  # W&B may take long to begin on a busy machine
         provider = TrainingTelemetryProvider.instance()
         fields = {"application_name": "a", "session_tag_or_fn": "s", "world_size_or_fn": 1}
         training = TrainingTelemetryConfig(perf_tag_or_fn="p", global_batch_size_or_fn=4)
