@@ -40,6 +40,7 @@ MAY_IMPORT = {
     "": {"job", "bus", "counters", "handlers", "instruments", *_LOWEST},
     "testing": {"bus", "handlers", *_LOWEST},
     "_pytest_plugin": {"testing", "bus"},
+    "__main__": {"cli"},
     "_implementation": set(),
     "_later": set(),
 }
@@ -310,7 +311,7 @@ class TestBetweenRooms:
         cli>events cli>wire cli>core cli>rules cli>bus cli>counters cli>handlers cli>instruments cli>job
         cli>integrations cli>compat cli>report
         testing>events testing>wire testing>core testing>rules testing>bus testing>handlers
-        _pytest_plugin>testing _pytest_plugin>bus
+        _pytest_plugin>testing _pytest_plugin>bus  __main__>cli
     """.split()
 
     @pytest.mark.parametrize("there", ALL_ROOMS)
@@ -332,7 +333,8 @@ class TestBetweenRooms:
     def test_by_the_root(self, check, room):
         """The root shows what the job and the rooms below it offer, and no more."""
         clean = check({"__init__.py": f"from trackside.{room} import _a", f"{room}/_a.py": ""}) == []
-        assert clean is (room not in {"cli", "compat", "integrations", "report", "testing", "_pytest_plugin"})
+        above = {"cli", "compat", "integrations", "report", "testing", "_pytest_plugin", "__main__"}
+        assert clean is (room not in above)
 
     @pytest.mark.parametrize(
         "statement",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ import pytest
 from trackside.cli import main
 from trackside.cli._main import build_parser
 from trackside.events import __version__
+
+NOT_THERE = f"trackside info: {os.devnull}/runs: does not exist; give a .tslog file or a directory\n"
 
 
 class TestCommand:
@@ -52,6 +56,28 @@ class TestCommand:
 
         assert capsys.readouterr().err.endswith(f"did you mean {meant}?\n")
 
+    @pytest.mark.parametrize(
+        "arguments",
+        [["report", "runs", "--htm1"], ["report", "runs", "extra", "--no-such"], ["--no-such", "report", "runs"]],
+    )
+    def test_usage_of_the_command(self, arguments, capsys):
+        """An option that a command does not have is answered with the options that it has."""
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+
+        shown = capsys.readouterr().err
+        assert caught.value.code == 2
+        assert shown.startswith("usage: trackside report ")
+        assert "--html" in shown
+
+    def test_as_a_module(self):
+        """``python -m trackside`` is the command too."""
+        done = subprocess.run(
+            [sys.executable, "-m", "trackside", "--version"], capture_output=True, text=True, check=False, timeout=60
+        )
+
+        assert (done.returncode, done.stdout) == (0, f"trackside {__version__}\n")
+
     def test_nothing_meant(self, capsys):
         """A word that is like no other is answered without a guess."""
         with pytest.raises(SystemExit):
@@ -67,6 +93,70 @@ class TestCommand:
             words = shlex.split(command.epilog.removeprefix("example: "))
             assert words[:2] == ["trackside", name]
             assert parser.parse_args(words[1:]).command == name
+
+
+class TestInterrupts:
+    @pytest.mark.parametrize("module", ["trackside", "trackside.bus", "trackside.cli", "trackside.cli._top"])
+    def test_while_it_loads(self, module):
+        """An interrupt before the command is loaded ends the process silently, by the signal."""
+        done = interrupted(f"""
+            class Interrupter:
+                def find_spec(self, name, path=None, target=None):
+                    if name == {module!r}:
+                        os.kill(os.getpid(), signal.SIGINT)
+
+            sys.meta_path.insert(0, Interrupter())
+        """)
+
+        assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+    def test_while_it_runs(self):
+        """An interrupt of a command that runs is exit code 130, when it has cleaned up."""
+        done = interrupted("""
+            import trackside.cli._info as info
+
+            def run(options):
+                try:
+                    os.kill(os.getpid(), signal.SIGINT)
+                finally:
+                    print("cleaned up")
+
+            info.run = run
+        """)
+
+        assert (done.returncode, done.stdout, done.stderr) == (130, "cleaned up\n", "")
+
+    def test_after_it_ran(self):
+        """An interrupt while the interpreter ends shows nothing either."""
+        done = interrupted("""
+            import atexit
+
+            atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))
+        """)
+
+        assert (done.returncode, done.stderr) == (-signal.SIGINT, NOT_THERE)
+
+    def test_deaf(self):
+        """A process that was started to ignore interrupts ignores them while it loads and when it runs."""
+        done = interrupted("""
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            os.kill(os.getpid(), signal.SIGINT)
+            import atexit
+
+            atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))
+        """)
+
+        assert (done.returncode, done.stderr) == (2, NOT_THERE)
+
+
+def interrupted(program):
+    """Run ``trackside info`` on a path that is not there, after *program*, which interrupts it."""
+    # The tests may have been started in the background, where a shell lets processes ignore interrupts.
+    before = "import os, signal, sys\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    after = "\nfrom _trackside_command import main\nsys.exit(main())"
+    code = before + textwrap.dedent(program) + after
+    command = [sys.executable, "-c", code, "info", f"{os.devnull}/runs"]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
 class TestStreams:

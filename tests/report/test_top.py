@@ -9,7 +9,7 @@ import attrs
 import pytest
 
 from trackside.cli._main import _SIMILAR
-from trackside.events import EventsDropped, Heartbeat, IterationEnded, Source, SpanStarted, StallDetected
+from trackside.events import EventsDropped, Heartbeat, IterationEnded, Source, SourceEnded, SpanStarted, StallDetected
 from trackside.handlers import replay
 from trackside.report import Top, top_line
 
@@ -58,6 +58,20 @@ class TestView:
     def test_ended(self, watched):
         """A job that ended has ended."""
         assert watched().has_ended
+
+    @pytest.mark.parametrize(("ended", "is_over"), [((), False), ((0,), False), ((0, 1), True)])
+    def test_over(self, ended, is_over):
+        """A job is over when each of its ranks has ended."""
+        top = Top()
+        assert not top.is_over(S)
+        for rank in (0, 1):
+            source = Source(id=f"s{rank}", run_id="run", rank=rank, world_size=2)
+            events = [IterationEnded(step=0, at_ns=S, span_id=1, duration_ns=1)]
+            events += [SourceEnded(at_ns=S, span_id=0, reason="closed")] if rank in ended else []
+            for seq, event in enumerate(events):
+                event._source, event._seq = source, seq
+                top.drive(event)
+        assert top.is_over(S) is is_over
 
     def test_slow(self, watched):
         """A slow rank is named, with its section."""

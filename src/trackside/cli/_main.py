@@ -99,15 +99,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     0 for success, 1 if a command has something to object to, 2 for what cannot be read, written or understood.
     """
-    options = build_parser().parse_args(arguments)
-    codecs.register_error("trackside.similar", _similar)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="trackside.similar")  # a terminal of few letters is no reason to stop
+    command = ""
     try:
+        options = _parse(arguments)
+        command = options.command
+        codecs.register_error("trackside.similar", _similar)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="trackside.similar")  # a terminal of few letters is no reason to stop
         code: int = options.run(options)
         sys.stdout.flush()
     except TracksideError as error:
-        warn(f"trackside {options.command}: {error}")
+        warn(f"trackside {command}: {error}")
         return UNREADABLE
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -116,9 +118,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         _give_up_stdout()
-        warn(f"trackside {options.command}: {error.strerror or error}")
+        warn(f"trackside {command}: {error.strerror or error}")
         return UNREADABLE
     return code
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse *arguments*; an error shows how its command is used, not how all of them are."""
+    parser = build_parser()
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        parser.of(options.command).error(f"unrecognized arguments: {' '.join(unknown)}")
+    return options
 
 
 def _give_up_stdout() -> None:
@@ -153,8 +164,14 @@ class _Parser(argparse.ArgumentParser):
                 for command in action.choices.values():
                     yield from (word for inner in command._actions for word in inner.option_strings)  # noqa: SLF001
 
+    def of(self, command: str) -> argparse.ArgumentParser:
+        """Return the parser of *command*."""
+        (commands,) = (action.choices for action in self._actions if isinstance(action.choices, dict))
+        found: argparse.ArgumentParser = commands[command]
+        return found
 
-def build_parser() -> argparse.ArgumentParser:
+
+def build_parser() -> _Parser:
     """Return the parser with all commands."""
     parser = _Parser(
         prog="trackside",

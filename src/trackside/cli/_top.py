@@ -37,7 +37,8 @@ def add_to(commands: Any) -> None:
         "top",
         help="show what a running job does now",
         description="Show step rate, goodput, findings, ranks, open spans, counters and what was lost, twice a second. "
-        "Keys: q quits, p or the space bar pauses, s sorts the ranks by another column.",
+        "Keys: q quits, p or the space bar pauses, s sorts the ranks by another column. Where there is no terminal it "
+        "ends with the job.",
     )
     parser.add_argument(
         "where", metavar="ENDPOINT|PATH", nargs="+", help="where a job is heard (ipc://, tcp://), or what it writes"
@@ -58,7 +59,10 @@ def run(options: argparse.Namespace) -> int:
     if options.interval is not None and not 0.05 <= options.interval <= 3600:  # noqa: PLR2004
         raise ConfigError("--interval", options.interval, "give seconds from 0.05 to 3600")
     is_plain = options.plain or options.json or not sys.stdout.isatty()
-    with _watching(options) as (top, read), _screen(options, is_plain=is_plain) as (show, press):
+    with (
+        _watching(options, ends_with_job=is_plain) as (top, read),
+        _screen(options, is_plain=is_plain) as (show, press),
+    ):
         every_s = options.interval or (_PLAIN_EVERY_S if is_plain else 0.5)
         due_s = time.monotonic() + (0.0 if not is_plain else min(every_s, 0.5))
         is_whole = False
@@ -81,7 +85,7 @@ Read = Callable[[float], bool]
 
 
 @contextmanager
-def _watching(options: argparse.Namespace) -> Iterator[tuple[Top, Read]]:
+def _watching(options: argparse.Namespace, *, ends_with_job: bool) -> Iterator[tuple[Top, Read]]:
     remote = [where for where in options.where if "://" in where and not is_stream(where)]
     if remote and len(remote) < len(options.where):
         raise ConfigError("top", " ".join(options.where), "give endpoints or paths, not both")
@@ -96,9 +100,11 @@ def _watching(options: argparse.Namespace) -> Iterator[tuple[Top, Read]]:
             top.drive(event)
         yield top, lambda _: True
     else:
-        yield top, _followed(top, options.where)
+        yield top, _followed(top, options.where, ends_with_job=ends_with_job)
 
 
+_QUIET_S: Final = 2.0
+"""How long nothing may come from a log before it counts as read to its end."""
 _LATE_S: Final = 1.5
 """Within which who attaches late has the whole state."""
 
@@ -125,7 +131,7 @@ def _attached(top: Top, attachment: Attachment, *, is_once: bool) -> Read:
     return read
 
 
-def _followed(top: Top, paths: list[str]) -> Read:
+def _followed(top: Top, paths: list[str], *, ends_with_job: bool) -> Read:
     """Return what reads a growing log; a thread waits for it, so that the screen goes on when nothing comes."""
     for path in paths:
         if not os.path.lexists(path):
@@ -140,14 +146,18 @@ def _followed(top: Top, paths: list[str]) -> Read:
 
     threading.Thread(target=watch, name="trackside top", daemon=True).start()
 
+    heard_s = time.monotonic()
+
     def read(timeout_s: float) -> bool:
+        nonlocal heard_s
         until_s = time.monotonic() + timeout_s
         while time.monotonic() < until_s:
             if waiting:
                 top.drive(waiting.popleft())
+                heard_s = time.monotonic()
             else:
                 time.sleep(_PAUSE_S)
-        return False
+        return ends_with_job and time.monotonic() - heard_s > _QUIET_S and top.is_over(time.time_ns())
 
     return read
 

@@ -320,6 +320,11 @@ class Top:
         """Learn how many events in all did not get here."""
         self._lost_here = events
 
+    def is_over(self, now_ns: int) -> bool:
+        """Return whether every rank of the latest attempt has ended or died, as of *now_ns*, in ns since the epoch."""
+        states = {one.life(now_ns).state for one in self._current()}
+        return bool(states) and not states & {RUNNING, SILENT}
+
     def view(self, now_ns: int) -> TopView:
         """Return what is known at *now_ns*, in ns since the epoch."""
         ranks = self._current()

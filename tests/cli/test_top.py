@@ -1,0 +1,20 @@
+"""``trackside top`` where there is no terminal."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+@pytest.mark.parametrize("option", ["--plain", "--json"])
+def test_ends_with_the_job(option, start, tmp_path, write_log):
+    """What is printed for a pipe ends when the job has ended, and shows that it has."""
+    write_log(tmp_path)
+
+    top = start("top", option, tmp_path)
+    out, err = top.communicate(timeout=60)
+
+    last = out.splitlines()[-1]
+    assert (top.returncode, err) == (0, "")
+    assert json.loads(last)["has_ended"] if option == "--json" else ", ended, " in last
