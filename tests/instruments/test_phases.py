@@ -17,6 +17,7 @@ from trackside.instruments import (
     training_loop,
     validation_loop,
 )
+from trackside.wire import RowEncoder
 
 
 class TestPhases:
@@ -102,6 +103,14 @@ class TestTrainingLoop:
             "train_tokens_target": 128 * 16_000,
             "completed_floating_point_operations_overall": 90 * 32 * 1_000,
         }
+
+    def test_many_operations(self, captured):
+        """What was done before is recorded although it is more than 64 bits can count: 1e24 operations."""
+        set_training_defaults(TrainingDefaults(global_batch_size=10_000, flops_per_sample=10**17))
+        with training_loop(1_000):
+            pass
+        assert self.started(captured)["completed_floating_point_operations_overall"] == 1e24
+        RowEncoder().encode(captured.of(SpanStarted)[0], 0)
 
     def test_samples_of_a_resumed_run(self, captured):
         """Without a batch size it is unknown how many samples were seen before."""

@@ -33,7 +33,7 @@ class TrainingFigures(Event):
     """Iterations that an exception ended; they are in no other figure."""
     num_train_samples: int = 0
     train_tokens: int | None = None
-    total_flops: int | None = None
+    total_flops: float | None = None
     """Floating-point operations of all ranks."""
     avg_forward_time_sec: float | None = None
     """Per iteration that had a span ``model_forward``, over all of them in it."""
@@ -74,7 +74,7 @@ class TrainingMetricsUpdated(TrainingFigures):
     interval: int
     """Iterations completed since the update before: those of the `TrainingWindowUpdated` of the same moment."""
     latest_loss: float | None = None
-    completed_floating_point_operations_overall: int | None = None
+    completed_floating_point_operations_overall: float | None = None
     """Of all ranks and attempts, as far as the loop's start says what was done before it."""
     first_logged_train_iterations_finish_timestamp_sec: float | None = None
     """In seconds since the epoch."""

@@ -33,7 +33,7 @@ class LoopFacts(Value):
     iterations_target: Target
     samples_target: Target
 
-    def attributes(self) -> dict[str, int]:
+    def attributes(self) -> dict[str, float]:
         """Return what is known now; what was not given is taken from the training's configuration."""
         defaults = training_defaults()
         batch = defaults.global_batch_size
@@ -45,14 +45,15 @@ class LoopFacts(Value):
         samples_target = _count("train_samples_target", self.samples_target)
         if samples_target is None:
             samples_target = defaults.train_samples_target
-        flops_per_sample, seq_length = defaults.flops_per_sample, defaults.seq_length
+        flops = _product(start, batch, defaults.flops_per_sample)
         known = {
             span_names.TRAIN_ITERATIONS_START: start,
             span_names.TRAIN_SAMPLES_START: samples_start,
             span_names.TRAIN_ITERATIONS_TARGET: iterations_target or defaults.train_iterations_target,
             span_names.TRAIN_SAMPLES_TARGET: samples_target,
-            span_names.TRAIN_TOKENS_TARGET: _product(seq_length, samples_target),
-            span_names.COMPLETED_FLOPS_OVERALL: _product(start, batch, flops_per_sample),
+            span_names.TRAIN_TOKENS_TARGET: _product(defaults.seq_length, samples_target),
+            # A float: what large jobs have done does not fit into 64 bits.
+            span_names.COMPLETED_FLOPS_OVERALL: None if flops is None else float(flops),
         }
         return {name: value for name, value in known.items() if value is not None}
 

@@ -27,6 +27,7 @@ from trackside.wire import _values as values
 _MAX_RESTORED: Final = 1024
 _EXACT: Final[frozenset[type]] = frozenset(SCALARS)
 _NOTHING: Final[frozenset[type]] = frozenset()
+_REAL: Final = frozenset((int, float, type(None)))
 
 Encoding: TypeAlias = Callable[[Event, int], bytes]
 
@@ -168,8 +169,9 @@ class RowEncoder:
         mended, cuts = values.mended_list(row)
         if not type(mended[0]) is type(mended[1]) is type(mended[2]) is int:
             raise TypeError("time, span and step must be whole numbers")
-        for field, value in zip(fields, mended[len(ENVELOPE) :], strict=bool(fields)):
-            field.check(value, schema.wire_name)
+        own = mended[len(ENVELOPE) :]
+        for place, (field, value) in enumerate(zip(fields, own, strict=bool(fields)), len(ENVELOPE)):
+            mended[place] = field.checked(value, schema.wire_name)
         data: bytes = msgpack.packb([schema.number, offset, *mended])
         if len(data) > values.MAX_ROW_BYTES:
             raise ValueError(f"an event of {len(data)} bytes; at most {values.MAX_ROW_BYTES}")
@@ -203,19 +205,26 @@ class _Field:
         containers = [kind for kind, inner in ((dict, self.entries), (list, self.elements)) if inner is not None]
         return self.scalars.union(containers), self.entries or _NOTHING, self.elements or _NOTHING
 
-    def check(self, value: Any, wire_name: str) -> None:
+    def checked(self, value: Any, wire_name: str) -> Any:
         """
-        Raise unless a reader of *value*, which is plain, gets what the field is declared as.
+        Return *value*, which is plain, in the form from which a reader gets what the field is declared as.
 
         Raises:
-            TypeError: if it does not.
+            TypeError: if there is none.
         """
+        if type(value) is int and self._is_real() and not -(1 << 63) <= value < 1 << 64:
+            return float(value)
         if type(value) in self.scalars:
-            return
+            return value
         try:
             structured(value, self.hint)
         except Exception as error:
             raise TypeError(f"the field {self.name!r} of {wire_name} does not admit it: {error}") from error
+        return value
+
+    def _is_real(self) -> bool:
+        """Return whether a whole number is read as a float anyway, and so may be written as one."""
+        return self.scalars <= _REAL and float in self.scalars
 
 
 def _scalars_of(hint: Any) -> frozenset[type]:

@@ -38,6 +38,8 @@ from trackside.events import (
 )
 from trackside.handlers import Capture, EventLog, replay
 from trackside.handlers.models import TrainingMetrics
+from trackside.handlers.zeromq._protocol import Snapshot, decode_snapshot, encode_snapshot
+from trackside.wire import RowEncoder
 
 pytestmark = pytest.mark.once
 
@@ -46,6 +48,11 @@ TERA = 10**12
 HERE = Source(id="a" * 16, world_size=2)
 LOOP = 1
 APPLICATION = 900
+
+
+def snapshot_of(model):
+    """Return the state of *model* as a viewer gets it."""
+    return decode_snapshot(encode_snapshot(Snapshot([], {"metrics": model.dump()}, 0))).models["metrics"]
 
 
 class Job:
@@ -356,6 +363,18 @@ class TestThroughput:
         """An iteration tells its own rank's operations; those of all ranks are so many times as many."""
         update = Job().loop().train(1, flops=3e12).train(1, flops=1e12).training()[0]
         assert fields(update, "total_flops", "train_throughput_per_gpu") == (8 * TERA, 2.0)
+
+    def test_more_than_64_bits_count(self):
+        """The operations of a large job, 6e20 on two ranks, can be recorded, and can be sent to a viewer as they are."""
+        job = Job().loop(start=10, completed_floating_point_operations_overall=4e20).train(1, 1, flops=1.5e20)
+        of_window, of_job = job.updates.of(TrainingWindowUpdated)[0], job.updates.of(TrainingMetricsUpdated)[0]
+        assert of_window.total_flops == of_job.total_flops == 6e20
+        assert of_job.completed_floating_point_operations_overall == 1e21
+        for update in (of_window, of_job):
+            RowEncoder().encode(update, 0)
+        twin = TrainingMetrics()
+        twin.load(snapshot_of(job.model))
+        assert twin.result() == job.model.result()
 
     def test_overall(self):
         """Operations before the loop are added to those of the job."""

@@ -141,7 +141,7 @@ class Progress:
     train_ns: int = 0
     """In this process, as the next."""
     validation_ns: int = 0
-    flops: int | None = None
+    flops: float | None = None
     """Of all ranks and attempts; None if it is not known what was done before this process."""
 
 
@@ -265,7 +265,7 @@ class ProcessMetrics:
     before: IterationWork = attrs.field(factory=IterationWork)
     """All windows that are closed."""
     window: IterationWork = attrs.field(factory=IterationWork)
-    progress: Progress = attrs.field(factory=lambda: Progress(flops=0))
+    progress: Progress = attrs.field(factory=lambda: Progress(flops=0.0))
     parts: OpenParts = attrs.field(factory=OpenParts)
     validation: EvaluationTimes = attrs.field(factory=EvaluationTimes)
     testing: EvaluationTimes = attrs.field(factory=EvaluationTimes)
@@ -308,11 +308,11 @@ class ProcessMetrics:
         if start is None:
             return
         samples_start = whole(event.attributes.get(span_names.TRAIN_SAMPLES_START))
-        flops_start = whole(event.attributes.get(span_names.COMPLETED_FLOPS_OVERALL))
+        flops_start = number(event.attributes.get(span_names.COMPLETED_FLOPS_OVERALL))
         self._start_at(start, samples_start, flops_start)
         self.samples_start = self.progress.samples if samples_start is None else samples_start
 
-    def _start_at(self, start: int, samples_start: int | None, flops_start: int | None) -> None:
+    def _start_at(self, start: int, samples_start: int | None, flops_start: float | None) -> None:
         """Begin a loop of which *start* iterations were done before."""
         progress = self.progress
         if start != progress.iterations or self.iterations_start is None:  # it does not go on where the last one ended
@@ -322,7 +322,7 @@ class ProcessMetrics:
                 samples=samples_start or 0,
                 train_ns=kept.train_ns,
                 validation_ns=kept.validation_ns,
-                flops=0 if flops_start is None and not start else flops_start,
+                flops=0.0 if flops_start is None and not start else flops_start,
             )
         self.iterations_start = start
         self.latest_step = None
@@ -398,10 +398,10 @@ class ProcessMetrics:
         if event.kind == "validation" and not event.failed:
             self.progress.validation_ns += event.duration_ns
 
-    def _flops(self, of_rank: float | None, samples: int | None) -> int | None:
+    def _flops(self, of_rank: float | None, samples: int | None) -> float | None:
         """Return an iteration's floating-point operations on all ranks."""
         known = whole(of_rank)
-        return product(samples, self.flops_per_sample) if known is None else known * self.ranks
+        return number(product(samples, self.flops_per_sample) if known is None else known * self.ranks)
 
     def _close_window(self, event: Event) -> Derived:
         window, self.window = self.window, IterationWork()

@@ -161,7 +161,8 @@ class IterationWork:
     known_samples: int = 0
     tokens: int = 0
     known_tokens_ns: int | None = None
-    flops: int = 0
+    flops: float = 0.0
+    """No whole number: a job of a minute on many GPUs does more than 64 bits can count."""
     known_flops_ns: int | None = None
     fastest: float | None = None
     """The throughput per GPU of the fastest iteration, in 10¹² operations per second; next, of the slowest."""
@@ -175,7 +176,7 @@ class IterationWork:
         """Return whether there was an iteration at all."""
         return bool(self.times.count or self.failed)
 
-    def add(self, duration_ns: int, samples: int | None, tokens: int | None, flops: int | None, ranks: int) -> None:
+    def add(self, duration_ns: int, samples: int | None, tokens: int | None, flops: float | None, ranks: int) -> None:
         """Take an iteration in that did not fail; *flops* are those of all *ranks*."""
         self.times.add(duration_ns)
         if samples is not None:
@@ -203,7 +204,7 @@ class IterationWork:
             self.parts_known[place] += len(parts_ns) - parts_ns.count(0)
         self.waiting = []
 
-    def _add_flops(self, flops: int, duration_ns: int, ranks: int) -> None:
+    def _add_flops(self, flops: float, duration_ns: int, ranks: int) -> None:
         self.flops += flops
         self.known_flops_ns = (self.known_flops_ns or 0) + duration_ns
         if duration_ns > 0:
