@@ -117,6 +117,8 @@ def events(rank):
         )
         yield window("train.loss", odd, other, step)
         yield window("gpu.power", other, odd, step)
+        yield window("gpu.most", 1e308, 1e308, step)
+        yield window("gpu.signs", -math.inf if rank else math.inf, 0.0, step)
         yield sections(odd, other, step)
         yield SpanEventAdded(at_ns=at_ns, span_id=1, step=step, name="odd", attributes={"value": odd})
         yield Heartbeat(at_ns=at_ns, span_id=1, step=step, sequence=step, interval_s=odd)

@@ -32,6 +32,12 @@ def registry():
 
 
 class TestSummarize:
+    def test_control_characters(self, tmp_path, registry):
+        """A run id that a launcher gave writes no lines of its own, and does not speak to the terminal."""
+        source = Source(id="0123456789abcdef", run_id="a\x1b[31m\nlost nothing")
+        text = summarize(source, BusStats(), registry.snapshots(), Log(tmp_path), 1.0)
+        assert text.splitlines()[0].startswith(r"trackside: a\x1b[31m\nlost nothing, rank 0")
+
     def test_whole(self, tmp_path, registry):
         """The text says who it was, what was published, counted and lost, and where the files are."""
         (tmp_path / "a.tslog").write_bytes(bytes(1536))

@@ -7,7 +7,8 @@ import math
 
 import pytest
 
-from trackside.report._html import HEIGHT, Axis
+from trackside.report._gather import Bin
+from trackside.report._html import HEIGHT, Axis, spark
 
 ODD = [-1.7e308, -5.0, -1e-300, -5e-324, 0.0, 5e-324, 2.2e-310, 1e-300, 0.3, 5.0, 1e15, 1e300, 1.7e308]
 
@@ -37,3 +38,20 @@ class TestAxis:
 
         assert axis.is_log
         assert axis.place(1.0) - axis.place(10.0) == pytest.approx(axis.place(10.0) - axis.place(100.0))
+
+
+class TestSpark:
+    @pytest.mark.parametrize(
+        ("values", "heights"),
+        [
+            ([0.0, 10.0], [21.0, 1.0]),
+            ([5.0, 5.0], [11.0, 11.0]),
+            ([-1e308, 1e308], [21.0, 1.0]),
+            ([2**63 - 1, 2.0**63], [11.0, 11.0]),
+        ],
+        ids=["apart", "level", "farther apart than a float can say", "apart by less than a float can say"],
+    )
+    def test_heights(self, values, heights):
+        """The lowest value lies at the bottom, 21, the highest at the top, 1; values that are alike, in the middle."""
+        line = spark([(at_ns, Bin(samples=[value])) for at_ns, value in enumerate(values)])
+        assert [float(place.split()[1]) for place in line.partition('d="M')[2].partition('"')[0].split("L")] == heights

@@ -315,7 +315,9 @@ class TestRefused:
 
     def test_whole_number_in_a_field_of_floats(self, round_trip):
         """A whole number beyond 64 bits is written as the float that it is read as where a float is declared."""
-        assert round_trip(at(Typed, real=10**20, maybe=-(2**63) - 1)) == at(Typed, real=1e20, maybe=-9.223372036854775808e18)
+        assert round_trip(at(Typed, real=10**20, maybe=-(2**63) - 1)) == at(
+            Typed, real=1e20, maybe=-9.223372036854775808e18
+        )
         with pytest.raises(OverflowError):
             RowEncoder().encode(Typed(real=10**400), 0)
 

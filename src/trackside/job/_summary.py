@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trackside.bus import BusStats, HandlerStats
+from trackside.core.text import printable
 from trackside.counters import CounterSnapshot
 from trackside.events import Source
 from trackside.handlers import EventLog
@@ -40,7 +41,7 @@ def summarize(
     if not log.paths:
         lines.append(f"  log       nothing could be written below {log.directory}")
     lines.append(f"  look      trackside report {log.directory}")
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def _listed(by_type: dict[str, int]) -> str:

@@ -362,10 +362,10 @@ def spark(points: Points) -> str:
         return ""
     values = [one.median for _, one in points]
     low, high = min(values), max(values)
-    scale = 20 / (high - low) if high > low else 0.0
+    height = high / 2 - low / 2  # halved, as the difference may be beyond the largest float
     start, span = points[0][0], max(1, points[-1][0] - points[0][0])
     placed = [
-        f"{120 * (at - start) / span:.1f} {21 - (value - low) * scale if scale else 11:.1f}"
+        f"{120 * (at - start) / span:.1f} {21 - 20 * ((value / 2 - low / 2) / height) if height else 11:.1f}"
         for (at, _), value in zip(points, values, strict=True)
     ]
     return (

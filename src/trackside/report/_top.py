@@ -463,7 +463,8 @@ class Top:
         found = []
         for name, totals in self.counters.result().counters.items():
             levels = [level for window in totals.windows if (level := _level(window)) is not None]
-            mean = statistics.fmean(levels) if levels else None
+            # Each is divided first: the sum may be beyond the largest float, or be of inf and -inf, and fmean raises.
+            mean = sum(level / len(levels) for level in levels) if levels else None
             found.append(CounterNow(name=name, unit=totals.unit, level=mean, total=totals.sum))
         return found[:_MOST]
 

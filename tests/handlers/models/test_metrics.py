@@ -365,7 +365,7 @@ class TestThroughput:
         assert fields(update, "total_flops", "train_throughput_per_gpu") == (8 * TERA, 2.0)
 
     def test_more_than_64_bits_count(self):
-        """The operations of a large job, 6e20 on two ranks, can be recorded, and can be sent to a viewer as they are."""
+        """The operations of a large job, 6e20 on two ranks, can be recorded and sent to a viewer as they are."""
         job = Job().loop(start=10, completed_floating_point_operations_overall=4e20).train(1, 1, flops=1.5e20)
         of_window, of_job = job.updates.of(TrainingWindowUpdated)[0], job.updates.of(TrainingMetricsUpdated)[0]
         assert of_window.total_flops == of_job.total_flops == 6e20
