@@ -266,5 +266,5 @@ def _sum(mine: int | None, its: int | None) -> int | None:
     return its if mine is None else mine if its is None else mine + its
 
 
-def _per_second(amount: int, time_ns: int | None) -> float | None:
+def _per_second(amount: float, time_ns: int | None) -> float | None:
     return amount * NS_PER_S / time_ns if time_ns else None
