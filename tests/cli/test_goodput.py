@@ -112,34 +112,25 @@ class TestText:
         """The bar, the buckets largest first, and everything that the account says; percentages are 100.0 in all."""
         outcome = command("goodput", disrupted)
 
-        zero = "0.000 s    0.0 %"
         assert (outcome.code, outcome.err) == (0, "")
-        assert [line.rstrip() for line in outcome.lines] == [
-            "session job: goodput 30.6 %, 15.000 s of 49.000 s productive",
-            ("from 2024-01-01 01:00:00.000Z to 2024-01-01 01:00:49.000Z, 2 attempt(s), 1 disruption(s), last step 4"),
-            "[" + "#" * 18 + "." * 42 + "]",
+        assert outcome.lines == [
+            "session job: goodput 30.6 %, 15 s of 49 s productive",
+            "from 2024-01-01 01:00:00.000Z to 2024-01-01 01:00:49.000Z, 2 attempt(s), 1 disruption(s), last step 4",
+            "[##################..........................................]",
             "",
-            "  productive                                     15.000 s   30.6 %",
-            "  PROGRAM_STARTUP                                10.000 s   20.4 %",
-            "  INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION         8.000 s   16.3 %",
-            "  WASTED_PROGRESS_FROM_DISRUPTION                 6.000 s   12.3 %",
-            "  OTHER                                           5.000 s   10.2 %",
-            "  DATA_LOADING_SYNC                               2.000 s    4.1 %",
-            "  TRAINING_PREP                                   2.000 s    4.1 %",
-            "  ACCELERATOR_INITIALIZATION                      1.000 s    2.0 %",
-            f"  ELASTIC_SLICE_DOWN                              {zero}",
-            f"  ELASTIC_SCALE_UP                                {zero}",
-            f"  ELASTIC_REINITIALIZATION                        {zero}",
-            f"  UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME            {zero}",
-            f"  UNPRODUCTIVE_CHECKPOINT_SAVE_TIME               {zero}",
-            f"  VALIDATION                                      {zero}",
-            f"  CUSTOM_BADPUT_EVENTS                            {zero}",
-            "  total                                          49.000 s  100.0 %",
+            "  productive               15 s   30.6 %",
+            "  first step               10 s   20.4 %  PROGRAM_STARTUP",
+            "  restart downtime          8 s   16.3 %  INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION",
+            "  recomputed steps          6 s   12.3 %  WASTED_PROGRESS_FROM_DISRUPTION",
+            "  unaccounted               5 s   10.2 %  OTHER",
+            "  waiting for data          2 s    4.1 %  DATA_LOADING_SYNC",
+            "  startup                   2 s    4.1 %  TRAINING_PREP",
+            "  accelerator startup       1 s    2.0 %  ACCELERATOR_INITIALIZATION",
+            "  total                    49 s  100.0 %",
             "",
-            "beside it: DATA_LOADING_ASYNC 0.000 s, in the background",
-            outcome.lines[22],
-            outcome.lines[23],
-            outcome.lines[24],
+            "step time: ideal 3 s, p50 3 s, p90 8 s, p99 8 s, mean deviation 1.67 s",
+            "slow steps: 2 of 6, longer than 3 s",
+            "degraded: 0 s productive beyond the ideal; effective goodput 30.6 %",
             "",
             "how it was computed",
             "  read: 17 record(s) of ml-goodput-measurement",
@@ -149,13 +140,6 @@ class TestText:
             "  a step in such records lasts until the next one begins: they do not tell when it ended",
         ]
 
-    def test_step_times(self, command, disrupted):
-        """Of the six steps of which the end was seen two took 8 s and four the usual 3."""
-        lines = command("goodput", disrupted).lines
-
-        assert lines[22].startswith("step time: ideal 3.000 s, p50 3.000 s, ")
-        assert lines[23] == "slow steps: 2 of 6, longer than 3.000 s"
-
     def test_custom(self, command, write):
         """A type of custom events is a bucket of its own, in the case that it was recorded in."""
         started = ("custom_badput_event_start_time", 2, "evalStep")
@@ -164,8 +148,8 @@ class TestText:
 
         lines = command("goodput", path).lines
         assert [line.split() for line in lines[4:6]] == [
-            ["CUSTOM_BADPUT_EVENTS:", "evalStep", "4.000", "s", "50.0", "%"],
-            ["OTHER", "4.000", "s", "50.0", "%"],
+            ["evalStep", "4", "s", "50.0", "%", "CUSTOM_BADPUT_EVENTS"],
+            ["unaccounted", "4", "s", "50.0", "%", "OTHER"],
         ]
 
     def test_problems(self, command, write):
@@ -186,7 +170,7 @@ class TestText:
         for rank in range(2):
             runs = write_run(rank=rank, world_size=2)
 
-        assert "ranks: 2; the job waited most for none" in command("goodput", runs).lines
+        assert "ranks: 2; none has more badput than another" in command("goodput", runs).lines
 
     def test_control_characters(self, command, write):
         """What a record says does not steer the terminal."""
@@ -199,7 +183,7 @@ class TestText:
         """Of a stretch outside the session nothing is known: no goodput, and no division by zero."""
         outcome = command("goodput", disrupted, "--from", START_S + 100, "--to", START_S + 200)
 
-        assert (outcome.code, outcome.lines[0]) == (0, "session job: goodput -, 0.000 s of 0.000 s productive")
+        assert (outcome.code, outcome.lines[0]) == (0, "session job: goodput –, 0 s of 0 s productive")
 
 
 class TestPage:
@@ -415,7 +399,7 @@ class TestInput:
             if any(isinstance(event, IterationEnded) for event in readable_events(runs)):
                 steps = sum(isinstance(event, IterationEnded) for event in readable_events(runs))
                 has_ended = any(isinstance(event, SourceEnded) for event in readable_events(runs))
-                assert f"{2 * steps}.000 s of " in outcome.lines[0]
+                assert f", {2 * steps} s of " in outcome.lines[0]
                 assert ("fell silent without an end" in outcome.out) is not has_ended
                 printed.add((steps, has_ended))
         assert (2, False) in printed
@@ -429,7 +413,7 @@ class TestInput:
         assert outcome.err == (
             f"trackside goodput: {path}: 1 of 18 line(s) hold no JSON object: line 18; all others were read\n"
         )
-        assert outcome.lines[0] == "session job: goodput 30.6 %, 15.000 s of 49.000 s productive"
+        assert outcome.lines[0] == "session job: goodput 30.6 %, 15 s of 49 s productive"
 
     def test_format(self, command, disrupted):
         """Records are no event log, if that is what they are said to be."""

@@ -41,8 +41,8 @@ class TestText:
         lines = command("info", tmp_path).lines
 
         assert [line for line in lines if line.startswith("run ")] == [
-            "run run-0: 1 source(s), 3 events, 0 ns",
-            "run run-1: 2 source(s), 6 events, 0 ns",
+            "run run-0: 1 source(s), 3 events, 0 s",
+            "run run-1: 2 source(s), 6 events, 0 s",
         ]
         assert [line.split()[0] for line in lines[2:3] + lines[5:7]] == ["2", "0", "1"]
 

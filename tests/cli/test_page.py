@@ -24,7 +24,7 @@ SHOWN_ELSEWHERE = {"attach", "collect", "ctl", "forward", "import", "run"}
 # What differs from one time to the next: times, durations, the ids of processes, all other numbers, and what they show.
 MASKS = (
     (r"\[#*\.*\]", "BAR"),
-    (r"(waited most for) .*", r"\1 RANK"),
+    (r"(ranks: 2; ).*", r"\1RANK"),
     (r"\d+-\d+-\d+ \d+:\d+:\d+\.\d+Z|\d+:\d+:\d+\.\d+Z", "TIME"),
     (r"\b[\d.]+ (ns|µs|ms|s|min|h)\b", "DURATION"),
     (r"\.[0-9a-f]{8}\.", ".ID."),

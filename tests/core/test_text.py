@@ -14,7 +14,7 @@ class TestDuration:
         ("length_ns", "expected"),
         [
             (None, "–"),
-            (0, "0 ns"),
+            (0, "0 s"),
             (999, "999 ns"),
             (1_500, "1.5 µs"),
             (22_149_000, "22.1 ms"),

@@ -107,7 +107,7 @@ class TestSummarize:
 
         assert lines[1] == (
             "  events    45: 9 acme.type9, 8 acme.type8, 7 acme.type7, 6 acme.type6, 5 acme.type5, 4 acme.type4,"
-            " 6 of 3 other types"
+            " 6 of other types"
         )
 
     def test_many_counters(self, tmp_path, registry):

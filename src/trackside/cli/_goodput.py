@@ -13,11 +13,13 @@ from typing import Any, Final
 import attrs
 
 from trackside.cli._print import UNREADABLE, json_text, readable, report_unread, warn
+from trackside.core import text as words
 from trackside.core.text import clock, printable
 from trackside.events import ConfigError, Event, Source, UnreadableError
 from trackside.handlers import replay
 from trackside.handlers.ml_goodput import RecordFiles, holds_records
 from trackside.handlers.models.goodput import GoodputAccumulator, GoodputResult, StepTimes
+from trackside.report._report import shown
 from trackside.wire import views
 
 _STEP_TIME: Final = ("ideal_s", "p50_s", "p90_s", "p99_s", "deviation_s")
@@ -224,8 +226,8 @@ class Reading:
 def lines(result: GoodputResult, reading: Reading) -> Iterator[str]:
     """Yield *result* as lines."""
     yield (
-        f"session {result.session}: goodput {_percent(result.goodput)}, {_s(result.productive_s)} of "
-        f"{_s(result.elapsed_s)} productive"
+        f"session {result.session}: goodput {words.percent(result.goodput)}, {words.seconds(result.productive_s)} of "
+        f"{words.seconds(result.elapsed_s)} productive"
     )
     yield (
         f"from {clock(result.start_ns, has_ms=True)} to {clock(result.end_ns, has_ms=True)}, "
@@ -237,9 +239,10 @@ def lines(result: GoodputResult, reading: Reading) -> Iterator[str]:
     yield from _buckets(result)
     yield ""
     for name, length in result.informational_s.items():
-        yield f"beside it: {name} {_s(length)}, in the background"
+        if length:
+            yield f"beside it: {name} {words.seconds(length)}, in the background"
     if result.excluded_s:
-        yield f"excluded: {_s(result.excluded_s)}, counted nowhere"
+        yield f"excluded: {words.seconds(result.excluded_s)}, counted nowhere"
     yield from _steps(result)
     if len(result.ranks) > 1:
         yield _ranks(result)
@@ -258,23 +261,23 @@ def _bar(goodput: float | None) -> str:
 
 
 def _buckets(result: GoodputResult) -> Iterator[str]:
-    """Yield a line for each bucket, the largest first, and the total; the percentages add up as they are shown."""
-    rows = [("productive", result.productive_s)]
+    """Yield a line for each bucket with time in it, the largest first, and the total; percentages add up as shown."""
+    rows = [("productive", "", result.productive_s)]
     for name, length in result.badput_s.items():
         if isinstance(length, dict):
-            rows += [(f"{name}: {kind}", seconds) for kind, seconds in length.items()] or [(name, 0.0)]
-        else:
-            rows.append((name, length))
-    rows.sort(key=lambda row: -row[1])
-    shares = _shares([length for _, length in rows])
-    width = max(len(name) for name, _ in rows)
-    for (name, length), tenths in zip(rows, shares, strict=True):
-        yield _row(name, width, length, tenths)
+            rows += [(kind, name, seconds) for kind, seconds in length.items() if seconds]
+        elif length:
+            rows.append((shown(name).name, name, length))
+    rows.sort(key=lambda row: -row[2])
+    shares = _shares([length for _, _, length in rows])
+    width = max(len(bucket) for bucket, _, _ in rows)
+    for (bucket, name, length), tenths in zip(rows, shares, strict=True):
+        yield f"{_row(bucket, width, length, tenths)}  {name}".rstrip()
     yield _row("total", width, result.elapsed_s, sum(shares))
 
 
-def _row(name: str, width: int, length: float, tenths: int) -> str:
-    return f"{_INDENT}{name:<{width}}  {_s(length):>14}  {tenths / 10:>5.1f} %"
+def _row(bucket: str, width: int, length: float, tenths: int) -> str:
+    return f"{_INDENT}{bucket:<{width}}  {words.seconds(length):>8}  {tenths / 10:>5.1f} %"
 
 
 def _shares(lengths: Sequence[float]) -> list[int]:
@@ -296,26 +299,31 @@ def _steps(result: GoodputResult) -> Iterator[str]:
         yield "step time: no step that tells"
     else:
         yield (
-            f"step time: ideal {_s(times.ideal_s)}, p50 {_s(times.p50_s)}, p90 {_s(times.p90_s)}, "
-            f"p99 {_s(times.p99_s)}, mean deviation {_s(times.deviation_s)}"
+            f"step time: ideal {words.seconds(times.ideal_s)}, p50 {words.seconds(times.p50_s)}, "
+            f"p90 {words.seconds(times.p90_s)}, p99 {words.seconds(times.p99_s)}, "
+            f"mean deviation {words.seconds(times.deviation_s)}"
         )
-        yield f"slow steps: {times.slow_steps:,} of {times.count:,}, longer than {_s(times.slow_from_s)}"
+        yield f"slow steps: {times.slow_steps:,} of {times.count:,}, longer than {words.seconds(times.slow_from_s)}"
         yield (
-            f"degraded: {_s(times.degraded_s)} productive beyond the ideal; "
-            f"effective goodput {_percent(result.effective_goodput)}"
+            f"degraded: {words.seconds(times.degraded_s)} productive beyond the ideal; "
+            f"effective goodput {words.percent(result.effective_goodput)}"
         )
     yield from _open_step(times)
 
 
 def _open_step(times: StepTimes) -> Iterator[str]:
     if times.open_step is not None:
-        yield f"in progress: step {times.open_step}, for {_s(times.open_s)}"
+        yield f"in progress: step {times.open_step}, for {words.seconds(times.open_s)}"
 
 
 def _ranks(result: GoodputResult) -> str:
     slowest = result.slowest
-    waited_for = "none" if slowest is None else f"rank {slowest.rank}: {slowest.bucket}, {_s(slowest.cost_s)}"
-    return f"ranks: {len(result.ranks)}; the job waited most for {waited_for}"
+    if slowest is None:
+        return f"ranks: {len(result.ranks)}; none has more badput than another"
+    return (
+        f"ranks: {len(result.ranks)}; most badput beyond another rank's: rank {slowest.rank}, "
+        f"{words.seconds(slowest.cost_s)} of {shown(slowest.bucket).name}"
+    )
 
 
 def _method(result: GoodputResult, reading: Reading) -> Iterator[str]:
@@ -332,14 +340,6 @@ def _method(result: GoodputResult, reading: Reading) -> Iterator[str]:
     yield f"the ideal step time is {ideal}"
     if reading.records:
         yield "a step in such records lasts until the next one begins: they do not tell when it ended"
-
-
-def _s(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds:,.3f} s"
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f} %"
 
 
 _LATEST_S: Final = 4_000_000_000

@@ -21,6 +21,8 @@ def duration(length_ns: float | None) -> str:
     """Return a duration, given in ns, in the unit that suits it."""
     if length_ns is None:
         return NOTHING
+    if not length_ns:
+        return "0 s"
     for unit, size in _UNITS_NS:
         if abs(length_ns) >= size:
             value = length_ns / size

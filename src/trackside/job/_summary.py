@@ -48,7 +48,7 @@ def _listed(by_type: dict[str, int]) -> str:
     ordered = sorted(by_type.items(), key=lambda item: (-item[1], item[0]))
     listed = [f"{count:,} {name.removeprefix('trackside.')}" for name, count in ordered[:_MOST_LISTED]]
     rest = sum(count for _, count in ordered[_MOST_LISTED:])
-    return ", ".join(listed) + (f", {rest:,} of {len(ordered) - _MOST_LISTED} other types" if rest else "")
+    return ", ".join(listed) + (f", {rest:,} of other types" if rest else "")
 
 
 def _counter(counter: CounterSnapshot) -> str:
