@@ -37,7 +37,6 @@ from trackside.events import (
     __version__,
     event,
 )
-from trackside.rules import all_of, any_of, at_most, every, fraction, where
 
 if _TYPE_CHECKING:
     from trackside.handlers import EventLog, JsonlSink, check_logs, feed, follow, replay
@@ -68,6 +67,7 @@ if _TYPE_CHECKING:
         zero_grad,
     )
     from trackside.job import JobConfig, StragglerWatch, TrainingConfig, start
+    from trackside.rules import all_of, any_of, at_most, every, fraction, where
 
 __all__ = [
     "ITERATION",
@@ -145,7 +145,10 @@ _LATER = {
     "Remote": "trackside.job",
     "StragglerWatch": "trackside.job",
     "TrainingConfig": "trackside.job",
+    "all_of": "trackside.rules",
+    "any_of": "trackside.rules",
     "application": "trackside.instruments",
+    "at_most": "trackside.rules",
     "attach": "trackside.handlers.zeromq",
     "check_logs": "trackside.handlers",
     "checkpoint_load": "trackside.instruments",
@@ -155,8 +158,10 @@ _LATER = {
     "data_loading": "trackside.instruments",
     "dataloader_init": "trackside.instruments",
     "distributed_init": "trackside.instruments",
+    "every": "trackside.rules",
     "feed": "trackside.handlers",
     "follow": "trackside.handlers",
+    "fraction": "trackside.rules",
     "instrument": "trackside.integrations.pytorch",
     "integrations": "trackside.integrations",
     "metrics": "trackside.instruments",
@@ -175,6 +180,7 @@ _LATER = {
     "training_loop": "trackside.instruments",
     "validation_iteration": "trackside.instruments",
     "validation_loop": "trackside.instruments",
+    "where": "trackside.rules",
     "zero_grad": "trackside.instruments",
 }
 

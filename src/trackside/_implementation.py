@@ -12,7 +12,6 @@ import importlib
 import logging
 import os
 import zlib
-from pathlib import Path
 from typing import Any, Final
 
 
@@ -36,11 +35,16 @@ def _load() -> Any:
 
 def _fingerprint_of_checkout() -> str | None:
     """Return a digest of the C sources, as ``native/build.py`` computes it; None where there are none."""
-    package = Path(__file__).parent
-    sources = sorted(package.parents[1].joinpath("native").glob("*.[ch]")) if package.parent.name == "src" else []
+    package = os.path.dirname(os.path.abspath(__file__))
+    root, parent = os.path.split(os.path.dirname(package))
+    directory = os.path.join(root, "native")
+    if parent != "src" or not os.path.isdir(directory):
+        return None
+    sources = sorted(name for name in os.listdir(directory) if name.endswith((".c", ".h")))
     digest = 0
     for source in sources:
-        digest = zlib.crc32(source.read_bytes(), digest)
+        with open(os.path.join(directory, source), "rb") as file:
+            digest = zlib.crc32(file.read(), digest)
     return f"{digest:08x}" if sources else None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import platform
 import re
 import sys
@@ -210,7 +209,7 @@ def _anonymous_run(env: Mapping[str, str]) -> dict[str, str]:
     nodes there are as many agents, but the rendezvous has a real address.
     """
     if env.get("GROUP_WORLD_SIZE") == "1":
-        for part in pathlib.PurePath(env.get("TORCHELASTIC_ERROR_FILE", "")).parts:
+        for part in env.get("TORCHELASTIC_ERROR_FILE", "").split(os.sep):  # noqa: PTH206  pathlib is loaded by nothing else here
             if part.startswith("none_"):
                 return {"run_id": part}
     if env.get("MASTER_PORT"):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime
 import functools
-import pathlib
 import types
 import typing
 from collections.abc import Sequence
@@ -25,6 +24,8 @@ _CONTAINERS: Final = (list, dict, tuple, set, frozenset)
 @functools.cache
 def converter() -> cattrs.Converter:
     """Return what turns attrs objects into plain data, and plain data into whatever is no scalar or container."""
+    import pathlib  # noqa: PLC0415  as for cattrs
+
     import cattrs  # noqa: PLC0415  an eighth of what importing us would cost, and few events need it
 
     made = cattrs.Converter(detailed_validation=False)

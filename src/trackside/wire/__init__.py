@@ -1,12 +1,22 @@
-"""The wire format: how events become rows, frames and JSON, and how they are read back within limits."""
+"""
+The wire format: how events become rows, frames and JSON, and how they are read back within limits.
 
+Readers' names load their modules when they are first used.
+"""
+
+from typing import TYPE_CHECKING
+
+from trackside._later import load_later
 from trackside.wire._encoder import RowEncoder, Schema
-from trackside.wire._frames import Frame, FrameDecoder, encode_frame
-from trackside.wire._json import fields_of, to_json, value_to_json, wire_name_of
-from trackside.wire._selection import EventSelection, EventTypes
-from trackside.wire._sequence import Ranges, SequenceTracker
+from trackside.wire._frames import encode_frame
 from trackside.wire._values import pack
 from trackside.wire._view import EventColumns, FrameView, deliver, views
+
+if TYPE_CHECKING:
+    from trackside.wire._frame_decoder import Frame, FrameDecoder
+    from trackside.wire._json import fields_of, to_json, value_to_json, wire_name_of
+    from trackside.wire._selection import EventSelection, EventTypes
+    from trackside.wire._sequence import Ranges, SequenceTracker
 
 __all__ = [
     "EventColumns",
@@ -28,3 +38,18 @@ __all__ = [
     "views",
     "wire_name_of",
 ]
+
+_LATER = {
+    "EventSelection": "trackside.wire._selection",
+    "EventTypes": "trackside.wire._selection",
+    "Frame": "trackside.wire._frame_decoder",
+    "FrameDecoder": "trackside.wire._frame_decoder",
+    "Ranges": "trackside.wire._sequence",
+    "SequenceTracker": "trackside.wire._sequence",
+    "fields_of": "trackside.wire._json",
+    "to_json": "trackside.wire._json",
+    "value_to_json": "trackside.wire._json",
+    "wire_name_of": "trackside.wire._json",
+}
+
+__getattr__, __dir__ = load_later(__name__, _LATER)
