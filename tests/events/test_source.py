@@ -88,6 +88,15 @@ class TestDetect:
         python = ".".join(map(str, sys.version_info[:3]))
         assert source.versions == {"python": python, "trackside": __version__, "core": implementation}
 
+    def test_no_utf8(self):
+        """A text that has no UTF-8, as the name of a file may be, has an escape, as readers get it."""
+        source = Source(application="a\udcff", perf_tags=["b\udcff"], metadata={"c\udcff": "d\udcff"})
+        assert (source.application, source.perf_tags, source.metadata) == (
+            r"a\udcff",
+            (r"b\udcff",),
+            {r"c\udcff": r"d\udcff"},
+        )
+
     def test_environment(self, monkeypatch):
         """By default the variables are the process's own."""
         for name, value in TORCHRUN.items():

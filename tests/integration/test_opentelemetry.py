@@ -216,6 +216,19 @@ class TestSpans:
         assert bits(attributes["list"]) == bits(values)
         assert attributes["table"] == '{"values":["Infinity","-Infinity","NaN",-0.0,1e+308,5e-324]}'
 
+    def test_lone_surrogates(self, collector, sink, decoded):
+        """Texts that have no UTF-8, as a file's name may be, have an escape, and cost the spans around them nothing."""
+        sink(of(MAIN, SpanEventAdded(name="a\ud800", attributes={"b\udcff": "c\udcff"}, span_id=1, at_ns=1_500)))
+        error = {"type": "ValueError", "message": "no\udcff"}
+        sink(of(MAIN, ended(1, name="work\ud800", attributes={"d\ud800": ["e\ud800"]}, error=error)))
+        sink(of(MAIN, ended(2)))
+        assert sink.flush(5)
+        (_, reported), (_, other) = collector.spans()
+        assert (reported.name, other.name, reported.status.message) == (r"work\ud800", "work", r"ValueError: no\udcff")
+        assert decoded(reported.attributes) == {r"d\ud800": [r"e\ud800"], "error.type": "ValueError"}
+        event = only(reported.events)
+        assert (event.name, decoded(event.attributes)) == (r"a\ud800", {r"b\udcff": r"c\udcff"})
+
     def test_iteration(self, collector, sink, decoded):
         """An iteration is a span of its loop's name, with its step and what was processed in it."""
         event = IterationEnded(

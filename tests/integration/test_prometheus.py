@@ -103,6 +103,13 @@ def reports(ranks, slow):
     return [report for report in found if isinstance(report, StragglerReport)]
 
 
+class TestTexts:
+    def test_lone_surrogates(self, sink, port):
+        """A label that has no UTF-8 has an escape, and the page is there."""
+        sink(of(Source(run_id="run"), goodput_update(badput_s={"evaluation\udcff": 8.2})))
+        assert r'trackside_badput_seconds{bucket="evaluation\\udcff",run="run",session="s"} 8.2' in scrape(port)
+
+
 class TestNumbers:
     def test_are_the_models(self, prometheus, port, tmp_path, eventually):
         """Queries return the models' numbers of the same job: goodput, badput, stats, steps."""

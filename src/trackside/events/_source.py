@@ -40,15 +40,20 @@ def _check_role(_source: object, _field: object, role: str) -> None:
         raise ConfigError("role", role, f"give one of {', '.join(ROLES)}")
 
 
+def _text(given: str) -> str:
+    """Return *given* with an escape for each lone surrogate, which is how it is written: no UTF-8 has one."""
+    return given if given.isascii() else given.encode("utf-8", "backslashreplace").decode()
+
+
 def _tags(given: str | Iterable[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(str(tag) for tag in given)
+    return (_text(given),) if isinstance(given, str) else tuple(_text(str(tag)) for tag in given)
 
 
 def _texts(given: Mapping[Any, Any]) -> dict[str, str]:
     for value in given.values():
         if not isinstance(value, (str, int, float)):
             raise ConfigError("metadata", value, "say of a source texts and numbers only")
-    return {str(key): str(value) for key, value in given.items()}
+    return {_text(str(key)): _text(str(value)) for key, value in given.items()}
 
 
 @attrs.frozen(kw_only=True, eq=False, repr=False)
@@ -61,9 +66,9 @@ class Source(Value):
 
     id: str = attrs.field(factory=lambda: os.urandom(8).hex())
     """16 random hexadecimal digits: new for each process, so for each attempt and each forked child."""
-    run_id: str = ""
+    run_id: str = attrs.field(default="", converter=_text)
     """The same on all ranks and attempts that the launcher calls one run."""
-    session_tag: str = ""
+    session_tag: str = attrs.field(default="", converter=_text)
     """Groups the runs that are one logical task."""
     perf_tags: tuple[str, ...] = attrs.field(default=(), converter=_tags)
     """Runs with equal tags are expected to perform alike."""
@@ -73,13 +78,13 @@ class Source(Value):
     """How often the launcher has restarted the run before this process."""
     role: str = attrs.field(default=MAIN, validator=_check_role)
     """``main``, ``worker`` (a DataLoader's or other child process) or ``collector``. Only main ones count as ranks."""
-    host: str = ""
+    host: str = attrs.field(default="", converter=_text)
     pid: int = 0
     rank: int = 0
     """The global rank; a worker has its main process's."""
     local_rank: int = 0
     world_size: int = 1
-    application: str = ""
+    application: str = attrs.field(default="", converter=_text)
     versions: dict[str, str] = attrs.field(factory=dict, converter=_texts, hash=False)
     """Versions of what may matter later: ``trackside``, ``python``; and ``core``: ``compiled`` or ``pure``."""
     metadata: dict[str, str] = attrs.field(factory=dict, converter=_texts, hash=False)

@@ -319,17 +319,17 @@ class _ProcessTelemetry:
         self._span_ids.span_id = global_id(self._source, span.id)
         parent = global_id(self._source, span.parent_id) if span.parent_id else self._root_parent_id
         exported = self._tracer.start_span(
-            span.name,
+            mended(span.name)[0],
             context=self._context(parent) if parent else Context(),
             attributes=attributes_of(_span_attributes(span)),
             start_time=span.start_ns,
         )
         for name, attributes, at_ns in _span_events(span):
-            exported.add_event(name, attributes_of(attributes), at_ns)
+            exported.add_event(mended(name)[0], attributes_of(attributes), at_ns)
         if span.failed:
             error = span.error or {}
             description = ": ".join(filter(None, (error.get("type"), error.get("message")))) or None
-            exported.set_status(StatusCode.ERROR, description)
+            exported.set_status(StatusCode.ERROR, mended(description)[0])
         exported.end(span.end_ns)
         if isinstance(exported, ReadableSpan):  # otherwise the sampler does not want it
             length = _length(exported.attributes) + sum(_length(event.attributes) for event in exported.events)
@@ -348,7 +348,7 @@ class _ProcessTelemetry:
             create = getattr(self._meter, f"create_{metric.kind}")
             instrument = create(metric.name, unit=metric.unit, description=metric.description)
             self._instruments[metric.name, metric.kind] = instrument
-        attributes = {f"trackside.{name}": label for name, label in point.labels.items()}
+        attributes = attributes_of({f"trackside.{name}": label for name, label in point.labels.items()})
         if metric.kind == "gauge":
             instrument.set(value, attributes)
         elif metric.kind == "histogram":
@@ -518,7 +518,7 @@ def attributes_of(values: Mapping[str, Any]) -> dict[str, Attribute]:
     attributes: dict[str, Attribute] = {}
     for name, value in values.items():
         if value is not None:
-            attributes[str(name)] = value if type(value) in (bool, float, str) else _attribute(value)
+            attributes[mended(str(name))[0]] = value if type(value) in (bool, float) else _attribute(value)
     return attributes
 
 

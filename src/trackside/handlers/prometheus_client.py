@@ -10,8 +10,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+import attrs
+
 from trackside.events import ConfigError, Event, MissingExtraError, RunsOn
-from trackside.handlers.export import BUCKETS_S, Family, Histogram, JobMetrics
+from trackside.handlers.export import BUCKETS_S, Family, Histogram, JobMetrics, Series
+from trackside.wire._values import mended_list
 
 try:
     from prometheus_client import CollectorRegistry, start_http_server
@@ -128,7 +131,9 @@ class _Collector(Collector):  # type: ignore[misc]
     def collect(self) -> Iterator[Metric]:
         """Yield the families as they stand."""
         for family in self._metrics.families():
-            yield self._converted(family)
+            # A label that is no UTF-8 would cost the whole page.
+            series = [Series(tuple(mended_list(labels)[0]), value) for labels, value in family.series]
+            yield self._converted(attrs.evolve(family, series=series))
 
     def describe(self) -> list[Metric]:
         """Return no families, so that registering reads none."""

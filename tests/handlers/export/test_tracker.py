@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trackside.bus import Bus
-from trackside.events import GoodputUpdated, IterationEnded, ProfileSpanEnded, Source, TrainingConfigured
+from trackside.events import GoodputUpdated, IterationEnded, JobConfigured, ProfileSpanEnded, Source, TrainingConfigured
 from trackside.handlers.export import CurveReader, RefusedError, TrackerSink
 
 
@@ -73,6 +73,16 @@ class TestOrder:
             ("log", 5, [2]),
             ("end", 5, False),
         ]
+
+    def test_lone_surrogates(self):
+        """What has no UTF-8 reaches the tracker with an escape, as a client would refuse all of it."""
+        sink = Tracker()
+        sink._set_config = lambda _, config: sink.calls.append(config["application_name"])
+        with Bus() as bus:
+            bus.subscribe(sink)
+            bus.log(JobConfigured(application_name="a\udcff.py", world_size=1, rank=0, node_name="", session_tag=""))
+            assert bus.flush(10)
+        assert sink.calls[:2] == [("begin", 0), r"a\udcff.py"]
 
     def test_groups(self, run):
         """Points are sent together as far as the tracker wants."""

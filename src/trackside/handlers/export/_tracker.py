@@ -12,6 +12,7 @@ from trackside.events import Event, JobConfigured, RunsOn, Source, SourceEnded, 
 from trackside.handlers.export._batch_exporter import BatchExporter, RefusedError
 from trackside.handlers.export._curves import CurvePoint, CurveReader
 from trackside.wire import fields_of
+from trackside.wire._values import mended_map
 
 _REASONS_OF_SUCCESS: Final = frozenset(("closed", "exit", ""))
 _POINT_BYTES: Final = 200
@@ -71,7 +72,7 @@ class TrackerSink(ABC):
         if points:
             update = RunUpdate("points", source, event.at_ns, points)
         elif isinstance(event, (JobConfigured, TrainingConfigured)):
-            update = RunUpdate("config", source, event.at_ns, config=fields_of(event))
+            update = RunUpdate("config", source, event.at_ns, config=mended_map(fields_of(event))[0])
         elif isinstance(event, SourceEnded):
             update = RunUpdate("end", source, event.at_ns, failed=event.reason not in _REASONS_OF_SUCCESS)
         elif source.id not in self._latest:
