@@ -219,23 +219,23 @@ ts_now_ns(void)
     return sum;
 }
 
-PyObject *
-ts_since(PyObject *start, PyObject **end)
+int
+ts_since(PyObject *start, PyObject **end, PyObject **duration)
 {
     long long now, passed;
-    int overflow = 0, is_real = read_clock(&now);
-    PyObject *read = is_real ? PyLong_FromLongLong(now) : ts_now_ns(), *duration = NULL;
+    int overflow = 0, is_real = read_clock(&now), is_plain = 0;
+    PyObject *read = is_real ? PyLong_FromLongLong(now) : ts_now_ns();
+    *duration = NULL;
     if (read != NULL) {
         long long begun = is_real ? PyLong_AsLongLongAndOverflow(start, &overflow) : 0;
-        duration = is_real && !overflow && !__builtin_sub_overflow(now, begun, &passed)
-                       ? PyLong_FromLongLong(passed)
-                       : PyNumber_Subtract(read, start);
+        is_plain = is_real && !overflow && !__builtin_sub_overflow(now, begun, &passed);
+        *duration = is_plain ? PyLong_FromLongLong(passed) : PyNumber_Subtract(read, start);
     }
-    if (duration == NULL) {
+    if (*duration == NULL) {
         Py_CLEAR(read);
     }
     *end = read;
-    return duration;
+    return *duration == NULL ? -1 : is_plain;
 }
 
 static inline void

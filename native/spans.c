@@ -51,6 +51,7 @@ typedef struct {
 static PyTypeObject *span_type, *admission_type, *count_type, *iteration_type;
 static PyTypeObject *classes[CLASSES]; /* of the events: ends of long, of short spans, of parts, of iterations */
 static Route routes[CLASSES];
+static Pool *pools[CLASSES], *pool_of_spans, *pool_of_iterations; /* of the same events, and of what publishes them */
 static Py_ssize_t of_span[SPAN_SLOTS], of_iteration[ITERATION_SLOTS], of_admission[ADMISSION_SLOTS];
 static Py_ssize_t of_event[CLASSES][EVENT_SLOTS];
 static Py_ssize_t of_span_event[CLASSES_OF_SPANS][SPAN_EVENT_SLOTS], of_iteration_event[ITERATION_EVENT_SLOTS];
@@ -162,7 +163,9 @@ queue_event(PyObject *event, int which)
         || offered == NULL || !Py_IS_TYPE(offered, count_type) || *slot(offered, of_counter) == NULL) {
         return 0;
     }
-    Py_ssize_t waiting = PyObject_Size(queue), most = PyLong_AsSsize_t(limit);
+    PySequenceMethods *as_sequence = Py_TYPE(queue)->tp_as_sequence;
+    Py_ssize_t waiting = as_sequence == NULL || as_sequence->sq_length == NULL ? -1 : as_sequence->sq_length(queue);
+    Py_ssize_t most = PyLong_AsSsize_t(limit);
     if (waiting < 0 || most < 0) {
         PyErr_Clear();
         return 0;
@@ -287,7 +290,7 @@ is_openable(PyObject *span)
 static PyObject *
 enter(PyObject *span, PyObject *around, PyObject *step, int is_part)
 {
-    PyObject *result = NULL, *inside = NULL, *old[SPAN_SLOTS];
+    PyObject *result = NULL, *inside = NULL;
     unsigned long ident = PyThread_get_thread_ident();
     PyObject *number = next_of(span_ids);
     PyObject *thread = number == NULL        ? NULL
@@ -303,20 +306,22 @@ enter(PyObject *span, PyObject *around, PyObject *step, int is_part)
     if (!PyLong_CheckExact(parent)) {
         parent = NULL;
     }
-    else if (!PyObject_IsTrue(parent)) {
+    else if (parent == zero) { /* there is one of it */
         parent = root_id;
     }
     if (parent == NULL || !is_openable(span)) {
         result = TS_TO_PYTHON;
         goto out;
     }
-    static const int written[] = {AROUND, ID, PARENT_ID, ATTRIBUTES, THREAD, INSIDE};
-    PyObject *values[] = {around, number, parent, SPAN(span, GIVEN), thread, inside};
-    enum { WRITTEN = sizeof written / sizeof written[0] };
-    for (int each = 0; each < WRITTEN; each++) {
-        old[each] = SPAN(span, written[each]);
-        SPAN(span, written[each]) = Py_NewRef(values[each]);
-    }
+    /* All in one go: what an old value's end runs finds an open span. */
+    PyObject *const old[] = {SPAN(span, AROUND),     SPAN(span, ID),     SPAN(span, PARENT_ID),
+                             SPAN(span, ATTRIBUTES), SPAN(span, THREAD), SPAN(span, INSIDE)};
+    SPAN(span, AROUND) = Py_NewRef(around);
+    SPAN(span, ID) = Py_NewRef(number);
+    SPAN(span, PARENT_ID) = Py_NewRef(parent);
+    SPAN(span, ATTRIBUTES) = Py_NewRef(SPAN(span, GIVEN));
+    SPAN(span, THREAD) = Py_NewRef(thread);
+    SPAN(span, INSIDE) = Py_NewRef(inside);
     PyObject *now = NULL;
     int failed = is_part ? ts_surround_part(inside, NULL) : ts_surround(inside);
     if (!failed && remember(number, span) == 0) {
@@ -326,9 +331,12 @@ enter(PyObject *span, PyObject *around, PyObject *step, int is_part)
         Py_XSETREF(SPAN(span, START_NS), now);
         result = Py_NewRef(span);
     }
-    for (int each = 0; each < WRITTEN; each++) {
-        Py_XDECREF(old[each]);
-    }
+    Py_XDECREF(old[0]);
+    Py_XDECREF(old[1]);
+    Py_XDECREF(old[2]);
+    Py_XDECREF(old[3]);
+    Py_XDECREF(old[4]);
+    Py_XDECREF(old[5]);
 out:
     Py_XDECREF(number);
     Py_XDECREF(thread);
@@ -413,16 +421,30 @@ open_iteration(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObjec
 
 /* --- closing ----------------------------------------------------------------------------------------------------- */
 
-/* Return whether SPAN can be closed here; calls nothing foreign, and may be asked again. */
+/* Return whether the iteration SPAN, a closable span, has what its event takes, and nothing that another event takes. */
 static int
-is_closable(PyObject *span)
+is_plain_iteration(PyObject *span)
+{
+    static const int fields[] = {STEP, KIND, SAMPLES, TOKENS, FLOPS, LOSS, FAILED};
+    for (size_t field = 0; field < sizeof fields / sizeof fields[0]; field++) {
+        if (ITERATION(span, fields[field]) == NULL) {
+            return 0;
+        }
+    }
+    return PyBool_Check(ITERATION(span, FAILED)) && PyDict_GET_SIZE(SPAN(span, ATTRIBUTES)) == 0;
+}
+
+/* Return whether SPAN, whose event is of class WHICH, can be closed here; calls nothing foreign, and may be asked again. */
+static int
+is_closable(PyObject *span, int which)
 {
     PyObject *inside = SPAN(span, INSIDE), *number = SPAN(span, ID), *attributes = SPAN(span, ATTRIBUTES);
     if (inside == NULL || inside == Py_None || has_annotator || number == NULL || !PyLong_CheckExact(number)
         || attributes == NULL || !PyDict_CheckExact(attributes) || SPAN(span, NAME) == NULL
         || SPAN(span, PARENT_ID) == NULL || SPAN(span, AROUND) == NULL || !PyTuple_CheckExact(SPAN(span, AROUND))
         || PyTuple_GET_SIZE(SPAN(span, AROUND)) != 2 || SPAN(span, START_NS) == NULL
-        || !PyLong_CheckExact(SPAN(span, START_NS)) || SPAN(span, THREAD) != main_thread) {
+        || !PyLong_CheckExact(SPAN(span, START_NS)) || SPAN(span, THREAD) != main_thread
+        || (which == OF_ITERATION && !is_plain_iteration(span))) {
         return 0;
     }
     if (ts_is_at_home()) {
@@ -436,44 +458,48 @@ is_closable(PyObject *span)
 /*
  * Return the event of class WHICH, with what all events of ends have, and close SPAN: a new reference, NULL with an
  * exception, or TS_TO_PYTHON, with nothing changed; but that SPAN is no open one then, which Python would find too.
+ * The garbage collector does not know the event.
  */
 static PyObject *
 leave(PyObject *span, int which)
 {
-    PyTypeObject *cls = classes[which];
     const Py_ssize_t *offsets = of_event[which];
-    PyObject *start = Py_NewRef(SPAN(span, START_NS)), *end;
-    PyObject *duration = ts_since(start, &end);
-    Py_DECREF(start);
-    PyObject *event = duration == NULL ? NULL : cls->tp_alloc(cls, 0);
+    PyObject *event = ts_new(pools[which]), *start, *end, *duration;
     if (event == NULL) {
-        Py_XDECREF(end);
-        Py_XDECREF(duration);
         return NULL;
     }
-    if (!is_closable(span) || !forget(span)) {
-        Py_DECREF(end);
-        Py_DECREF(duration);
-        Py_DECREF(event);
-        return TS_TO_PYTHON;
+    if (!is_closable(span, which)) {
+        goto python;
     }
-    PyObject *around = Py_NewRef(SPAN(span, AROUND)), *number = Py_NewRef(SPAN(span, ID));
+    start = Py_NewRef(SPAN(span, START_NS));
+    int is_plain = ts_since(start, &end, &duration);
+    Py_DECREF(start);
+    if (is_plain < 0) {
+        Py_DECREF(event);
+        return NULL;
+    }
     *slot(event, offsets[E_AT_NS]) = end;
     *slot(event, offsets[E_DURATION_NS]) = duration;
-    *slot(event, offsets[E_SPAN_ID]) = Py_NewRef(number);
+    if ((!is_plain && !is_closable(span, which)) || !forget(span)) {
+        goto python;
+    }
+    PyObject *around = Py_NewRef(SPAN(span, AROUND)), *inside = SPAN(span, INSIDE);
+    *slot(event, offsets[E_SPAN_ID]) = Py_NewRef(SPAN(span, ID));
     *slot(event, offsets[E_PARENT_SPAN_ID]) = Py_NewRef(SPAN(span, PARENT_ID));
     *slot(event, offsets[E_STEP]) = Py_NewRef(PyTuple_GET_ITEM(around, 1));
-    PyObject *inside = SPAN(span, INSIDE);
     SPAN(span, INSIDE) = Py_NewRef(Py_None);
     int failed = which == PART ? ts_surround_part(around, inside) : ts_surround(around);
     Py_DECREF(inside); /* a tuple of two numbers */
     Py_DECREF(around);
-    Py_DECREF(number);
     if (failed) {
         Py_DECREF(event);
         return NULL;
     }
     return event;
+
+python:
+    Py_DECREF(event);
+    return TS_TO_PYTHON;
 }
 
 /* Return whether the garbage collector need not know of VALUE. */
@@ -485,24 +511,22 @@ is_scalar(PyObject *value)
 
 /*
  * Return whether what all events of ends have is scalars in EVENT, of class WHICH. An event of scalars alone is not
- * tracked: those that wait in the queue would be visited by each collection, as often as 140 steps are made.
+ * tracked: those that wait in the queue would be visited by each collection.
  */
 static inline int
 has_scalars(PyObject *event, int which)
 {
-    int scalars = 0;
-    for (int field = 0; field < EVENT_SLOTS; field++) {
-        scalars += is_scalar(*slot(event, of_event[which][field]));
-    }
-    return scalars == EVENT_SLOTS;
+    const Py_ssize_t *offsets = of_event[which];
+    return is_scalar(*slot(event, offsets[E_AT_NS])) && is_scalar(*slot(event, offsets[E_SPAN_ID]))
+           && is_scalar(*slot(event, offsets[E_STEP])) && is_scalar(*slot(event, offsets[E_PARENT_SPAN_ID]))
+           && is_scalar(*slot(event, offsets[E_DURATION_NS]));
 }
 
 /* Return whether the call is that of a with block which no exception leaves. */
 static inline int
 is_plain_exit(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
-    return count == 4 && keywords == NULL && (PyObject *)Py_TYPE(args[0]) == owner && args[2] == Py_None
-           && is_closable(args[0]);
+    return count == 4 && keywords == NULL && (PyObject *)Py_TYPE(args[0]) == owner && args[2] == Py_None;
 }
 
 static PyObject *
@@ -527,8 +551,8 @@ leave_span(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *k
         *slot(event, offsets[E_NAME]) = Py_NewRef(SPAN(span, NAME) ? SPAN(span, NAME) : Py_None);
         *slot(event, offsets[E_ATTRIBUTES]) = Py_NewRef(attributes);
         *slot(event, offsets[E_ERROR]) = Py_NewRef(Py_None);
-        if (attributes == no_attributes && is_scalar(SPAN(span, NAME)) && has_scalars(event, which)) {
-            PyObject_GC_UnTrack(event);
+        if (attributes != no_attributes || !is_scalar(SPAN(span, NAME)) || !has_scalars(event, which)) {
+            PyObject_GC_Track(event);
         }
         event = log_event(event, which);
     }
@@ -539,22 +563,14 @@ leave_span(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *k
 static PyObject *
 leave_iteration(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
-    if (!is_plain_exit(owner, args, count, keywords) || PyDict_GET_SIZE(SPAN(args[0], ATTRIBUTES)) > 0) {
+    if (!is_plain_exit(owner, args, count, keywords)) {
         return TS_TO_PYTHON;
     }
     PyObject *span = args[0];
-    static const int fields[] = {KIND, SAMPLES, TOKENS, FLOPS, LOSS, FAILED};
-    if (ITERATION(span, STEP) == NULL || !PyBool_Check(ITERATION(span, FAILED))) {
-        return TS_TO_PYTHON;
-    }
-    for (int field = 0; field < ITERATION_EVENT_SLOTS; field++) {
-        if (ITERATION(span, fields[field]) == NULL) {
-            return TS_TO_PYTHON;
-        }
-    }
     Py_INCREF(span);
     PyObject *event = leave(span, OF_ITERATION);
     if (event != NULL && event != TS_TO_PYTHON) {
+        static const int fields[] = {KIND, SAMPLES, TOKENS, FLOPS, LOSS, FAILED};
         int scalars = 0;
         Py_SETREF(*slot(event, of_event[OF_ITERATION][E_STEP]), Py_XNewRef(ITERATION(span, STEP)));
         for (int field = 0; field < ITERATION_EVENT_SLOTS; field++) {
@@ -562,8 +578,8 @@ leave_iteration(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObje
             *slot(event, of_iteration_event[field]) = Py_XNewRef(value);
             scalars += is_scalar(value);
         }
-        if (scalars == ITERATION_EVENT_SLOTS && has_scalars(event, OF_ITERATION)) {
-            PyObject_GC_UnTrack(event);
+        if (scalars < ITERATION_EVENT_SLOTS || !has_scalars(event, OF_ITERATION)) {
+            PyObject_GC_Track(event);
         }
         event = log_event(event, OF_ITERATION);
     }
@@ -577,7 +593,7 @@ leave_iteration(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObje
 static PyObject *
 new_span(PyObject *name, PyObject *ended, PyObject *attributes)
 {
-    PyObject *span = attributes == NULL ? NULL : span_type->tp_alloc(span_type, 0);
+    PyObject *span = attributes == NULL ? NULL : ts_new(pool_of_spans);
     if (span == NULL) {
         Py_XDECREF(attributes);
         return NULL;
@@ -588,6 +604,7 @@ new_span(PyObject *name, PyObject *ended, PyObject *attributes)
     SPAN(span, GIVEN) = attributes;
     SPAN(span, ID) = Py_NewRef(zero);
     SPAN(span, INSIDE) = Py_NewRef(Py_None);
+    PyObject_GC_Track(span);
     return span;
 }
 
@@ -654,7 +671,7 @@ make_iteration(PyObject *about, PyObject *const *args, Py_ssize_t count, PyObjec
             return TS_TO_PYTHON;
         }
     }
-    PyObject *span = iteration_type->tp_alloc(iteration_type, 0);
+    PyObject *span = ts_new(pool_of_iterations);
     if (span == NULL) {
         return NULL;
     }
@@ -668,6 +685,7 @@ make_iteration(PyObject *about, PyObject *const *args, Py_ssize_t count, PyObjec
     ITERATION(span, FAILED) = Py_NewRef(Py_False);
     SPAN(span, ID) = Py_NewRef(zero);
     SPAN(span, INSIDE) = Py_NewRef(Py_None);
+    PyObject_GC_Track(span);
     return span;
 }
 
@@ -739,6 +757,10 @@ compile_spans(PyObject *Py_UNUSED(module), PyObject *args)
             return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_SystemError, "no class of ends");
         }
         Py_XSETREF(classes[place], (PyTypeObject *)Py_NewRef((PyObject *)type));
+        pools[place] = ts_pool(type);
+        if (pools[place] == NULL) {
+            return NULL;
+        }
     }
     static const char *const wanted[] = {"default_bus", "open_by_id", "next_id", "_NO_ATTRIBUTES", "_log"};
     PyObject **const kept[] = {&bus, &open_by_id, &span_ids, &no_attributes, &log_function};
@@ -764,6 +786,10 @@ compile_spans(PyObject *Py_UNUSED(module), PyObject *args)
     Py_SETREF(span_ids, counter);
     if (!PyIter_Check(span_ids) || !PyDict_CheckExact(open_by_id)) {
         return PyErr_Format(PyExc_SystemError, "the spans of another trackside");
+    }
+    pool_of_spans = ts_pool(cls);
+    if (pool_of_spans == NULL) {
+        return NULL;
     }
     Py_XSETREF(span_type, (PyTypeObject *)Py_NewRef((PyObject *)cls));
     PyObject *open = PyObject_GetAttrString((PyObject *)cls, "open");
@@ -792,6 +818,11 @@ compile_iterations(PyObject *Py_UNUSED(module), PyObject *args)
     if (find_slots(cls, iteration_slots, ITERATION_SLOTS, of_iteration) < 0
         || find_slots(ended, event_slots, EVENT_SLOTS, of_event[OF_ITERATION]) < 0
         || find_slots(ended, iteration_event_slots, ITERATION_EVENT_SLOTS, of_iteration_event) < 0) {
+        return NULL;
+    }
+    pools[OF_ITERATION] = ts_pool(ended);
+    pool_of_iterations = ts_pool(cls);
+    if (pools[OF_ITERATION] == NULL || pool_of_iterations == NULL) {
         return NULL;
     }
     Py_XSETREF(iteration_type, (PyTypeObject *)Py_NewRef((PyObject *)cls));

@@ -42,6 +42,18 @@ PyObject *ts_method(PyObject *about, ts_plain plain, PyObject *python);
 /* Find the slot in which instances of CLS hold NAME: 1, 0 if there is none, -1 with an exception. */
 int ts_find_slot(PyTypeObject *cls, PyObject *name, Py_ssize_t *offset);
 
+/* The memory of instances of one class, kept for the next ones; see pool.c. */
+typedef struct Pool Pool;
+
+/* Return the pool of TYPE, a class whose instances have slots and nothing else, or NULL with an exception. */
+Pool *ts_pool(PyTypeObject *type);
+
+/*
+ * Return an instance of the class of POOL with empty slots, which the garbage collector does not know, or NULL with an
+ * exception. Where memory is new, collecting garbage may have run anything.
+ */
+PyObject *ts_new(Pool *pool);
+
 /* Raise COUNT by one: 1, or 0 if it is no Count. Calls nothing foreign. */
 int ts_count(PyObject *count);
 
@@ -69,8 +81,11 @@ int ts_surround_part(PyObject *around, PyObject *left);
 /* Return the time as the clock of events has it, in ns since the epoch: a new reference, or NULL with an exception. */
 PyObject *ts_now_ns(void);
 
-/* Read the clock into END and return what passed since START, in ns: new references, or both NULL with an exception. */
-PyObject *ts_since(PyObject *start, PyObject **end);
+/*
+ * Read the clock into END, and into DURATION what passed since START, in ns, both new references: 1 if it ran nothing
+ * foreign, 0 if it may have, -1 with an exception and neither.
+ */
+int ts_since(PyObject *start, PyObject **end, PyObject **duration);
 
 /* Each file adds what it has to the module: 0, or -1 with an exception. */
 int ts_add_methods(PyObject *module);

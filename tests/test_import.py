@@ -108,6 +108,36 @@ class TestImportTrackside:
         watched = run(f"import trackside; assert trackside.{name} is vars({where})['{last}']")
         assert room in watched["modules"]
 
+    def test_loads_all(self):
+        """A job loads every name, and the root is from then on a module without a function for its missing names."""
+        run("""
+import trackside
+from trackside._later import load_all
+load_all("trackside")
+assert {"attach", "instrument", "span"} <= vars(trackside).keys() and "__getattr__" not in vars(trackside)
+try:
+    trackside.unheard_of
+except AttributeError as error:
+    assert str(error) == "module 'trackside' has no attribute 'unheard_of'"
+else:
+    raise AssertionError
+""")
+
+    def test_loads_what_it_can(self):
+        """A name whose module cannot be imported stays for later, and says so when it is used."""
+        run("""
+import sys, trackside
+from trackside._later import load_all
+sys.modules["trackside.handlers.zeromq"] = None
+load_all("trackside")
+try:
+    trackside.attach
+except ImportError as error:
+    assert "trackside.handlers.zeromq" in str(error)
+else:
+    raise AssertionError
+""")
+
     def test_names_on_the_wire(self):
         """An event that was not loaded yet is found by its wire name, and listed among all."""
         run("""

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import typing
 import weakref
 from unittest import mock
 
@@ -440,3 +441,93 @@ class TestOwnership:
             made_up.open(when=3)
         with pytest.raises(TypeError):
             _span.Span.open()
+
+
+class Remembered(_span.Span):
+    """A span of somebody's own, with a dict, a weak reference and a finalizer."""
+
+    ended: typing.ClassVar[list[str]] = []
+
+    def __del__(self):
+        """Note the end, and live again the first time."""
+        self.ended.append(self.name)
+        if self.name == "reborn":
+            self.name = "gone"
+            kept.append(self)
+
+
+kept = []
+
+
+class TestMemory:
+    """Memory of spans and of events of their ends is used again."""
+
+    def test_nothing_of_the_one_before(self):
+        """An event or a span in memory that was used before has nothing of the one that was there."""
+        events = []
+        with default_bus.subscribe(events.append, to=OF_SPANS):
+            for cls in OF_SPANS:
+                default_bus.wants(cls)  # or the first span of each class would be opened by Python
+            with span("first", files=3) as first:
+                pass
+            events[0]._seq = 7
+            places = id(events[0]), id(first)
+            events.clear()
+            del first
+            with span("second") as second:
+                pass
+        assert (id(events[0]), id(second)) == places
+        assert not hasattr(events[0], "_seq")
+        assert (events[0].name, events[0].attributes, second.attributes) == ("second", {}, {})
+        assert not hasattr(span("third"), "parent_id")
+
+    def test_finalizer_of_a_subclass(self):
+        """A subclass with a finalizer is finalized once, lives on if it says so, and lets its weak references know."""
+        Remembered.ended.clear()
+        mine = Remembered("mine", _span.ENDED[PROFILE], {})
+        mine.note = [mine]
+        died = weakref.ref(mine)
+        del mine
+        gc.collect()
+        Remembered("reborn", _span.ENDED[PROFILE], {})
+        assert (died(), Remembered.ended, kept.pop().name) == (None, ["mine", "reborn"], "gone")
+
+    def test_finalizer_of_the_class(self, monkeypatch):
+        """A finalizer that somebody gives the class runs for every span, also in memory that was used before."""
+        ended = []
+        monkeypatch.setattr(_span.Span, "__del__", lambda each: ended.append(each.name), raising=False)
+        for name in ("a", "b", "c"):
+            span(name)
+        assert ended == ["a", "b", "c"]
+
+    def test_chain(self):
+        """Letting go of a chain of 500,000 iterations, each held by the next, does not exhaust the stack."""
+        chain = None
+        for _ in range(500_000):
+            chain = training_iteration(3, samples=chain)
+        chain = Remembered("last", _span.ENDED[PROFILE], {"chain": chain})
+        freed = weakref.ref(chain)
+        del chain
+        assert freed() is None
+
+    def test_bound(self):
+        """Of 5,000 spans the memory of no more than 1,024 is kept."""
+        before = sys.getallocatedblocks()
+        spans = [_span.Span("many", _span.ENDED[PROFILE], {}) for _ in range(5_000)]
+        del spans
+        assert sys.getallocatedblocks() - before < 1_500
+
+    def test_leaks(self):
+        """Spans, and instances of subclasses, give back what they have, their class included."""
+
+        def once():
+            mine = Remembered("mine", _span.ENDED[PROFILE], {"files": object()})
+            mine.note = object()
+            Remembered.ended.clear()
+            span("short")
+
+        classes = Remembered, _span.Span
+        before = [sys.getrefcount(cls) for cls in classes]
+        assert least_growth(lambda: [once() for _ in range(100)]) < 10
+        once()
+        assert [sys.getrefcount(cls) for cls in classes] == before

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
+from trackside._later import load_all
 from trackside.bus import Bus, Subscription, default_bus
 from trackside.counters import CounterCollector
 from trackside.events import ConfigError, Event, Source, set_process_source
@@ -107,6 +108,7 @@ def start(
     access = (Remote() if remote is None else remote).with_environment()
     log, source = EventLog(directory), describe(job)
     is_on = job is None or job.is_enabled(source.rank)
+    load_all("trackside")
     leave_parent()
     if running is not None:
         running.leave_to_parent()

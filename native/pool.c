@@ -1,0 +1,115 @@
+/*
+ * The memory of spans and of the events of their ends, kept for the next ones of the same class.
+ *
+ * Allocating such an object and giving it back by way of the interpreter, which looks for the slots of each base by
+ * itself and counts allocations towards the next collection of garbage, was a seventh of a step.
+ *
+ * A class of Python's is given a tp_dealloc of ours. Its subclasses keep the interpreter's, which calls this one for what
+ * the class itself has. Objects with a finalizer are not kept: the garbage collector notes in their memory that it ran.
+ */
+
+#include "trackside.h"
+
+enum { MOST_KEPT = 1024 };
+
+struct Pool {
+    PyTypeObject *type; /* owned for ever, as the pool is */
+    struct Pool *next;
+    int kept_count;
+    PyObject *kept[MOST_KEPT]; /* all slots empty, no reference to the class, unknown to the garbage collector */
+};
+
+static Pool *first;
+
+static inline Pool *
+pool_of(PyTypeObject *type)
+{
+    Pool *pool = first;
+    while (pool != NULL && pool->type != type) {
+        pool = pool->next;
+    }
+    return pool;
+}
+
+static void
+pooled_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self), *base = type;
+    Pool *pool = pool_of(type);
+    int is_own = pool != NULL;
+    if (is_own && type->tp_finalize != NULL && PyObject_CallFinalizerFromDealloc(self) < 0) {
+        return; /* it lives again */
+    }
+    PyObject_GC_UnTrack(self);
+    Py_TRASHCAN_BEGIN(self, pooled_dealloc)
+    while (pool == NULL) {
+        base = base->tp_base;
+        pool = pool_of(base);
+    }
+    PyObject **end = (PyObject **)((char *)self + pool->type->tp_basicsize);
+    for (PyObject **slot = (PyObject **)(self + 1); slot < end; slot++) {
+        PyObject *value = *slot;
+        if (value != NULL) {
+            *slot = NULL;
+            Py_DECREF(value);
+        }
+    }
+    if (is_own && type->tp_finalize == NULL && pool->kept_count < MOST_KEPT) {
+        pool->kept[pool->kept_count++] = self;
+    }
+    else {
+        type->tp_free(self);
+    }
+    Py_DECREF(type);
+    Py_TRASHCAN_END
+}
+
+PyObject *
+ts_new(Pool *pool)
+{
+    if (pool->kept_count > 0) {
+        return PyObject_Init(pool->kept[--pool->kept_count], pool->type);
+    }
+    PyObject *made = pool->type->tp_alloc(pool->type, 0);
+    if (made != NULL) {
+        PyObject_GC_UnTrack(made);
+    }
+    return made;
+}
+
+/* Return whether instances of TYPE have slots, one after the other, and nothing else. */
+static int
+has_slots_alone(PyTypeObject *type)
+{
+    Py_ssize_t size = sizeof(PyObject);
+    for (PyTypeObject *base = type; base != NULL; base = base->tp_base) {
+        for (PyMemberDef *member = base->tp_members; member != NULL && member->name != NULL; member++) {
+            size += member->type == T_OBJECT_EX ? sizeof(PyObject *) : 0;
+        }
+    }
+    return size == type->tp_basicsize && type->tp_dictoffset == 0 && type->tp_weaklistoffset == 0
+           && type->tp_itemsize == 0 && PyType_IS_GC(type);
+}
+
+Pool *
+ts_pool(PyTypeObject *type)
+{
+    Pool *pool = pool_of(type);
+    if (pool != NULL) {
+        return pool;
+    }
+    if (!has_slots_alone(type)) {
+        PyErr_Format(PyExc_SystemError, "instances of %s have more than slots", type->tp_name);
+        return NULL;
+    }
+    pool = PyMem_Calloc(1, sizeof(Pool));
+    if (pool == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    pool->type = (PyTypeObject *)Py_NewRef((PyObject *)type);
+    pool->next = first;
+    first = pool;
+    type->tp_dealloc = pooled_dealloc;
+    return pool;
+}
