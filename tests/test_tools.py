@@ -305,6 +305,7 @@ class TestDist:
     WHOLE = (
         "trackside/__init__.py",
         "trackside/py.typed",
+        "_trackside_command.py",
         "trackside/_native.cpython-312-x86_64-linux-gnu.so",
         "trackside-0.2.0.dist-info/METADATA",
         "trackside-0.2.0.dist-info/licenses/LICENSE",
@@ -326,8 +327,9 @@ class TestDist:
         ("missing", "problem"),
         [
             ("trackside/py.typed", "trackside/py.typed is missing"),
+            ("_trackside_command.py", "_trackside_command.py is missing"),
             ("trackside-0.2.0.dist-info/licenses/LICENSE", "the licence is missing"),
-            (WHOLE[2], "0 compiled cores in a wheel that is to be compiled"),
+            (WHOLE[3], "0 compiled cores in a wheel that is to be compiled"),
         ],
     )
     def test_missing(self, tmp_path, missing, problem):
@@ -356,8 +358,9 @@ class TestDist:
         python = tmp_path / "python"
         python.write_text('#!/bin/sh\nmkdir -p "$7" && echo "$7" > "$7/one.whl"\n')
         python.chmod(0o755)
+        builder = self.dist.Interpreter((3, 12, 0), python)
         with pytest.raises(self.dist.NotReleasableError, match=r"one\.whl: built twice"):
-            self.dist.built_twice(python, "wheel", [tmp_path, tmp_path], tmp_path / "scratch")
+            self.dist.built_twice(builder, "wheel", [tmp_path, tmp_path], tmp_path / "scratch")
 
 
 class TestTwice:

@@ -3,9 +3,10 @@ Build what a release consists of, and try each part where no compiler and no rep
 
     .venv-dist/bin/python tools/dist.py
 
-In dist/ then lie the sources, the pure wheel and a wheel with the compiled core for each CPython of this machine that
-has an interpreter lock, repaired to manylinux. All are built twice, in different directories, and must come out equal.
-Each wheel is installed into a fresh environment, where a small job records and is reported on.
+In dist/ then lie the sources, the pure wheel and a wheel with the compiled core for each supported CPython with an
+interpreter lock that this machine has or `tools/interpreters.py` provides, repaired to manylinux. All are built twice,
+in different directories, and must come out equal. Each wheel is installed into a fresh environment, the pure one also
+where there is no interpreter lock; a small job records there and is reported on.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from environment import LOCK, write_hashed, write_pins
-from every_python import Interpreter, others, this_interpreter
+from every_python import SUPPORTED, Interpreter, others, provide, this_interpreter
 
 ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
 MOST_BYTES = 1_000_000
+COMMAND = "_trackside_command.py"
+"""Beside the package, as it says itself."""
 
 
 class NotReleasableError(Exception):
@@ -51,32 +54,38 @@ def release(directory: Path) -> None:
         done = subprocess.run(committed, check=True, capture_output=True, text=True)
         os.environ["SOURCE_DATE_EPOCH"] = done.stdout.strip()
     this = this_interpreter()
+    found = sorted({this, *others(this)})
+    provided, missing = provide([name for name in SUPPORTED if name not in {interpreter.name for interpreter in found}])
+    found += provided
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
-        sources = built_twice(this.path, "sdist", [ROOT, ROOT], scratch / "sources")
+        sources = built_twice(this, "sdist", [ROOT, ROOT], scratch / "sources")
         shutil.copy(sources, directory)
         wheels = []
-        for interpreter in sorted({this, *others(this)}):
+        for interpreter in found:
             # What an environment of this machine was made from knows the headers; the environment itself does not.
-            python = make_environment(interpreter, scratch / interpreter.name / "build", "hatchling")
+            builder = make_environment(interpreter, scratch / interpreter.name / "build", "hatchling")
             if interpreter == this:
-                pure = built_wheel(python, sources, scratch / "pure", TRACKSIDE_PURE_PYTHON="1")
-                wheels.append((interpreter, "pure", keep(pure, directory)))
+                built = built_wheel(builder, sources, scratch / "pure", TRACKSIDE_PURE_PYTHON="1")
+                pure = keep(built, directory)
+                wheels += [(each, "pure", pure) for each in found if each == this or each.free_threaded]
             if not interpreter.free_threaded:
-                wheel = built_wheel(python, sources, scratch / interpreter.name / "wheels")
-                wheels.append((interpreter, "compiled", keep(repaired(wheel), directory)))
+                built = built_wheel(builder, sources, scratch / interpreter.name / "wheels")
+                wheels.append((interpreter, "compiled", keep(repaired(built), directory)))
         for interpreter, implementation, wheel in wheels:
             problems = wrong_with(wheel, implementation)
             if problems:
                 raise NotReleasableError(f"{wheel.name}: {', '.join(problems)}")
-            try_out(interpreter, implementation, wheel, scratch / "tried" / wheel.stem)
+            try_out(interpreter, implementation, wheel, scratch / "tried" / interpreter.name / implementation)
             print(
                 f"{wheel.name}: {wheel.stat().st_size:,} bytes, tried on {interpreter} ({implementation})", flush=True
             )
     run(sys.executable, "-m", "twine", "check", "--strict", *map(str, sorted(directory.iterdir())))
+    for name, reason in missing.items():
+        print(f"not tried: {name} ({reason})")
 
 
-def built_wheel(python: Path, sources: Path, scratch: Path, **variables: str) -> Path:
+def built_wheel(builder: Interpreter, sources: Path, scratch: Path, **variables: str) -> Path:
     """Return a wheel made from the archive of *sources*, as nothing else of this clone is to matter."""
     trees = []
     for place in ("one", "another"):
@@ -84,12 +93,12 @@ def built_wheel(python: Path, sources: Path, scratch: Path, **variables: str) ->
             archive.extractall(scratch / place)  # noqa: S202  # made a moment ago
         (tree,) = (scratch / place).iterdir()
         trees.append(tree)
-    return built_twice(python, "wheel", trees, scratch, **variables)
+    return built_twice(builder, "wheel", trees, scratch, **variables)
 
 
-def built_twice(python: Path, kind: str, trees: Sequence[Path], scratch: Path, **variables: str) -> Path:
+def built_twice(builder: Interpreter, kind: str, trees: Sequence[Path], scratch: Path, **variables: str) -> Path:
     """
-    Return what *python* builds in each of *trees*.
+    Return what *builder* builds in each of *trees*.
 
     Raises:
         NotReleasableError: if the results differ.
@@ -98,7 +107,8 @@ def built_twice(python: Path, kind: str, trees: Sequence[Path], scratch: Path, *
     environ = {**os.environ, "CFLAGS": "-g0", **variables}
     for number, tree in enumerate(trees):
         out = scratch / f"built-{number}"
-        run(str(python), "-m", "hatchling", "build", "-t", kind, "-d", str(out), cwd=tree, environ=environ)
+        build = (str(builder.path), "-m", "hatchling", "build", "-t", kind, "-d", str(out))
+        run(*builder.launcher, *build, cwd=tree, environ=environ)
         (result,) = out.iterdir()
         results.append(result)
     one, another = results
@@ -137,11 +147,15 @@ def wrong_with(wheel: Path, implementation: str) -> list[str]:
         names = archive.namelist()
     compiled = [name for name in names if name.startswith("trackside/_native.")]
     metadata = [name for name in names if ".dist-info/" in name]
-    problems = [f"{name} is missing" for name in ("trackside/py.typed", "trackside/__init__.py") if name not in names]
+    problems = [
+        f"{name} is missing" for name in ("trackside/py.typed", "trackside/__init__.py", COMMAND) if name not in names
+    ]
     if not any(name.endswith("/licenses/LICENSE") for name in metadata):
         problems.append("the licence is missing")
     problems += [
-        f"{name} does not belong there" for name in names if not name.startswith("trackside/") and name not in metadata
+        f"{name} does not belong there"
+        for name in names
+        if not name.startswith("trackside/") and name not in (*metadata, COMMAND)
     ]
     if len(compiled) != (implementation == "compiled"):
         problems.append(f"{len(compiled)} compiled cores in a wheel that is to be {implementation}")
@@ -152,28 +166,30 @@ def wrong_with(wheel: Path, implementation: str) -> list[str]:
 
 def try_out(interpreter: Interpreter, implementation: str, wheel: Path, scratch: Path) -> None:
     """Run a job and its report with nothing but *wheel* and what it depends on."""
-    python = make_environment(interpreter, scratch / "environment", str(wheel))
-    alone = {"PATH": str(python.parent), "HOME": str(scratch)}
+    python = make_environment(interpreter, scratch / "environment", str(wheel)).path
+    alone = (*(interpreter.launcher or ["/usr/bin/env"]), "-i", f"PATH={python.parent}", f"HOME={scratch}")
     smoke = shutil.copy(ROOT / "tools" / "smoke.py", scratch)
-    run(str(python), "-I", str(smoke), implementation, cwd=scratch, environ=alone)
-    run(str(python.with_name("trackside")), "info", "runs", cwd=scratch, environ=alone)
+    run(*alone, str(python), "-I", str(smoke), implementation, cwd=scratch)
+    run(*alone, str(python.with_name("trackside")), "info", "runs", cwd=scratch)
 
 
-def make_environment(interpreter: Interpreter, directory: Path, *requirements: str) -> Path:
+def make_environment(interpreter: Interpreter, directory: Path, *requirements: str) -> Interpreter:
     """
     Return the Python of a fresh environment with *requirements* in the versions of the lock.
 
     Hashes are asked for unless one of *requirements* is a wheel that was built here, of which the lock has none.
     """
     base = Path(sys.base_prefix, "bin", "python" + interpreter.name) if interpreter == this_interpreter() else None
-    run(str(base if base and base.exists() else interpreter.path), "-m", "venv", str(directory))
-    python = directory / "bin" / "python"
-    pip = (str(python), "-m", "pip", "install", "--quiet", "--quiet", "--no-input", "--disable-pip-version-check")
-    run(*pip, "--requirement", str(write_hashed(directory.parent / "pip.txt", "pip")))  # one that can check the others'
+    path = base if base and base.exists() else interpreter.path
+    run(*interpreter.launcher, str(path), "-m", "venv", str(directory))
+    made = interpreter._replace(path=directory / "bin" / "python")
+    pip = (str(made.path), "-m", "pip", "install", "--quiet", "--quiet", "--no-input", "--disable-pip-version-check")
+    checking = write_hashed(directory.parent / "pip.txt", "pip")  # one that can check the others'
+    run(*made.launcher, *pip, "--requirement", str(checking))
     is_ours = any(text.endswith(".whl") for text in requirements)
     constraints = write_pins(directory.parent / "pins.txt") if is_ours else LOCK
-    run(*pip, "--only-binary", ":all:", "--constraint", str(constraints), *requirements)
-    return python
+    run(*made.launcher, *pip, "--only-binary", ":all:", "--constraint", str(constraints), *requirements)
+    return made
 
 
 def run(*command: str, cwd: Path = ROOT, environ: Mapping[str, str] | None = None) -> None:

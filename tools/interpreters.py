@@ -53,6 +53,9 @@ SOURCES = {
         "3b48dac8fb59f62eaa67ac83c1eb12bda1b7a08406dd286e252c11a66be27f81",
     ),
 }
+# In the chroot: with them the core is compiled there, and tested.
+COMPILER = ("gcc", "libc6-dev")
+PARTS = ("", "-venv", "-dev")
 BUILD_OPTIONS = "OPT=-DNDEBUG -O1"
 
 ENTER = """
@@ -147,7 +150,8 @@ def installed(minor: str) -> Path:
         raise NotProvidedError("a chroot needs root")
     inside = chroot()
     python = Path("/usr/bin", f"python{minor}")
-    if not (inside / python.relative_to("/")).exists():
+    headers = inside / "usr" / "include" / python.name / "Python.h"
+    if not headers.exists():
         require_answer(mirror())
     if not (inside / "usr" / "bin" / "env").exists():
         make_chroot()
@@ -158,9 +162,9 @@ def installed(minor: str) -> Path:
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, copy)
     (inside / ROOT.relative_to("/")).mkdir(parents=True, exist_ok=True)
-    if not (inside / python.relative_to("/")).exists():
+    if not headers.exists():
         apt = ("chroot", str(inside), "/usr/bin/env", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "apt-get", "-qq", "-y")
-        run(*apt, "install", "--no-install-recommends", f"python{minor}", f"python{minor}-venv")
+        run(*apt, "install", "--no-install-recommends", *COMPILER, *(f"python{minor}{part}" for part in PARTS))
     run(*launcher(), str(python), "-c", "pass")
     return python
 

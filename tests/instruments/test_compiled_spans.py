@@ -356,7 +356,8 @@ class TestFunctions:
         """Name, signature, documentation and pickling are those of the Python function."""
         assert model_forward.__name__ == "model_forward"
         assert str(inspect.signature(training_iteration)).startswith("(step: ")
-        assert training_iteration.__doc__.startswith("\n    Return a training iteration")
+        assert training_iteration.__doc__ == training_iteration.__wrapped__.__doc__
+        assert training_iteration.__doc__.strip().startswith("Return a training iteration")
         assert pickle.loads(pickle.dumps(model_forward)) is model_forward
 
     def test_bound(self):
