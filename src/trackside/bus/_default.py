@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 import sys
 from typing import Any, Final
 
+from trackside._platform import after_fork_in_child
 from trackside.bus._bus import Bus, buses
 from trackside.core import complain, deadline_in, described, left_s
 
@@ -74,8 +74,7 @@ def _register_end(util: Any) -> None:
 
 
 atexit.register(_close_all)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_become_child)
+after_fork_in_child(_become_child)
 _close_with_multiprocessing()
 if "multiprocessing.process" in sys.modules and sys.modules["multiprocessing.process"].parent_process() is not None:
     _register_end(sys.modules["multiprocessing.util"])  # first imported by what a child runs

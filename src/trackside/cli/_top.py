@@ -10,11 +10,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from select import select
 from typing import Any, Final
 
 import attrs
 
+from trackside._platform import keyboard
 from trackside.cli._print import json_text
 from trackside.core.text import clock, printable
 from trackside.events import ConfigError, Event, MissingExtraError, UnreadableError
@@ -184,7 +184,7 @@ def _screen(options: argparse.Namespace, *, is_plain: bool) -> Iterator[tuple[Ca
         yield print_top, str
         return
     how, latest = ScreenState(), None
-    with live_top() as draw, _keyboard() as key:
+    with live_top() as draw, keyboard() as key:
 
         def show(view: TopView) -> None:
             nonlocal latest
@@ -204,25 +204,3 @@ def _screen(options: argparse.Namespace, *, is_plain: bool) -> Iterator[tuple[Ca
             return pressed
 
         yield show, press
-
-
-@contextmanager
-def _keyboard() -> Iterator[Press]:
-    """Let keys count at once, without Enter; yield what returns the one that was pressed, or nothing."""
-    try:
-        import termios
-        import tty
-
-        descriptor = sys.stdin.fileno()
-        before = termios.tcgetattr(descriptor)
-    except (ImportError, OSError, ValueError, AttributeError):  # stdin is no terminal, or there is none of this kind
-        yield str
-        return
-    except termios.error:
-        yield str
-        return
-    try:
-        tty.setcbreak(descriptor)
-        yield lambda: os.read(descriptor, 1).decode("ascii", "replace") if select([descriptor], [], [], 0)[0] else ""
-    finally:
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

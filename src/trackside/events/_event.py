@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 import attrs
 
 from trackside._implementation import native
+from trackside._platform import MONOTONIC_IS_POSIX
 from trackside.events import clock
 from trackside.events._ambient import ambient
 from trackside.events._compared import Compared
@@ -90,7 +91,7 @@ def _set_clock(monotonic_ns: Callable[[], int], offset_ns: int) -> None:
     global _monotonic_ns, _offset_ns
     _monotonic_ns, _offset_ns = monotonic_ns, offset_ns
     if native is not None:
-        native.set_clock(monotonic_ns, offset_ns, monotonic_ns is time.monotonic_ns and sys.platform == "linux")
+        native.set_clock(monotonic_ns, offset_ns, monotonic_ns is time.monotonic_ns and MONOTONIC_IS_POSIX)
 
 
 if native is not None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 import attrs
 
 from trackside._implementation import implementation
+from trackside._platform import after_fork_in_child
 from trackside.events import clock
 from trackside.events._ambient import ambient
 from trackside.events._compared import Value
@@ -324,5 +325,4 @@ def _is_forked_from_server() -> bool:
     )
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_become_child)
+after_fork_in_child(_become_child)

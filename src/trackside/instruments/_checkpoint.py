@@ -6,6 +6,7 @@ import itertools
 import os
 from typing import TYPE_CHECKING, Any, Final
 
+from trackside._platform import after_fork_in_child
 from trackside.bus import default_bus
 from trackside.events import (
     CheckpointSaveFailed,
@@ -263,5 +264,4 @@ def checkpoint_load(
     return Span(span_names.CHECKPOINT_LOAD, SpanEnded, {**known, **attributes})
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pending.clear)
+after_fork_in_child(_pending.clear)

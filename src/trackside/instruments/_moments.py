@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 from typing import Final, TypeVar
 
+from trackside._platform import after_fork_in_child
 from trackside.bus import default_bus
 from trackside.events import ConfigError, span_names
 from trackside.instruments._iteration import Iteration
@@ -112,5 +112,4 @@ def to_ns(name: str, time_msec: float | None) -> int | None:
         return None
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_open.clear)
+after_fork_in_child(_open.clear)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import os
 import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from trackside._implementation import native
+from trackside._platform import after_fork_in_child
 from trackside.bus import default_bus
 from trackside.events import (
     ITERATION,
@@ -416,5 +416,4 @@ def _become_child() -> None:
     _surround(NOWHERE)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_become_child)
+after_fork_in_child(_become_child)

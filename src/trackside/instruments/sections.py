@@ -7,7 +7,6 @@ window ends with a training iteration; nothing here waits for another rank, and 
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from pathlib import PurePath
 from types import CodeType
 from typing import Any, Final
 
+from trackside._platform import after_fork_in_child
 from trackside.bus import Bus, Subscription, default_bus
 from trackside.events import ConfigError, IterationEnded, KernelWindow, SectionWindow, clock
 from trackside.instruments._gpu_sections import GpuSection, GpuSections, GpuTimer, KernelSource
@@ -302,5 +302,4 @@ configure_sections: Final = _sections.configure
 close_section_window: Final = _sections.close_window
 step_ended: Final = _sections.step_ended
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_sections.after_fork)
+after_fork_in_child(_sections.after_fork)

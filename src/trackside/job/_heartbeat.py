@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from trackside._platform import clock_through_sleep_ns
 from trackside.bus import Bus
 from trackside.events import ClockAnchored, Heartbeat, clock
 
@@ -16,8 +17,8 @@ _SUSPENDED_FROM_NS: Final = 10**8
 
 def _suspended_clock_ns() -> int:
     """Return a clock that, unlike the monotonic one, goes on while the machine sleeps."""
-    boottime = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.clock_gettime_ns(boottime) if boottime is not None else clock.monotonic_ns()
+    now_ns = clock_through_sleep_ns()
+    return clock.monotonic_ns() if now_ns is None else now_ns
 
 
 class HeartbeatThread:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
+from trackside._platform import may_run
 from trackside.core import complain
 from trackside.events import Source, UnreadableError
 from trackside.handlers.eventlog._format import SUFFIX
@@ -81,12 +81,4 @@ def report_rivals(directory: Path, source: Source) -> None:
 
 def _is_alive(other: Source, source: Source, age_s: float) -> bool:
     """Return whether *other*, whose log was last written to *age_s* ago, is a process that lives."""
-    if other.host != source.host:
-        return age_s < _ALIVE_S
-    try:
-        os.kill(other.pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # another user's
-        return True
-    return True
+    return may_run(other.pid) if other.host == source.host else age_s < _ALIVE_S

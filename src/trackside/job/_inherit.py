@@ -18,6 +18,7 @@ from typing import Final
 
 import attrs
 
+from trackside._platform import NO_LINK, READ, user_id
 from trackside.bus import Subscription, default_bus
 from trackside.events import Parent, Source, ambient, follow_process_source, set_process_source
 from trackside.handlers import EventLog
@@ -83,8 +84,8 @@ def _read_private(path: str) -> dict[str, str]:
     if not path:
         return {}
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), encoding="utf-8") as file:  # noqa: PTH123  no link
-            if os.fstat(file.fileno()).st_uid == os.getuid():
+        with open(os.open(path, READ | NO_LINK), encoding="utf-8") as file:  # noqa: PTH123  no link
+            if user_id() in (None, os.fstat(file.fileno()).st_uid):
                 metadata: dict[str, str] = json.loads(file.read(_MAX_PRIVATE_CHARACTERS))
                 return metadata
     except (OSError, ValueError):  # the child does without

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final
 
 import attrs
 
+from trackside._platform import user_id
 from trackside.bus import Bus, Subscription
 from trackside.core import complain, described
 from trackside.events import (
@@ -254,7 +255,7 @@ def _runtime_directory() -> Path | None:
 
 
 def _temporary_directory() -> Path:
-    return Path(tempfile.gettempdir()) / f"trackside-{os.geteuid()}"
+    return Path(tempfile.gettempdir()) / f"trackside-{user_id()}"
 
 
 def socket_name(source: Source) -> str:

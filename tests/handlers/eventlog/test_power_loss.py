@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from trackside import _platform
 from trackside.events import Source, UnreadableError
 from trackside.handlers.eventlog import EventLog, _appender, replay
 
@@ -134,6 +135,7 @@ def recorded(tmp_path, monkeypatch, framed, noted):
         root.mkdir()
         disk = RecordedDisk(root, full_every=full_every)
         monkeypatch.setattr(_appender, "os", disk)
+        monkeypatch.setattr(_platform, "os", disk)
         log = EventLog(root / "jobs" / "runs", fsync_s=fsync_s)
         log._rotate_bytes = rotate_bytes  # less than one may ask for
         log.open(SOURCE)

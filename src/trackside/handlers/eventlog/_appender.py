@@ -17,15 +17,14 @@ from pathlib import Path
 
 import attrs
 
+from trackside._platform import APPEND, create_below, sync_directory
+
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
 _MOST_PARTS = 100_000
 _FIRST_REST_NS = 250_000_000
 _LONGEST_REST_NS = 30_000_000_000
 _NO_FILE = -1
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_OLD_FILE = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-_NEW_FILE = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 PartName = Callable[[int], str]
 """Return the name of a part, counted from 0, below the directory; slashes separate directories."""
@@ -70,18 +69,7 @@ def create_file(directory: Path, name: str) -> int:
         OSError: The file cannot be made; `FileExistsError` if it is there.
     """
     make_directory(directory)
-    at = os.open(directory, _DIRECTORY)
-    try:
-        *between, last = name.split("/")
-        for step in between:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(step, DIRECTORY_MODE, dir_fd=at)
-            inner = os.open(step, _DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
-            os.close(at)
-            at = inner
-        return os.open(last, _NEW_FILE, FILE_MODE, dir_fd=at)
-    finally:
-        os.close(at)
+    return create_below(directory, name, mode=FILE_MODE, directory_mode=DIRECTORY_MODE)
 
 
 def make_directory(directory: Path) -> None:
@@ -291,11 +279,7 @@ class Appender:
     def _sync_name(self) -> None:
         """Force the new file's name to the device, and the names of the directories that were made for it."""
         for directory in self.paths[-1].parents:
-            at = os.open(directory, _DIRECTORY)
-            try:
-                os.fsync(at)
-            finally:
-                os.close(at)
+            sync_directory(directory)
             if directory == self._existing:
                 break
         # Those directories exist from now on; a part that comes later may need one below the log's directory.
@@ -305,7 +289,7 @@ class Appender:
     def _unpark(self) -> WriteOutcome:
         path = self.paths[-1]
         try:
-            self._fd = os.open(path, _OLD_FILE)
+            self._fd = os.open(path, APPEND)
         except FileNotFoundError:
             self._is_parked = False
             vanished = Vanished(path, self.events, self.size_bytes)

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import attrs
 
+from trackside._platform import READ, read_at
 from trackside.events import DecodeError, Source, UnreadableError
 from trackside.handlers.eventlog._format import (
     MAGIC,
@@ -106,16 +107,15 @@ class LogReader:
 
     def _read_at(self, offset: int, size: int) -> bytes:
         try:
-            # Not blocking: a named pipe would wait for a writer.
-            fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            fd = os.open(self.path, READ)
             try:
                 status = os.fstat(fd)
                 if not stat.S_ISREG(status.st_mode):
                     raise UnreadableError(str(self.path), "is no regular file", "give a file that an EventLog wrote")
                 # No room for more than there is: of thousands of small files, that alone would take much of the time.
                 size = min(size, max(0, status.st_size - offset))
-                data = os.pread(fd, size, offset) if size else b""
-                while len(data) < size and (more := os.pread(fd, size - len(data), offset + len(data))):
+                data = read_at(fd, size, offset) if size else b""
+                while len(data) < size and (more := read_at(fd, size - len(data), offset + len(data))):
                     data += more
                 return data
             finally:

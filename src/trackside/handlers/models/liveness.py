@@ -6,14 +6,13 @@ One rule, which every view uses, live and over logs.
 
 from __future__ import annotations
 
-import os
 import platform
-import sys
 from collections.abc import Iterable
 from typing import Final
 
 import attrs
 
+from trackside._platform import may_run
 from trackside.core.text import exit_words
 from trackside.events import Event, Heartbeat, Source, SourceEnded, clock
 
@@ -87,15 +86,7 @@ def died_after_ns(heartbeat_interval_ns: int) -> int:
 
 def is_gone(source: Source) -> bool:
     """Return whether a process ran on this machine and is no more. For views; a model does not ask the machine."""
-    if source.pid <= 0 or source.host != platform.node() or sys.platform == "win32":
-        return False
-    try:
-        os.kill(source.pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    return False
+    return source.pid > 0 and source.host == platform.node() and not may_run(source.pid)
 
 
 def liveness(signs: LifeSigns, now_ns: int, *, is_replaced: bool = False, is_gone: bool = False) -> Liveness:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import resource
 import threading
 import time
 from collections import Counter, OrderedDict
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import attrs
 import msgpack
 
+from trackside._platform import raise_descriptor_limit
 from trackside.core import RateLimitedLog, described
 from trackside.events import (
     ConfigError,
@@ -760,7 +760,7 @@ class Collector(Service):
         ring_bytes: int = RING_BYTES,
         read_rule: Callable[[list[Any]], Keep] | None = None,
     ) -> None:
-        _raise_descriptor_limit(PRODUCER_CONNECTIONS.of_all + COLLECTOR_VIEWER_CONNECTIONS.of_all)
+        raise_descriptor_limit(PRODUCER_CONNECTIONS.of_all + COLLECTOR_VIEWER_CONNECTIONS.of_all)
         super().__init__()
         options: dict[str, Any] = {"binds": True, "role": SERVER, "keys": keys, "insecure": insecure}
         options["receive_messages"] = WAITING_MESSAGES
@@ -872,14 +872,3 @@ class Collector(Service):
             self._verbs.pass_on(address, verb, by, time.monotonic(), {"totals": self.totals()})
         else:
             self._verbs.refuse(address, verb, by)
-
-
-def _raise_descriptor_limit(connections: int) -> None:
-    """Let this process have the descriptors that many connections and their logs take, as far as it may."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * connections + _DESCRIPTORS_APART
-    if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

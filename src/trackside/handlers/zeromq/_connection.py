@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from trackside._platform import HAS_ABSTRACT_SOCKETS, HAS_UNIX_SOCKETS, SYSTEM
 from trackside.core import complain, described
 from trackside.events import ConfigError
 from trackside.handlers.zeromq._accepted import AcceptedConnections, origin_of
@@ -202,6 +203,8 @@ def _protected(endpoint: str, *, has_keys: bool, insecure: bool, field: str) -> 
 
 def _check_ipc(endpoint: str, *, has_keys: bool, insecure: bool, binds: bool, field: str) -> Safety:
     name = endpoint.removeprefix("ipc://")
+    if not (HAS_ABSTRACT_SOCKETS if name.startswith("@") else HAS_UNIX_SOCKETS):
+        raise ConfigError(field, endpoint, f"there are no such sockets on {SYSTEM}; give tcp://host:port, with keys")
     if name.startswith("@"):  # an abstract name, which has no permissions
         return _protected(endpoint, has_keys=has_keys, insecure=insecure, field=field)
     path = Path(name)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
+from trackside._platform import CREATE, READ, SYSTEM, user_id
 from trackside.events import ConfigError
 
 # The library is loaded when it is first used: a job's `start` knows how to publish, and importing trackside must not
@@ -64,8 +65,6 @@ _MAX_KEY_BYTES: Final = 64
 _PRIVATE: Final = 0o700
 _OTHERS: Final = 0o077
 _WRITABLE: Final = 0o022
-_READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-_CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @attrs.frozen
@@ -113,7 +112,7 @@ def new_keys(directory: str | os.PathLike[str], roles: Iterable[str] = ROLES) ->
         # The secret first: a public key without one would be accepted and of no use.
         for kind, key, mode in (("secret", secret, 0o600), ("public", public, 0o644)):
             path = where / _file_name(role, generation, kind)
-            fd = os.open(path, _CREATE, mode)
+            fd = os.open(path, CREATE, mode)
             try:
                 os.write(fd, key + b"\n")
             finally:
@@ -178,11 +177,24 @@ def _check_unwritable(directory: Path) -> None:
         raise ConfigError(
             "keys", str(directory), f"name a directory that `trackside keys new` made: {error.strerror}"
         ) from error
-    if found.st_uid not in (0, os.geteuid()):
+    if found.st_uid not in (0, _user_id()):
         raise ConfigError("keys", str(directory), "it belongs to another user; name a directory of your own")
     if stat.S_IMODE(found.st_mode) & _WRITABLE:
         mode = stat.S_IMODE(found.st_mode)
         raise ConfigError("keys", str(directory), f"its mode is {mode:04o}, so others can add keys; chmod 700 it")
+
+
+def _user_id() -> int:
+    """
+    Return the user that this process acts as.
+
+    Raises:
+        ConfigError: On this system files do not say who may read them.
+    """
+    found = user_id()
+    if found is None:
+        raise ConfigError("keys", SYSTEM, "keys need a system whose files have owners, as Linux and macOS")
+    return found
 
 
 def check_private(directory: Path, field: str) -> None:
@@ -195,7 +207,7 @@ def check_private(directory: Path, field: str) -> None:
     found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise ConfigError(field, str(directory), "name a directory, and no symbolic link to one")
-    if found.st_uid != os.geteuid():
+    if found.st_uid != _user_id():
         raise ConfigError(field, str(directory), "it belongs to another user; name a directory of your own")
     if stat.S_IMODE(found.st_mode) & _OTHERS:
         mode = stat.S_IMODE(found.st_mode)
@@ -233,14 +245,14 @@ def _load_pair(where: Path, roles: Iterable[str]) -> KeyPair:
 def _read(path: Path, *, is_secret: bool) -> bytes:
     """Read one key. What is wrong with it is said without showing any of it."""
     try:
-        fd = os.open(path, _READ)
+        fd = os.open(path, READ)
     except OSError as error:
         raise ConfigError("keys", str(path), f"see that it can be read: {error.strerror}") from error
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise ConfigError("keys", str(path), "it is no regular file")
-        if is_secret and (stat.S_IMODE(found.st_mode) & _OTHERS or found.st_uid not in (0, os.geteuid())):
+        if is_secret and (stat.S_IMODE(found.st_mode) & _OTHERS or found.st_uid not in (0, _user_id())):
             raise ConfigError("keys", str(path), "others can read this secret; chmod 600 it, and renew it if they did")
         text = os.read(fd, _MAX_KEY_BYTES).strip()
     finally:

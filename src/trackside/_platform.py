@@ -1,0 +1,154 @@
+"""
+What operating systems have in different ways, or not at all.
+
+No other module asks which system it runs on or uses what Windows or macOS lacks; `tests/test_platform.py` holds that.
+Where a caller can do without what the system lacks, the function here does without it, as its docstring says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_os: Any = os
+
+SYSTEM: Final[str] = sys.platform
+HAS_UNIX_SOCKETS: Final = sys.platform != "win32"
+HAS_ABSTRACT_SOCKETS: Final = sys.platform == "linux"
+MONOTONIC_IS_POSIX: Final = sys.platform == "linux"
+"""Whether `time.monotonic_ns` reads ``CLOCK_MONOTONIC``, as compiled code does."""
+
+_ALWAYS: Final[int] = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+NO_LINK: Final[int] = getattr(os, "O_NOFOLLOW", 0)
+READ: Final[int] = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _ALWAYS
+"""Not blocking: a named pipe would wait for a writer."""
+APPEND: Final[int] = os.O_WRONLY | os.O_APPEND | NO_LINK | _ALWAYS
+CREATE: Final[int] = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK | _ALWAYS
+_HAS_PLACES: Final = os.open in os.supports_dir_fd
+"""Whether a path can be relative to an open directory."""
+_DIRECTORY: Final[int] = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _ALWAYS
+
+
+def after_fork_in_child(reset: Callable[[], object]) -> None:
+    """Have *reset* called in each forked child; where nothing forks, never."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=reset)
+
+
+def may_run(pid: int) -> bool:
+    """Return whether a process may have the id *pid* on this machine; True where that cannot be asked."""
+    if sys.platform == "win32":  # which would end the process
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's
+        return True
+    return True
+
+
+def user_id() -> int | None:
+    """Return the id of the user that this process acts as; None where files have no such owner."""
+    return _os.geteuid() if hasattr(os, "geteuid") else None
+
+
+def clock_through_sleep_ns() -> int | None:
+    """Return a clock that, unlike the monotonic one, goes on while the machine sleeps; None where there is none."""
+    boottime = getattr(time, "CLOCK_BOOTTIME", None)
+    return None if boottime is None else time.clock_gettime_ns(boottime)
+
+
+def read_at(fd: int, size: int, offset: int) -> bytes:
+    """Return up to *size* bytes from *offset*; where reading and seeking are two calls, *fd* is for one thread."""
+    if hasattr(os, "pread"):
+        return os.pread(fd, size, offset)
+    os.lseek(fd, offset, os.SEEK_SET)
+    return os.read(fd, size)
+
+
+def create_below(directory: Path, name: str, *, mode: int, directory_mode: int) -> int:
+    """
+    Create the file *name* to append to below the existing *directory*, and return its descriptor.
+
+    No directory that *name* leads through, by slashes, may be a symbolic link, nor may the file be there. Where no file
+    can be opened relative to a directory, that is not looked at.
+
+    Raises:
+        OSError: The file cannot be made; `FileExistsError` if it is there.
+    """
+    *between, last = name.split("/")
+    if not _HAS_PLACES:
+        directory.joinpath(*between).mkdir(mode=directory_mode, parents=True, exist_ok=True)
+        return os.open(directory / name, CREATE | os.O_APPEND, mode)
+    at = os.open(directory, _DIRECTORY)
+    try:
+        for step in between:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(step, directory_mode, dir_fd=at)
+            inner = os.open(step, _DIRECTORY | NO_LINK, dir_fd=at)
+            os.close(at)
+            at = inner
+        return os.open(last, CREATE | os.O_APPEND, mode, dir_fd=at)
+    finally:
+        os.close(at)
+
+
+def sync_directory(directory: Path) -> None:
+    """
+    Force the names in *directory* to the device; where a directory cannot be opened, the system does so itself.
+
+    Raises:
+        OSError: The device failed.
+    """
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    at = os.open(directory, _DIRECTORY)
+    try:
+        os.fsync(at)
+    finally:
+        os.close(at)
+
+
+def raise_descriptor_limit(wanted: int) -> None:
+    """Let this process have *wanted* descriptors, as far as it may; without such limits nothing is done."""
+    try:
+        import resource  # noqa: PLC0415  not on Windows
+    except ImportError:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+@contextlib.contextmanager
+def keyboard() -> Iterator[Callable[[], str]]:
+    """Let keys count at once, without Enter; yield what returns the one that was pressed, or nothing."""
+    try:
+        import termios  # noqa: PLC0415  not on Windows
+        import tty  # noqa: PLC0415
+        from select import select  # noqa: PLC0415  on Windows for sockets alone
+
+        descriptor = sys.stdin.fileno()
+        before = termios.tcgetattr(descriptor)
+    except (ImportError, OSError, ValueError, AttributeError):  # stdin is no terminal, or there is none of this kind
+        yield str
+        return
+    except termios.error:
+        yield str
+        return
+    try:
+        tty.setcbreak(descriptor)
+        yield lambda: os.read(descriptor, 1).decode("ascii", "replace") if select([descriptor], [], [], 0)[0] else ""
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
