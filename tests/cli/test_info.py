@@ -63,7 +63,7 @@ class TestText:
 
         assert command("info", tmp_path).lines[-5:-2] == [
             "  rank 0 (00000000): 6 missing, numbers 1-4, 7-8",
-            "  rank 0 (00000000): no end record: if it died, up to its last second may be in no log",
+            "  rank 0 (00000000): no end record: if it died, its last second may be in no log",
             "",
         ]
 

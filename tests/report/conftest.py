@@ -154,7 +154,7 @@ class MadeUpJob:
             if not step % 10:
                 log.counted(step, self.memory(log.source.rank, step))
             if (step + 1) % self.save_every == 0 and self.save_s:
-                log.spent("checkpoint_save_sync", round(self.save_s * S), step)
+                log.spent("checkpoint_save_sync", round(self.save_s * S), -1, current_iteration=step)
             if self.validate_every and (step + 1) % self.validate_every == 0:
                 log.spent("validation_loop", round(self.validation_s * S), step)
 

@@ -131,6 +131,11 @@ class TestCauses:
         # One step of 0.11 s again, 30 s to come back, 0.5 s to make the model, 0.25 s to load the checkpoint.
         assert found.cost_s == pytest.approx(0.11 + 30 + 0.5 + 0.25, abs=0.05)
 
+    def test_longest_save(self, findings):
+        """The longest save, the first of equal ones, is said with the step that it saved: it lies between two steps."""
+        (found,) = findings(save_every=20, save_s=1.5)
+        assert found.evidence == ("15 saves of 1.5 s on average, the longest 1.5 s at step 19",)
+
     def test_odd_one(self, of_cause):
         """In a hang the rank that is elsewhere is named, and where it is."""
         (found,) = of_cause("hang")

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from trackside.cli._print import UNREADABLE, json_text, warn
-from trackside.core.text import clock, duration, printable
+from trackside.core.text import clock, duration, plural, printable
 from trackside.handlers import LogCheck, check_logs
 from trackside.handlers.eventlog import FileCheck, SourceCheck
 
@@ -98,8 +98,8 @@ def _loss_lines(report: LogCheck) -> list[str]:
             shown = ", ".join(f"{first}-{last}" for first, last in source.holes[:_MOST_LISTED])
             lines.append(f"  {who}: {source.missing:,} missing, numbers {shown}")
         if source.ended is None and source.source.role == "main":
-            steps = f"{source.unwritten_steps:,} step(s) of " if source.unwritten_steps else ""
-            lines.append(f"  {who}: no end record: if it died, up to {steps}its last second may be in no log")
+            steps = f"up to {plural(source.unwritten_steps, 'step')}, or " if source.unwritten_steps else ""
+            lines.append(f"  {who}: no end record: if it died, {steps}its last second may be in no log")
         for loss in source.losses[:_MOST_LISTED]:
             since = clock(loss.since_ns, has_ms=True)
             lines.append(f"  {who}: {loss.events:,} given up by the writer since {since}: {printable(loss.reason)}")

@@ -26,7 +26,7 @@ from trackside.events import (
     span_names,
 )
 from trackside.handlers import Replay, replay
-from trackside.handlers.eventlog import UNWRITTEN_S
+from trackside.handlers.eventlog import unwritten_steps
 from trackside.handlers.models import SpanReport
 from trackside.handlers.models.goodput import GoodputAccumulator, GoodputResult
 from trackside.handlers.models.liveness import ENDED, LifeSigns, is_gone, liveness, worst
@@ -792,6 +792,9 @@ def _losses(gathered: Gatherer, recorded: Replay, too_late: int, last: Sequence[
     """Return what the logs do not hold."""
     bad = [row for row in last if row.state != ENDED]
     furthest = max((row.last_step for row in last), default=-1)
+    has_whole = len(bad) < len(last)  # ranks keep step with one that recorded its end
+    mains = [process for process in gathered.processes if process.is_rank]
+    by_time = {(one.source.attempt, one.source.rank): unwritten_steps(one.ends_ns) for one in mains}
     own = {process.source.id for process in gathered.processes}
 
     def counted(name: str) -> int:
@@ -809,18 +812,16 @@ def _losses(gathered: Gatherer, recorded: Replay, too_late: int, last: Sequence[
         unread=tuple(str(problem) for problem in recorded.problems),
         too_late=too_late,
         unwritten=tuple(
-            (row.rank, _unwritten_steps(row, furthest, has_whole=len(bad) < len(last)))
+            (
+                row.rank,
+                furthest - row.last_step + 1
+                if has_whole
+                else max(furthest - row.last_step, by_time[row.attempt, row.rank]),
+            )
             for row in bad
-            if row.mean_step_ns
+            if row.steps
         ),
     )
-
-
-def _unwritten_steps(row: RankRow, furthest: int, *, has_whole: bool) -> int:
-    """Return how many steps may be in no log: ranks keep step with one that recorded its end; else by time."""
-    if has_whole:
-        return max(0, furthest - row.last_step) + 1
-    return max(furthest - row.last_step, math.ceil(UNWRITTEN_S * 1e9 / (row.mean_step_ns or 1e9)))
 
 
 def _step_time(mains: Sequence[Watched]) -> StepQuantiles:

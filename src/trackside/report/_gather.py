@@ -8,7 +8,7 @@ import re
 import statistics
 from array import array
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any, Final
@@ -40,6 +40,7 @@ from trackside.events import (
     clock,
     span_names,
 )
+from trackside.handlers.eventlog import MOST_ENDS
 from trackside.handlers.models import CounterBoard, SpanBuilder
 from trackside.handlers.models.goodput import GoodputAccumulator
 from trackside.report._whatif import StepRecord
@@ -414,6 +415,8 @@ class Watched:
     first_batch_ns: int | None = None
     """How long it waited for the first batch; None before that came."""
     step_ended_ns: int = 0
+    ends_ns: deque[int] = attrs.field(factory=lambda: deque(maxlen=MOST_ENDS))
+    """When the last steps ended."""
     samples: int = 0
     tokens: int = 0
     events: int = 0
@@ -679,6 +682,7 @@ class Gatherer:
         now.steps_ns += sum(lengths)
         now.last_step = steps[-1]
         now.step_ended_ns = ended[-1].at_ns
+        now.ends_ns.extend([event.at_ns for event in ended])
         now.samples += sum([event.samples or 0 for event in ended])
         now.tokens += sum([event.tokens or 0 for event in ended])
         self.steps.add_many([event.at_ns for event in ended], lengths, steps, now.source.rank)
@@ -709,7 +713,9 @@ class Gatherer:
         if event.name == span_names.DATA_LOADING and self._now.first_batch_ns is None:
             self._now.first_batch_ns = event.duration_ns
         if kind is not None and self._is_lead:
-            self._mark(kind, event.name, began_ns, event.step, event.duration_ns)
+            saved = event.attributes.get(span_names.CURRENT_ITERATION)  # between two steps an event is in none
+            step = saved if type(saved) is int and event.step < 0 else event.step
+            self._mark(kind, event.name, began_ns, step, event.duration_ns)
         if event.error is not None and "raised_in" not in event.error:
             kind, message = str(event.error.get("type", "an exception")), str(event.error.get("message", ""))
             self._add_raised(event, event.name, kind, message, is_out_of_memory=is_out_of_memory(kind, message))

@@ -10,7 +10,7 @@ import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from trackside.core import text as words
@@ -133,7 +133,7 @@ def _summary(report: Report, bound: str) -> str:
             lines.append("model_backward holds the wait for the other ranks too; how much of it is not known.")
     losses = lost_words(report)
     if losses:
-        lines.append(f"{losses[0].upper()}{losses[1:]}: there may be more than this report shows.")
+        lines.append(f"{losses[0].upper()}{losses[1:]}. There may be more than this report shows.")
     return " ".join(lines)
 
 
@@ -172,17 +172,19 @@ def lost_words(report: Report) -> str:
     if report.losses.unwritten:
         ranks = [rank for rank, _ in report.losses.unwritten]
         most = max(steps for _, steps in report.losses.unwritten)
-        lines.append(
-            f"rank {_ranges(ranks)} without an end record: up to {words.plural(most, 'step')} or its "
-            "last second may be in no log"
-        )
+        steps = f"up to {words.plural(most, 'step')}, or the last second," if most else "the last second"
+        lines.append(f"{_ranks(ranks)} {'have' if len(ranks) > 1 else 'has'} no end record: {steps} may be in no log")
     if report.missing_ranks:
-        lines.append(f"all events of rank {_ranges(report.missing_ranks)} missing")
+        lines.append(f"all events of {_ranks(report.missing_ranks)} missing")
     return "; ".join(lines)
 
 
 def _ranges(ranks: Iterable[int]) -> str:
     return words.ranges(ranks, most=_MOST_RANGES)
+
+
+def _ranks(ranks: Collection[int]) -> str:
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {_ranges(ranks)}"
 
 
 def listed(report: Report, kind: str) -> str:
@@ -255,7 +257,7 @@ def _raised(report: Report) -> _Ruled:
     same = sorted({error.rank for error in fatal if error.error == first.error and error.rank != first.rank})
     evidence = [f"it ended rank {first.rank}, at {words.clock(first.at_ns)}"]
     if same:
-        evidence.append(f"the same on rank {_ranges(same)}")
+        evidence.append(f"the same on {_ranks(same)}")
     others = [error for error in fatal if error.rank != first.rank and error.error != first.error]
     evidence += [f"rank {one.rank} after that: {_one_line(one.error)}" for one in others[:_MOST_LISTED]]
     if report.exit_status:
@@ -629,10 +631,11 @@ def _checkpoints(report: Report) -> _Ruled:
     if saves:
         mean = sum(mark.duration_ns for mark in saves) / len(saves)
         longest = max(saves, key=lambda mark: mark.duration_ns)
+        at = f" at step {longest.step}" if longest.step >= 0 else ""
         evidence = (
             (
                 f"{words.plural(len(saves), 'save')} of {words.duration(mean)} on average, "
-                f"the longest {words.duration(longest.duration_ns)} at step {longest.step}"
+                f"the longest {words.duration(longest.duration_ns)}{at}"
             ),
         )
     finding = Finding(
@@ -762,7 +765,7 @@ def _straggler(report: Report, one: LateRank, late: Sequence[LateRank]) -> Findi
         evidence.append(f"it was slower in {', '.join(one.also_in[:_MOST_LISTED])} too")
     others = [other for other in late if other.rank not in same]
     if others:
-        evidence.append(f"late as well: rank {_ranges(other.rank for other in others)}")
+        evidence.append(f"late as well: {_ranks([other.rank for other in others])}")
     if many:
         look = f"Look at host {one.node}: several of its ranks are slow."
     elif is_input:
@@ -845,7 +848,7 @@ def _waiting(report: Report) -> _Ruled:
 def _none_is_late(report: Report) -> str:
     """Return what is known of late ranks where none was found."""
     if report.missing_ranks:
-        return f"nothing is known of rank {_ranges(report.missing_ranks)}"
+        return f"nothing is known of {_ranks(report.missing_ranks)}"
     return (
         f"they could not be compared: {report.what_if.why_not}"
         if report.what_if.why_not

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trackside.events import IterationEnded, Source, SourceEnded, UnreadableError
-from trackside.handlers.eventlog import Damage, EventLog, check_logs
+from trackside.events import Heartbeat, IterationEnded, Source, SourceEnded, UnreadableError
+from trackside.handlers.eventlog import Damage, EventLog, check_logs, unwritten_steps
 from trackside.handlers.eventlog._format import Kind, encode_record
 
 
@@ -24,18 +24,40 @@ class TestSources:
         assert (report.first_seq, report.last_seq) == (0, 2)
         assert (report.first_ns, report.last_ns) == (20, 50)
 
-    @pytest.mark.parametrize(("ended", "steps"), [(None, 5), ("closed", 0)])
-    def test_unwritten_steps(self, source, framed, tmp_path, ended, steps):
-        """Of nine steps in two seconds, the last second that is in no log holds five; none where an end is recorded."""
+    @pytest.mark.parametrize(("end", "steps"), [((), 5), ((SourceEnded(at_ns=63 * 10**9, reason="closed"),), 0)])
+    def test_unwritten_steps(self, source, framed, tmp_path, end, steps):
+        """
+        A step every quarter of a second, after a minute of setting up: the last second holds up to five ends of steps.
+
+        Validation is no step, and nothing is unwritten where an end is recorded.
+        """
         log = EventLog(tmp_path)
         log.open(source)
-        events = [IterationEnded(at_ns=step * 250_000_000, duration_ns=1) for step in range(9)]
-        if ended is not None:
-            events.append(SourceEnded(at_ns=2 * 10**9, reason=ended))
+        ends_ns = [60 * 10**9 + step * 250_000_000 for step in range(9)]
+        events = [
+            Heartbeat(at_ns=0, sequence=0),
+            *(IterationEnded(at_ns=at_ns, duration_ns=1) for at_ns in ends_ns),
+        ]
+        events += [IterationEnded(at_ns=at_ns, duration_ns=1, kind="validation") for at_ns in ends_ns]
+        events += end
         log.accept(framed(source, 0, events), events=len(events))
         log.close()
         (report,) = check_logs(tmp_path).sources
         assert report.unwritten_steps == steps
+
+    @pytest.mark.parametrize(
+        ("ends_s", "steps"),
+        [
+            ([], 0),
+            ([7.0], 0),
+            ([0, 10, 20, 20.5, 21, 40], 3),
+            ([21, 0, 20.5, 10, 40, 20], 3),
+            ([0.0, 0.1, 0.2], 11),
+        ],
+    )
+    def test_busiest_second(self, ends_s, steps):
+        """As many steps may be missing as ended in the busiest second; of less than a second, as many as would."""
+        assert unwritten_steps(round(end_s * 1e9) for end_s in ends_s) == steps
 
     def test_in_order(self, record, tmp_path):
         """Sources come by run, attempt and rank."""

@@ -5,7 +5,15 @@ The event log: a job's events in files that survive whatever happens to the job.
 """
 
 from trackside.handlers.eventlog._appender import Appender, Vanished, WriteOutcome, create_file
-from trackside.handlers.eventlog._check import UNWRITTEN_S, FileCheck, LogCheck, SourceCheck, check_logs
+from trackside.handlers.eventlog._check import (
+    MOST_ENDS,
+    UNWRITTEN_S,
+    FileCheck,
+    LogCheck,
+    SourceCheck,
+    check_logs,
+    unwritten_steps,
+)
 from trackside.handlers.eventlog._format import Loss
 from trackside.handlers.eventlog._outline import LogOutline, SourceOutline, outline
 from trackside.handlers.eventlog._replay import Replay, feed, follow, replay
@@ -14,6 +22,7 @@ from trackside.handlers.eventlog._streams import is_stream, stream_module
 from trackside.handlers.eventlog._writer import EventLog
 
 __all__ = [
+    "MOST_ENDS",
     "UNWRITTEN_S",
     "Appender",
     "Damage",
@@ -35,4 +44,5 @@ __all__ = [
     "outline",
     "replay",
     "stream_module",
+    "unwritten_steps",
 ]
