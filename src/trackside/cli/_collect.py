@@ -26,6 +26,7 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("--bind", metavar="ENDPOINT", required=True, help="where ranks connect to, as tcp://*:7070")
     parser.add_argument("--publish", metavar="ENDPOINT", help="where viewers attach, as tcp://*:7071")
+    parser.add_argument("--pub", metavar="ENDPOINT", help="where a plain zmq.SUB gets each frame, as tcp://*:7072")
     parser.add_argument("--log", metavar="DIR", help="keep every rank's log there; read back at the next start")
     add_safety(parser)
     parser.add_argument(
@@ -49,6 +50,7 @@ def run(options: argparse.Namespace) -> int:
     collector = Collector(
         options.bind,
         publish=options.publish,
+        broadcast=options.pub,
         log=options.log,
         keys=options.keys,
         insecure=options.insecure,
@@ -80,6 +82,8 @@ def _greet(collector: Collector, options: argparse.Namespace) -> None:
     print(f"ranks:   TRACKSIDE_COLLECTOR={endpoint}")
     if collector.viewer_endpoint:
         print(f"viewers: trackside attach {paste_ready(collector.viewer_endpoint)}{safety}")
+    if collector.broadcast_endpoint:
+        print(f"zmq.SUB: {paste_ready(collector.broadcast_endpoint)}")
     sys.stdout.flush()
 
 

@@ -50,6 +50,7 @@ from trackside.handlers.zeromq._protocol import (
     MAX_SOURCES_OF_ONE,
     MAX_UNHEARD_SOURCES,
     PRODUCER_CONNECTIONS,
+    PUBLISHER_CONNECTIONS,
     WAITING_MESSAGES,
     Beat,
     Bye,
@@ -374,6 +375,8 @@ class CollectorStreams:
         read_rule: Callable[[list[Any]], Keep] | None = None,
     ) -> None:
         self.status = status
+        self.broadcast: Callable[[Source, bytes], object] | None = None
+        """Given each frame, and whose it is; None for nobody."""
         self._models = models
         self._places = places
         self._read_rule = read_rule
@@ -389,6 +392,8 @@ class CollectorStreams:
             data: The same, as it came.
             events: Those of its events that did not come before.
         """
+        if self.broadcast is not None:
+            self.broadcast(frame.source, data)
         for cut in self._cuts:
             if cut.wanted.is_open:
                 cut.ring.append(data, len(frame.events))
@@ -730,6 +735,7 @@ class Collector(Service):
     Args:
         bind: Where ranks and forwarders connect to.
         publish: Where viewers attach; None for nowhere.
+        broadcast: Where a plain ``zmq.SUB`` gets each frame, unasked and unacknowledged; None for nowhere.
         log: The directory of the logs, and of nothing else; None to keep none.
         keys: A directory of keys with the server's secret and the public keys of who is let in.
         insecure: Do without keys where they are needed. No verb is accepted then.
@@ -751,6 +757,7 @@ class Collector(Service):
         bind: str,
         *,
         publish: str | None = None,
+        broadcast: str | None = None,
         log: str | os.PathLike[str] | None = None,
         keys: str | os.PathLike[str] | None = None,
         insecure: bool = False,
@@ -760,17 +767,24 @@ class Collector(Service):
         ring_bytes: int = RING_BYTES,
         read_rule: Callable[[list[Any]], Keep] | None = None,
     ) -> None:
-        raise_descriptor_limit(PRODUCER_CONNECTIONS.of_all + COLLECTOR_VIEWER_CONNECTIONS.of_all)
+        raise_descriptor_limit(
+            sum(one.of_all for one in (PRODUCER_CONNECTIONS, COLLECTOR_VIEWER_CONNECTIONS, PUBLISHER_CONNECTIONS))
+        )
         super().__init__()
         options: dict[str, Any] = {"binds": True, "role": SERVER, "keys": keys, "insecure": insecure}
         options["receive_messages"] = WAITING_MESSAGES
         self._receiving = self._connect(bind, limits=PRODUCER_CONNECTIONS, **options)
         if publish is not None:
             self._serving = self._connect(publish, limits=COLLECTOR_VIEWER_CONNECTIONS, **options)
+        broadcasting = None
+        if broadcast is not None:
+            broadcasting = self._connect(broadcast, broadcasts=True, limits=PUBLISHER_CONNECTIONS, **options)
         self.endpoint = self._receiving.endpoint
         """Where ranks connect to; with the port that was found."""
         self.viewer_endpoint = self._serving.endpoint if self._serving is not None else ""
         """Where viewers attach; empty for nowhere."""
+        self.broadcast_endpoint = broadcasting.endpoint if broadcasting is not None else ""
+        """Where a plain ``zmq.SUB`` gets each frame; empty for nowhere."""
         source = Source.detect({}, run_id=COLLECTORS, role="collector")
         self._log_writer = MultiLogWriter(log) if log is not None else None
         registry = SourceRegistry(silent_after_s)
@@ -782,6 +796,9 @@ class Collector(Service):
             read_rule=read_rule,
             monotonic_s=time.monotonic,
         )
+        if broadcasting is not None:
+            send = broadcasting.send
+            self.streams.relay.broadcast = lambda source, frame: send(topic_of(source), (frame,))
         self.restored = self.streams.restore(log) if log is not None else Restored()
         """What was read of earlier logs."""
         self.receiver = Receiver(
@@ -872,3 +889,8 @@ class Collector(Service):
             self._verbs.pass_on(address, verb, by, time.monotonic(), {"totals": self.totals()})
         else:
             self._verbs.refuse(address, verb, by)
+
+
+def topic_of(source: Source) -> bytes:
+    """Return the topic under which the frames of *source* are broadcast, as ``demo/3/``: its run and its rank."""
+    return f"{source.run_id}/{source.rank}/".encode()

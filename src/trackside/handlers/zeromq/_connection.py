@@ -18,7 +18,10 @@ from trackside.core import complain, described
 from trackside.events import ConfigError
 from trackside.handlers.zeromq._accepted import AcceptedConnections, origin_of
 from trackside.handlers.zeromq._keys import (
+    CONTROL,
     DOMAIN,
+    ROLES,
+    VIEWER,
     AllowList,
     Authenticator,
     ClientKeys,
@@ -51,6 +54,8 @@ LIFE_MS: Final = 15_000
 """After so long with nothing acknowledged a connection counts as broken, also where the network never says so."""
 RECONNECT_MS: Final = 100
 MOST_RECONNECT_MS: Final = 2000
+SUBSCRIPTIONS_AT_ONCE: Final = 8
+"""Subscriptions of one reader that may wait. A PUB takes all that wait in during a send, and a flood would hold it."""
 _ZERO_COPY_RECEIVE: Final = 10
 """``ZMQ_ZERO_COPY_RECV``, which pyzmq has no name for."""
 BACKLOG: Final = 4096
@@ -278,11 +283,12 @@ class SilenceTimer:
 
 class Connection:
     """
-    A ROUTER that binds, or a DEALER that connects. For one thread, but for `wake`.
+    A ROUTER or PUB that binds, or a DEALER that connects. For one thread, but for `wake`.
 
     Args:
         endpoint: ``ipc:///path`` or ``tcp://host:port``.
         binds: Whether it is bound there.
+        broadcasts: Whether what is bound is a PUB: addresses are topics then, and nothing is received.
         role: Whose key to use when connecting; ``viewer`` unless another is given.
         keys: A directory of keys; None for none.
         insecure: Do without where they are needed.
@@ -298,6 +304,7 @@ class Connection:
         endpoint: str,
         *,
         binds: bool,
+        broadcasts: bool = False,
         role: str = "viewer",
         keys: str | os.PathLike[str] | None = None,
         insecure: bool = False,
@@ -306,6 +313,7 @@ class Connection:
     ) -> None:
         self.safety: Safety = check_endpoint(endpoint, has_keys=keys is not None, insecure=insecure, binds=binds)
         self._binds = binds
+        self._broadcasts = broadcasts
         self._context = new_context()
         self._authenticator: Authenticator | None = None
         self._accepted: AcceptedConnections | None = None
@@ -326,7 +334,9 @@ class Connection:
             if binds:
                 self._accepted = AcceptedConnections(self._context, self._socket, limits)
             if keys is not None and binds:
-                self._authenticator = Authenticator(self._context, AllowList(keys))
+                # A PUB reads no message, so who may not watch is refused before there is a connection.
+                roles = (VIEWER, CONTROL) if broadcasts else ROLES
+                self._authenticator = Authenticator(self._context, AllowList(keys), roles)
                 secure_server(self._socket, load_server_key(keys))
             elif keys is not None:
                 secure_client(self._socket, load_client_keys(keys, role))
@@ -346,9 +356,9 @@ class Connection:
     def _new_socket(self) -> zmq.Socket[bytes]:
         return open_socket(
             self._context,
-            zmq.ROUTER if self._binds else zmq.DEALER,
+            zmq.PUB if self._broadcasts else zmq.ROUTER if self._binds else zmq.DEALER,
             send_high_water=SEND_MESSAGES,
-            receive_high_water=self._receive_messages,
+            receive_high_water=SUBSCRIPTIONS_AT_ONCE if self._broadcasts else self._receive_messages,
         )
 
     def renew(self, now_s: float) -> bool:

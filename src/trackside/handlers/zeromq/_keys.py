@@ -16,7 +16,7 @@ import re
 import stat
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -313,14 +313,20 @@ class Authenticator:
 
     Has no thread: the loop that polls the sockets polls `socket` too, and calls `answer` when it can be read. Before
     that a handshake waits. Sockets that `secure_server` made ready refuse everybody once this is closed.
+
+    Args:
+        context: Of the sockets.
+        allowed: Whose keys are accepted.
+        roles: Of these, the roles that may come in here.
     """
 
-    def __init__(self, context: zmq.Context[Any], allowed: AllowList) -> None:
+    def __init__(self, context: zmq.Context[Any], allowed: AllowList, roles: Collection[str] = ROLES) -> None:
         self.accepted: Counter[str] = Counter()
         """Handshakes that succeeded, by role."""
         self.refused = 0
-        """Handshakes with a key that is not on the list."""
+        """Handshakes with a key that is not on the list, or is of another role."""
         self._allowed = allowed
+        self._roles = roles
         self.socket = context.socket(zmq.REP)
         self.socket.linger = 0
         self.socket.bind(_ZAP)
@@ -352,7 +358,7 @@ class Authenticator:
     def _user(self, key: bytes) -> bytes:
         public = z85.encode(key)
         role = self._allowed.role_of(public)
-        if role is None:
+        if role is None or role not in self._roles:
             return b""
         self.accepted[role] += 1
         return f"{role}:{fingerprint(public)}".encode()
