@@ -6,14 +6,16 @@ The model's at first, then the peer's own calls under `trackside.compat.goodput`
 That family, for which `make_job` makes up records:
 
 - Each attempt writes its job start; no attempt begins before the last one fell silent, and the job ends.
-- Steps are numbered one by one and take at least 1 ms. An attempt resumes at a step that the last one has begun,
-  above its first one and above zero, so that the peer notices; nothing is recorded after an attempt's last step start.
+- Steps are numbered one by one, from any number, and take at least 1 ms. An attempt resumes at a step that the last one
+  has begun, above its first one and above zero, so that the peer notices; nothing is recorded after an attempt's last
+  step start.
 - Initialization and preparation come at most once each in an attempt, before its first step, and do not overlap. There
   are no loads, or one before the first step of each of the first two attempts: the peer counts later ones twice.
-- An attempt that is followed by another has at least three steps before the one at which that resumes.
-- Custom events lie within one step that counts, neither the first nor the last of the attempt, and do not overlap.
-- Checkpoints are saved in attempts whose first step is the shortest, within a step that counts and without custom
-  events, once for each step: the peer takes a save from the productive time, and not from the step's.
+- Each attempt has steps. One that is followed by another has at least one before that at which the other resumes.
+- Custom events lie within one step each, be it the first one or one that is lost, and do not overlap.
+- Checkpoints are restored before an attempt's first step. They are saved in attempts whose first step is the shortest,
+  within a step that counts and without custom events, once for each step: the peer takes a save from the productive
+  time, and not from the step's.
 - No elastic waits, no exclusions, no hang.
 """
 
@@ -95,25 +97,28 @@ class Job:
 
     def make(self):
         """Return the records of a whole job."""
-        rng, first = self.rng, 0
+        rng = self.rng
+        first = rng.choice((0, 0, 1, 1000))
         attempts = rng.randint(1, 6)
         loads = attempts if self.loads_each_step else rng.choice((0, 2))
         for attempt in range(attempts):
             is_last = attempt == attempts - 1
             count = rng.randint(5, 30)
-            resumed = first + (count if is_last else rng.randint(3, count - 1))
-            self.attempt(first, count, resumed, is_last=is_last, loads=attempt < loads)
+            resumed = first + (count if is_last else rng.randint(1, count - 1))
+            self.attempt(first, count, resumed, restores=attempt > 0, loads=attempt < loads)
             first = resumed
         self.put(job_end_time=self.pass_s(0.001, 5))
         return self.payloads
 
-    def attempt(self, first, count, resumed, *, is_last, loads):
+    def attempt(self, first, count, resumed, *, restores, loads):
         """Write an attempt of *count* steps, of which those from *resumed* on will be lost."""
         rng = self.rng
         self.put(job_start_time=self.pass_s(0, 30))
         for what in ("tpu_init", "training_prep"):
             if rng.random() < 0.8:
                 self.pair(what)
+        if restores and self.has_events and rng.random() < 0.5:
+            self.restore(first)
         if loads:
             self.pair("data_loading")
         self.pass_s(0, 3)
@@ -125,17 +130,31 @@ class Job:
                 return
             length = round(usual + rng.randint(0, 500) / 1e3, 3)
             counts = place > 0 and first + place < resumed
-            if place == 0:
+            if place == 0 and (saves or rng.random() < 0.7):
                 self.now = round(self.now + (0.001 if saves else usual + rng.randint(-10, 9_000) / 1e3), 3)
             elif self.has_events and counts and saves and rng.random() < 0.3:
                 self.save(first + place, length)
-            elif self.has_events and counts and not saves and rng.random() < 0.3:
-                self.custom(length)
+            elif self.has_events and not saves and rng.random() < 0.3:
+                for _ in range(rng.choice((1, 1, 3))):
+                    self.custom(length if place else length + usual)
             else:
                 self.now = round(self.now + length, 3)
             if self.loads_each_step:
                 self.put(data_loading_start_time=self.now)
                 self.put(data_loading_end_time=self.pass_s(0.001, 0.5))
+
+    def restore(self, step):
+        """Write that a checkpoint is restored."""
+        start_s, duration_s = START_S + self.now, self.rng.randint(1, 9_000) / 1e3
+        self.put(
+            event_type="restore",
+            step=step,
+            directory="gs://bucket/path",
+            checkpointer_duration_secs=duration_s,
+            checkpoint_manager_duration_secs=duration_s,
+        )
+        self.payloads[-1].update(checkpointer_start_time=start_s, checkpoint_manager_start_time=start_s)
+        self.now = round(self.now + duration_s, 3)
 
     def custom(self, length):
         """Do a step with a custom event in it."""
@@ -209,7 +228,7 @@ class TestSideBySide:
     def test_later(self, request, tmp_path):
         """So do they while the job is running, after any record before its first disruption."""
         payloads = Job(random.Random(request.config.option.seed)).make()
-        stop = next(place for place, payload in enumerate(payloads) if payload.get("step_count") == 4) + 1
+        stop = [place for place, payload in enumerate(payloads) if "step_count" in payload][4] + 1
         now = datetime.datetime.now(datetime.timezone.utc)
         log = Log(payloads[:stop])
         calculator = goodput.GoodputCalculator("job", "log", log, cache_dir=str(tmp_path))
@@ -485,6 +504,160 @@ class TestDifferences:
         assert (ours["EVAL"], theirs["PRODUCTIVE"]) == (3.0, 15.0)
         # The first step takes 3 s; those after it, of their own, 1, 2 and 3 s.
         assert (ours["PROGRAM_STARTUP"], ours["PRODUCTIVE"]) == (1.0, 15.0 - 3.0 - 1.0)
+
+    def pair(self, payloads, directory):
+        """Return the peer's calculator and ours over the same records."""
+        theirs = goodput.GoodputCalculator("job", "log", Log(payloads), cache_dir=str(directory))
+        return theirs, our_goodput.GoodputCalculator("job", "log", Log(payloads))
+
+    def with_a_save(self):
+        """Return a job whose first step takes 10 s and whose others 3 s, one of them with a save of 2 s besides."""
+        saving = Job(random.Random(0))
+        saving.now = 19.0
+        saving.save(2, 0.0)
+        (save,) = saving.payloads
+        for key in ("checkpointer_blocking_duration_secs", "checkpoint_manager_blocking_duration_secs"):
+            save[key] = 2.0
+        starts = [5.0, 15.0, 18.0, 23.0, 26.0]
+        return self.job((0.0, list(enumerate(starts))), end_s=29.0, more=[(19.0, save)])
+
+    def test_save_in_a_step(self, tmp_path):
+        """The first step is compared with what the others take of their own; with theirs, with the saves in them."""
+        (theirs, _), (ours, _) = self.answers(self.with_a_save(), tmp_path)
+        assert theirs["PROGRAM_STARTUP"] == pytest.approx(10 - (3 + 5 + 3) / 3, abs=1e-5)
+        assert ours["PROGRAM_STARTUP"] == 10 - 3
+        assert theirs["UNPRODUCTIVE_CHECKPOINT_SAVE_TIME"] == ours["UNPRODUCTIVE_CHECKPOINT_SAVE_TIME"] == 2.0
+
+    def test_deviation_of_a_save(self, tmp_path):
+        """A step with a save in it is no slow step; theirs calls it 2 s too long."""
+        theirs, mine = self.pair(self.with_a_save(), tmp_path)
+        assert theirs.get_step_deviation(3.0) == pytest.approx({0: 7.0, 1: 0.0, 2: 2.0, 3: 0.0}, abs=1e-5)
+        assert mine.get_step_deviation(3.0) == pytest.approx({0: 7.0, 1: 0.0, 2: 0.0, 3: 0.0}, abs=1e-5)
+
+    def test_ideal_of_steps_done_again(self, tmp_path):
+        """All steps say what a step takes; theirs takes of each number the last one."""
+        steps = [(step, 5.0 + 3 * step) for step in range(5)]
+        again = [(step, 35.0 + 5 * (step - 2)) for step in range(2, 6)]
+        theirs, mine = self.pair(self.job((0.0, steps), (30.0, again), end_s=55.0), tmp_path)
+        theirs.get_job_goodput(), mine.get_job_goodput()
+        # Theirs: 3, 3, 5, 5, 5; their median is 5, and so all are usual. Ours: 3, 3, 3, 3, 5, 5, 5, and 5 is slow.
+        assert theirs.get_job_goodput_details()["ideal_step_time"] == pytest.approx(21 / 5)
+        assert mine.get_job_goodput_details()["ideal_step_time"] == 3.0
+
+    def test_ideal_of_short_steps(self, tmp_path):
+        """After a first step of 20 s, steps of half a second have half a second for their ideal; theirs has 20 s."""
+        starts = [5.0, *(25.0 + place / 2 for place in range(6))]
+        theirs, mine = self.pair(self.job((0.0, list(enumerate(starts))), end_s=28.0), tmp_path)
+        theirs.get_job_goodput(), mine.get_job_goodput()
+        assert theirs.get_job_goodput_details()["ideal_step_time"] == 20.0
+        assert mine.get_job_goodput_details()["ideal_step_time"] == 0.5
+
+    def load(self, start_s):
+        """Return the records of a load of 1 s."""
+        return [
+            (start_s, {"data_loading_start_time": START_S + start_s}),
+            (start_s + 1, {"data_loading_end_time": START_S + start_s + 1}),
+        ]
+
+    def test_load_in_the_first_step(self, tmp_path):
+        """A load within a step is a part of it, be it the first load; theirs counts that second twice."""
+        steps = [(step, 5.0 + 3 * step) for step in range(4)]
+        (theirs, _), (ours, _) = self.answers(self.job((0.0, steps), end_s=17.0, more=self.load(6.0)), tmp_path)
+        assert (theirs["PRODUCTIVE"], theirs["DATA_LOADING_SYNC"], theirs["OTHER"]) == (12.0, 1.0, 4.0)
+        assert ours == {"PRODUCTIVE": 12.0, "OTHER": 5.0}
+
+    def test_load_of_each_attempt(self, tmp_path):
+        """A load before the first step of each of three attempts is three loads; theirs counts the third one twice."""
+        attempts = [
+            (
+                30.0 * attempt,
+                [(step, 30.0 * attempt + 5 + 3 * (step - 2 * attempt)) for step in range(first, first + 5)],
+            )
+            for attempt, first in enumerate((0, 2, 4))
+        ]
+        loads = [record for attempt in range(3) for record in self.load(30.0 * attempt + 1)]
+        (theirs, _), (ours, _) = self.answers(self.job(*attempts, end_s=80.0, more=loads), tmp_path)
+        assert (theirs["DATA_LOADING_SYNC"], ours["DATA_LOADING_SYNC"]) == (4.0, 3.0)
+
+    def test_attempt_without_a_step(self, tmp_path):
+        """An attempt that ends before its first step was one; theirs takes its time for the last step's."""
+        steps = [(step, 5.0 + 3 * step) for step in range(5)]
+        (theirs, _), (ours, _) = self.answers(self.job((0.0, steps), (30.0, []), end_s=47.0), tmp_path)
+        assert theirs == {"PRODUCTIVE": 12.0 + 47.0 - 17.0, "OTHER": 5.0}
+        # From the last step's start, the last sign of life, to the next start; what came then was no step.
+        assert ours == {"PRODUCTIVE": 12.0, "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION": 13.0, "OTHER": 5.0 + 17.0}
+
+    def test_last_step_of_a_restart(self, tmp_path):
+        """The last step that was done is known while the first one after a restart is under way; theirs says 0."""
+        steps = [(step, 5.0 + 3 * step) for step in range(5)]
+        payloads = self.job((0.0, steps), (30.0, [(3, 35.0)]), end_s=99.0)[:-1]
+        (_, their_last_step), (_, our_last_step) = self.answers(payloads, tmp_path)
+        assert (their_last_step, our_last_step) == (0, 2)
+
+    def test_nothing_but_other(self, tmp_path):
+        """All of a job's time may be OTHER; their breakdown then has nothing."""
+        payloads = self.job((0.0, [(0, 5.0)]), end_s=99.0)[:-1]
+        theirs, mine = self.pair(payloads, tmp_path)
+        assert theirs.get_job_goodput(include_badput_breakdown=True)[1][goodput_utils.BadputType.OTHER] == 0.0
+        assert mine.get_job_goodput(include_badput_breakdown=True)[1][our_utils.BadputType.OTHER] == pytest.approx(
+            100.0
+        )
+
+    def test_excluded_load(self, tmp_path):
+        """An exclusion of 1 s in which a load lies within a step is one of 1 s; theirs is one of 2 s."""
+        steps = [(step, 5.0 + 3 * step) for step in range(4)]
+        theirs, mine = self.pair(self.job((0.0, steps), end_s=17.0, more=self.load(9.0)), tmp_path)
+        bounds = [tuple(datetime.datetime.fromtimestamp(START_S + second, UTC) for second in (9.0, 10.0))]
+        assert theirs.get_job_goodput_with_exclusions(bounds)[3] == 2.0
+        assert mine.get_job_goodput_with_exclusions(bounds)[3] == 1.0
+        assert theirs.get_job_goodput_details()["total_excluded_time"] == 0.0
+        assert mine.get_job_goodput_details()["total_excluded_time"] == 1.0
+
+    def test_excluded_step(self, tmp_path):
+        """A step all of which is excluded leaves the mean that the first is compared with; theirs counts it as 0 s."""
+        steps = list(enumerate([0.0, 10.0, 14.0, 20.0, 25.0, 31.0]))
+        theirs, mine = self.pair(self.job((0.0, steps), end_s=35.0), tmp_path)
+        bounds = [tuple(datetime.datetime.fromtimestamp(START_S + second, UTC) for second in (10.0, 14.0))]
+        found = []
+        for calculator in (theirs, mine):
+            calculator.get_job_goodput_with_exclusions(bounds)
+            badput = calculator.get_job_goodput_details()["badput_time"]
+            found.append(next(value for kind, value in badput.items() if kind.name == "PROGRAM_STARTUP"))
+        assert found == pytest.approx([10 - (0 + 6 + 5 + 6) / 4, 10 - (6 + 5 + 6) / 3])
+
+    def test_named_as_a_bucket(self, tmp_path):
+        """A custom event that is called as a bucket is of that bucket; theirs keeps it apart."""
+        kind = {"custom_badput_event_type": "TPU_INITIALIZATION"}
+        more = [
+            (9.0, {**kind, "custom_badput_event_start_time": START_S + 9}),
+            (10.0, {**kind, "custom_badput_event_end_time": START_S + 10}),
+        ]
+        steps = [(step, 5.0 + 3 * step) for step in range(4)]
+        found = []
+        for calculator in self.pair(self.job((0.0, steps), end_s=17.0, more=more), tmp_path):
+            calculator.get_job_goodput()
+            found.append({kind.name: one for kind, one in calculator.get_job_goodput_details()["badput_time"].items()})
+        theirs, ours = found
+        assert (theirs["TPU_INITIALIZATION"], theirs["CUSTOM_BADPUT_EVENTS"]) == (0.0, {"TPU_INITIALIZATION": 1.0})
+        assert (ours["TPU_INITIALIZATION"], ours["CUSTOM_BADPUT_EVENTS"]) == (1.0, {})
+
+    def test_ahead_and_running(self, tmp_path):
+        """A running job whose clock is ahead of the reader's is known up to its latest record; theirs is an error."""
+        start_s = round(datetime.datetime.now(UTC).timestamp()) + 3600
+        payloads = TestClocks().records(start_s)[:-1]
+        log = Log(payloads)
+        log.read_cloud_logging_entries = lambda *_, **__: (payloads, log.last_entry_info)
+        theirs = goodput.GoodputCalculator("job", "log", log, cache_dir=str(tmp_path))
+        with pytest.raises(ValueError, match="invalid"):
+            theirs.get_job_goodput()
+        assert our_goodput.GoodputCalculator("job", "log", log).get_job_goodput()[0] == 100.0
+
+    def test_start_in_1970(self, tmp_path):
+        """A start that is dated 1970 makes no job of decades; theirs has a goodput of next to nothing."""
+        stray = {"job_name": "job", "job_start_time": 12.0}
+        theirs, mine = self.pair([stray, *TestClocks().records(START_S)], tmp_path)
+        assert theirs.get_job_goodput()[0] < 0.001
+        assert mine.get_job_goodput()[0] == 100.0
 
     def test_excluded_gap(self, tmp_path):
         """An exclusion in a stretch without records is excluded; theirs excludes nothing."""
