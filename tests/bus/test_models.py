@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trackside.events import ITERATION, ConfigError, Event, HandlerSuspended, RunsOn, Source, event
+from trackside.rules import every
 from trackside.testing import recorded
 from trackside.wire import FrameView
 
@@ -116,6 +117,30 @@ class TestViews:
         (view,) = model.views
         assert isinstance(view, FrameView)
         assert ([event.number for event in view.events], view.source.id) == (list(range(10)), bus._identity.find().id)
+
+    @pytest.mark.parametrize("keep", [None, every(1)])
+    def test_bound(self, bus, keep):
+        """Of 10,000 events in one drain no more than 4,096 wait for a model at once."""
+        waited = []
+
+        class Slow(Doubling):
+            def consume(self, frame):
+                """Note how many events were numbered and not read yet."""
+                waited.append(10_000 - len(bus._dispatcher.queue) - len(self.numbers()))
+                super().consume(frame)
+
+        model = Slow()
+        with bus.subscribe(model, keep=keep):
+            bus.flush()
+            bus._dispatcher.hold(5.0)
+            try:
+                for number in range(10_000):
+                    bus.log(Counted(number=number))
+            finally:
+                bus._dispatcher.release()
+            bus.flush()
+        assert model.numbers() == list(range(10_000))
+        assert max(waited) == 4_096
 
     def test_injected(self, bus):
         """Events of several sources are a view for each stretch of the same source."""

@@ -11,7 +11,7 @@ import pytest
 
 import trackside
 from trackside.bus import Bus
-from trackside.events import IterationEnded, SpanEnded, StallDetected
+from trackside.events import IterationEnded, ProfileSpanEnded, SpanEnded, StallDetected
 from trackside.handlers import Capture
 from trackside.job._stall import StallWatch, stacks
 
@@ -86,6 +86,18 @@ class TestStallWatch:
         job = Job().steps(10, 0.5)
         job.watch(SpanEnded(name="training_loop", duration_ns=S))
         assert job.waits(1_000) == []
+
+
+def test_parts(tmp_path, bus):
+    """Of a step the watch hears of the iteration alone: its parts cost it nothing."""
+    with trackside.start(tmp_path, bus=bus, report=False, heartbeat_interval_s=1000):
+        for step in range(10):
+            bus.log(ProfileSpanEnded(span_id=1, parent_span_id=0, name="model_forward", duration_ns=1, attributes={}))
+            bus.log(IterationEnded(span_id=2, duration_ns=1, step=step))
+        bus.log(SpanEnded(span_id=3, parent_span_id=0, name="training_loop", duration_ns=1, attributes={}))
+        bus.flush()
+        (handled,) = (stats.handled for stats in bus.stats().handlers if "StallWatch" in stats.name)
+    assert handled == 11
 
 
 class TestStacks:

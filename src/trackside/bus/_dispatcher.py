@@ -21,6 +21,7 @@ import attrs
 from trackside.bus._admission import Admission, dropped_by_name
 from trackside.bus._frames import ROW_EXTRA_BYTES, FrameBatcher
 from trackside.bus._subscribers import (
+    VIEW_EVENTS,
     FrameSubscriber,
     Join,
     Leave,
@@ -144,11 +145,13 @@ class FanOut:
         "admission",
         "appends",
         "batch",
+        "choosing",
         "encode",
         "groups",
         "is_plain",
         "models",
         "needs_number",
+        "pends",
         "ruled",
         "schema",
         "sinks",
@@ -166,6 +169,8 @@ class FanOut:
         self.appends = tuple(each.group.rows.append for each in leaders.values() if each.decide is None and each.group)
         self.ruled = tuple(each for each in leaders.values() if each.decide is not None)
         self.models = tuple(each for each in subscribers if isinstance(each, ModelSubscriber))
+        self.pends = tuple(each.pending.append for each in self.models if each.decide is None)
+        self.choosing = tuple(each for each in self.models if each.decide is not None)
         self.sinks = tuple(each for each in subscribers if isinstance(each, SinkSubscriber))
         self.needs_number = bool(self.models or self.sinks or self.ruled)
         """Whether a subscriber reads the event itself, and so its number."""
@@ -394,8 +399,11 @@ class Dispatcher:
         place = 0
         try:
             while place < count:
-                if deadline_s is not None and not place % _READ_CLOCK_EVERY and time.monotonic() > deadline_s:
-                    return False
+                if not place % _READ_CLOCK_EVERY:
+                    if deadline_s is not None and time.monotonic() > deadline_s:
+                        return False
+                    if not place % VIEW_EVENTS:
+                        self._send_to_models()
                 item = queue.popleft()
                 place += 1
                 try:
@@ -566,7 +574,9 @@ class Dispatcher:
         for frames in fan_out.ruled:
             if frames.keeps(event) and frames.group is not None:
                 frames.group.rows.append(row)
-        for model in fan_out.models:
+        for pend in fan_out.pends:
+            pend(event)
+        for model in fan_out.choosing:
             model.append(event)
         for sink in fan_out.sinks:
             sink.offer(event, len(row))

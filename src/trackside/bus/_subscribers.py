@@ -488,7 +488,7 @@ class ModelSubscriber(QueuedSubscriber):
         """Begin with nothing counted, as a forked child does."""
         super().forget()
         self.pending: list[Event] = []
-        """Events of the view that the model gets next."""
+        """Events of the view that the model gets next; the dispatcher, too, appends here what no rule chooses from."""
         self._missed = 0
         self._is_model = callable(getattr(self.handler, "consume", None))
 
@@ -503,7 +503,8 @@ class ModelSubscriber(QueuedSubscriber):
         """Let the model read what is pending."""
         if not self.pending:
             return
-        events, self.pending = self.pending, []
+        events = self.pending.copy()
+        self.pending.clear()
         self.in_hand = len(events)
         if self._is_model:
             for view in views(events):

@@ -19,7 +19,7 @@ import attrs
 from trackside._later import load_all
 from trackside.bus import Bus, Subscription, default_bus
 from trackside.counters import CounterCollector
-from trackside.events import ConfigError, Event, Source, set_process_source
+from trackside.events import ITERATION, ConfigError, Event, Source, set_process_source
 from trackside.handlers import EventLog
 from trackside.handlers.models import TrainingMetrics
 from trackside.instruments import close_section_window, open_spans, record_exception
@@ -220,7 +220,7 @@ class Job:
         if least_s is None:
             return lambda: None
         watch = StallWatch(self.bus, least_s=least_s)
-        self._subscriptions.append(self.bus.subscribe(watch, to=watch.types))
+        self._subscriptions.append(self.bus.subscribe(watch, to=watch.types, min_priority=ITERATION))
         return watch.check
 
     def _on_beat(self) -> None:
