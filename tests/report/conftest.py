@@ -70,6 +70,8 @@ class MadeUpJob:
     save_s: float = 0.3
     validate_every: int = 0
     validation_s: float = 0.0
+    imports_s: float = 0.0
+    """What each process takes before its first span."""
     setup_s: float = 0.5
     stumbles: float = 0.002
     """The share of steps that take three times as long for no reason."""
@@ -117,7 +119,7 @@ class MadeUpJob:
         ]
         logs = [Rank(source, start_ns) for source in sources]
         for log in logs:
-            log.began(round(self.setup_s * S), attempt, steps.start)
+            log.began(round(self.imports_s * S), round(self.setup_s * S), attempt, steps.start)
         for step in steps:
             self._step(logs, rng, step)
         if self.hangs_s:
@@ -171,9 +173,10 @@ class Rank:
     def _add(self, cls, **fields):
         self.events.append(cls(**{"at_ns": self.at_ns, "span_id": 0, "step": -1, **fields}))
 
-    def began(self, setup_ns, attempt, first_step):
+    def began(self, imports_ns, setup_ns, attempt, first_step):
         """Begin: the process starts up."""
         self._add(ClockAnchored, mono_ns=1, wall_ns=self.at_ns, offset_ns=0, uncertainty_ns=100)
+        self.at_ns += imports_ns
         self.spent("model_initialization", setup_ns, -1)
         if attempt:
             self.spent("checkpoint_load", setup_ns // 2, -1, current_iteration=first_step - 1)

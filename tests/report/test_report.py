@@ -22,6 +22,7 @@ from trackside.events import (
 from trackside.report import read_report, report_page
 from trackside.report._html import heat
 from trackside.report._report import Heatmap
+from trackside.report._rules import lost_words
 from trackside.report._text import report_lines
 
 pytestmark = pytest.mark.once
@@ -214,6 +215,13 @@ class TestPage:
         assert ["left", "5", "3", "7"] in [row[:4] for row in cells]
         assert ["why", "c"] in [row[:2] for row in cells]
         assert ["model.layers", "12"] in cells
+
+    def test_unwritten_of_an_earlier_attempt(self, made_up):
+        """What ranks that were killed took with them is a loss, however many attempts came after: steps of 110 ms."""
+        report = read_report(made_up(killed_at=(201,), noise=0, stumbles=0))
+        assert lost_words(report) == (
+            "ranks 0-3 have no end record in attempt 0: up to 10 steps, or the last second, may be in no log"
+        )
 
     def test_nothing_lost(self, made_up):
         """Kinds of loss that did not happen are not listed."""

@@ -136,6 +136,14 @@ class TestCauses:
         (found,) = findings(save_every=20, save_s=1.5)
         assert found.evidence == ("15 saves of 1.5 s on average, the longest 1.5 s at step 19",)
 
+    def test_start_of_each_attempt(self, made_up):
+        """What no span names before the first step of an attempt has a name, and a restart costs its own part of it."""
+        report = read_report(made_up(killed_at=(201,), imports_s=4, recovery_s=2, stumbles=0, noise=0))
+        assert [bar.buckets_s["BEFORE_FIRST_STEP"] for bar in report.attempts] == pytest.approx([4, 4], abs=0.01)
+        (found,) = [one for one in report.verdict.findings if one.kind == "restarts"]
+        # One step of 0.11 s again, 2 s to come back, 4 s of imports, 0.5 s to make the model, 0.25 s to load.
+        assert found.cost_s == pytest.approx(0.11 + 2 + 4 + 0.5 + 0.25, abs=0.05)
+
     def test_odd_one(self, of_cause):
         """In a hang the rank that is elsewhere is named, and where it is."""
         (found,) = of_cause("hang")

@@ -51,6 +51,7 @@ from trackside.report._report import (
     SpanRow,
     StallRow,
     StepQuantiles,
+    Unwritten,
 )
 from trackside.report._rules import judge
 from trackside.report._runs import unified
@@ -392,16 +393,18 @@ def _attempts(model: GoodputAccumulator, whole: GoodputResult, rows: Sequence[Ra
     return tuple(bars)
 
 
-def _named(bars: Sequence[AttemptBar], startup_s: float, shutdown_s: float) -> tuple[AttemptBar, ...]:
-    """Return the bars with names for what of ``OTHER`` lies before the first step and after the last one."""
-    found = list(bars)
-    for place, name, length in ((0, BEFORE_STEPS, startup_s), (-1, AFTER_STEPS, shutdown_s)):
-        buckets = dict(found[place].buckets_s)
-        own = min(length, buckets.get("OTHER", 0.0))
-        if own > 0:
-            buckets["OTHER"] -= own
-            found[place] = attrs.evolve(found[place], buckets_s={**buckets, name: own})
+def _named(bars: Sequence[AttemptBar], mains: Sequence[Watched], shutdown_s: float) -> tuple[AttemptBar, ...]:
+    """Return the bars with names for what of ``OTHER`` lies before their first steps and after the last one of all."""
+    found = [_moved(bar, BEFORE_STEPS, _startup_s(bar, mains)) for bar in bars]
+    found[-1] = _moved(found[-1], AFTER_STEPS, shutdown_s)
     return tuple(found)
+
+
+def _moved(bar: AttemptBar, name: str, length_s: float) -> AttemptBar:
+    """Return *bar* with as much of its ``OTHER`` in the bucket *name*."""
+    other = bar.buckets_s.get("OTHER", 0.0)
+    own = min(length_s, other)
+    return attrs.evolve(bar, buckets_s={**bar.buckets_s, "OTHER": other - own, name: own}) if own > 0 else bar
 
 
 def _buckets(result: GoodputResult) -> dict[str, float]:
@@ -472,25 +475,25 @@ def _pauses(mains: Sequence[Watched], what_if: WhatIf) -> Pause | None:
     return find_pause(last, what_if.waits_in)
 
 
-def _startup_s(mains: Sequence[Watched], result: GoodputResult) -> float:
-    """Return the time before the first step of the first attempt that is in no bucket of its own, in seconds."""
-    stepped = [process for process in mains if process.steps and process.source.attempt == mains[0].source.attempt]
-    if not stepped:
-        return 0.0
+_SETTING_UP: Final = ("ACCELERATOR_INITIALIZATION", "TRAINING_PREP", "UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME")
+
+
+def _startup_s(bar: AttemptBar, mains: Sequence[Watched]) -> float:
+    """Return the time before the first step of an attempt that is in no bucket of its own, in seconds."""
+    own = [process for process in mains if bar.start_ns <= process.first_ns < bar.end_ns]
+    stepped = [process.first_step_ns for process in own if process.steps]
     # The application began before telemetry did, with the process and its imports.
-    before_s = max(0, min(process.first_step_ns for process in stepped) - result.start_ns) / 1e9
-    known_s = sum(float(result.badput_s.get(name, 0.0)) for name in ("ACCELERATOR_INITIALIZATION", "TRAINING_PREP"))
-    other = result.badput_s.get("OTHER", 0.0)
-    return max(0.0, min(before_s - known_s, float(other)))
+    before_s = (min(stepped) - bar.start_ns) / 1e9 if stepped else 0.0
+    known_s = sum(bar.buckets_s.get(name, 0.0) for name in _SETTING_UP)
+    return max(0.0, before_s - known_s)
 
 
-def _shutdown_s(mains: Sequence[Watched], last: Sequence[RankRow], result: GoodputResult) -> float:
+def _shutdown_s(last: Sequence[RankRow]) -> float:
     """Return the time after the last step of ranks that all ended well, that is in no bucket, in seconds."""
     stepped = [row for row in last if row.stepped_ns]
     if not stepped or not all(row.has_good_end for row in last):
         return 0.0
-    after_s = max(0, max(row.last_ns for row in last) - max(row.stepped_ns for row in stepped)) / 1e9
-    return max(0.0, min(after_s, float(result.badput_s.get("OTHER", 0.0)) - _startup_s(mains, result)))
+    return max(0, max(row.last_ns for row in last) - max(row.stepped_ns for row in stepped)) / 1e9
 
 
 def _first_batch_s(mains: Sequence[Watched], parts: Sequence[Part]) -> float:
@@ -788,13 +791,8 @@ def _own_events(gathered: Gatherer) -> tuple[OwnRow, ...]:
     )
 
 
-def _losses(gathered: Gatherer, recorded: Replay, too_late: int, last: Sequence[RankRow]) -> Losses:
+def _losses(gathered: Gatherer, recorded: Replay, too_late: int, rows: Sequence[RankRow]) -> Losses:
     """Return what the logs do not hold."""
-    bad = [row for row in last if row.state != ENDED]
-    furthest = max((row.last_step for row in last), default=-1)
-    has_whole = len(bad) < len(last)  # ranks keep step with one that recorded its end
-    mains = [process for process in gathered.processes if process.is_rank]
-    by_time = {(one.source.attempt, one.source.rank): unwritten_steps(one.ends_ns) for one in mains}
     own = {process.source.id for process in gathered.processes}
 
     def counted(name: str) -> int:
@@ -811,17 +809,22 @@ def _losses(gathered: Gatherer, recorded: Replay, too_late: int, last: Sequence[
         suppressed=counted("suppressed"),
         unread=tuple(str(problem) for problem in recorded.problems),
         too_late=too_late,
-        unwritten=tuple(
-            (
-                row.rank,
-                furthest - row.last_step + 1
-                if has_whole
-                else max(furthest - row.last_step, by_time[row.attempt, row.rank]),
-            )
-            for row in bad
-            if row.steps
-        ),
+        unwritten=tuple(_unwritten(gathered, rows)),
     )
+
+
+def _unwritten(gathered: Gatherer, rows: Sequence[RankRow]) -> Iterator[Unwritten]:
+    """Yield what each rank without an end record took into no log: by a rank that it kept step with, else by time."""
+    ends = {(one.source.attempt, one.source.rank): one.ends_ns for one in gathered.processes if one.is_rank}
+    for row in rows:
+        if row.state == ENDED or not row.steps:
+            continue
+        beside = [other for other in rows if other.attempt == row.attempt]
+        ahead = max(other.last_step for other in beside) - row.last_step
+        if any(other.state == ENDED for other in beside):
+            yield Unwritten(row.attempt, row.rank, ahead + 1)
+        else:
+            yield Unwritten(row.attempt, row.rank, max(ahead, unwritten_steps(ends[row.attempt, row.rank])))
 
 
 def _step_time(mains: Sequence[Watched]) -> StepQuantiles:
@@ -1010,8 +1013,7 @@ def _report(gathered: Gatherer, chosen: Chosen, scored: tuple[Episodes, ScoreAgg
     late = _late(what_if, mains) if not what_if.why_not else late_by_windows(episodes, gathered.waits)
     world_size = max([row.rank + 1 for row in last] + [one.source.world_size for one in mains[-1:]])
     first = chosen.sources[0][0]
-    startup_s, shutdown_s = _startup_s(mains, result), _shutdown_s(mains, last, result)
-    attempts = _named(attempts, startup_s, shutdown_s)
+    attempts = _named(attempts, mains, _shutdown_s(last))
     samples_per_s, tokens_per_s = _rates(mains, result)
     configured = tuple(gathered.configured.perf_tag) if gathered.configured else ()
     return Report(
@@ -1046,8 +1048,8 @@ def _report(gathered: Gatherer, chosen: Chosen, scored: tuple[Episodes, ScoreAgg
         stalls=_stalls(mains),
         not_finite=_not_finite(mains),
         pauses=_pauses(mains, what_if),
-        startup_s=startup_s,
-        shutdown_s=shutdown_s,
+        startup_s=attempts[0].buckets_s.get(BEFORE_STEPS, 0.0),
+        shutdown_s=attempts[-1].buckets_s.get(AFTER_STEPS, 0.0),
         first_batch_s=_first_batch_s(mains, parts),
         slowdown=_slowdown(gathered, mains),
         growth=_growth(mains),
@@ -1058,7 +1060,7 @@ def _report(gathered: Gatherer, chosen: Chosen, scored: tuple[Episodes, ScoreAgg
         counters=_counters(gathered),
         own=_own_events(gathered),
         config=gathered.config,
-        losses=_losses(gathered, recorded, aggregator.too_late, last),
+        losses=_losses(gathered, recorded, aggregator.too_late, every_rank),
         samples_per_s=samples_per_s,
         tokens_per_s=tokens_per_s,
     )

@@ -699,7 +699,7 @@ def _config(report: Report) -> str:
 def _losses(report: Report) -> str:
     losses = report.losses
     bound = lost_words(report) if losses.unwritten or report.missing_ranks else ""
-    unwritten = sum(steps for _, steps in losses.unwritten)
+    unwritten = sum(one.steps for one in losses.unwritten)
     rows = [
         ("steps that may be in no log, at most", unwritten, bound),
         ("ranks without a log", len(report.missing_ranks), words.ranges(report.missing_ranks, most=8)),

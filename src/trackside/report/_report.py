@@ -345,6 +345,16 @@ class OwnRow:
     """Its fields that are numbers, over time."""
 
 
+@attrs.frozen
+class Unwritten:
+    """What a rank without an end record took into no log."""
+
+    attempt: int
+    rank: int
+    steps: int
+    """At most; 0 where that is not known."""
+
+
 @attrs.frozen(kw_only=True)
 class Losses:
     """What the logs do not hold."""
@@ -364,8 +374,8 @@ class Losses:
     """Why whole files were not read."""
     too_late: int
     """Windows that came too late to be scored."""
-    unwritten: tuple[tuple[int, int], ...] = ()
-    """Of each rank that did not end well, at most how many of its last steps are in no log."""
+    unwritten: tuple[Unwritten, ...] = ()
+    """Of each rank that did not end well, in any attempt."""
 
     @property
     def total(self) -> int:

@@ -10,13 +10,14 @@ import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from trackside.core import text as words
 from trackside.events import span_names
 from trackside.handlers.eventlog import UNWRITTEN_S
 from trackside.report._report import (
+    BEFORE_STEPS,
     NOTHING,
     AttemptBar,
     ErrorRow,
@@ -25,6 +26,7 @@ from trackside.report._report import (
     Report,
     Ruling,
     StallRow,
+    Unwritten,
     Verdict,
     shown,
 )
@@ -169,14 +171,25 @@ def lost_words(report: Report) -> str:
     lines = []
     if report.losses.total:
         lines.append(f"{words.plural(report.losses.total, 'event')} missing")
-    if report.losses.unwritten:
-        ranks = [rank for rank, _ in report.losses.unwritten]
-        most = max(steps for _, steps in report.losses.unwritten)
-        steps = f"up to {words.plural(most, 'step')}, or the last second," if most else "the last second"
-        lines.append(f"{_ranks(ranks)} {'have' if len(ranks) > 1 else 'has'} no end record: {steps} may be in no log")
+    lines += _unwritten_words(report)
     if report.missing_ranks:
         lines.append(f"all events of {_ranks(report.missing_ranks)} missing")
     return "; ".join(lines)
+
+
+def _unwritten_words(report: Report) -> Iterator[str]:
+    """Yield, of each attempt, latest first, what its ranks without an end record may have taken with them."""
+    by_attempt: dict[int, list[Unwritten]] = {}
+    for one in sorted(report.losses.unwritten, key=lambda one: -one.attempt):
+        by_attempt.setdefault(one.attempt, []).append(one)
+    for attempt, own in list(by_attempt.items())[:_MOST_LISTED]:
+        most = max(one.steps for one in own)
+        steps = f"up to {words.plural(most, 'step')}, or the last second," if most else "the last second"
+        within = f" in attempt {attempt}" if len(report.attempts) > 1 else ""
+        ranks = [one.rank for one in own]
+        yield f"{_ranks(ranks)} {'have' if len(own) > 1 else 'has'} no end record{within}: {steps} may be in no log"
+    if len(by_attempt) > _MOST_LISTED:
+        yield f"ranks of {words.plural(len(by_attempt) - _MOST_LISTED, 'earlier attempt')} have none either"
 
 
 def _ranges(ranks: Iterable[int]) -> str:
@@ -315,10 +328,10 @@ def _died(report: Report) -> _Ruled:
         who = f"All {len(dead)} ranks" if len(dead) == report.ranks_total else f"Ranks {_ranges(ranks)}"
         order = f"rank {first.rank} first, {after}{within}" if is_clear else after
         title = f"{who} died, {order}: their logs have no end."
-    unwritten = dict(report.losses.unwritten)
+    unwritten = {(one.attempt, one.rank): one.steps for one in report.losses.unwritten}
     evidence = [
         f"rank {row.rank}: last heard of at {words.clock(row.last_ns)}, last step {row.last_step}; "
-        f"up to {words.plural(unwritten.get(row.rank, 0), 'step')} of it may be in no log"
+        f"up to {words.plural(unwritten.get((row.attempt, row.rank), 0), 'step')} of it may be in no log"
         for row in sorted(dead, key=lambda row: row.last_ns)[:_MOST_LISTED]
     ]
     if not is_clear:
@@ -578,7 +591,7 @@ def _restarts(report: Report) -> _Ruled:
     if not later:
         return [], "there was one attempt"
     wasted, recovery, restore = (bucket(report, name) for name in (WASTED, RECOVERY, RESTORE))
-    again = sum(bar.buckets_s.get(name, 0.0) for bar in later for name in STARTING)
+    again = sum(bar.buckets_s.get(name, 0.0) for bar in later for name in (*STARTING, BEFORE_STEPS))
     cost = wasted + recovery + restore + again
     if not _is_worth(report, cost, RESTARTS_FROM):
         return [], _too_little(report, "restarts cost", cost, RESTARTS_FROM)
@@ -1036,7 +1049,8 @@ def _unaccounted(report: Report) -> _Ruled:
     elsewhere = sum(one.cost_s for one in _pauses(report)[0])
     if not all(row.has_good_end for row in report.ranks):  # what follows a failure is the failure's
         elsewhere += _silent_s(report)
-    elsewhere += report.startup_s + report.shutdown_s  # what it is is known, be it worth a finding or not
+    # What it is is known, be it worth a finding or not.
+    elsewhere += sum(bar.buckets_s.get(BEFORE_STEPS, 0.0) for bar in report.attempts) + report.shutdown_s
     elsewhere += sum(one.lost_s for one in worthy(report) if one.what == OUTSIDE)  # a late rank's, between its steps
     cost = bucket(report, "OTHER") - elsewhere
     if cost < LEAST_UNACCOUNTED_S or not _is_worth(report, cost, UNACCOUNTED_FROM):
