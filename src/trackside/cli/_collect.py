@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
+from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from trackside.cli._print import event_line, warn
 from trackside.cli._serving import add_safety, collecting_rarely, paste_ready, until_signalled
 from trackside.events import ControlUsed, Event, EventsLost, PeerCut, RankFellSilent, RankSpokeAgain, StallDetected
 from trackside.handlers.zeromq import Collector, PeerLimits
+from trackside.handlers.zeromq._protocol import TokenBucket
 from trackside.rules import rule_from_wire
+from trackside.wire import wire_name_of
 
+_LINES_PER_S: Final = 1.0
+_MOST_LINES: Final = 100
+"""Lines of one type that may be printed at once."""
+_LONGEST_LINE: Final = 1_000
 _TOLD = (RankFellSilent, RankSpokeAgain, StallDetected, EventsLost, PeerCut, ControlUsed)
 
 
@@ -58,13 +66,15 @@ def run(options: argparse.Namespace) -> int:
         limits=PeerLimits(events=options.quota),
         read_rule=read_rule,
     )
-    collector.models.append(_print_notice)
+    notices = Notices()
+    collector.models.append(notices)
     with until_signalled(collector.stop), collecting_rarely():
         try:
             _greet(collector, options)
             collector.serve()
         finally:
             done = collector.close()
+            notices.close()
     totals = collector.totals()
     print(", ".join(f"{name} {count}" for name, count in totals.items()))
     return 0 if done and not totals["not_logged"] else 1
@@ -93,7 +103,38 @@ def read_rule(wire: list[Any]) -> Callable[[Event], bool]:
     return lambda event: decide(event) is None
 
 
-def _print_notice(event: Event) -> None:
-    is_news = not isinstance(event, ControlUsed) or event.source.role == "collector"  # ranks say it too
-    if isinstance(event, _TOLD) and is_news:
-        warn(event_line(event))
+class Notices:
+    """
+    Prints what people are to know at once to stderr: a bounded number of lines of each type, as ranks send some.
+
+    Args:
+        monotonic_s: Gives the time.
+    """
+
+    def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic_s = monotonic_s
+        self._allowed: dict[str, TokenBucket] = {}
+        self._left_out: Counter[str] = Counter()
+
+    def __call__(self, event: Event) -> None:
+        """Print *event* if it is such a notice."""
+        is_news = not isinstance(event, ControlUsed) or event.source.role == "collector"  # ranks say it too
+        if not isinstance(event, _TOLD) or not is_news:
+            return
+        kind = wire_name_of(event)
+        allowed = self._allowed.setdefault(kind, TokenBucket(_LINES_PER_S, _MOST_LINES))
+        if not allowed.take(self._monotonic_s()):
+            self._left_out[kind] += 1
+            return
+        self._say_left_out(kind)
+        warn(event_line(event)[:_LONGEST_LINE])
+
+    def close(self) -> None:
+        """Say how many lines were left out at last."""
+        for kind in sorted(self._left_out):
+            self._say_left_out(kind)
+
+    def _say_left_out(self, kind: str) -> None:
+        count = self._left_out.pop(kind, 0)
+        if count:
+            warn(f"trackside collect: {count:,} more {kind} not shown")

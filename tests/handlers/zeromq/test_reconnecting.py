@@ -108,6 +108,38 @@ class TestKeyedConnection:
         assert f"tcp://127.0.0.1:{free_port}" in lines[0]
 
 
+class TestComplaints:
+    @pytest.fixture
+    def connection(self, tmp_path, keys):
+        """Give a keyed connection to a collector that is not there."""
+        found = _connection.Connection("tcp://127.0.0.1:1", binds=False, role="rank", keys=keys)
+        yield found
+        found.close()
+
+    def test_key_is_missing(self, connection, keys, caplog):
+        """
+        While its own key is missing, a connection says so once a minute, however often it is tried.
+        """
+        (keys / "rank.1.secret").unlink()
+        for half_seconds in range(400):
+            assert not connection.renew(1e9 + half_seconds / 2)
+
+        lines = [record.message for record in caplog.records if "cannot be connected to anew" in record.message]
+        assert len(lines) == 1
+        assert connection._silence.attempts > 4
+
+    def test_silent_again_and_again(self, connection, caplog):
+        """
+        So it is where the other end falls silent and answers, again and again.
+        """
+        for half_seconds in range(400):
+            connection.renew(1e9 + half_seconds / 2)
+            if half_seconds % 10 == 9:
+                connection._silence.end()
+
+        assert len([record for record in caplog.records if "nothing has been heard" in record.message]) == 1
+
+
 class TestDelivery:
     @pytest.mark.hang_guard(60)
     def test_to_a_collector_that_never_was(self, here, free_port):

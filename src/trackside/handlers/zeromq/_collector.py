@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 import time
@@ -90,9 +89,6 @@ MOST_OPEN: Final = 1024
 ROTATE_BYTES: Final = 256 << 20
 _WAKE_BYTES: Final = 4 << 20
 _CHUNK_BYTES: Final = 1 << 18
-_COMPLAIN_EVERY_S: Final = 60.0
-
-_logger = logging.getLogger("trackside")
 
 
 @attrs.define(eq=False)
@@ -145,7 +141,7 @@ class MultiLogWriter:
         self._asked = 0
         self._answered = 0
         self._is_closing = False
-        self._complained_s = -_COMPLAIN_EVERY_S
+        self._trouble = RateLimitedLog()
         self._thread = threading.Thread(target=self._work, name="trackside log_writer", daemon=True)
         self._thread.start()
 
@@ -288,18 +284,13 @@ class MultiLogWriter:
                 self._waiting_bytes -= sum(len(entry.frame) for entry in entries if isinstance(entry, WaitingFrame))
 
     def _complain(self, log: _SourceLog) -> None:
-        now_s = time.monotonic()
-        if now_s - self._complained_s < _COMPLAIN_EVERY_S:
-            return
-        self._complained_s = now_s
-        with contextlib.suppress(Exception):  # a logging handler
-            _logger.warning(
-                "logs below %s: %s; %d bytes wait, %d events are lost so far",
-                self.directory,
-                log.buffer.trouble or "the disk is slower than the stream",
-                self._waiting_bytes,
-                self.refused_events,
-            )
+        self._trouble.complain(
+            "logs below %s: %s; %d bytes wait, %d events are lost so far",
+            self.directory,
+            log.buffer.trouble or "the disk is slower than the stream",
+            self._waiting_bytes,
+            self.refused_events,
+        )
 
 
 @attrs.define

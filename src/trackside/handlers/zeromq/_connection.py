@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trackside._platform import HAS_ABSTRACT_SOCKETS, HAS_UNIX_SOCKETS, SYSTEM
-from trackside.core import complain, described
+from trackside.core import RateLimitedLog, described
 from trackside.events import ConfigError
 from trackside.handlers.zeromq._accepted import AcceptedConnections, origin_of
 from trackside.handlers.zeromq._keys import (
@@ -328,6 +328,8 @@ class Connection:
         self._keys = keys
         self._receive_messages = receive_messages
         self._silence = SilenceTimer(time.monotonic())
+        # A line a minute of each: the other end decides how often it falls silent and answers.
+        self._silent, self._barred, self._heard = RateLimitedLog(), RateLimitedLog(), RateLimitedLog()
         self._latest: zmq.Frame | None = None
         self._socket = self._new_socket()
         try:
@@ -371,18 +373,21 @@ class Connection:
         if self._binds or not self._silence.is_due(now_s):
             return False
         if self._silence.attempts == 1:
-            complain(
+            self._silent.complain(
                 "nothing has been heard from %s for %.0f s; connecting anew until it answers",
                 self.endpoint,
                 RENEW_AFTER_S,
             )
+        fresh = None
         try:
             fresh = self._new_socket()
             if self._keys is not None:
                 secure_client(fresh, load_client_keys(self._keys, self._role))
             fresh.connect(self.endpoint)
         except (ConfigError, zmq.ZMQError) as error:  # the keys are being replaced, or there is no descriptor left
-            complain("%s cannot be connected to anew: %s", self.endpoint, described(error))
+            if fresh is not None:
+                fresh.close(0)  # else the context would wait for it at the end, for ever
+            self._barred.complain("%s cannot be connected to anew: %s", self.endpoint, described(error))
             return False
         self._poller.unregister(self._socket)
         self._socket.close(0)
@@ -444,7 +449,7 @@ class Connection:
                 return
             if not self._binds:
                 if self._silence.attempts:
-                    complain("%s answers again", self.endpoint)
+                    self._heard.complain("%s answers again", self.endpoint)
                 self._silence.end()
             self._latest = frames[-1]
             user = ":".join(user_of(frames[-1])).strip(":") if self._authenticator is not None else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import queue
 import re
@@ -905,9 +904,6 @@ _IDLE_S: Final = 2.0
 _DRAINING_S: Final = 0.005
 _ASK_EVERY_S: Final = 0.05
 _AT_ONCE: Final = 256
-_COMPLAIN_EVERY_S: Final = 60.0
-
-_logger = logging.getLogger("trackside")
 
 
 class BarrierView(Protocol):
@@ -1026,7 +1022,7 @@ class Publisher:
         self._is_closing = threading.Event()
         self._close_by_s = 0.0
         self._drained = False
-        self._complained_s = -1e9
+        self._trouble = RateLimitedLog()
         if connects:
             stream = self.server.hold(Filter())
             if self._promised is not None:
@@ -1059,7 +1055,7 @@ class Publisher:
                 states = dump_models(view.models, names)
                 data = encode_snapshot(Snapshot(places, states, clock.now_ns()))
             except Exception as error:
-                self._complain("a snapshot could not be taken: %s: %s", error)
+                self._trouble.complain("a snapshot could not be taken: %s", described(error))
                 done(None)
             else:
                 done(ReadySnapshot(data, ring.next_index, ring.before))
@@ -1071,7 +1067,7 @@ class Publisher:
         try:
             return self._status()
         except Exception as error:
-            self._complain("the status could not be read: %s: %s", error)
+            self._trouble.complain("the status could not be read: %s", described(error))
             return {}
 
     # --- the thread ---------------------------------------------------------------------------------------------------
@@ -1081,7 +1077,7 @@ class Publisher:
             try:
                 self._serve(_TICK_S if self.connects or self.server.viewers else _IDLE_S)
             except Exception as error:
-                self._complain("the publisher stumbled over %s: %s", error)
+                self._trouble.complain("the publisher goes on after an error: %s", described(error))
                 self._is_closing.wait(_TICK_S)
         with contextlib.suppress(Exception):
             self._finish()
@@ -1114,14 +1110,6 @@ class Publisher:
             if self._promised.lost:
                 self._drained = False
         self.server.part("closed")
-
-    def _complain(self, text: str, error: BaseException) -> None:
-        """Report trouble, once a minute."""
-        now_s = time.monotonic()
-        if now_s - self._complained_s >= _COMPLAIN_EVERY_S:
-            self._complained_s = now_s
-            with contextlib.suppress(Exception):  # a logging handler of the job's
-                _logger.warning(text, type(error).__name__, error)
 
     # --- in the job's threads -----------------------------------------------------------------------------------------
 
