@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import logging
+import re
 
 import pytest
 
@@ -307,3 +308,16 @@ class TestJobs:
         named = [line for line in done.stderr.splitlines() if "relative stragglers:" in line]
         assert any("rank 1 (" in line and "section model_forward" in line for line in named), named
         assert (tmp_path / "checkpoints" / "last.ckpt").exists()
+
+    def test_ranks_stop_without_a_log(self, tmp_path):
+        """Without a directory too two ranks learn of the slow one, and stop together."""
+        done = checks.launch("lightning", tmp_path, ranks=2, dies_at="straggler without a log")
+        assert done.returncode != 0
+        steps = re.findall(r"stopping after step (\d+): there is a straggler", done.stderr)
+        assert (len(steps), len(set(steps))) == (2, 1), done.stderr[-4000:]
+        assert int(steps[0]) < 599
+        named = [line for line in done.stderr.splitlines() if "relative stragglers:" in line]
+        assert any("rank 1 (" in line and "section model_forward" in line for line in named), named
+        assert "relative section" not in done.stderr  # no score was asked for
+        assert (tmp_path / "checkpoints" / "last.ckpt").exists()
+        assert not (tmp_path / "runs").exists()

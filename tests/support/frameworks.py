@@ -10,6 +10,7 @@ it goes on until the straggler is found that it has.
 import contextlib
 import importlib
 import itertools
+import logging
 import os
 import sys
 import time
@@ -273,11 +274,21 @@ def dragging():
     return lambda: time.sleep(seconds)
 
 
-def stop_with_straggler(package, directory):
-    """Train on two ranks, of which one is slow, until that is found out."""
+def stop_with_straggler(package, directory, runs):
+    """Train on two ranks, of which one is slow, until that is found out; without *runs* there is no log."""
+    logging.basicConfig(level=logging.INFO)
     one_line = importlib.import_module(f"trackside.integrations.{package}")
     callback = one_line.StragglerDetectionCallback(
-        *(0.5, True, False, 1, 0.75, 0.75, True, False), directory=directory / "runs", agree_every_steps=5
+        report_time_interval=0.5,
+        calc_relative_gpu_perf=True,
+        calc_individual_gpu_perf=False,
+        gpu_relative_perf_threshold=0.75,
+        gpu_individual_perf_threshold=0.75,
+        stop_if_detected=True,
+        enable_ptl_logging=False,
+        num_gpu_perf_scores_to_log=0,
+        agree_every_steps=5,
+        **({} if runs is None else {"directory": runs}),
     )
     options = {"strategy": "ddp", "devices": 2, "accumulate_grad_batches": 1, "max_steps": 600, "saves": 1000}
     trainer = lightning_trainer(package, directory, callback, limit_val_batches=0, val_check_interval=1.0, **options)
@@ -287,8 +298,8 @@ def stop_with_straggler(package, directory):
 def main(framework, directory, dies_at="-1"):
     directory = Path(directory)
     runs = directory / "runs"
-    if dies_at == "straggler":
-        stop_with_straggler(framework, directory)
+    if dies_at in {"straggler", "straggler without a log"}:
+        stop_with_straggler(framework, directory, runs if dies_at == "straggler" else None)
         return
     model = Regression(dying(int(dies_at)))
     if framework == "transformers":
