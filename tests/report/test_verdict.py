@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from trackside.events import Heartbeat, IterationEnded, Source, SourceEnded, StallDetected
@@ -302,6 +304,17 @@ class TestDied:
             write_events(tmp_path, source, [*events, Heartbeat(at_ns=last_ns, step=-1, span_id=0, sequence=1)])
         (found,) = read_report(tmp_path).verdict.findings
         assert (found.kind, found.rank, found.ranks, found.since_step) == ("died", rank, (0, 1), 50)
+
+    def test_torn(self, made_up):
+        """Nobody says that a rank died whose log was cut off, and whose peers went on without it to a good end."""
+        directory = made_up(ranks=2, steps=3_000)
+        path = max(directory.rglob("*rank-00001*.tslog"))
+        path.write_bytes(path.read_bytes()[: path.stat().st_size * 6 // 10])
+        found = read_report(directory).verdict.findings[0]
+        assert (found.kind, found.rank) == ("died", 1)
+        assert re.fullmatch(
+            r"The log of rank 1 breaks off after step \d+(, in \w+)?: it is torn, or the rank died\.", found.title
+        )
 
 
 class TestTiles:

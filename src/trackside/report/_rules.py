@@ -322,7 +322,15 @@ def _died(report: Report) -> _Ruled:
     span = next((row.name for row in report.open if row.rank == first.rank), "")
     after = f"after step {first.last_step}" if first.last_step >= 0 else "before its first step"
     within = f", in {span}" if span else ""
-    if len(dead) == 1:
+    look = (
+        f"It was {_where(first)}: see the launcher's output and the kernel's log (dmesg) for a signal or the OOM "
+        f"killer. Its last events: {_paste(report, 'tail', '-n', '40')}"
+    )
+    outlived = any(row.has_good_end and row.last_step > first.last_step + 1 for row in report.ranks)
+    if len(dead) == 1 and report.losses.damaged_bytes and outlived:  # a log that was cut off ends so, too
+        title = f"The log of rank {first.rank} breaks off {after}{within}: it is torn, or the rank died."
+        look = f"Look for the whole file where it was written; which bytes are damaged: {_paste(report, 'info')}"
+    elif len(dead) == 1:
         title = f"Rank {first.rank} died {after}{within}: its log has no end."
     else:
         who = f"All {len(dead)} ranks" if len(dead) == report.ranks_total else f"Ranks {_ranges(ranks)}"
@@ -346,8 +354,7 @@ def _died(report: Report) -> _Ruled:
             kind="died",
             title=title,
             evidence=tuple(evidence),
-            look=f"It was {_where(first)}: see the launcher's output and the kernel's log (dmesg) for a signal or "
-            f"the OOM killer. Its last events: {_paste(report, 'tail', '-n', '40')}",
+            look=look,
             rank=first.rank if is_clear else None,
             section=span if is_clear else "",
             since_ns=first.last_ns,
