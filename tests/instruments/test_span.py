@@ -14,6 +14,8 @@ from trackside.events import (
     NOWHERE,
     PROFILE,
     ConfigError,
+    CounterWindow,
+    Event,
     IterationSpanEnded,
     ProfileSpanEnded,
     SpanEnded,
@@ -22,6 +24,7 @@ from trackside.events import (
     SpanStarted,
     ambient,
     clock,
+    event,
 )
 from trackside.instruments import SpanOrderError, application, span
 
@@ -389,6 +392,12 @@ class TestDecorator:
             span("x")(generate)
 
 
+@event("acme.worked")
+class Worked(Event):
+    thread: int
+    number: int
+
+
 class TestThreads:
     def run(self, function):
         """Run *function* in a thread."""
@@ -400,6 +409,32 @@ class TestThreads:
         """Have a span."""
         with span("load"):
             pass
+
+    def test_all_at_once(self, captured, in_threads):
+        """16 threads log, open spans and count at once: nothing is lost or mixed up, and the counts balance."""
+        threads, rounds = 16, 50
+        counter = default_bus.counter("worked.at.once")
+
+        def work(index):
+            for number in range(rounds):
+                with span("outer"), span("inner"):
+                    default_bus.log(Worked(thread=index, number=number))
+                    counter.add(2)
+
+        with default_bus.collect(interval_s=3600, match="worked.at.once"):
+            in_threads(threads, work)
+        total = threads * rounds
+        spans = {event.span_id: event for event in captured.of(SpanEnded)}
+        assert sorted(event.name for event in captured.of(SpanEnded)) == ["inner"] * total + ["outer"] * total
+        around = {event.span_id: (event.thread, event.number) for event in captured.of(Worked)}
+        assert sorted(around.values()) == [(index, number) for index in range(threads) for number in range(rounds)]
+        assert {spans[inner].name for inner in around} == {"inner"}
+        outer = {spans[inner].parent_span_id for inner in around}
+        assert len(outer) == total
+        assert {spans[each].name for each in outer} == {"outer"}
+        windows = [event for event in captured.of(CounterWindow) if event.name == "worked.at.once"]
+        assert windows[-1].total_sum == 2 * total
+        assert {handler.balance for handler in default_bus.stats().handlers} == {0}
 
     def test_root(self, captured):
         """A new thread's spans hang under the application."""
