@@ -151,6 +151,7 @@ class TestHtml:
         assert 'first</a> <span class="tag">baseline</span>' in index
         assert "<h1>first</h1>" in (site / "first.html").read_text()
         assert {oct(path.stat().st_mode & 0o777) for path in site.iterdir()} == {"0o600"}
+        assert oct(site.stat().st_mode & 0o777) == "0o700"
 
     def test_runs_of_a_session(self, command, tmp_path, write_log):
         """The page of a run is about that run alone."""

@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
 def _write_pages(directory: str, paths: list[str]) -> None:
     progress = ProgressLine("trackside runs")
     try:
-        Path(directory).mkdir(parents=True, exist_ok=True)
+        Path(directory).mkdir(mode=0o700, parents=True, exist_ok=True)  # runs and sessions are named in it
         for name, page in run_pages(*paths, progress=progress):
             write_private(Path(directory) / name, page, option="--html DIR")
     except OSError as error:

@@ -194,6 +194,20 @@ class TestDirectory:
         with pytest.raises(ConfigError, match="others can add keys"):
             load(keys)
 
+    @pytest.mark.parametrize("mode", [0o666, 0o664, 0o646])
+    @pytest.mark.parametrize(
+        ("load", "name"),
+        [(load_accepted, "rank.1.public"), (lambda where: load_client_keys(where, "rank"), "server.1.public")],
+    )
+    def test_with_a_key_that_others_can_write_to(self, keys, load, name, mode):
+        """
+        A public key that others could replace by their own is refused, by servers and clients.
+        """
+        (keys / name).chmod(mode)
+
+        with pytest.raises(ConfigError, match="others can replace this key"):
+            load(keys)
+
     def test_that_others_can_read(self, keys):
         """
         A directory that others can only look into is accepted: its public keys are public, its secrets are not.

@@ -252,8 +252,11 @@ def _read(path: Path, *, is_secret: bool) -> bytes:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise ConfigError("keys", str(path), "it is no regular file")
-        if is_secret and (stat.S_IMODE(found.st_mode) & _OTHERS or found.st_uid not in (0, _user_id())):
+        is_foreign = found.st_uid not in (0, _user_id())
+        if is_secret and (stat.S_IMODE(found.st_mode) & _OTHERS or is_foreign):
             raise ConfigError("keys", str(path), "others can read this secret; chmod 600 it, and renew it if they did")
+        if stat.S_IMODE(found.st_mode) & _WRITABLE or is_foreign:
+            raise ConfigError("keys", str(path), "others can replace this key by theirs; look at it, and chmod 644 it")
         text = os.read(fd, _MAX_KEY_BYTES).strip()
     finally:
         os.close(fd)
