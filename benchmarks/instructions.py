@@ -34,11 +34,13 @@ from trackside.instruments.sections import Sections
 BASELINES = pathlib.Path(__file__).parent / "baselines"
 FEW, MANY = 2_000, 6_000
 COUNTERS = 15
+STEPS_OF_A_DRAIN = 200
+"""Steps of 1 ms until the dispatcher has what they logged; under valgrind the clock would leave that to chance."""
 TOLERANCE = 0.02
 """By how much a count may exceed its baseline: hash seeds and addresses move it a little."""
 OWN_THREAD = frozenset(("step",))
 """Operations whose instructions are counted in the thread that does them: other threads work by the clock."""
-CEILINGS = {"compiled": 30_000, "pure": 133_000}
+CEILINGS = {"compiled": 29_000, "pure": 133_000}
 """The most instructions that a step may take: what was reached, and a tenth more. A test checks it."""
 SHARES = 12
 """Functions shown of each operation."""
@@ -115,6 +117,8 @@ def _step(stack: ExitStack) -> Run:
 
     def run(loops: int) -> None:
         for step in range(loops):
+            if not step % STEPS_OF_A_DRAIN:
+                default_bus.flush()
             with trackside.training_iteration(step=step) as iteration:
                 with trackside.data_loading():
                     pass
@@ -204,7 +208,7 @@ def show_counts(*, update: bool) -> int:
 
 def show_step() -> int:
     """Print the instructions of a step beside the most that it may take; 1 if it takes more."""
-    found, most = counted("step", few=500, many=2_500), CEILINGS[trackside.implementation]
+    found, most = counted("step", few=400, many=1_200), CEILINGS[trackside.implementation]
     print(f"{OPERATIONS['step'][0]}: {found:,.0f} instructions, {trackside.implementation}; at most {most:,}")
     return int(found > most)
 

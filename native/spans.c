@@ -274,6 +274,45 @@ store_open(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
     Py_RETURN_NONE;
 }
 
+/* --- pairs ------------------------------------------------------------------------------------------------------- */
+
+/*
+ * Pairs of a span's id and its step that surround nothing any more and that nothing refers to: owned, empty, and unknown
+ * to the garbage collector. From 3.14 on a tuple remembers its hash, so it cannot become another one.
+ */
+enum { MOST_SPARE = PY_VERSION_HEX < 0x030E0000 ? 4 : 0 };
+static PyObject *spare[MOST_SPARE + 1];
+static int spare_count;
+
+/* Return the pair of NUMBER and STEP: a new reference, or NULL with an exception. It may run foreign code. */
+static inline PyObject *
+new_pair(PyObject *number, PyObject *step)
+{
+    PyObject *pair = spare_count > 0 && PyLong_CheckExact(step) ? spare[--spare_count] : PyTuple_New(2);
+    if (pair != NULL) {
+        PyTuple_SET_ITEM(pair, 0, Py_NewRef(number));
+        PyTuple_SET_ITEM(pair, 1, Py_NewRef(step));
+    }
+    return pair;
+}
+
+/* Give up a reference to PAIR, of two numbers. */
+static inline void
+drop_pair(PyObject *pair)
+{
+    if (Py_REFCNT(pair) > 1 || spare_count >= MOST_SPARE || !PyTuple_CheckExact(pair) || PyTuple_GET_SIZE(pair) != 2
+        || !PyLong_CheckExact(PyTuple_GET_ITEM(pair, 0)) || !PyLong_CheckExact(PyTuple_GET_ITEM(pair, 1))) {
+        Py_DECREF(pair);
+        return;
+    }
+    PyObject_GC_UnTrack(pair);
+    Py_DECREF(PyTuple_GET_ITEM(pair, 0));
+    Py_DECREF(PyTuple_GET_ITEM(pair, 1));
+    PyTuple_SET_ITEM(pair, 0, NULL);
+    PyTuple_SET_ITEM(pair, 1, NULL);
+    spare[spare_count++] = pair;
+}
+
 /* --- opening ----------------------------------------------------------------------------------------------------- */
 
 /* Return whether SPAN can be opened here: it is closed, and there is no profiler. */
@@ -296,12 +335,10 @@ enter(PyObject *span, PyObject *around, PyObject *step, int is_part)
     PyObject *thread = number == NULL        ? NULL
                        : ident == main_ident ? Py_NewRef(main_thread)
                                              : PyLong_FromUnsignedLong(ident);
-    inside = thread == NULL ? NULL : PyTuple_New(2);
+    inside = thread == NULL ? NULL : new_pair(number, step);
     if (inside == NULL) {
         goto out;
     }
-    PyTuple_SET_ITEM(inside, 0, Py_NewRef(number));
-    PyTuple_SET_ITEM(inside, 1, Py_NewRef(step));
     PyObject *parent = PyTuple_GET_ITEM(around, 0);
     if (!PyLong_CheckExact(parent)) {
         parent = NULL;
@@ -489,7 +526,7 @@ leave(PyObject *span, int which)
     *slot(event, offsets[E_STEP]) = Py_NewRef(PyTuple_GET_ITEM(around, 1));
     SPAN(span, INSIDE) = Py_NewRef(Py_None);
     int failed = which == PART ? ts_surround_part(around, inside) : ts_surround(around);
-    Py_DECREF(inside); /* a tuple of two numbers */
+    drop_pair(inside);
     Py_DECREF(around);
     if (failed) {
         Py_DECREF(event);

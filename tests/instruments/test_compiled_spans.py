@@ -482,6 +482,28 @@ class TestMemory:
         assert (events[0].name, events[0].attributes, second.attributes) == ("second", {}, {})
         assert not hasattr(span("third"), "parent_id")
 
+    def test_pair_that_is_held(self):
+        """What surrounded a block says the same as long as somebody holds it, or a context copied there."""
+        held, contexts = [], []
+        with default_bus.subscribe(lambda _: None, to=OF_SPANS):
+            for cls in OF_SPANS:
+                default_bus.wants(cls)  # or the first span of each class would be opened by Python
+            for step in range(10):
+                with training_iteration(step) as iteration:
+                    held.append((ambient.get(), (iteration.id, step)))
+                    if step % 2:
+                        contexts.append((contextvars.copy_context(), (iteration.id, step)))
+                    for _ in range(3):
+                        with model_forward() as part:
+                            held.append((ambient.get(), (part.id, step)))
+                with model_forward():  # whose pair nobody holds
+                    pass
+                with training_iteration([step]):
+                    held.append((ambient.get(), (ambient.get()[0], [step])))
+        assert [pair for pair, _ in held] == [expected for _, expected in held]
+        assert [context.run(ambient.get) for context, _ in contexts] == [expected for _, expected in contexts]
+        assert [gc.is_tracked(pair) for pair, (_, step) in held if type(step) is list] == [True] * 10
+
     def test_finalizer_of_a_subclass(self):
         """A subclass with a finalizer is finalized once, lives on if it says so, and lets its weak references know."""
         Remembered.ended.clear()
