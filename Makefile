@@ -123,8 +123,9 @@ pictures:  ## draw the pictures of README and docs from the logs of a real job; 
 
 .PHONY: lock
 lock:  ## bring requirements.lock up to date with pyproject.toml; ARGS=--upgrade for newer versions
-	@$(ENVIRONMENT) .venv --group lock
-	@$(BIN)/python tools/lock.py $(ARGS)
+	@$(PYTHON) -m venv .venv-lock # with nothing else in it: what is new in pyproject.toml has no hash yet
+	@.venv-lock/bin/python -m pip install --quiet "$$(grep -o '^uv==[^ ]*' requirements.lock)"
+	@.venv-lock/bin/python tools/lock.py $(ARGS)
 
 .PHONY: clean
 clean:  ## remove every environment and everything built; keeps runs/

@@ -95,6 +95,36 @@ class TestCommand:
             assert parser.parse_args(words[1:]).command == name
 
 
+class TestCompletion:
+    @pytest.mark.parametrize(
+        ("typed", "completed"), [("re", ["report"]), ("report --h", ["--help", "--html"]), ("keys n", ["new"])]
+    )
+    def test_bash(self, typed, completed, capsys):
+        """A shell that has loaded the script completes commands, and the options of each."""
+        with pytest.raises(SystemExit) as caught:
+            main(["--print-completion", "bash"])
+        assert caught.value.code == 0
+
+        script = capsys.readouterr().out
+        words = ["trackside", *typed.split()]
+        asked = f"""
+            COMP_WORDS=({" ".join(words)}); COMP_CWORD={len(words) - 1}
+            _shtab_trackside; printf '%s\\n' "${{COMPREPLY[@]}}"
+        """
+        done = subprocess.run(["bash", "-c", script + asked], capture_output=True, text=True, check=True, timeout=60)
+        assert sorted(done.stdout.split()) == completed
+
+    def test_without_the_library(self, command, monkeypatch):
+        """Where the extra is missing, one line names what installs it."""
+        monkeypatch.delitem(sys.modules, "trackside.cli.completion", raising=False)
+        monkeypatch.setitem(sys.modules, "shtab", None)
+        outcome = command("--print-completion", "bash")
+
+        assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+        assert outcome.err.startswith("trackside: --print-completion needs an extra")
+        assert "pip install 'trackside[completion]'" in outcome.err
+
+
 class TestInterrupts:
     @pytest.mark.parametrize("module", ["trackside", "trackside.bus", "trackside.cli", "trackside.cli._top"])
     def test_while_it_loads(self, module):

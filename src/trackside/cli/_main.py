@@ -33,7 +33,7 @@ from trackside.cli import (
     _trace,
 )
 from trackside.cli._print import UNREADABLE, warn
-from trackside.events import TracksideError, __version__
+from trackside.events import MissingExtraError, TracksideError, __version__
 
 INTERRUPTED: Final = 130
 _COMMANDS: Final = (
@@ -99,17 +99,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     0 for success, 1 if a command has something to object to, 2 for what cannot be read, written or understood.
     """
-    command = ""
+    command = "trackside"
     try:
         options = _parse(arguments)
-        command = options.command
+        command = f"trackside {options.command}"
         codecs.register_error("trackside.similar", _similar)
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="trackside.similar")  # a terminal of few letters is no reason to stop
         code: int = options.run(options)
         sys.stdout.flush()
     except TracksideError as error:
-        warn(f"trackside {command}: {error}")
+        warn(f"{command}: {error}")
         return UNREADABLE
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         _give_up_stdout()
-        warn(f"trackside {command}: {error.strerror or error}")
+        warn(f"{command}: {error.strerror or error}")
         return UNREADABLE
     return code
 
@@ -171,6 +171,22 @@ class _Parser(argparse.ArgumentParser):
         return found
 
 
+class _PrintCompletion(argparse.Action):
+    """Prints what completes the command in a shell, and leaves."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, _namespace: object, values: object, _option: str | None = None
+    ) -> NoReturn:
+        try:
+            from trackside.cli.completion import completion_script
+        except ModuleNotFoundError as error:
+            if error.name != "shtab":
+                raise
+            raise MissingExtraError("--print-completion", "completion", error) from error
+        print(completion_script(parser, str(values)))
+        parser.exit()
+
+
 def build_parser() -> _Parser:
     """Return the parser with all commands."""
     parser = _Parser(
@@ -179,6 +195,13 @@ def build_parser() -> _Parser:
         epilog="Each command explains itself: trackside COMMAND --help",
     )
     parser.add_argument("--version", action="version", version=f"trackside {__version__}")
+    parser.add_argument(
+        "--print-completion",
+        metavar="SHELL",
+        choices=("bash", "zsh", "tcsh"),
+        action=_PrintCompletion,
+        help="print what completes this command in bash, zsh or tcsh, and leave",
+    )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in _COMMANDS:
         command.add_to(commands)

@@ -1,0 +1,27 @@
+"""Shell completion: the script by which a shell completes the words of the ``trackside`` command."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Final
+
+import shtab
+
+_COMPLETED: Final = {"PATH": shtab.FILE, "FILE": shtab.FILE, "DIR": shtab.DIRECTORY}
+
+
+def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
+    """Return what completes the commands, options and paths of *parser* in *shell*: ``bash``, ``zsh`` or ``tcsh``."""
+    _complete_paths(parser)
+    script: str = shtab.complete(parser, shell)
+    return script
+
+
+def _complete_paths(parser: argparse.ArgumentParser) -> None:
+    for action in parser._actions:  # noqa: SLF001  argparse has no other way to its actions
+        for word, found in _COMPLETED.items():
+            if word in str(action.metavar):
+                action.complete = found  # type: ignore[attr-defined]
+        if isinstance(action.choices, dict):
+            for command in action.choices.values():
+                _complete_paths(command)
