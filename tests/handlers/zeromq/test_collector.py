@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+import types
 
 import pytest
 
@@ -23,7 +24,7 @@ from trackside.handlers.models import ClockOffsets, CounterBoard, SpanBuilder
 from trackside.handlers.models.goodput import GoodputAccumulator
 from trackside.handlers.models.scores import ScoreAggregator
 from trackside.handlers.zeromq import PeerLimits
-from trackside.handlers.zeromq._collector import MultiLogWriter
+from trackside.handlers.zeromq._collector import Collection, MultiLogWriter
 from trackside.handlers.zeromq._connection import new_context
 from trackside.handlers.zeromq._receiver import SourceRegistry
 from trackside.wire import Frame, RowEncoder, encode_frame
@@ -345,6 +346,27 @@ class TestQuota:
         noisy.rest()
 
         assert collector.heard(PeerCut)[0].messages > 0
+
+
+class TestCuts:
+    def test_under_ever_new_names(self):
+        """
+        Of 5,000 peers that are cut at the same moment 100 are reported, and a second later one more: each is recorded.
+        """
+        found = []
+        source = Source(role="collector")
+        collection = Collection(source, [found.append], None, SourceRegistry(), read_rule=None, monotonic_s=lambda: 0.0)
+        buckets = types.SimpleNamespace(cut_messages=1, cut_bytes=10)
+        peers = [
+            types.SimpleNamespace(name="x", buckets=buckets, cut_reported=0, cut_reported_s=-1e9, cut_since_ns=0)
+            for _ in range(5_000)
+        ]
+        for peer in peers:
+            collection._report_cut(peer, 0.0)
+        assert sum(isinstance(event, PeerCut) for event in found) == 100
+        for peer in peers:
+            collection._report_cut(peer, 1.0)
+        assert sum(isinstance(event, PeerCut) for event in found) == 101
 
 
 class TestDescriptors:

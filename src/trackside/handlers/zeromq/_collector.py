@@ -59,6 +59,7 @@ from trackside.handlers.zeromq._protocol import (
     PeerLimits,
     Snapshot,
     SourcePosition,
+    TokenBucket,
     decode_snapshot,
     dump_models,
     encode_snapshot,
@@ -452,6 +453,9 @@ def with_rows(data: bytes, kept: Sequence[int]) -> bytes:
 
 _LOOK_INTERVAL_S: Final = 0.25
 _REPORT_CUTS_INTERVAL_S: Final = 10.0
+_CUTS_PER_S: Final = 1.0
+"""Reports of peers that were cut: each is recorded, and a peer may come under a new name all the time."""
+_CUTS_AT_ONCE: Final = 100.0
 
 
 class Collection:
@@ -488,6 +492,7 @@ class Collection:
         self._now = monotonic_s
         self._decoder = FrameDecoder()
         self._trouble = RateLimitedLog()
+        self._cuts = TokenBucket(_CUTS_PER_S, _CUTS_AT_ONCE)
         self._looked_s = -1e9
         self._missed = 0
         """Events that were reported to the models as missed: together no more than `MAX_COUNT`."""
@@ -684,6 +689,8 @@ class Collection:
     def _report_cut(self, producer: Producer, now_s: float) -> None:
         buckets = producer.buckets
         if buckets.cut_messages == producer.cut_reported or now_s - producer.cut_reported_s < _REPORT_CUTS_INTERVAL_S:
+            return
+        if not self._cuts.take(now_s):  # it is reported later if it is still here
             return
         producer.cut_since_ns = producer.cut_since_ns or clock.now_ns()
         producer.cut_reported, producer.cut_reported_s = buckets.cut_messages, now_s
