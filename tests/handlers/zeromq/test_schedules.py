@@ -193,10 +193,10 @@ TABLE = {
     Collection: {
         "registry": same, "unheard": same, "relay": same, "_looked_s": age(0.25), "_missed": same, "own": same,
         "_decoder": lambda decoder, _: frozenset(decoder._sources._entries), "counts": same,
-        "models": APART, "_log_writer": APART, "_now": APART, "_trouble": APART,
+        "models": APART, "_log_writer": APART, "_now": APART, "_trouble": APART, "_cuts": APART,
     },
     CollectorStreams: {"_cuts": same, "status": APART, "_models": APART, "_places": APART, "_read_rule": APART,
-        "_trouble": APART},
+        "_trouble": APART, "broadcast": APART},
     _FilteredStream: {"ring": lambda ring, _: ring.id, "wanted": APART, "keep": APART},
     ForwardedStreams: {
         "registry": same, "_rings": names, "_spoke": same, "own": same,
