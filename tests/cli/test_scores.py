@@ -58,10 +58,10 @@ class TestText:
             "run run-1: window 1, steps 100 to 199, attempt 0, 3 of 3 rank(s)",
             "",
             "stragglers",
-            "  rank 1 on node-0: section data, relative score 0.500 since step 100 (window 1), 0.01 s lost per step",
+            "  rank 1 on node-0: section data, relative score 0.500 since step 100 (window 1), 10 ms lost per step",
             (
                 "  rank 1 on node-0: section data, individual score 0.500 since step 100 (window 1), "
-                "0.00999 s lost per step"
+                "9.99 ms lost per step"
             ),
             "",
             "relative, worst: rank 1 on node-0, 0.500",
@@ -123,7 +123,7 @@ class TestWaiting:
                     )
                 )
         assert (
-            "waiting for others: least rank 1, 0.002 s per step; most rank 0, 0.008 s per step"
+            "waiting for others: least rank 1, 2 ms per step; most rank 0, 8 ms per step"
             in command("scores", tmp_path).lines
         )
 
@@ -146,7 +146,7 @@ class TestWaiting:
                 )
         printed = command("scores", tmp_path)
         assert (
-            "waiting for others on the GPU, in NCCL: least rank 1, 0.002 s per step; most rank 0, 0.008 s per step"
+            "waiting for others on the GPU, in NCCL: least rank 1, 2 ms per step; most rank 0, 8 ms per step"
             in printed.lines
         )
         (window,) = json.loads(command("scores", tmp_path, "--json").out)["windows"]

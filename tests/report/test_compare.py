@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -89,6 +90,19 @@ class TestSelection:
 
 class TestCommand:
     """As CI calls it: the marked run and the one that is judged lie in one directory."""
+
+    def test_columns(self, made_up, capsys):
+        """Figures of any length are apart: loading that takes ten thousand times as long is in its column."""
+        usual = {"ranks": 1, "steps": 100, "noise": 0.02, "stumbles": 0}
+        before = made_up("a", run_id="a", loading_s=0.000_001, **usual)
+        after = made_up("b", run_id="b", loading_s=0.01, **usual)
+        main(["compare", str(before), str(after)])
+        lines = capsys.readouterr().out.splitlines()
+        (row,) = [line for line in lines if line.startswith("  data_loading")]
+        (head,) = [line for line in lines if line.startswith("a step's parts")]
+        name, *figures, verdict = re.split(r"\s{2,}", row.strip())
+        assert (name, figures[0].split()[1], figures[1].split()[1], verdict) == ("data_loading", "ns", "ms", "worse")
+        assert head.index("between") == row.index(figures[3])
 
     @pytest.mark.parametrize(
         ("factor", "code", "said"), [(1.03, 1, "worse"), (0.9, 0, "better"), (1.0, 0, "no difference")]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, Final
 
 import attrs
@@ -19,7 +20,9 @@ from trackside.report._report import shown
 
 _WORSE: Final = 1
 """The exit code for it."""
-_WIDTH: Final = 44
+_MOST_NAME: Final = 41
+_FIGURES: Final = {1, 2, 3}
+"""The columns of the table with figures."""
 
 
 def add_to(commands: Any) -> None:
@@ -124,23 +127,34 @@ def _lines(found: Comparison) -> Iterator[str]:
         for row in found.buckets
         if row.difference.before or row.difference.after
     ]
-    for title, rows in (("", found.judged), ("buckets", buckets), ("a step's parts", found.parts)):
-        if rows:
-            yield f"{title:<{_WIDTH}}{'A':>12}{'B':>12}{'change':>10}  between"
-            yield from map(_line, rows)
-            yield ""
+    tables = [
+        [(title, "A", "B", "change", "between", ""), *map(_cells, rows)]
+        for title, rows in (("", found.judged), ("buckets", buckets), ("a step's parts", found.parts))
+        if rows
+    ]
+    widths = [max(map(len, column)) for column in zip(*chain(*tables), strict=True)]
+    for table in tables:
+        yield from (_line(cells, widths) for cells in table)
+        yield ""
 
 
-def _line(row: Row) -> str:
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Return *cells* in columns: a name to the left, three figures to the right, and two texts to the left."""
+    return "  ".join(
+        f"{cell:>{width}}" if place in _FIGURES else f"{cell:<{width}}"
+        for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    ).rstrip()
+
+
+def _cells(row: Row) -> tuple[str, ...]:
     found = row.difference
     change = "–" if found.change is None else _change(found.change, row)
     bounds = "unknown"
     if found.low is not None and found.high is not None:
         bounds = f"{_change(found.low, row)} and {_change(found.high, row)}"
     verdict = row.verdict if row.verdict != "no difference shown" else ""
-    name = row.name if len(row.name) <= _WIDTH - 3 else f"{row.name[: _WIDTH - 6]}..."
-    before, after = _figure(found.before, row), _figure(found.after, row)
-    return f"  {name:<{_WIDTH - 2}}{before:>12}{after:>12}{change:>10}  {bounds:<22}{verdict}".rstrip()
+    name = row.name if len(row.name) <= _MOST_NAME else f"{row.name[: _MOST_NAME - 3]}..."
+    return f"  {name}", _figure(found.before, row), _figure(found.after, row), change, bounds, verdict
 
 
 def _figure(value: float, row: Row) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from trackside.cli._print import json_text, readable, report_unread
+from trackside.core import text as words
 from trackside.core.text import printable, ranges
 from trackside.events import (
     Event,
@@ -178,7 +179,7 @@ def _lines(run_id: str, report: ScoreReport) -> Iterator[str]:
 def _straggler(one: Straggler) -> str:
     return (
         f"rank {one.rank} on {one.node}: {one.what}, {one.kind} score {one.score:.3f} since step {one.since_step}"
-        f" (window {one.since_window}), {one.lost_s_per_step:.3g} s lost per step"
+        f" (window {one.since_window}), {words.seconds(one.lost_s_per_step)} lost per step"
     )
 
 
@@ -204,8 +205,8 @@ def _table(kind: str, report: ScoreReport, scores: KindScores) -> Iterator[str]:
 def _waited(what: str, ranks: list[int], seconds_of: list[float | None]) -> str:
     waited = sorted((seconds, rank) for seconds, rank in zip(seconds_of, ranks, strict=True) if seconds is not None)
     return (
-        f"waiting for others{what}: least rank {waited[0][1]}, {waited[0][0]:.3g} s per step;"
-        f" most rank {waited[-1][1]}, {waited[-1][0]:.3g} s per step"
+        f"waiting for others{what}: least rank {waited[0][1]}, {words.seconds(waited[0][0])} per step;"
+        f" most rank {waited[-1][1]}, {words.seconds(waited[-1][0])} per step"
     )
 
 
