@@ -17,7 +17,15 @@ from hypothesis import strategies as st
 import trackside
 from blocks import least_growth
 from implementations import needs_core
-from trackside.events import DecodeError, UnknownEvent, own_fields
+from trackside.events import (
+    DecodeError,
+    IterationEnded,
+    IterationSpanEnded,
+    ProfileSpanEnded,
+    SpanEnded,
+    UnknownEvent,
+    own_fields,
+)
 from trackside.events._registry import declared
 from trackside.handlers.eventlog._format import Kind
 from trackside.handlers.eventlog._scanner import Record, Scanner
@@ -221,4 +229,8 @@ def test_leaks_nothing():
         for data in corpus:
             fuzzing.outcome(decoder, data)
 
+    # The compiled core keeps the memory of up to 1,024 events of each of these classes for the next ones.
+    for cls in (IterationEnded, SpanEnded, IterationSpanEnded, ProfileSpanEnded):
+        given = {} if cls is IterationEnded else {"name": "x"}
+        assert len([cls(duration_ns=1, **given) for _ in range(1_100)]) == 1_100
     assert least_growth(read) < 50
