@@ -1,8 +1,8 @@
 """
-What operating systems have in different ways, or not at all.
+The features that differ between operating systems, or that some lack.
 
-No other module asks which system it runs on or uses what Windows or macOS lacks; `tests/test_platform.py` holds that.
-Where a caller can do without what the system lacks, the function here does without it, as its docstring says.
+No other module asks which system it runs on or uses what Windows or macOS lacks; `tests/test_platform.py` checks that.
+Where a caller can do without a missing feature, the function here returns without it, as its docstring says.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MONOTONIC_IS_POSIX: Final = sys.platform == "linux"
 _ALWAYS: Final[int] = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 NO_LINK: Final[int] = getattr(os, "O_NOFOLLOW", 0)
 READ: Final[int] = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _ALWAYS
-"""Not blocking: a named pipe would wait for a writer."""
+"""Non-blocking, because to open a named pipe would wait for a writer."""
 APPEND: Final[int] = os.O_WRONLY | os.O_APPEND | NO_LINK | _ALWAYS
 CREATE: Final[int] = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK | _ALWAYS
 _HAS_PLACES: Final = os.open in os.supports_dir_fd
@@ -37,20 +37,20 @@ _DIRECTORY: Final[int] = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _ALWAYS
 
 
 def after_fork_in_child(reset: Callable[[], object]) -> None:
-    """Have *reset* called in each forked child; where nothing forks, never."""
+    """Have *reset* called in each forked child; does nothing where processes cannot fork."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=reset)
 
 
 def may_run(pid: int) -> bool:
-    """Return whether a process may have the id *pid* on this machine; True where that cannot be asked."""
-    if sys.platform == "win32":  # which would end the process
+    """Return whether a process may have the id *pid* on this machine; True where the system cannot say."""
+    if sys.platform == "win32":  # where `os.kill` would end the process
         return True
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # another user's
+    except OSError:  # it is another user's process
         return True
     return True
 
@@ -61,7 +61,7 @@ def user_id() -> int | None:
 
 
 def clock_through_sleep_ns() -> int | None:
-    """Return a clock that, unlike the monotonic one, goes on while the machine sleeps; None where there is none."""
+    """Read the clock that, unlike the monotonic one, goes on while the machine sleeps; None where there is none."""
     boottime = getattr(time, "CLOCK_BOOTTIME", None)
     return None if boottime is None else time.clock_gettime_ns(boottime)
 
@@ -78,11 +78,11 @@ def create_below(directory: Path, name: str, *, mode: int, directory_mode: int) 
     """
     Create the file *name* to append to below the existing *directory*, and return its descriptor.
 
-    No directory that *name* leads through, by slashes, may be a symbolic link, nor may the file be there. Where no file
-    can be opened relative to a directory, that is not looked at.
+    The directories in *name*, separated by slashes, must not be symbolic links, and the file must not exist. Links are
+    not looked for where no file can be opened relative to a directory.
 
     Raises:
-        OSError: The file cannot be made; `FileExistsError` if it is there.
+        OSError: The file cannot be made; `FileExistsError` if it exists.
     """
     *between, last = name.split("/")
     if not _HAS_PLACES:
@@ -103,7 +103,7 @@ def create_below(directory: Path, name: str, *, mode: int, directory_mode: int) 
 
 def sync_directory(directory: Path) -> None:
     """
-    Force the names in *directory* to the device; where a directory cannot be opened, the system does so itself.
+    Force the names in *directory* to the device; does nothing where the system does so itself.
 
     Raises:
         OSError: The device failed.
@@ -118,7 +118,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def raise_descriptor_limit(wanted: int) -> None:
-    """Let this process have *wanted* descriptors, as far as it may; without such limits nothing is done."""
+    """Raise the limit of open descriptors to *wanted*, as far as allowed; does nothing without such limits."""
     try:
         import resource  # noqa: PLC0415  not on Windows
     except ImportError:
@@ -133,7 +133,7 @@ def raise_descriptor_limit(wanted: int) -> None:
 
 @contextlib.contextmanager
 def keyboard() -> Iterator[Callable[[], str]]:
-    """Let keys count at once, without Enter; yield what returns the one that was pressed, or nothing."""
+    """Read keys without Enter; yield a function that returns the key that was pressed, or an empty text."""
     try:
         import termios  # noqa: PLC0415  not on Windows
         import tty  # noqa: PLC0415
@@ -141,7 +141,7 @@ def keyboard() -> Iterator[Callable[[], str]]:
 
         descriptor = sys.stdin.fileno()
         before = termios.tcgetattr(descriptor)
-    except (ImportError, OSError, ValueError, AttributeError):  # stdin is no terminal, or there is none of this kind
+    except (ImportError, OSError, ValueError, AttributeError):  # stdin is no terminal, or termios is missing
         yield str
         return
     except termios.error:

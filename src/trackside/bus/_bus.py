@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from trackside.rules import Rule
 
 buses: weakref.WeakSet[Bus] = weakref.WeakSet()
-"""Every bus alive, for what must be done to all: at a fork and at exit."""
+"""Every live bus, for the hooks that run at a fork and at exit."""
 
 _STATS_TIMEOUT_S: Final = 1.0
 _NAME_OR_GLOB: Final = re.compile(r"[.*?\[]")
@@ -51,7 +51,7 @@ _FRAME_SINK_METHODS: Final = ("open", "accept", "flush", "close", "after_fork")
 
 class Subscription:
     """
-    A handler's place on a bus; leave it with `close`, or use it as a context manager.
+    The subscription of a handler to a bus; end it with `close`, or use it as a context manager.
 
     Dropping the object changes nothing: the handler stays subscribed.
     """
@@ -73,7 +73,7 @@ class Subscription:
             timeout_s: The longest this may take, in seconds.
 
         Returns:
-            Whether it was done in time. What was not delivered by then is counted as dropped.
+            Whether it was done in time. Events not delivered by then are counted as dropped.
         """
         return self._bus._unsubscribe(self._subscriber, timeout_s)  # noqa: SLF001
 
@@ -99,15 +99,15 @@ class Bus:
     """
     Delivers events to the handlers subscribed to their type.
 
-    Reading takes no lock: the route of each type is resolved once into a tuple. Writing takes none either: it replaces
-    the table. So nothing here can deadlock, in whatever it is called: another thread, a signal handler, a finalizer.
+    `log` takes no lock: it reads the route of a type, a tuple that is resolved once. Subscribing takes none either: it
+    replaces the table of routes. So neither can deadlock, even in a signal handler or a finalizer.
 
     Args:
         strict: Raise what handlers raise, for tests and development.
-        queue_limit: Events that may wait for the dispatcher; 16,384 unless given.
-        source: The identity of the stream; this process's unless given.
+        queue_limit: The most events that may wait for the dispatcher, at least 1; by default 16,384.
+        source: The source of the stream; by default this process's.
         redact: Called with each event before it is recorded or reaches any handler behind the queue; returns the event
-            to record, which is of the same type, or None for none. If it raises, the event is not recorded.
+            to record, of the same type, or None to record nothing. If it raises, the event is not recorded.
 
     Raises:
         ConfigError: if *queue_limit* is below 1.
@@ -152,7 +152,7 @@ class Bus:
         self._after_close = ThreadSafeCount()
         self._not_events = ThreadSafeCount()
         self._stack_full = 0
-        """Events logged where the stack had no room for any call; a plain number, which needs none to be raised."""
+        """Events logged when the stack was full; a plain number, because to increase it takes no call."""
 
     @property
     def redact(self) -> Callable[[Event], Event | None] | None:
@@ -175,8 +175,8 @@ class Bus:
         Deliver *event* to every handler subscribed to its type or to a base of it.
 
         Plain callables have run when this returns; all others read the event from the queue. Never raises of its own,
-        unless the bus is strict; never blocks, unless a plain callable does. What a signal handler of the program
-        raises meanwhile comes out, after the event was delivered to the other handlers.
+        unless the bus is strict; never blocks, unless a plain callable does. If a signal handler of the program
+        raises meanwhile, its exception is raised after the event was delivered to the other handlers.
         """
         try:
             route = self._routes[event.__class__]
@@ -201,7 +201,7 @@ class Bus:
             try:
                 raised = self._recover(route, target, begun, event, error)
             except RecursionError:
-                # The stack has no room for another call of ours, so only calls into C count; or not even for these.
+                # The stack has no room for another Python call, so only C functions count here; even these may not fit.
                 raised = None
                 is_next = False
                 try:
@@ -234,8 +234,8 @@ class Bus:
         """
         Log *event* from a model.
 
-        As `log`, but plain callables never run on the dispatcher's thread: a forwarder calls them. What a model
-        publishes while the bus closes is still delivered.
+        As `log`, but plain callables never run on the dispatcher's thread: a forwarder calls them. An event that a
+        model publishes while the bus closes is still delivered.
         """
         if not self._dispatcher.is_here():
             self.log(event)
@@ -269,7 +269,7 @@ class Bus:
         for event in events if inline else ():
             for subscriber in inline:
                 if subscriber.wants(type(event)):
-                    # What a strict bus raises is for the thread that logs; here it is counted.
+                    # A strict bus raises only in the thread that logs; here the error is just counted.
                     with contextlib.suppress(Exception):
                         self._deliver_inline(subscriber, event)
         return True
@@ -278,7 +278,7 @@ class Bus:
 
     def _resolve(self, cls: type) -> tuple[Step, ...]:
         """Resolve the route of *cls* and keep it."""
-        # The table first, the subscribers second: a subscriber that comes meanwhile discards the table.
+        # Read the table before the subscribers: a subscriber added in between replaces the table.
         routes = self._routes
         if not _is_event_type(cls):
             return ((uncounted, self._refuse, None, NO_HANDLER),)
@@ -322,14 +322,14 @@ class Bus:
         Account for the delivery that *error* ended, and deliver *event* to the rest of its route.
 
         Args:
-            route: Of the event.
+            route: The route of *event*.
             target: The last target that was reached.
-            begun: The same if its delivery has not ended.
+            begun: *target* if its delivery has not ended, else None.
             event: The event.
-            error: What was raised.
+            error: The exception that was raised.
 
         Returns:
-            What the caller is to raise.
+            The exception that the caller must raise, or None.
         """
         raised = error if begun is None else self._fail(begun, error)
         is_next = False
@@ -340,7 +340,7 @@ class Bus:
         return raised
 
     def _deliver_step(self, step: Step, event: Event) -> BaseException | None:
-        """Deliver *event* to one target, as `log` does; return what is to be raised."""
+        """Deliver *event* to one target, as `log` does; return the exception to raise, or None."""
         arrived, handle, finished, target = step
         arrived()
         try:
@@ -357,7 +357,7 @@ class Bus:
             raise raised
 
     def _fail(self, target: Target, error: BaseException) -> BaseException | None:
-        """Count a delivery that raised, and do what a failure asks for; return *error* if it is to be raised."""
+        """Count a delivery that raised, and log a suspension; return *error* if the caller must raise it."""
         if is_from_signal_handler(error):
             target.interrupt(error)
             return error
@@ -367,7 +367,7 @@ class Bus:
             if is_done or suspended is not None:
                 self._routes = {}
             if self.strict and isinstance(target, InlineSubscriber):
-                target.circuit_breaker.close()  # a caller that gets each error has nothing to be spared
+                target.circuit_breaker.close()  # a strict bus raises each error, and suspends no handler
             elif suspended is not None:
                 self.log(suspended)
         except RecursionError:  # the failure is counted; there is no room on the stack to report it
@@ -387,23 +387,23 @@ class Bus:
         runs_on: RunsOn | None = None,
     ) -> Subscription:
         """
-        Give *handler* every event of type *to*, or derived from it, from now on.
+        Give *handler* every event of type *to*, or of a subclass of it, from now on.
 
         A plain callable runs at once, in the thread that logs; if it blocks, it blocks the caller. On a closed bus no
         handler gets anything. A model that derives events has its attribute ``publish`` set, unless it is set already.
 
         Args:
             handler: A callable of one event, a model or a `FrameSink`.
-            to: The event type, or several; or their wire names, or globs of such, also of types declared later. Unless
-                given, what a model reads, and every event for any other handler.
-            keep: The rule that says which to keep; all unless given.
-            min_priority: The lowest priority wanted; all unless given.
+            to: A class, a wire name or a glob of wire names, or a tuple of these; names match types declared later too.
+                By default what a model ``reads``, and every event for any other handler.
+            keep: The rule that selects the events to keep; by default all are kept.
+            min_priority: The lowest priority that is delivered; by default all are.
             runs_on: The thread that calls the handler: the caller's (``RunsOn.INLINE``), the bus's own
-                (``RunsOn.DISPATCHER``), or one of its own behind a bounded queue (``RunsOn.WORKER``). Unless given,
-                what the handler's attribute ``runs_on`` says, else ``INLINE``. A model and a `FrameSink` take none.
+                (``RunsOn.DISPATCHER``), or one of its own behind a bounded queue (``RunsOn.WORKER``). By default
+                the handler's attribute ``runs_on``, else ``INLINE``. Leave it out for a model or a `FrameSink`.
 
         Raises:
-            ConfigError: if an argument is not what it should be.
+            ConfigError: if an argument is invalid.
         """
         subscriber = self._subscriber_for(handler, to, keep, min_priority, runs_on)
         if not self._is_closed:
@@ -426,7 +426,7 @@ class Bus:
             return cls.priority >= lowest and (issubclass(cls, types) or (bool(names) and _is_named(cls, names)))
 
         def wants_original(cls: type[Event]) -> bool:
-            return wants(cls) and not cls.derived  # what a model derived, a replay computes again
+            return wants(cls) and not cls.derived  # a replay computes derived events again
 
         name = name_of(handler)
         if kind is InlineSubscriber:
@@ -444,7 +444,7 @@ class Bus:
             self._identity.find()  # now, so that a child forked before the first event knows its parent
             subscriber.subscribe(self._dispatcher.admissions)
             self._dispatcher.put(Join(subscriber))
-        # Subscribers first: a concurrent log() may only fill the table we discard.
+        # Subscribers before routes: a concurrent log() can then fill only the table that is replaced here.
         self._subscribers[subscriber] = None
         self._routes = {}
 
@@ -456,7 +456,7 @@ class Bus:
             return True
         self._routes = {}
         if native is not None:
-            native.forget_routes()  # nothing is kept of a handler that left
+            native.forget_routes()  # keep no reference to a handler that left
         done = True
         if isinstance(subscriber, QueuedSubscriber):
             deadline_s = deadline_in(timeout_s)
@@ -471,7 +471,7 @@ class Bus:
 
     def begin(self, source: Source) -> None:
         """
-        Start a new numbered stream as *source*, of which all later events are.
+        Start a new numbered stream of *source*, to which all later events belong.
 
         Without this, a stream starts with the first event for the queue. A source whose stream has ended cannot go
         on: it gets another id.
@@ -481,20 +481,20 @@ class Bus:
             self._dispatcher.start()
 
     def describe(self, source: Source) -> None:
-        """Have the numbered stream of *source* describe it so from here on; of a stream with another id, nothing is."""
+        """Describe the stream's source as *source* from here on; do nothing if the stream's source has another id."""
         self._dispatcher.put(Describe(source))
         if self._queued():
             self._dispatcher.start()
 
     def end(self, reason: str = "closed") -> None:
-        """End the numbered stream; the next event starts another, under an id that the process has from now on."""
+        """End the numbered stream; the process gets a new source id now, and the next event starts its stream."""
         self._dispatcher.put(End(reason))
         ended = self._dispatcher.source
         if ended is not None:  # at once, so that no child takes the ended source for its parent
             self._identity.renew(ended)
 
     def at_barrier(self, act: Callable[[StreamView], object]) -> None:
-        """Have the dispatcher call *act* at this place of the stream, between two events, with its state there."""
+        """Have the dispatcher call *act*, between two events, with the state of the stream at this place."""
         self._dispatcher.put(Barrier(act))
         self._dispatcher.start()
 
@@ -505,11 +505,11 @@ class Bus:
         Bring every handler behind the queue up to date with what was logged before.
 
         Args:
-            timeout_s: The longest this may take, in seconds, whatever is stalled.
+            timeout_s: The longest this may take, in seconds, even if a handler is stalled.
 
         Returns:
-            Whether everything was delivered, and written where a handler writes. False in a model: it is what the flush
-            would wait for.
+            Whether everything was delivered, and written where a handler writes. False if a model calls this: the flush
+            would wait for that model.
         """
         if self._dispatcher.is_here():
             return False
@@ -518,7 +518,7 @@ class Bus:
         done = self._dispatcher.settle(left_s(deadline_s)) and done
         queued = self._queued()
         for place, subscriber in enumerate(queued):
-            # Each has a fair share of the time: a stalled one must not use up that of the next.
+            # Each gets an equal share of the time left, so that a stalled one cannot use up the next one's.
             done = subscriber.flush(left_s(deadline_s) / (len(queued) - place)) and done
         return self._forwarder.flush(left_s(deadline_s)) and done
 
@@ -526,11 +526,11 @@ class Bus:
         """
         Publish the last windows of counters, flush, close every sink and stop.
 
-        What is logged later is counted in ``after_close``. Closing twice is harmless, and finishes what an exception
+        Events logged later are counted in ``after_close``. Closing twice is harmless, and finishes what an exception
         interrupted the first time.
 
         Args:
-            timeout_s: The longest this may take, in seconds, whatever is stalled.
+            timeout_s: The longest this may take, in seconds, even if a handler is stalled.
 
         Returns:
             Whether every event reached every handler. If not, a line with the number lost is logged.
@@ -540,13 +540,13 @@ class Bus:
         deadline_s = deadline_in(timeout_s)
         done = self.registry.close(left_s(deadline_s) / 4)
         if not self._dispatcher.is_here():
-            # What was logged, and what models derive from it, while they can still publish.
+            # Deliver what was logged while models can still publish what they derive from it.
             done = self._dispatcher.settle(left_s(deadline_s) / 3) and done
         self._is_closed = True
         self._routes = {}
         if self._dispatcher.is_here():
             return False
-        # Then what came meanwhile, and the end: nothing comes after that.
+        # Then deliver the events that came meanwhile, and end the stream.
         done = self._dispatcher.settle(left_s(deadline_s) / 2) and done
         self._dispatcher.put(End("closed", for_good=True))
         done = self._dispatcher.settle(left_s(deadline_s) / 2) and done
@@ -564,8 +564,8 @@ class Bus:
         Return the counts. They balance whenever no call is in progress.
 
         Args:
-            timeout_s: The longest wait for the dispatcher to stand still, in seconds; then the counts are those of a
-                moving one.
+            timeout_s: The longest wait for the dispatcher to pause, in seconds; if it does not, the counts may not
+                balance.
         """
         with self._dispatcher.held(timeout_s):
             waiting = self._dispatcher.queue.copy()
@@ -580,7 +580,7 @@ class Bus:
             )
 
     def _stats_of(self, subscriber: Subscriber, waiting: Sequence[Any] | None = None) -> HandlerStats:
-        """Return the counts of one subscriber; *waiting* is the content of the queue, if that is known."""
+        """Return the counts of one subscriber; *waiting* is the content of the queue, copied here if not given."""
         if isinstance(subscriber, InlineSubscriber):
             return subscriber.stats()
         items = self._dispatcher.queue.copy() if waiting is None else waiting
@@ -607,13 +607,13 @@ class Bus:
         """
         Start anew in a forked child: empty queue, zero counts, no models and sink workers; callables and logs are kept.
 
-        Nothing of the parent's threads, locks and files is touched. ``TRACKSIDE_FORK=off`` closes the bus instead.
+        No thread, lock or file of the parent is used. ``TRACKSIDE_FORK=off`` closes the bus instead.
         """
         if os.environ.get("TRACKSIDE_FORK") == "off":
             self._is_closed = self._is_over = True
         self._identity.become_child()
         inherited = list(self._subscribers)
-        self._inherited += inherited  # kept, because to drop a handler may close what the parent still writes
+        self._inherited += inherited  # kept, because freeing a handler may close a file that the parent writes
         self._make_fresh()
         self.registry.after_fork()
         self._subscribers = {}
@@ -700,7 +700,7 @@ def _types_and_names(to: object) -> tuple[tuple[type[Event], ...], tuple[str, ..
 
 
 def _is_named(cls: type[Event], names: tuple[str, ...]) -> bool:
-    """Return whether one of *names* is that of *cls* or of a base of it, as of a class that is declared later too."""
+    """Return whether one of *names*, or globs, matches the wire name of *cls* or of a base class."""
     own = [base.wire_name for base in cls.__mro__ if issubclass(base, Event) and base.wire_name]
     return any(name == "*" or any(fnmatch.fnmatchcase(known, name) for known in own) for name in names)
 

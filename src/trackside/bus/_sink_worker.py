@@ -33,10 +33,10 @@ class SinkWorker:
     """
     Delivers events to one handler on a thread of its own.
 
-    The dispatcher alone offers. Nothing here blocks the dispatcher.
+    Only the dispatcher calls `offer` and `send`, which never block.
 
     Args:
-        handler: An object with an optional ``flush(timeout_s)``, ``close(timeout_s)`` and ``idle()``; None for none.
+        handler: An object with an optional ``flush(timeout_s)``, ``close(timeout_s)`` and ``idle()``, or None.
         circuit_breaker: The handler's record of failures.
         deliver: Hands one event over; must not raise.
     """
@@ -45,7 +45,7 @@ class SinkWorker:
         self._handler = handler
         self._circuit_breaker = circuit_breaker
         self._deliver = deliver
-        # SimpleQueue is written in C: its put can be interrupted by a signal handler that puts, and not deadlock.
+        # SimpleQueue is written in C: a signal handler that interrupts its put can put too, without a deadlock.
         self._inbox: queue.SimpleQueue[list[tuple[Any, int]] | _Command] = queue.SimpleQueue()
         self._fresh: list[tuple[Any, int]] = []
         self.accepted = 0
@@ -60,10 +60,10 @@ class SinkWorker:
 
     def start(self) -> None:
         """
-        Start the thread, with the first event that is logged for it.
+        Start the thread; called when the first event for it is logged.
 
-        Not later, on the dispatcher: from Python 3.12 on no thread can be started once the interpreter ends, and the
-        handler would have to run in the thread that waits for the end.
+        The dispatcher would start it too late: from Python 3.12 on no thread can be started once the interpreter ends,
+        and the handler would have to run in the thread that waits for the end.
         """
         self._thread.start()
 
@@ -89,16 +89,16 @@ class SinkWorker:
 
     @property
     def is_over(self) -> bool:
-        """Whether it was closed, or given up: what was not delivered will not be."""
+        """Whether it was closed or given up, so that no further event is delivered."""
         return self._is_abandoned or self._closed_well is not None
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether it was given up before the handler was closed, which may hold something that it took."""
+        """Whether it was given up before the handler was closed; the handler may still hold events."""
         return self._is_abandoned and self._closed_well is None
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until everything accepted so far was delivered and the handler, if it can, flushed."""
+        """Wait until all accepted events are delivered and the handler has flushed, if it can."""
         if not self.accepted and not self._thread.is_started:
             return True
         return self._run("flush", timeout_s)
@@ -108,13 +108,13 @@ class SinkWorker:
         if self._handler is None and not self.accepted and not self._thread.is_started:
             self._closed_well = True
         done = self._run("close", timeout_s)
-        # A handler that closes itself is closed after the event that it is at.
+        # A handler that ends its own subscription is closed after the event that it is handling.
         if self._closed_well is None and not self._thread.is_current:
             self._is_abandoned = True
         return done
 
     def _run(self, method: str, timeout_s: float) -> bool:
-        """Have the thread do something when it has delivered what came before; return whether that went well."""
+        """Have the thread call *method* after the events before it; return whether that succeeded in time."""
         if self.is_over:
             return bool(self._closed_well)
         deadline_s = time.monotonic() + timeout_s
@@ -138,13 +138,13 @@ class SinkWorker:
         self._dismiss()
 
     def _work_through(self, deadline_s: float) -> None:
-        """Work in the calling thread, where no thread can be started any more."""
+        """Empty the queue in the calling thread, because no thread can be started any more."""
         with contextlib.suppress(queue.Empty):
             while self._handle(self._inbox.get_nowait(), deadline_s):
                 pass
 
     def _dismiss(self) -> None:
-        """Release the callers that wait for a command that will not be done."""
+        """Release the callers whose commands will not be run."""
         with contextlib.suppress(queue.Empty):
             while True:
                 item = self._inbox.get_nowait()
@@ -153,7 +153,7 @@ class SinkWorker:
                     item.done.release()
 
     def _handle(self, item: list[tuple[Any, int]] | _Command, deadline_s: float | None = None) -> bool:
-        """Deliver a batch or run an command; return whether to go on."""
+        """Deliver a batch or run a command; return whether to go on."""
         if isinstance(item, _Command):
             return self._do(item)
         for event, size_bytes in item:
@@ -170,7 +170,7 @@ class SinkWorker:
         return True
 
     def _do(self, command: _Command) -> bool:
-        """Let the handler flush or close, if it has a method for that."""
+        """Flush or close the handler, if it has a method for that."""
         good = self._call(command.method, max(0.0, command.deadline_s - time.monotonic()))
         if command.method == "close":
             self._closed_well = good
@@ -179,7 +179,7 @@ class SinkWorker:
         return command.method != "close"
 
     def _call(self, name: str, *arguments: float) -> bool:
-        """Call a method that the handler may have; False if it said so, or raised."""
+        """Call a method if the handler has it; False if it returned False or raised."""
         method = getattr(self._handler, name, None)
         if not callable(method):
             return True
@@ -231,16 +231,16 @@ class InlineForwarder:
         for subscriber in forwarded.subscribers:
             subscriber.forwarded_done.add()
             if self._is_subscribed(subscriber):
-                # What a strict bus lets through, or an exit, has no caller on this thread; it is counted.
+                # An error of a strict bus, or an exit, has no caller on this thread; it is counted.
                 with contextlib.suppress(BaseException):
                     self._deliver(subscriber, forwarded.event)
             else:
                 subscriber.refuse()
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until everything on the way has arrived."""
+        """Wait until all forwarded events are delivered."""
         return self._worker.flush(timeout_s)
 
     def close(self, timeout_s: float) -> bool:
-        """Deliver what is on the way and stop; what has not arrived by then counts as waiting for ever."""
+        """Deliver the forwarded events and stop; those not delivered by then count as waiting for ever."""
         return self._worker.close(timeout_s)

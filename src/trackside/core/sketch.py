@@ -3,8 +3,8 @@ A sketch of how values are distributed, which merges without loss.
 
 Values are counted in buckets whose bounds grow by 2 %, so that any quantile is known within 1 % of its value:
 DDSketch (Masson, Rim, Lee: "DDSketch: a fast and fully-mergeable quantile sketch with relative-error guarantees",
-PVLDB 12, 2019). The range of buckets is fixed, which bounds the size whatever comes, and makes the sketch of a union
-equal to the merged sketches, bucket by bucket.
+PVLDB 12, 2019). The range of buckets is fixed, which bounds the size for any input, and makes merged sketches equal,
+bucket by bucket, to one sketch of all their values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOWEST: Final = -2049
 _HIGHEST: Final = 3072
 
 _BOUNDS: Final = [_GAMMA**exponent for exponent in range(_LOWEST, _HIGHEST + 1)]
-"""Bucket i holds the values above bound i − 1 up to bound i: bucket 0 what counts as zero, the last what is beyond."""
+"""Bucket i holds the values above bound i − 1 up to bound i, bucket 0 the zeros, the last all that is larger."""
 _BEYOND: Final = len(_BOUNDS)
 
 _FORMAT: Final = 1
@@ -55,7 +55,7 @@ class Sketch:
             return NotImplemented
         return self._zeros == other._zeros and self._above == other._above and self._below == other._below
 
-    __hash__ = None  # type: ignore[assignment]  # it changes
+    __hash__ = None  # type: ignore[assignment]  # it is mutable
 
     def __repr__(self) -> str:
         return f"<Sketch of {self.count} values in {len(self._above) + len(self._below)} buckets>"
@@ -66,7 +66,7 @@ class Sketch:
         return self._zeros + sum(self._above.values()) + sum(self._below.values())
 
     def add(self, ordered: list[float]) -> None:
-        """Count the values in *ordered*, which are sorted and none of them NaN."""
+        """Count the values in *ordered*, which must be sorted and free of NaN."""
         first_above = bisect.bisect_left(ordered, 0.0)
         self._zeros += _count(self._above, ordered, first_above)
         if first_above:
@@ -92,7 +92,7 @@ class Sketch:
         return self.quantiles([q])[0]
 
     def quantiles(self, qs: Iterable[float]) -> list[float | None]:
-        """Return what `quantile` does for each of *qs*."""
+        """Return the result of `quantile` for each of *qs*."""
         below, above = sorted(self._below, reverse=True), sorted(self._above)
         buckets = [*(-index for index in below), 0, *above]
         counts = [*map(self._below.__getitem__, below), self._zeros, *map(self._above.__getitem__, above)]
@@ -108,7 +108,7 @@ class Sketch:
         Return the sketch as at most 64 KiB.
 
         The bytes are unsigned LEB128 numbers: the format, 1; the zeros; then for the values above zero and for
-        those below, how many buckets there are and for each its distance from the one before, less 1, and its count.
+        those below, the number of buckets, and for each bucket its distance from the one before, less 1, and its count.
         """
         out = bytearray()
         for number in (_FORMAT, self._zeros):
@@ -128,7 +128,7 @@ class Sketch:
         Return the sketch that `to_wire` wrote.
 
         Raises:
-            DecodeError: if *data* is anything else; it may come from anybody.
+            DecodeError: if *data* is anything else; it may come from an untrusted peer.
         """
         if len(data) > _MAX_WIRE_BYTES:
             raise DecodeError(f"a sketch of {len(data)} bytes; at most {_MAX_WIRE_BYTES}")
@@ -154,13 +154,13 @@ class Sketch:
 
 
 def quantiles_of(ordered: Sequence[float], qs: Iterable[float]) -> list[float]:
-    """Return what `Sketch.quantiles` would of the values in *ordered*, of which there is one at least, as in `add`."""
+    """Return the `Sketch.quantiles` of the values in *ordered*, at least one, sorted as for `Sketch.add`."""
     last = len(ordered) - 1
     return [_counted_as(ordered[min(int(q * last), last)]) for q in qs]
 
 
 def _count(buckets: dict[int, int], ordered: list[float], first: int) -> int:
-    """Count *ordered*, from *first* on, in *buckets*; return how many are next to zero."""
+    """Count *ordered*, from *first* on, in *buckets*; return how many count as zero."""
     zeros = bisect.bisect_right(ordered, _BOUNDS[0], first) - first
     first += zeros
     size = len(ordered)
@@ -181,7 +181,7 @@ def _counted_as(value: float) -> float:
 
 
 def _middle(index: int) -> float:
-    """Return the value that is within 1 % of all in bucket *index*, which is negative for values below zero."""
+    """Return the value within 1 % of all in bucket *index*; the index is negative for values below zero."""
     if index <= 0:
         return -_middle(-index) if index else 0.0
     return 2 * _BOUNDS[index] / (_GAMMA + 1) if index < _BEYOND else math.inf
@@ -195,7 +195,7 @@ def _write(out: bytearray, number: int) -> None:
 
 
 def _numbers(data: bytes) -> Iterator[int]:
-    """Yield the numbers in *data*; a last one that is cut off is not one."""
+    """Yield the numbers in *data*; raise `DecodeError` if the last one is cut off."""
     number = shift = 0
     for byte in data:
         number |= (byte & _LOW_BITS) << shift

@@ -22,7 +22,7 @@ PREFIX: Final = "compute.googleapis.com/workload/"
 RESOURCE: Final = "compute.googleapis.com/Workload"
 
 SERIES: Final = ("goodput", "step_deviation", "windows")
-"""The groups of series that a sink may be given."""
+"""The groups of series that a sink can send."""
 
 _VALIDATION: Final = "VALIDATION"
 _MAX_SERIES: Final = 200
@@ -48,7 +48,7 @@ class _SeriesValue(NamedTuple):
 
 class GoogleCloudMonitoringSink:
     """
-    Write every `GoodputUpdated` as ml-goodput-measurement would: its metrics, labels and resource.
+    Write every `GoodputUpdated` with the metrics, labels and resource of ml-goodput-measurement.
 
     Subscribe it where the whole job is known, on a collector for example, or on one rank. An update that comes within
     *export_interval_s* of the last one that was sent waits, and is replaced by the next one. The service has neither
@@ -58,16 +58,16 @@ class GoogleCloudMonitoringSink:
         project: The project's id.
         location: The zone or region that the job runs in.
         workload_id: The job's name; by default the session's.
-        replica_id: Which of several replicas of the job.
+        replica_id: The id of this one of several replicas of the job.
         accelerator_type: For example ``NVIDIA-H100``.
         cluster_name: Set on every series if it is given.
         export_interval_s: The least time between two requests, in seconds; the service accepts a point every 5 s.
         timeout_s: For each request, in seconds.
         only: Which of the series to send: ``goodput``, ``step_deviation``, ``windows``.
-        client: One that is not configured by the machine's environment.
+        client: The client; by default one that the machine's environment configures.
 
     Raises:
-        ConfigError: there are no credentials for a client, or *only* names something else.
+        ConfigError: there are no credentials for a client, or *only* names an unknown group.
     """
 
     runs_on = RunsOn.WORKER
@@ -183,7 +183,7 @@ class GoogleCloudMonitoringSink:
             if update.step_time.get("deviation_s") is not None:
                 yield _SeriesValue("step_time_deviation", float(update.step_time["deviation_s"]), labels)
             if update.step_time.get("ideal_s") is not None:
-                # The peer sends no labels with it, either.
+                # ml-goodput-measurement sends no labels with it either.
                 yield _SeriesValue("performance", float(update.step_time["ideal_s"]), {})
         for kind in ("stepping", "available"):
             if "goodput" in self._only and kind in update.slice_efficiency:

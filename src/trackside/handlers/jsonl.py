@@ -1,4 +1,4 @@
-"""Events as lines of JSON, for whatever reads JSON."""
+"""A sink that writes events as lines of JSON."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class JsonlSink:
 
     Its keys are ``source``, ``rank``, ``seq``, ``time_ns``, ``span_id``, ``step``, ``type`` and ``fields``.
 
-    While it is written a file carries the suffix ``.part``; it gets its own name when it is finished, so a file
-    without the suffix never ends in a torn line. What the disk refuses waits, up to *buffer_bytes*, and is tried again
-    as events come; what had to be given up is counted, and named in a line of type ``trackside.sink.lost`` where it
-    is missing.
+    A file has the suffix ``.part`` while it is written, and loses it when it is finished, so a file without the suffix
+    never ends in a torn line. Lines that the disk refuses wait, up to *buffer_bytes*, and are tried again as events
+    come. Events that had to be given up are counted, and reported by a line of type ``trackside.sink.lost`` at the
+    place where they are missing.
 
     Args:
-        path: The file; further parts are called ``events.0001.jsonl`` and so on. What exists is never overwritten:
+        path: The file; further parts are called ``events.0001.jsonl`` and so on. No existing file is overwritten:
             the next free number is taken.
-        rotate_bytes: A part that has reached this size is finished and the next begun.
-        fsync_s: Force what was written to the device when it is older than this, as events come, and when a part is
-            finished; None leaves it to the kernel.
-        buffer_bytes: How much may wait for the disk.
+        rotate_bytes: A part that has reached this size is finished and the next begun; at least 64 KiB.
+        fsync_s: The age in seconds at which written lines are forced to the device, from 0; finished parts always
+            are. None leaves both to the kernel.
+        buffer_bytes: The most bytes that may wait for the disk; at least 64 KiB.
         monotonic_ns: The clock of intervals; for tests.
         create: Opens a file; for tests.
 
@@ -96,9 +96,9 @@ class JsonlSink:
     def __call__(self, event: Event) -> None:
         """Append *event*; on the sink worker's thread."""
         line = to_json(event).encode() + b"\n"
-        self._is_closed = False  # subscribed again after it was closed, it goes on in another part
+        self._is_closed = False  # a closed sink that is subscribed again continues in another part
         if self._size_bytes + len(line) > self._buffer_bytes:
-            self._write()  # where events never pause the disk is tried from here alone
+            self._write()  # while events never pause, `idle` is not called
         if self._size_bytes + len(line) > self._buffer_bytes:
             self._give_up(1, len(line), self._trouble or f"a line of {len(line)} bytes")
             return
@@ -110,12 +110,12 @@ class JsonlSink:
             self._write()
 
     def idle(self) -> None:
-        """Write what waits; the sink worker says so whenever there is nothing else to do."""
+        """Write the waiting lines; the sink worker calls this whenever its queue is empty."""
         self._write()
         self._appender.sync_if_due()
 
     def flush(self, timeout_s: float) -> bool:  # noqa: ARG002  writing to a file cannot be cut short
-        """Write everything; False if the disk refused it, or is found to have lost what it took."""
+        """Write all waiting lines; False if the disk refused them, or a file vanished."""
         lost = self.lost
         self._write(insist=True)
         return not self._lines and not self._unsaid and self.lost == lost
@@ -142,7 +142,7 @@ class JsonlSink:
                 self._forget_lines()
             elif outcome.vanished is not None:
                 vanished = outcome.vanished
-                self._say_lost()  # what was given up since is missing behind the waiting lines, not before them
+                self._say_lost()  # events given up since belong after the waiting lines
                 self._give_up(vanished.events, vanished.size_bytes, f"{vanished.path.name} vanished")
                 self._say_lost(first=True)
             else:
@@ -166,7 +166,7 @@ class JsonlSink:
         self._unsaid_bytes += size_bytes
 
     def _say_lost(self, *, first: bool = False) -> None:
-        """Put a line that says how much is missing in the place where it is missing."""
+        """Add a line that reports the lost events, at the place where they are missing."""
         if not self._unsaid:
             return
         fields = {
@@ -201,9 +201,9 @@ class JsonlSink:
 
 
 def _finished(path: Path) -> Path:
-    """Take the suffix from *path* unless it is torn, and return its name then."""
+    """Remove the suffix of *path* unless the file is torn; return the resulting path."""
     target = path.with_name(path.name[: -len(_PART)])
-    # It may have vanished, or the directory become read-only: it keeps its suffix.
+    # If it vanished, or the directory became read-only, it keeps its suffix.
     with contextlib.suppress(OSError):
         if _ends_whole(path) and not os.path.lexists(target):
             path.rename(target)
@@ -212,7 +212,7 @@ def _finished(path: Path) -> Path:
 
 
 def _ends_whole(path: Path) -> bool:
-    """Return whether *path* ends in a whole line: a failed write may have left part of one that no one could remove."""
+    """Return whether *path* ends in a whole line: a failed write may have left a part that could not be removed."""
     with path.open("rb") as file:
         size_bytes = file.seek(0, os.SEEK_END)
         if not size_bytes:

@@ -1,4 +1,4 @@
-"""Curves in MLflow, through its own client."""
+"""A sink that draws curves in MLflow, through its own client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ except ImportError as error:
     raise MissingExtraError("MLflow", "mlflow", error) from error
 
 _BATCH_POINTS: Final = 1000
-"""The most that MLflow accepts in one call."""
+"""The most points that MLflow accepts in one call."""
 _BATCH_PARAMS: Final = 100
 _LONGEST_PARAM: Final = 6000
 _FINAL_ERRORS: Final = frozenset(("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_DOES_NOT_EXIST", "NOT_FOUND"))

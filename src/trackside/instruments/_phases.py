@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 Target: TypeAlias = int | Callable[[], int | None] | None
-"""A number, or a function that returns it when it is needed."""
+"""A number, or a function that returns it when it is needed; None if not given."""
 
 
 @attrs.frozen(eq=False, repr=False)
 class LoopFacts(Value):
-    """Where a training loop starts and where it is to end, as given by the caller."""
+    """The start and the targets of a training loop, as given by the caller."""
 
     iterations_start: int
     samples_start: int | None
@@ -34,7 +34,7 @@ class LoopFacts(Value):
     samples_target: Target
 
     def attributes(self) -> dict[str, float]:
-        """Return what is known now; what was not given is taken from the training's configuration."""
+        """Return the values known now; those not given are taken from the training's configuration."""
         defaults = training_defaults()
         batch = defaults.global_batch_size
         start = _count("train_iterations_start", self.iterations_start) or 0
@@ -52,14 +52,14 @@ class LoopFacts(Value):
             span_names.TRAIN_ITERATIONS_TARGET: iterations_target or defaults.train_iterations_target,
             span_names.TRAIN_SAMPLES_TARGET: samples_target,
             span_names.TRAIN_TOKENS_TARGET: _product(defaults.seq_length, samples_target),
-            # A float: what large jobs have done does not fit into 64 bits.
+            # A float: the operations of large jobs do not fit into 64 bits.
             span_names.COMPLETED_FLOPS_OVERALL: None if flops is None else float(flops),
         }
         return {name: value for name, value in known.items() if value is not None}
 
 
 def _count(field: str, given: Target) -> int | None:
-    """Return the number *given*, or given by the function; None, with a word about it, if that is none from 0."""
+    """Return *given*, or its result if it is a function; None, and a report, if it is a value but no number from 0."""
     try:
         value = given() if callable(given) else given
     except Exception as error:
@@ -77,7 +77,7 @@ def _product(*factors: int | None) -> int | None:
 
 
 class Application(Span):
-    """The whole job: the span under which all threads' spans hang. Made by `application`."""
+    """The span of the whole job, the root of the spans of all threads. Made by `application`."""
 
     __slots__ = ()
 
@@ -120,7 +120,7 @@ class TrainingLoop(Span):
         """
         self._given = {**self._given, **self._facts.attributes()}
         super().open(at_ns=at_ns)
-        # Also while no handler wants it, so that one that comes later sees the right steps.
+        # Also while no handler wants the span, so that a later subscriber sees the right steps.
         start = self._given[span_names.TRAIN_ITERATIONS_START]
         self._next_step = next_step.set(itertools.count(start).__next__)
         return self
@@ -135,7 +135,7 @@ class TrainingLoop(Span):
             at_ns: When it ended, in ns since the epoch; now unless given.
             error: The exception that ended it.
         """
-        # Not if it was never opened, closed before, or opened in another task: there its count ends with the task.
+        # This fails if it was not opened, was closed before, or was opened in another task, with which its count ends.
         with contextlib.suppress(AttributeError, RuntimeError, ValueError):
             next_step.reset(self._next_step)
         super().close(at_ns=at_ns, error=error)
@@ -153,7 +153,7 @@ def application(**attributes: Any) -> Application:
     """
     Return the span of the whole job; use it with ``with``, or as a decorator.
 
-    While it is open, the first spans of other threads hang under it.
+    While it is open, it is the parent of the outermost spans of other threads.
     """
     return Application(span_names.APPLICATION, SpanEnded, attributes)
 
@@ -169,14 +169,14 @@ def training_loop(
     """
     Return the span of a training loop; use it with ``with``, or as a decorator.
 
-    What is not given is taken from the training's configuration.
+    Values not given are taken from the training's configuration.
 
     Args:
-        train_iterations_start: The number of its first iteration: above 0 after a checkpoint was loaded.
+        train_iterations_start: The number of its first iteration, from 0: above 0 after a checkpoint was loaded.
         train_samples_start: Samples processed before it, over all ranks; by default iterations times batch size.
         train_iterations_target: The number of iterations after which training is done, or a function that returns it.
         train_samples_target: The number of samples after which training is done, or a function that returns it.
-        attributes: What else is known of it.
+        attributes: Further attributes of the span.
     """
     facts = LoopFacts(train_iterations_start, train_samples_start, train_iterations_target, train_samples_target)
     return TrainingLoop(facts, attributes)

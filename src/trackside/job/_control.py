@@ -1,4 +1,4 @@
-"""The verbs that may be asked of a job from outside: a fixed list, each use of which is an event."""
+"""The control verbs that a job accepts from outside: a fixed list; each use is recorded as an event."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ MOST_WAITING: Final = 8
 _MOST_SAMPLED: Final = 1_000_000
 
 Answer = tuple[bool, dict[str, Any]]
-"""Whether it was done, and what there is to say."""
+"""Whether the verb was carried out, and the values of the answer."""
 
 
 @attrs.frozen
 class Restriction:
-    """What is recorded of a job while less was asked for; LIFECYCLE events always are."""
+    """What a job records while verbs restrict it; LIFECYCLE events are always recorded."""
 
     min_priority: Priority = Priority.PROFILE
-    """The lowest level."""
+    """The lowest priority that is recorded."""
     every: int = 1
-    """Of the events that belong to a step, those of each n-th step."""
+    """Of the events that belong to a step, only those of each n-th step are recorded."""
     is_paused: bool = False
     until_s: float | None = None
-    """When it ends by itself, by the monotonic clock."""
+    """When it ends by itself, in seconds of the monotonic clock; None if it does not."""
 
     def admits(self, event: Event) -> bool:
         """Return whether *event* is recorded."""
@@ -60,11 +60,11 @@ NOTHING: Final = Restriction()
 
 class Controls:
     """
-    Does what verbs say, to one bus.
+    Carries out verbs on one bus.
 
-    No verb runs code, names a file, or has more recorded than the job itself logs: they can only ask how it is, have
-    less recorded for a while, or have what was logged written. What they restrict is left out before events are
-    numbered, so the stream has no gap, and is counted as filtered.
+    No verb runs code, names a file, or makes the job record more than it logs. A verb can only read the status, reduce
+    what is recorded for a while, or flush. The events that it excludes are left out before events are numbered, so the
+    stream has no gap, and are counted as filtered.
     """
 
     def __init__(self, bus: Bus, source: Source) -> None:
@@ -79,7 +79,7 @@ class Controls:
         self._waiting = threading.BoundedSemaphore(MOST_WAITING)
 
     def perform(self, verb: str, arguments: Mapping[str, Any], by: str) -> Answer:
-        """Do what *verb* says, and publish that it was asked, and by whom."""
+        """Carry out *verb*, and publish its use and its sender *by*."""
         act = _VERBS.get(verb)
         try:
             done, values = act(self, arguments) if act is not None else (False, {"error": f"no verb {verb[:40]!r}"})
@@ -93,15 +93,15 @@ class Controls:
         Carry out a request to *publisher*, if it is meant for this process and its sender may ask, and answer.
 
         Args:
-            publisher: Through whom it was asked, and is answered.
-            address: Who asked, to the publisher.
-            verb: What was asked.
-            user: Role and fingerprint of the key it was asked with; empty for none.
+            publisher: The publisher that received the request and sends the answer.
+            address: The sender's address on *publisher*.
+            verb: The request.
+            user: The role and fingerprint of the sender's key; empty without a key.
         """
         source = self._source
         if not is_target(source.id, source.rank, verb.targets):
             return
-        if publisher.connects:  # to a collector, which judges who may; we know it by its key
+        if publisher.connects:  # to a collector, which decides who may command; its key proves who it is
             is_allowed, by = publisher.safety.takes_control, "the collector"
         else:
             is_allowed, by = may_command(publisher.safety, user), user or "this machine"
@@ -112,11 +112,11 @@ class Controls:
             return
 
         def work() -> None:
-            # Apart from the publisher's thread, and one at a time: flushing waits for what that thread does.
+            # Not on the publisher's thread, because a flush waits for that thread; and one verb at a time.
             try:
                 with self._performing:
                     done, values = self.perform(verb.verb, verb.arguments, by) if is_allowed else self._refuse(verb, by)
-            except Exception as error:  # the asker gets an answer in any case
+            except Exception as error:  # the sender gets an answer in any case
                 done, values = False, {"error": described(error)}
             finally:
                 self._waiting.release()
@@ -136,7 +136,7 @@ class Controls:
         return False, {"error": reason}
 
     def record(self, verb: str, arguments: Mapping[str, Any], by: str, *, done: bool, outcome: str) -> None:
-        """Publish that something was asked."""
+        """Publish the use of a verb."""
         self._bus.log(
             ControlUsed(
                 verb=verb[:40], arguments=dict(arguments), by=by, done=done, outcome=outcome, span_id=0, step=-1
@@ -144,7 +144,7 @@ class Controls:
         )
 
     def close(self) -> None:
-        """Have everything recorded again, whatever is asked from now on, or was just before and is still at work."""
+        """Lift all restrictions for good, even if a verb comes later or is still being carried out."""
         with self._restricting:
             self._is_closed = True
             self._install(NOTHING)

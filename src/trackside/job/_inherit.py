@@ -3,7 +3,7 @@ Inheritance: child processes of multiprocessing log to their parent's job.
 
 A forked child has its parent's bus. A spawned one starts from nothing: `start` leaves a note in the environment, and
 importing trackside in such a child subscribes an event log of its own, which opens no file until something is logged.
-The run's metadata may hold secrets, and any child's environment can be read: it stands in a file of this user's own.
+The metadata may hold secrets, and others may read a child's environment, so it goes into a file of this user alone.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from trackside.handlers import EventLog
 
 VARIABLE: Final = "TRACKSIDE_JOB"
 
-# One variable of 128 KiB, and no command can be started any more.
+# With one variable of 128 KiB no command can be started any more.
 _MAX_NOTE_BYTES: Final = 16 << 10
 _MAX_PRIVATE_CHARACTERS: Final = 1 << 20
 
 
 _announced: Path | None = None
 _private: tuple[int, Path] | None = None
-"""The process that wrote the file of metadata, and the file."""
+"""The id of the process that wrote the file of metadata, and the file."""
 
 
 def announce(directory: Path, source: Source) -> None:
@@ -56,7 +56,7 @@ def _note(directory: Path, source: Source) -> str:
 
 
 def _write_private(metadata: dict[str, str]) -> str:
-    """Write *metadata* where this user alone can read it; return the path, or nothing if there is none."""
+    """Write *metadata* to a file that only this user can read; return its path, empty if there is no file."""
     global _private  # noqa: PLW0603
     _remove_private()
     if not metadata:
@@ -66,7 +66,7 @@ def _write_private(metadata: dict[str, str]) -> str:
         _private = os.getpid(), Path(path)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             json.dump(metadata, file)
-    except OSError:  # children do without
+    except OSError:  # children start without the metadata
         return ""
     return path
 
@@ -80,7 +80,7 @@ def _remove_private() -> None:
 
 
 def _read_private(path: str) -> dict[str, str]:
-    """Return the metadata in the file at *path*; none if it is not this user's own, or cannot be read."""
+    """Return the metadata in the file at *path*; empty if the file is another user's or cannot be read."""
     if not path:
         return {}
     try:
@@ -88,13 +88,13 @@ def _read_private(path: str) -> dict[str, str]:
             if user_id() in (None, os.fstat(file.fileno()).st_uid):
                 metadata: dict[str, str] = json.loads(file.read(_MAX_PRIVATE_CHARACTERS))
                 return metadata
-    except (OSError, ValueError):  # the child does without
+    except (OSError, ValueError):  # the child starts without the metadata
         pass
     return {}
 
 
 def withdraw() -> None:
-    """Take the note back."""
+    """Remove the note for spawned children."""
     global _announced  # noqa: PLW0603
     _announced = None
     _remove_private()
@@ -110,7 +110,7 @@ follow_process_source(_announce_again)
 
 
 def join_parent() -> bool:
-    """Join the parent's job if this is a child that multiprocessing started afresh; return whether it is."""
+    """Join the parent's job if multiprocessing started this process without a fork; return whether it joined."""
     global _inherited  # noqa: PLW0603  a process inherits once
     note = os.environ.get(VARIABLE)
     if note is None or not _is_started_afresh() or not default_bus.is_idle:
@@ -132,7 +132,7 @@ def join_parent() -> bool:
 
 
 def leave_parent() -> None:
-    """Leave the parent's job, to start one's own."""
+    """Leave the parent's job, so that this process can start its own."""
     global _inherited  # noqa: PLW0603
     if _inherited is not None:
         _inherited.close()
@@ -146,5 +146,5 @@ def _is_started_afresh() -> bool:
     process = sys.modules.get("multiprocessing.process")
     if process is None:
         return False
-    # While a spawned child imports the modules it needs it does not know of its parent yet, only that it inherits.
+    # While a spawned child imports its modules, `parent_process` still returns None, but `_inheriting` is set.
     return process.parent_process() is not None or getattr(process.current_process(), "_inheriting", False)

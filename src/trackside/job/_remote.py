@@ -38,9 +38,9 @@ from trackside.job._control import Controls
 from trackside.rules import Rule, rule_from_wire
 
 COLLECTOR: Final = "TRACKSIDE_COLLECTOR"
-"""The collector to connect to, where `start` was given none; the one setting that a launcher needs."""
+"""The collector to connect to if `start` names none; the only variable that a launcher must set."""
 KEYS: Final = "TRACKSIDE_KEYS"
-"""The directory of keys for it."""
+"""The directory of keys for the endpoints."""
 _MOST_NAME: Final = 40
 _KEPT: Final[dict[type[Any], tuple[tuple[type[Event], ...], Priority | None]]] = {
     GoodputAccumulator: ((Event,), None),
@@ -48,7 +48,7 @@ _KEPT: Final[dict[type[Any], tuple[tuple[type[Event], ...], Priority | None]]] =
     CounterBoard: ((CounterWindow,), None),
     ScoreAggregator: ((SectionWindow, KernelWindow, TrainingConfigured, GpuTimingUnavailable), None),
 }
-"""What `trackside top` cannot make up for when it comes late, and what each reads: the rest costs nothing."""
+"""The models whose state a late `trackside top` cannot rebuild, with the events and the priority that each reads."""
 
 
 def _check_publish(_instance: object, _field: object, given: object) -> None:
@@ -59,15 +59,15 @@ def _check_publish(_instance: object, _field: object, given: object) -> None:
 @attrs.frozen(kw_only=True)
 class Remote:
     """
-    How others get a job's events while it runs; what `trackside.start` takes as *remote*.
+    The settings for access to a job's events while it runs; the *remote* of `trackside.start`.
 
     Args:
-        publish: Let others watch: True for this user on this machine (`trackside attach DIRECTORY`), or an endpoint.
-        collector: The collector to send everything to, or a stream of NATS (``nats://HOST:PORT/STREAM``); else what
-            ``TRACKSIDE_COLLECTOR`` names, if anything.
-        keys: A directory of keys for these endpoints; else the one that ``TRACKSIDE_KEYS`` names, if any.
-        insecure: Do without keys where they are needed.
-        ring_bytes: How much is kept for viewers that are slow or come back, in bytes.
+        publish: True to let this user attach on this machine (`trackside attach DIRECTORY`), or an endpoint.
+        collector: The collector to send all events to, or a stream of NATS (``nats://HOST:PORT/STREAM``); by default
+            the value of ``TRACKSIDE_COLLECTOR``, if any.
+        keys: A directory of keys for these endpoints; by default the value of ``TRACKSIDE_KEYS``, if any.
+        insecure: Allow endpoints without keys where keys are required.
+        ring_bytes: The most bytes kept for viewers that are slow or reconnect.
 
     Raises:
         ConfigError: if *publish* is neither a flag nor an endpoint.
@@ -101,10 +101,10 @@ class RemoteAccess:
         self.is_delivered = True
         """Whether the collector, if there is one, had acknowledged everything when this was closed."""
         self._made: Path | None = None
-        """A directory that was made for the socket, because others were in the way of the usual ones."""
+        """The directory made for the socket because the usual ones could not be used; None if they could."""
         self._ring_bytes = config.ring_bytes
         self._stream: Subscription | None = None
-        """Publishes to a stream of NATS, where the collector is one."""
+        """The subscription that publishes to a stream of NATS, if the collector is one."""
         try:
             publisher = None
             if isinstance(config.publish, str):
@@ -140,7 +140,7 @@ class RemoteAccess:
         return [publisher.endpoint for publisher in self._publishers]
 
     def close(self, timeout_s: float) -> bool:
-        """Send everybody what they lack, and stop; return whether they have it all."""
+        """Send viewers and the collector what they lack, and stop; return whether they have it all."""
         done = True
         self._controls.close()
         for place, publisher in enumerate(self._publishers):
@@ -158,7 +158,7 @@ class RemoteAccess:
         return done
 
     def _open_anywhere(self, source: Source) -> Publisher | None:
-        """Publish in the first directory that can be this user's alone; training starts, wherever that is or is not."""
+        """Publish in the first directory that is this user's alone; if there is none, only report it."""
         refused = ""
         for make in (_runtime_directory, _temporary_directory, self._new_directory):
             try:
@@ -213,23 +213,23 @@ class RemoteAccess:
 
 @attrs.frozen
 class _Sparing:
-    """A rule that is not asked about what sources say of themselves, and so cannot drop that or count it."""
+    """A rule that keeps all events in `ALWAYS`, which describe sources, and leaves the others to *rule*."""
 
     rule: Rule
     portable: ClassVar[bool] = False
 
     def start(self) -> Callable[[Event], Any]:
-        """Return the rule's own decision about all the rest."""
+        """Return the function that decides, which calls that of *rule* for all other events."""
         decide = self.rule.start()
         return lambda event: None if event.wire_name in ALWAYS else decide(event)
 
     def to_wire(self) -> list[Any]:
-        """Return the rule's own form."""
+        """Return the wire form of *rule*."""
         return self.rule.to_wire()
 
 
 def keep_for_viewers(bus: Bus, handlers: Iterable[Handler], config: Remote) -> list[Subscription]:
-    """Subscribe the models that a job keeps for who attaches late, if *handlers* lack them."""
+    """Subscribe the models that a job keeps for late viewers, if *handlers* lack them."""
     own = {name for handler in handlers for name in names_of(handler)}
     missing = [kind for kind in _KEPT if kind.__qualname__ not in own] if config.publish else []
     return [bus.subscribe(kind(), to=_KEPT[kind][0], min_priority=_KEPT[kind][1]) for kind in missing]
@@ -249,7 +249,7 @@ def read_status(bus: Bus) -> dict[str, Any]:
 
 
 def _runtime_directory() -> Path | None:
-    """Return the directory for sockets below the session's own; None if there is none."""
+    """Return the directory for sockets below ``XDG_RUNTIME_DIR``; None if that does not exist."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     return Path(runtime) / "trackside" if runtime and Path(runtime).is_dir() else None
 

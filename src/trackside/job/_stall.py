@@ -1,4 +1,4 @@
-"""The stall watch: what every thread does when no training step has ended for long, recorded once."""
+"""The stall watch: it records the stacks of all threads once when no training step has ended for long."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class StallWatch:
     """
     Notes when training steps end, and publishes `StallDetected` once in each stall.
 
-    It reads events on the dispatcher and is asked by the thread of the heartbeats, so the training thread pays nothing.
+    It reads events on the dispatcher, and the heartbeat thread calls `check`, so the training thread pays nothing.
 
     Args:
-        bus: Where it publishes.
-        least_s: A stall lasts at least so long, in seconds, and ten times as long as a step usually takes.
+        bus: The bus on which it publishes.
+        least_s: The shortest stall, in seconds; a stall also lasts at least ten times as long as a step usually takes.
         read_s: The clock, in seconds.
     """
 
@@ -50,11 +50,11 @@ class StallWatch:
         self._latest_ns = 0
         self._step = -1
         self._intervals_s: deque[float] = deque(maxlen=_REMEMBERED)
-        """Between the ends of training steps."""
+        """The times between the ends of training steps."""
         self._is_reported = False
 
     def __call__(self, event: Event) -> None:
-        """Read that an iteration ended, or a training loop."""
+        """Note the end of an iteration or of a training loop."""
         if isinstance(event, IterationEnded):
             self._latest_s, self._is_reported = self._read_s(), False
             if event.kind == "training":
@@ -62,10 +62,10 @@ class StallWatch:
                     self._intervals_s.append((event.at_ns - self._latest_ns) / 1e9)
                 self._latest_ns, self._step = event.at_ns, event.step
         elif isinstance(event, SpanEnded) and event.name == span_names.TRAINING_LOOP:
-            self._latest_s, self._latest_ns = None, 0  # nothing is expected from here on
+            self._latest_s, self._latest_ns = None, 0  # no step is expected from here on
 
     def check(self) -> None:
-        """Publish a stall, if there is one that was not published yet."""
+        """Publish `StallDetected` if there is a stall that was not published yet."""
         latest_s, intervals_s = self._latest_s, list(self._intervals_s)
         if latest_s is None or self._is_reported or len(intervals_s) < _LEAST_STEPS:
             return

@@ -67,11 +67,11 @@ def _counter(counter: CounterSnapshot) -> str:
 
 def losses(stats: BusStats, *, is_done: bool = True) -> str:
     """
-    Return what handlers lost and what they may have lost, as part of a line; empty if it is certain that they did not.
+    Return what handlers lost and may have lost, as part of a line; empty if it is certain that nothing was lost.
 
     Args:
-        stats: Of the bus, after its handlers have left.
-        is_done: Whether everything was delivered in time; then what waits was logged later, for others.
+        stats: The counts of the bus, after its handlers have left.
+        is_done: Whether everything was delivered in time; then events in the queue were logged later and do not count.
     """
     # No total: an event that two handlers lost is two losses, and still one event.
     known = [

@@ -1,5 +1,5 @@
 """
-The record, of which an event log consists byte for byte, and what records hold besides frames.
+The format of the records of an event log, and of the payloads of all records but frames.
 
 Every record is a header of 24 bytes and a payload, little-endian::
 
@@ -15,9 +15,9 @@ The stream tells the records of two writers apart when their files are concatena
 later version keeps this header, so that a reader can step over a record that it does not understand and report how
 large it was.
 
-A payload is stored with its marks stuffed (`stuff`), so the magic begins a record and is never part of one. Otherwise a
-log whose payload holds a piece of another log would, once its own header is damaged, yield records that were never
-written to it.
+A payload is stored in a form without the magic (`stuff`), so the magic only ever begins a record. Otherwise a record
+whose payload holds a piece of another log would, once its own header is damaged, yield records that were never written
+to this log.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class Kind(enum.IntEnum):
     """What a record's payload is."""
 
     HEADER = 1
-    """Who writes this file: the first record of each, repeated every 8 MiB."""
+    """The source that writes this file: the first record of each file, repeated every 8 MiB."""
     FRAME = 2
     """A frame of events, as `trackside.events` made it."""
     GAP = 3
-    """What was lost before this place, and why."""
+    """How much was lost before this place, and why."""
     END = 4
     """The writer finished this file; nothing follows."""
 
@@ -77,7 +77,7 @@ def stuff(payload: bytes) -> bytes:
 
 
 def unstuff(stored: bytes) -> bytes:
-    """Return the payload that `stuff` was given."""
+    """Return the payload from which `stuff` made *stored*."""
     return stored.replace(_STUFFED, _MARK)
 
 
@@ -86,11 +86,11 @@ def encode_record(kind: int, payload: bytes, *, sequence: int, stream: int = 0, 
     Return *payload* as one record.
 
     Args:
-        kind: One of `Kind`; a reader passes on what it does not know.
+        kind: One of `Kind`; a scanner also yields records of other kinds.
         payload: At most 1 MiB.
         sequence: The number of this record among its writer's, from 0.
         stream: The writer's mark, 0 to 65,535.
-        version: Of the format; another one is for tests.
+        version: The version of the format; others are for tests.
 
     Raises:
         ValueError: *payload* is larger than 1 MiB.
@@ -108,7 +108,7 @@ if TYPE_CHECKING:
 FORMAT = "trackside event log"
 _MAX_ENTRY_BYTES = 1 << 16
 _MAX_COUNT = 1 << 62
-"""The highest count of events or bytes that is believed, as in frames."""
+"""The highest count of events or bytes that is accepted, as in frames."""
 _MAX_NS = 1 << 63
 
 
@@ -125,7 +125,7 @@ class Loss:
 
 @attrs.frozen
 class Header:
-    """Who wrote a file, and how its clocks stood when this was written."""
+    """The source that wrote a file, and what its clocks read when this was written."""
 
     source: Source
     part: int
@@ -134,7 +134,7 @@ class Header:
 
 @attrs.frozen
 class Ending:
-    """That a file was finished."""
+    """The mark that a file was finished."""
 
     is_continued: bool
     """Whether another part follows."""
@@ -145,7 +145,7 @@ def encode_header(source: Source, part: int) -> bytes:
     Return the payload of a HEADER record.
 
     Raises:
-        ConfigError: The source's identity is no plain data, or larger than 64 KiB.
+        ConfigError: The source is not plain data, or is larger than 64 KiB.
     """
     entry = {
         "format": FORMAT,
@@ -167,7 +167,7 @@ def decode_header(payload: bytes) -> Header:
     Read the payload of a HEADER record.
 
     Raises:
-        DecodeError: It is none.
+        DecodeError: *payload* is not one.
     """
     entry = _entry(payload)
     part, source = entry.get("part"), entry.get("source")
@@ -188,7 +188,7 @@ def decode_loss(payload: bytes) -> Loss:
     Read the payload of a GAP record.
 
     Raises:
-        DecodeError: It is none.
+        DecodeError: *payload* is not one.
     """
     entry = _entry(payload)
     events, size_bytes, since_ns = entry.get("events"), entry.get("bytes"), entry.get("since_ns")
@@ -207,7 +207,7 @@ def decode_ending(payload: bytes) -> Ending:
     Read the payload of an END record.
 
     Raises:
-        DecodeError: It is none.
+        DecodeError: *payload* is not one.
     """
     return Ending(is_continued=_entry(payload).get("continued") is True)
 

@@ -1,4 +1,4 @@
-"""The outline of logs: who wrote them, when, and how it ended, from the beginning and the end of each."""
+"""The outline of logs: their sources, times and ends, read from the beginning and the end of each."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from trackside.wire import Frame, FrameDecoder
 
 _HEAD_BYTES: Final = 1 << 16
 _TAIL_BYTES: Final = (1 << 18, 1 << 21, 1 << 24)
-"""How much of a log's end is looked at: more only where less says nothing of the last event and the last step."""
+"""How many bytes at a log's end are read: more only if fewer do not hold the last event and the last step."""
 
 
 @attrs.define(kw_only=True)
 class SourceOutline:
-    """What the beginning and the end of a source's log say of it."""
+    """A source, as the beginning and the end of its log describe it."""
 
     source: Source
     perf_tags: tuple[str, ...] = ()
-    """The source's own; else those that the training was configured with."""
+    """The source's own tags; else those in the training's configuration."""
     first_ns: int | None = None
     """The earliest time among the first events, in ns since the epoch; None if no event is in the log."""
     last_ns: int | None = None
-    """The latest time among the last events."""
+    """The latest time among the last events, in ns since the epoch; None if no event is in the log."""
     last_heartbeat_ns: int | None = None
     heartbeat_interval_ns: int | None = None
-    """The time from one heartbeat to the next, as the last one says; None if there was none."""
+    """The time between heartbeats, as the last heartbeat states it; None if there was none."""
     last_step: int | None = None
-    """Of the last training iteration; where the end of the log holds none, of the last event that has a step."""
+    """The step of the last training iteration; of the last event with a step if the log's end holds no iteration."""
     ended: str | None = None
-    """Why the source ended, as it said itself; None if it did not: it runs, or died."""
+    """The reason for the source's end, as it recorded it; None if it runs or died."""
     exit_status: int | None = None
-    """How the program ended that this source launched, negative for a signal; None if it launched none."""
+    """The exit status of the program that this source launched, negative for a signal; None without one."""
 
     def add_first(self, event: Event) -> None:
         """Account for one of the first events."""
@@ -59,17 +59,17 @@ class SourceOutline:
 
 @attrs.define
 class LogOutline:
-    """What `outline` found."""
+    """The result of `outline`."""
 
     sources: list[SourceOutline]
     """By run, attempt, rank and start."""
     problems: list[UnreadableError]
-    """Why whole files or directories were not read."""
+    """The errors of the files and directories that were not read."""
 
 
 @attrs.define
 class _Tail:
-    """What the last events of a source say."""
+    """The facts in the last events of a source."""
 
     is_whole: bool = False
     """Whether these are all of its events."""
@@ -105,10 +105,10 @@ class _Tail:
 
 def outline(*paths: str | os.PathLike[str]) -> LogOutline:
     """
-    Look at the beginning and the end of logs: who wrote them, since when and until when, and whether they ended.
+    Read the beginning and the end of logs: their sources, first and last times, and whether they ended.
 
-    The time that takes grows with the number of files and not with their size: of each process up to 64 KiB are
-    read from the beginning and, as a rule, 256 KiB from the end. `check_logs` reads everything.
+    The time grows with the number of files and not with their size: for each process up to 64 KiB are read at the
+    beginning and usually 256 KiB at the end. `check_logs` reads everything.
 
     Args:
         paths: Log files, or directories with such at any depth.
@@ -133,7 +133,7 @@ def _place(seen: SourceOutline) -> tuple[str, int, int, int, str]:
 def _outlined(files: Sequence[LogFile], decoder: FrameDecoder, problems: list[UnreadableError]) -> SourceOutline | None:
     source = next((file.source for file in files if file.source is not None), None)
     if source is None:
-        return None  # a log that was made and holds nothing yet
+        return None  # no file holds anything yet
     seen = SourceOutline(source=source, perf_tags=source.perf_tags)
     try:
         tail = _last_events(files, source, decoder)
@@ -176,7 +176,7 @@ def _first_events(files: Sequence[LogFile], source: Source, decoder: FrameDecode
 
 
 def _last_events(files: Sequence[LogFile], source: Source, decoder: FrameDecoder) -> _Tail:
-    """Return what the end of the last file that holds events says, looking at as little of it as will do."""
+    """Return the facts at the end of the last file that holds events, reading as little as possible."""
     tail = _Tail()
     for file in reversed(files):
         size = file.path.stat().st_size

@@ -1,4 +1,4 @@
-"""Recorded events read back: all at once, or while they are being recorded."""
+"""Reading of recorded events: all at once, or while they are being recorded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from trackside.wire import EventSelection, EventTypes, Frame, FrameDecoder, Fram
 M = TypeVar("M")
 
 _VIEW_EVENTS: Final = 1024
-"""At most as many events come in one view, so that a long log is never in memory at once."""
+"""The most events in one view, so that a long log is never in memory at once."""
 
 
 def replay(
@@ -52,15 +52,15 @@ def replay(
         sources: Returns whether to yield the events of a source; the files of the other sources are not read.
 
     Raises:
-        ConfigError: if *to* or *keep* is not what it should be.
-        UnreadableError: At once if there is nothing to read. If some of it cannot be read, when all the rest has been.
+        ConfigError: if *to* or *keep* is invalid.
+        UnreadableError: At once if there is nothing to read; after all the rest if a part cannot be read.
     """
     return Replay(paths, to=to, keep=keep, sources=sources)
 
 
 class Replay(Iterator[Event]):
     """
-    The events of some logs, once; made by `replay`. Its counts are true of what has been read so far.
+    The events of some logs, once; made by `replay`. Its counts cover what has been read so far.
 
     Memory is bounded by one frame for each source and 32 MiB; no file stays open.
     """
@@ -107,8 +107,8 @@ class Replay(Iterator[Event]):
         """
         Return each source with its frames, instead of all events merged by time.
 
-        For readers that do not care how sources interleave: it takes half the time, and a source whose frames are not
-        asked for costs nothing. Files that hold nothing yet are left out. `problems` says what could not be read.
+        For readers that do not care how sources interleave: it takes half the time, and a source whose iterator
+        is not used costs nothing. Files that hold nothing yet are left out. `problems` lists what could not be read.
         """
         by_source = source_files(self._files, self._decoder, self.problems)
         size = block_bytes(1)
@@ -170,8 +170,8 @@ def follow(
     """
     Iterate over events that are recorded and being recorded, until *stop* is set.
 
-    The events that are there come as from `replay`. Later events come as they are written, merged by time as far as
-    they are found together. The iteration waits for a tail that is half written. New parts and new files join.
+    The recorded events come as from `replay`. Later events come as they are written; those found in one look are merged
+    by time. A half-written record is waited for. New parts and new files are picked up.
 
     Args:
         paths: Log files, or directories with such at any depth, now or later.
@@ -179,12 +179,12 @@ def follow(
         keep: The rule that says which of their events to yield, as for `replay`.
         sources: Returns whether to yield the events of a source; the files of the other sources are not read.
         poll_interval_s: The time between two looks at the files, in seconds.
-        stop: Ends the iteration when it is set and what was written by then has been read.
+        stop: Ends the iteration once it is set and all events written by then have been read.
         wait: Wait for paths that do not exist yet.
 
     Raises:
-        ConfigError: if *to* or *keep* is not what it should be.
-        UnreadableError: A path does not exist, and is not to be waited for.
+        ConfigError: if *to* or *keep* is invalid.
+        UnreadableError: A path does not exist, and *wait* is False.
     """
     stop = stop or threading.Event()
     for path in paths:
@@ -219,10 +219,10 @@ class _GrowingLogs:
         self._readers: dict[str, list[LogReader]] = {}
         self._known: set[Path] = set()
         self._unidentified: dict[Path, int] = {}
-        """By file that names no source yet, the size at which it was looked at."""
+        """For each file that names no source yet, its size when it was last read."""
 
     def read_new(self) -> Iterator[Event]:
-        """Yield what was written since the last call."""
+        """Yield the events written since the last call."""
         self._open_new_files()
         by_source = [[reader for reader in readers if reader.has_more()] for readers in self._readers.values()]
         return _merge_by_time([self._frames(readers) for readers in by_source if readers])
@@ -239,7 +239,7 @@ class _GrowingLogs:
             self._readers.setdefault(file.source.id, []).append(reader)
 
     def _identify_new(self, path: Path) -> LogFile | None:
-        """Return the file at *path* if it is new and names its source; else look again when it has grown."""
+        """Return the file at *path* if it is new and names its source; else None, until it has grown."""
         if path in self._known:
             return None
         try:
@@ -259,7 +259,7 @@ class _GrowingLogs:
                     if isinstance(item, Frame):
                         events = self._trackers[item.source.id].admit(item)
                         yield FrameView(item.source, self._selection.of(item.source.id, events))
-            except UnreadableError:  # it was removed; what it held is gone
+            except UnreadableError:  # the file was removed
                 continue
 
 
@@ -267,8 +267,8 @@ def _merge_by_time(by_source: Sequence[Iterator[FrameView]]) -> Iterator[Event]:
     """
     Yield the events of all sources by time, those of each source in their own order.
 
-    An event is placed by the latest time that its source has reached. An event that was given a time of its own
-    therefore delays no other event and overtakes none of its source.
+    An event is placed by the latest time that its source has reached. An event whose time the caller gave therefore
+    delays no other event and overtakes none of its source.
     """
     if len(by_source) == 1:
         for view in by_source[0]:

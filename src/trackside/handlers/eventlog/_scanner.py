@@ -1,7 +1,7 @@
 """
-Records out of bytes that may be torn, damaged, duplicated or still being written.
+Reading of records from bytes that may be torn, damaged, duplicated or still being written.
 
-The scanner finds whole records, the duplicate filter passes over copies of them, and `Damage` names the bytes that
+The scanner finds whole records, the duplicate filter skips copies of them, and a `Damage` is a range of bytes that
 could not be used.
 """
 
@@ -52,14 +52,14 @@ def unknown_version(version: int) -> str:
 
 
 def joined(first: Damage, second: Damage) -> Damage | None:
-    """Return both as one if *second* goes on where *first* ends, for the same reason."""
+    """Return both as one if *second* starts where *first* ends and has the same reason; else None."""
     if first.reason == second.reason and first.offset + first.length_bytes == second.offset:
         return Damage(first.offset, first.length_bytes + second.length_bytes, first.reason)
     return None
 
 
 def undecodable(problem: str) -> str:
-    """Return the reason for passing over a whole record whose payload is not what it should be."""
+    """Return the reason for passing over a whole record whose payload cannot be decoded."""
     return f"undecodable: {problem}"
 
 
@@ -73,7 +73,7 @@ Found: TypeAlias = Record | Damage
 
 @attrs.define
 class _Stream:
-    """What was read of one writer's records."""
+    """The sequence numbers read from one writer."""
 
     seen: Ranges = attrs.field(factory=Ranges)
     next: int = _NEVER
@@ -84,12 +84,12 @@ class DuplicateFilter:
     """
     Passes over records that are copies, and yields each record once.
 
-    Sequence numbers have no holes. A record that is ahead of its turn follows either damage, or a cut, or it
-    is part of a block that was copied to the wrong place. It is held back until a lower number follows,
-    which shows that it is a copy, or a megabyte does without one.
+    Sequence numbers have no holes. A record with a higher number than expected follows damage or a cut, or it is in a
+    block that was copied to the wrong place. The filter holds it back. If a lower number follows, the record is a copy;
+    if none follows within 1 MiB or 8,192 records, it is accepted.
 
-    The scanner keeps `due` itself while records follow each other, which is nearly always; every other
-    record goes through `admit`.
+    While records follow each other, which is nearly always, the scanner advances `due` itself; every other record goes
+    through `admit`.
     """
 
     __slots__ = ("_held", "_held_bytes", "_run_first", "_streams", "due", "stream")
@@ -97,14 +97,14 @@ class DuplicateFilter:
     def __init__(self) -> None:
         self.stream = -1
         self.due = _NEVER
-        """The only number that need not be asked about; `_NEVER` if each must be."""
+        """The only number that the scanner may accept without `admit`; `_NEVER` if there is none."""
         self._run_first = 0
         self._streams: dict[int, _Stream] = {}
         self._held: dict[int, Record] = {}
         self._held_bytes = 0
 
     def admit(self, record: Record) -> Iterator[Found]:
-        """Yield what *record* decides: itself, that it is out of place, or what it proves of the held records."""
+        """Yield *record*, or that it is a duplicate, and the held records that it decides."""
         if record.stream != self.stream:
             yield from self.release()
             self._turn_to(record.stream)
@@ -128,7 +128,7 @@ class DuplicateFilter:
         self.due = _NEVER if self._held else state.next
 
     def release(self) -> Iterator[Found]:
-        """Yield the held records, of which nothing has shown that they are out of place."""
+        """Yield the held records as accepted: no lower number has shown them to be copies."""
         state = self._settle()
         held, self._held, self._held_bytes = self._held, {}, 0
         for record in held.values():
@@ -136,7 +136,7 @@ class DuplicateFilter:
         self.due = state.next
 
     def _expose(self, number: int) -> Iterator[Damage]:
-        """Yield as misplaced what is held of higher numbers than *number*, which comes after it."""
+        """Yield as misplaced the held records that have higher numbers than *number*, which follows them."""
         while self._held and next(reversed(self._held)) > number:
             _, record = self._held.popitem()
             self._held_bytes -= record.end - record.offset
@@ -148,7 +148,7 @@ class DuplicateFilter:
         return record
 
     def _settle(self) -> _Stream:
-        """Note the records that the scanner passed without asking."""
+        """Note the records that the scanner accepted without `admit`."""
         state = self._streams.setdefault(self.stream, _Stream())
         if self.due > self._run_first:
             state.seen.add(self._run_first, self.due - 1)
@@ -169,11 +169,11 @@ _NOT_A_RECORD = 0
 _CUT_SHORT = -1
 
 ReadAt: TypeAlias = Callable[[int, int], bytes]
-"""Return so many bytes from an offset on; fewer only where the file ends."""
+"""Return the bytes at an offset, as many as the second argument says; fewer only at the end of the file."""
 
 
 class _ReadWindow:
-    """One block of the file: all of it that is in memory."""
+    """The one block of the file that is in memory."""
 
     __slots__ = ("_block_bytes", "_read_at", "block", "start")
 
@@ -184,7 +184,7 @@ class _ReadWindow:
         self.start = 0
 
     def hold(self, offset: int, size: int) -> bool:
-        """Have *size* bytes from *offset* on in the block; False if the file ends before, then all there are."""
+        """Load *size* bytes from *offset* on into the block; return False if the file ends before."""
         ahead = offset - self.start
         if ahead < 0 or ahead + size > len(self.block):
             self.block = b""  # first, so that two blocks are never in memory at once
@@ -198,25 +198,25 @@ class _ReadWindow:
 
 class Scanner:
     """
-    Finds every record of a file that is whole, and says which bytes it passed over.
+    Finds every whole record of a file, and reports the bytes that it passed over.
 
-    Memory is bounded by one block and one record. A record is yielded only if its checksum is right, and
-    once. After damage the search goes on at the next place where a record can begin; a record holds the magic
-    only at its start, so the time is in proportion to the bytes, also in a hostile file.
+    Memory is bounded by one block and one record. A record is yielded once, and only if its
+    checksum is right. After damage the search continues at the next place where a record can begin. A record holds the
+    magic only at its start, so the time is in proportion to the bytes, even in a hostile file.
     """
 
     def __init__(self, read_at: ReadAt, *, block_bytes: int = BLOCK_BYTES, offset: int = 0) -> None:
         self._window = _ReadWindow(read_at, block_bytes)
         self._turns = DuplicateFilter()
         self.offset = offset
-        """Up to where the file has been read."""
+        """The offset up to which the file has been read, in bytes."""
 
     def scan(self) -> Iterator[Found]:
         """
-        Yield what has been written since the last call, up to the last whole record.
+        Yield the records and the damage since the last call, up to the last whole record.
 
-        A tail that is no whole record yet is left for the next call, and so are bytes whose damage is not
-        proven by a record after them: in a file that is being written they may still become one.
+        The bytes after the last whole record are left for the next call: in a file that is being written they may
+        still become a record.
         """
         window = self._window
         window.forget()
@@ -241,7 +241,7 @@ class Scanner:
         yield from self._turns.release()
 
     def finish(self) -> Iterator[Found]:
-        """Yield what `scan` left, now that nothing will be written any more."""
+        """Yield the bytes that `scan` left, as damage: nothing will be written any more."""
         window, start = self._window, self.offset
         reason = TORN if self._judge(start) == _CUT_SHORT else DAMAGED
         end = start
@@ -262,7 +262,7 @@ class Scanner:
             end = begin + length
             if magic != MAGIC or version != VERSION or end > size or length > MAX_STORED_BYTES:
                 return
-            # Without this a file of overlapping lengths would have every byte summed many times over.
+            # Without this check every byte of a file with overlapping lengths would be summed many times.
             if length > _LONG_BYTES and block.find(MAGIC, begin, end) >= 0:
                 return
             stored = block[begin:end]
@@ -278,7 +278,7 @@ class Scanner:
             at = end
 
     def _judge(self, offset: int) -> int:
-        """Return the length of the record at *offset*; or that there is none, or that the file ends within it."""
+        """Return the length of the record at *offset*; else `_NOT_A_RECORD`, or `_CUT_SHORT` if the file ends in it."""
         window = self._window
         if not window.hold(offset, HEADER_BYTES):
             rest = window.block[offset - window.start :]

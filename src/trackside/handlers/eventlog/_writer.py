@@ -50,15 +50,15 @@ class RecordWriter:
 
     def __init__(self, appender: Appender, source: Source) -> None:
         self.records = 0
-        """Written, in all parts."""
+        """Records written, in all parts."""
         self.source = source
-        """Named by the header of the next part."""
+        """The source that the header of the next part names."""
         self._appender = appender
         self._stream = int.from_bytes(os.urandom(2), "little")
         self._since_header = 0
 
     def write(self, entries: Sequence[Entry], *, insist: bool = False) -> WriteOutcome:
-        """Write all *entries* or none; as `Appender.write`. A `Source` comes alone, and begins another part."""
+        """Write all *entries* or none, as `Appender.write`. A `Source` must be alone; it begins another part."""
         appender = self._appender
         if isinstance(entries[0], Source):
             self.source = entries[0]
@@ -112,20 +112,20 @@ class RecordWriter:
 
 class WriteBuffer:
     """
-    A queue of frames that is bounded by bytes and knows what it had no room for.
+    A queue of frames, bounded in bytes, that records what it refused.
 
-    What was refused becomes a `Loss` in the place where it is missing. A frame counts until it was
-    written, not until it was looked at: `batch` shows the oldest, `settle` removes them.
+    Refused frames become a `Loss` in the place where they are missing. A frame takes room until it is written:
+    `batch` returns the oldest entries, and `settle` removes them afterwards.
     """
 
     def __init__(self, most_bytes: int, now_ns: Callable[[], int]) -> None:
         self.changed = threading.Condition()
-        """Guards everything here, and wakes who waits for it to change."""
+        """Guards all state here, and is notified when it changes."""
         self.size_bytes = 0
         self.taken = 0
         """Frames accepted so far."""
         self.settled = 0
-        """Of those, the ones that were written or given up."""
+        """Accepted frames that were written or given up."""
         self.waiting_events = 0
         self.refused_events = 0
         self.trouble = ""
@@ -162,18 +162,18 @@ class WriteBuffer:
         self._entries.append(loss)
 
     def describe(self, source: Source) -> None:
-        """Append that what comes from here on is written by *source*; the caller holds `changed`."""
+        """Append *source* as the description of the source from here on; the caller holds `changed`."""
         self._place_refused()
         self._entries.append(source)
 
     def put_first(self, loss: Loss) -> None:
-        """Let *loss* be written before everything that waits."""
+        """Put *loss* before all waiting entries."""
         with self.changed:
             self._entries.appendleft(loss)
 
     def batch(self, most_bytes: int) -> list[Entry]:
         """
-        Return the oldest entries, one at least if there is any, and about *most_bytes* of them.
+        Return the oldest entries, about *most_bytes* in all, and at least one if there is any.
 
         A description of the source is returned alone.
         """
@@ -194,7 +194,7 @@ class WriteBuffer:
             return chosen
 
     def settle(self, entries: list[Entry]) -> None:
-        """Remove *entries*, the oldest, of which nothing more is to be done."""
+        """Remove *entries*, which are the oldest ones and were written."""
         with self.changed:
             for entry in entries:
                 self._entries.popleft()
@@ -204,7 +204,7 @@ class WriteBuffer:
                     self.settled += 1
 
     def _join_refused(self) -> None:
-        """Add what was refused to the loss before it, if that is the last entry and of the same reason."""
+        """Add the refused frames to the last entry if that is a loss with the same reason."""
         last = self._entries[-1] if self._entries else None
         refused = self._refused
         if refused is not None and isinstance(last, Loss) and last.reason == refused.reason:
@@ -236,24 +236,24 @@ class EventLog:
     """
     Writes every frame to ``<directory>/<run>/rank-00000.attempt-0.<process>.0000.tslog``.
 
-    The dispatcher hands frames over and never waits; a daemon thread, started with the first frame, writes
-    them. What the disk refuses waits in the buffer and is tried again; what has no room there is refused
-    to the dispatcher, counted, and named in the file in the place where it is missing. After `flush` returned
-    True, what was taken before survives the death of the process. Without it a kill loses what was logged in the last
-    *flush_s*, and in the 0.2 s that a frame may take to get here.
+    The dispatcher hands frames over and never waits; a daemon thread, started with the first frame, writes them.
+    Frames that the disk refuses wait in the buffer and are tried again. Frames that do not fit into the buffer are
+    refused and counted, and the file records the loss at their place. After `flush` returned True, all frames accepted
+    before survive the death of the process. Without it a kill loses what was logged in the last *flush_s*, and in the
+    0.2 s that a frame may take to get here.
 
     Args:
         directory: Made for this user alone when the first frame is written, if it does not exist.
-        fsync_s: Force what was written to the device when it is older than this. 0 does so after every
-            write, None leaves it to the kernel; then only a loss of power can lose it.
-        rotate_bytes: A file that has reached this size is finished and another part begun.
-        buffer_bytes: How much may wait for the disk.
-        flush_s: How long a frame waits at most before it is written.
+        fsync_s: The age in seconds at which written frames are forced to the device. 0 forces them after every
+            write, None leaves it to the kernel; then only a loss of power can lose them.
+        rotate_bytes: A file that has reached this size is finished and another part begun; at least 1 MiB.
+        buffer_bytes: The most bytes that may wait for the disk; at least 1 MiB.
+        flush_s: The longest time that a frame waits before it is written, in seconds, above 0.
         create: Opens a file; for tests.
-        monotonic_ns: The clock of rests and intervals; for tests.
+        monotonic_ns: The clock for intervals and retries; for tests.
 
     Raises:
-        ConfigError: *directory* is or lies below something that is no directory, or a number is out of range.
+        ConfigError: *directory* or a parent of it exists and is no directory, or a number is out of range.
     """
 
     def __init__(
@@ -284,7 +284,7 @@ class EventLog:
         self._begin()
 
     def _begin(self) -> None:
-        """Be as new; also what a forked child starts from."""
+        """Set the initial state, from which a forked child starts too."""
         self._buffer = WriteBuffer(self._buffer_bytes, clock.now_ns)
         self._appender: Appender | None = None
         self._series: RecordWriter | None = None
@@ -308,20 +308,20 @@ class EventLog:
 
     @property
     def lost(self) -> int:
-        """How many events were taken and are in no file: what vanished, and what was not written by the end."""
+        """How many accepted events are in no file: the file vanished, or they were not written by the end."""
         return self._vanished_events + self._unwritten()
 
     def _unwritten(self) -> int:
-        """Return the events that were not written by the end, which for a caller of `close` comes after its timeout."""
+        """Return how many events were not written by the end; after the timeout of `close`, all that still wait."""
         is_late = self._is_overdue and not self._is_closed
         return self._buffer.waiting_events if is_late else self._unwritten_events
 
     def open(self, source: Source) -> None:
         """
-        Learn whose frames will come. The file is made when the first of them is written.
+        Set the source of the frames. The file is made when the first frame is written.
 
-        A second time, the same source is described anew: what comes from then on is in another part of the log, whose
-        header says so.
+        A second call describes the same source anew: later frames go to another part of the log, whose header has the
+        new description.
 
         Raises:
             ConfigError: *source* cannot be written.
@@ -365,10 +365,10 @@ class EventLog:
 
     def flush(self, timeout_s: float = 2.0) -> bool:
         """
-        Write what was taken; True once all of it is in the kernel, where the death of this process cannot reach it.
+        Write all accepted frames; True once they are in the kernel, and so survive the death of this process.
 
-        False if it is not after *timeout_s*, if the disk just refused it, or if it is found that a file
-        vanished with what was in it.
+        False if that takes longer than *timeout_s* seconds, if the disk refuses a frame, or if a file vanished with
+        the frames in it.
         """
         if threading.current_thread() is self._thread:  # a logging handler that flushes while it handles our report
             return False
@@ -385,7 +385,7 @@ class EventLog:
             return buffer.settled >= due and lost == self._vanished_events and not self._unwritten_events
 
     def close(self, timeout_s: float = 2.0) -> bool:
-        """Write what was taken, finish the file and stop; True if all of it was written. Safe to call twice."""
+        """Write all accepted frames, finish the file and stop; True if all were written. Safe to call twice."""
         buffer = self._buffer
         with buffer.changed:
             self._is_closing = True
@@ -394,7 +394,7 @@ class EventLog:
         with buffer.changed:
             if self._thread is not None and threading.current_thread() is not self._thread:
                 buffer.changed.wait_for(lambda: self._is_closed, timeout_s)
-            self._is_overdue = True  # unless it is closed: a disk that comes back may still get what is lost by now
+            self._is_overdue = True  # what still waits now counts as lost, even if the disk recovers
             return not buffer.waiting_events and not self._unwritten_events and not self._vanished_events
 
     def after_fork(self, source: Source) -> None:
@@ -406,7 +406,7 @@ class EventLog:
         self.open(source)
 
     def losses(self) -> dict[str, int]:
-        """Return how many events were taken or offered and are in no file, by reason."""
+        """Return how many of the events offered to this log are in no file, by reason."""
         return {
             "refused": self._buffer.refused_events,
             "vanished": self._vanished_events,
@@ -433,7 +433,7 @@ class EventLog:
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._work, name="trackside event log", daemon=True)
-        # While an interpreter ends no thread can be started; then flush and close write in their caller's.
+        # No thread can be started while the interpreter ends; `flush` and `close` then write in the caller's.
         with contextlib.suppress(RuntimeError):
             thread.start()
             self._thread = thread
@@ -465,14 +465,14 @@ class EventLog:
         return rest_ns / 1e9 if rest_ns else self._flush_s
 
     def _write(self, *, insist: bool, is_last: bool, timeout_s: float = -1) -> None:
-        """Write what waits, and survive whatever happens; never while holding `WriteBuffer.changed`."""
+        """Write the waiting entries, and never raise; the caller must not hold `WriteBuffer.changed`."""
         if not self._writing.acquire(timeout=timeout_s):
             return
         try:
             self._drain(insist=insist)
             if is_last and not self._is_closed:
                 self._finish(self._series)
-        except Exception as error:  # the thread must outlive it: no other one writes
+        except Exception as error:  # the thread must go on: no other one writes
             self._faults += 1
             self._buffer.trouble = repr(error)
             self._complain()
@@ -519,7 +519,7 @@ class EventLog:
         self._complain(reason)
 
     def _finish(self, series: RecordWriter | None) -> None:
-        """Close the file; what could not be written by now never will be."""
+        """Close the file; entries that still wait will not be written."""
         if self._buffer.waiting_events:
             self._complained_ns = None
             self._complain()
@@ -527,13 +527,13 @@ class EventLog:
             series.finish()
 
     def _complain(self, reason: str = "") -> None:
-        """Report trouble, once a minute."""
+        """Report trouble, at most once a minute."""
         now = self._now()
         if self._complained_ns is not None and now - self._complained_ns < _COMPLAIN_EVERY_NS:
             return
         self._complained_ns = now
         losses = self.losses()
-        with contextlib.suppress(Exception):  # a logging handler of the job's
+        with contextlib.suppress(Exception):  # a logging handler of the job may raise
             _logger.warning(
                 "event log %s: %s; %d events wait, %d are lost so far",
                 self.directory,
@@ -549,7 +549,7 @@ def _require(is_right: object, field: str, given: object, remedy: str) -> None:
 
 
 def _check_directory(directory: Path) -> None:
-    """Refuse what can never become a directory; whatever else is wrong with it may pass, and is met at run time."""
+    """Raise if *directory* can never become a directory; any other problem with it is handled when it is written."""
     for path in (directory, *directory.parents):
         if os.path.isdir(path):  # noqa: PTH112  it answers where Path.is_dir may raise
             return

@@ -31,7 +31,7 @@ Kind: TypeAlias = Literal["gauge", "counter", "up_down_counter", "histogram"]
 Labels: TypeAlias = dict[str, "str | int | bool"]
 
 WORST_RANKS: Final = 8
-"""Ranks whose scores are exported one by one, however many there are."""
+"""The number of ranks whose scores are exported one by one, in a job of any size."""
 LOSS_REASONS: Final = ("failed", "invalid", "suspended", "dropped")
 """The counts of a handler, and of a heartbeat, that are losses."""
 
@@ -41,7 +41,7 @@ _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_.\-/]")
 
 @attrs.frozen(kw_only=True, eq=False)
 class Metric:
-    """One row of the catalogue. A name that is empty says that the system does not get this metric."""
+    """One row of the catalogue. An empty name means that the system does not get this metric."""
 
     event: type[Event]
     field: str
@@ -57,7 +57,7 @@ class Metric:
     """The tag in TensorBoard, W&B and MLflow; ``{label}`` stands for the value of a label."""
     description: str = ""
     labels: Mapping[str, str] = attrs.field(factory=dict)
-    """By label, the event's field with its value."""
+    """For each label, the event's field that holds its value."""
     entry: str = ""
     """The label for the key of an entry, if the field is a mapping."""
     entries: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ class Metric:
     divisor: int = 1
     """How many of the field's unit make one *unit*."""
     curve_scale: float = 1
-    """The factor on the curve: 100 for what ml-goodput draws in percent."""
+    """The factor applied on the curve: 100 for values that ml-goodput draws in percent."""
     curve_relative_to: str = ""
     """The event's field that the value is divided by on the curve."""
     is_cumulative: bool = False
@@ -73,7 +73,7 @@ class Metric:
     even_if_failed: bool = False
     """Whether a failed iteration has this metric."""
     merge: Literal["latest", "lowest_rank", "max"] = "latest"
-    """Which process's value of a gauge stands for a job of several."""
+    """Which process's value of a gauge represents a job of several processes."""
     per_rank: bool = False
     """Whether there is a series for each rank, which Prometheus exports on request only."""
 
@@ -253,7 +253,7 @@ _OF_UPDATES: Final = {
     CheckpointMetricsUpdated: "checkpoint",
     ProductiveWorkSaved: "saved_work",
 }
-"""Events whose fields are One Logger's metrics, each under its own name below this one."""
+"""For each event whose fields are One Logger's metrics, the prefix of the names of these metrics."""
 _UPDATES_IN_PROMETHEUS: Final[dict[tuple[type[Event], str], tuple[str, str]]] = {
     (TrainingMetricsUpdated, "latest_loss"): ("trackside_loss", "The latest training loss"),
     **{
@@ -365,7 +365,7 @@ def _of_rank(metric: Metric, one: RankScore) -> MetricPoint:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether *value* is a number; NaN and the infinities are."""
+    """Return whether *value* is a number, NaN and the infinities included."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
@@ -436,7 +436,7 @@ def _instrument_metrics(kind: str, name: str, unit: str) -> _InstrumentMetrics:
 
 
 def flat_badput(badput_s: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield bucket and seconds; custom badput as ``CUSTOM_BADPUT_EVENTS.TYPE``."""
+    """Yield each bucket and its seconds; custom badput as ``CUSTOM_BADPUT_EVENTS.TYPE``."""
     for bucket, spent in badput_s.items():
         if isinstance(spent, dict):
             for kind, seconds in spent.items():

@@ -1,4 +1,4 @@
-"""The position in a stream of numbered messages, each of them a frame: to the event, and as plain data."""
+"""The position of a reader in a stream of numbered frames: exact to the event, and saved as plain data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StreamCursor:
         cursor: The `cursor` of another reader, to continue from; None to begin with the first message.
 
     Raises:
-        DecodeError: *cursor* is not one.
+        DecodeError: *cursor* is not a position in a stream.
     """
 
     def __init__(self, cursor: Mapping[str, Any] | None = None) -> None:
@@ -67,8 +67,8 @@ class StreamCursor:
 
         Args:
             sequence: The message's number.
-            frame: Its content.
-            source_json: The frame's source: the first frame, which describes it, may have been removed.
+            frame: The message's content.
+            source_json: The frame's source as JSON: the first frame, which describes it, may have been removed.
         """
         if sequence < self.sequence:
             return
@@ -91,7 +91,7 @@ class StreamCursor:
 
 
 class SourcedDecoder(FrameDecoder):
-    """Decodes frames that come with their source beside them; what is no source is passed over."""
+    """Decodes frames that come with a description of their source; a malformed description is ignored."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class SourcedDecoder(FrameDecoder):
         Decode the frame *data* of the source in *source_json*, as `encoded_source` writes it.
 
         Raises:
-            DecodeError: as of `FrameDecoder.decode`.
+            DecodeError: as for `FrameDecoder.decode`.
         """
         if source_json and len(source_json) <= 2 * MAX_SOURCE_BYTES:
             with contextlib.suppress(ValueError):
@@ -114,7 +114,7 @@ class SourcedDecoder(FrameDecoder):
 
 
 def encoded_source(source: Source) -> str:
-    """Return *source* as JSON in ASCII, of bounded length."""
+    """Return *source* as JSON in ASCII; beyond 8 KiB without its metadata, versions and perf tags."""
     plain = source.to_wire()
     text = json.dumps(plain)
     if len(text) <= MAX_SOURCE_BYTES:

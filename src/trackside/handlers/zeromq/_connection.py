@@ -43,19 +43,19 @@ from trackside.handlers.zeromq._protocol import (
 from trackside.handlers.zeromq._session import Sent
 
 OLDEST_LIBZMQ: Final = (4, 3, 5)
-"""Older ones can be brought down by anybody who reaches a port, keys or not."""
+"""Anybody who reaches a port can crash an older version, with or without keys."""
 MOST_MESSAGE_BYTES: Final = 1 << 20
-"""Of one part of a message; a peer that sends more is disconnected. Frames are smaller (640 KiB)."""
+"""The largest part of a message; a peer that sends a larger one is disconnected. Frames are smaller (640 KiB)."""
 HANDSHAKE_MS: Final = 3000
-"""How long a peer may take to say who it is; until then it holds a descriptor."""
+"""The time in which a peer must finish its handshake; until then it holds a descriptor."""
 KEEPALIVE_S: Final = 5
-"""After so long in silence the kernel asks whether the other machine is still there, three times, 2 s apart."""
+"""After this long in silence the kernel probes the other machine, three times, 2 s apart."""
 LIFE_MS: Final = 15_000
-"""After so long with nothing acknowledged a connection counts as broken, also where the network never says so."""
+"""A connection counts as broken after this long without an acknowledgement, even if the network reports no error."""
 RECONNECT_MS: Final = 100
 MOST_RECONNECT_MS: Final = 2000
 SUBSCRIPTIONS_AT_ONCE: Final = 8
-"""Subscriptions of one reader that may wait. A PUB takes all that wait in during a send, and a flood would hold it."""
+"""The most subscriptions of one reader that may wait. A send by a PUB reads all that wait; a flood would block it."""
 _ZERO_COPY_RECEIVE: Final = 10
 """``ZMQ_ZERO_COPY_RECV``, which pyzmq has no name for."""
 BACKLOG: Final = 4096
@@ -64,10 +64,10 @@ BACKLOG: Final = 4096
 
 def new_context(*, io_threads: int = 1) -> zmq.Context[zmq.Socket[bytes]]:
     """
-    Return a context of one's own.
+    Return a new context.
 
     Raises:
-        ConfigError: The libzmq that is installed is too old to meet strangers, or was built without encryption.
+        ConfigError: The installed libzmq is too old to be safe from strangers, or was built without encryption.
     """
     found = zmq.zmq_version_info()
     if found < OLDEST_LIBZMQ or not zmq.has("curve"):
@@ -77,8 +77,8 @@ def new_context(*, io_threads: int = 1) -> zmq.Context[zmq.Socket[bytes]]:
             "it must be 4.3.5 or newer, with CURVE: `pip install --force-reinstall --only-binary :all: pyzmq`",
         )
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads)
-    # Else each message that waits to be read, however small, holds the 8 KiB in which it arrived: of thousands of
-    # senders that adds up. Where a libzmq does not have the option, it does just that.
+    # Otherwise each waiting message, however small, holds the 8 KiB in which it arrived, which adds up with thousands
+    # of senders. A libzmq without this option has that cost.
     with contextlib.suppress(zmq.ZMQError):
         context.set(_ZERO_COPY_RECEIVE, 0)
     return context
@@ -93,17 +93,17 @@ def open_socket(
     Args:
         context: From `new_context`.
         kind: ``zmq.ROUTER``, ``zmq.DEALER``, …
-        send_high_water: Messages that may wait for one peer; a send beyond it is refused. Bytes are the caller's to
-            count: messages of the largest size make of 8 already 8 MiB.
-        receive_high_water: Messages of one peer that may wait to be read here.
+        send_high_water: The most messages that may wait for one peer; further ones are refused. The caller must bound
+            the bytes: 8 messages of the largest size take 8 MiB.
+        receive_high_water: The most messages of one peer that may wait to be read here.
     """
     socket = context.socket(kind)
     options: dict[int, int] = {
         zmq.LINGER: 0,
         zmq.MAXMSGSIZE: MOST_MESSAGE_BYTES,
         zmq.HANDSHAKE_IVL: HANDSHAKE_MS,
-        # No heartbeats of ZMTP's: libzmq aborts the process if one is due on a connection that its peer has closed
-        # while the queue behind it was full (4.3.5, stream_engine_base.cpp: !_io_error). Ends have beats of their own.
+        # No ZMTP heartbeats: libzmq aborts the process if one is due on a connection that its peer has closed
+        # while the queue behind it was full (4.3.5, stream_engine_base.cpp: !_io_error). Both ends send beats instead.
         zmq.TCP_KEEPALIVE: 1,
         zmq.TCP_KEEPALIVE_IDLE: KEEPALIVE_S,
         zmq.TCP_KEEPALIVE_INTVL: 2,
@@ -125,7 +125,7 @@ def open_socket(
 
 def secure_server(socket: zmq.Socket[Any], key: KeyPair) -> None:
     """
-    Let only peers in that know the public half of *key*, and whose own key the context's `Authenticator` accepts.
+    Accept only peers that know the public half of *key*, and whose own key the context's `Authenticator` accepts.
 
     Without an authenticator every peer is refused.
     """
@@ -136,7 +136,7 @@ def secure_server(socket: zmq.Socket[Any], key: KeyPair) -> None:
 
 
 def secure_client(socket: zmq.Socket[Any], keys: ClientKeys) -> None:
-    """Prove with *keys* who this end is, and talk only to the server that they name."""
+    """Authenticate this end with *keys*, and connect only to the server whose public key they hold."""
     socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
     socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.own.public)
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret)
@@ -145,7 +145,7 @@ def secure_client(socket: zmq.Socket[Any], keys: ClientKeys) -> None:
 _TCP: Final = re.compile(r"tcp://(\[[0-9A-Fa-f:.%]+\]|\*|[A-Za-z0-9_.\-]+):([0-9]{1,5}|\*)")
 _MOST_PORT: Final = 65_535
 _MOST_PATH_BYTES: Final = 107
-"""What the address of a Unix socket holds."""
+"""The longest path of a Unix socket."""
 
 
 class Safety(enum.Enum):
@@ -173,9 +173,9 @@ def check_endpoint(
     Args:
         endpoint: ``ipc:///path`` or ``tcp://host:port``; port ``*`` lets the system choose when binding.
         has_keys: Whether keys will be used on it.
-        insecure: Whether to use it without any protection all the same.
+        insecure: Whether it may be used without any protection.
         binds: Whether it will be bound. The directory of an ``ipc`` endpoint is then made if it does not exist.
-        field: What to call it in errors.
+        field: The name of the setting in errors.
 
     Raises:
         ConfigError: It is malformed, of another transport, or neither protected nor declared insecure.
@@ -248,52 +248,52 @@ _MAPPED: Final = re.compile(r"\[::ffff:([0-9.]+)\]")
 
 class SilenceTimer:
     """
-    The time for which nothing was heard over a connection, and when that is to be made anew.
+    Measures for how long a connection was silent, and decides when to reconnect.
 
     Between two attempts the time doubles, from 8 s to 30 s.
     """
 
     def __init__(self, now_s: float) -> None:
         self.attempts = 0
-        """How often the connection was made anew since something was heard."""
+        """How often the connection was made anew since the last message."""
         self._listened_s = now_s
         self._silence_s = 0.0
         self._wait_s = RENEW_AFTER_S
         self._chance = random.Random()  # noqa: S311  not the program's, whose order is its own
 
     def end(self) -> None:
-        """Note that something was heard."""
+        """Note that a message was received."""
         self.attempts = 0
         self._silence_s = 0.0
         self._wait_s = RENEW_AFTER_S
 
     def is_due(self, now_s: float) -> bool:
-        """Return whether the connection is to be made anew now; to be asked at least twice a second."""
-        # Silence counts while the attachment is read: a viewer may leave it alone for an hour.
+        """Return whether to reconnect now; to be called at least twice a second."""
+        # Only time in which the connection is read counts: a viewer may leave it unread for an hour.
         self._silence_s += min(now_s - self._listened_s, _LISTENING_S)
         self._listened_s = now_s
         if self._silence_s < self._wait_s:
             return False
         self.attempts += 1
         self._silence_s = 0.0
-        # Apart by chance: thousands of ranks miss the same collector.
+        # At random, because thousands of ranks may lose the same collector at once.
         self._wait_s = min(2 * self._wait_s, RENEW_AT_MOST_S) * self._chance.uniform(0.8, 1.0)
         return True
 
 
 class Connection:
     """
-    A ROUTER or PUB that binds, or a DEALER that connects. For one thread, but for `wake`.
+    A ROUTER or PUB that binds, or a DEALER that connects. For one thread, except `wake`.
 
     Args:
         endpoint: ``ipc:///path`` or ``tcp://host:port``.
         binds: Whether it is bound there.
-        broadcasts: Whether what is bound is a PUB: addresses are topics then, and nothing is received.
+        broadcasts: Whether the bound socket is a PUB: addresses are topics then, and nothing is received.
         role: Whose key to use when connecting; ``viewer`` unless another is given.
         keys: A directory of keys; None for none.
-        insecure: Do without where they are needed.
-        receive_messages: Of one peer, that may wait to be received.
-        limits: How many connections it keeps, if it binds; unless given, as many as a job's viewers need.
+        insecure: Allow an endpoint without keys where they are required.
+        receive_messages: The most messages of one peer that may wait to be received.
+        limits: How many connections it keeps, if it binds; by default, as many as a job's viewers need.
 
     Raises:
         ConfigError: The endpoint is not safe, not free or malformed.
@@ -328,7 +328,7 @@ class Connection:
         self._keys = keys
         self._receive_messages = receive_messages
         self._silence = SilenceTimer(time.monotonic())
-        # A line a minute of each: the other end decides how often it falls silent and answers.
+        # One line a minute of each: the other end decides how often it falls silent and answers.
         self._silent, self._barred, self._heard = RateLimitedLog(), RateLimitedLog(), RateLimitedLog()
         self._latest: zmq.Frame | None = None
         self._socket = self._new_socket()
@@ -336,7 +336,7 @@ class Connection:
             if binds:
                 self._accepted = AcceptedConnections(self._context, self._socket, limits)
             if keys is not None and binds:
-                # A PUB reads no message, so who may not watch is refused before there is a connection.
+                # A PUB reads no messages, so peers that may not watch are refused in the handshake.
                 roles = (VIEWER, CONTROL) if broadcasts else ROLES
                 self._authenticator = Authenticator(self._context, AllowList(keys), roles)
                 secure_server(self._socket, load_server_key(keys))
@@ -365,9 +365,9 @@ class Connection:
 
     def renew(self, now_s: float) -> bool:
         """
-        Make the connection anew if nothing has been heard over it for too long; return whether that was done.
+        Reconnect if no message was received for too long; return whether that was done.
 
-        libzmq reconnects after the network failed, and does not after the other end said something that is no ZMTP,
+        libzmq reconnects by itself after a network failure, but not after the other end sent something that is no ZMTP,
         or refused a key.
         """
         if self._binds or not self._silence.is_due(now_s):
@@ -386,7 +386,7 @@ class Connection:
             fresh.connect(self.endpoint)
         except (ConfigError, zmq.ZMQError) as error:  # the keys are being replaced, or there is no descriptor left
             if fresh is not None:
-                fresh.close(0)  # else the context would wait for it at the end, for ever
+                fresh.close(0)  # else `close` would wait for it for ever
             self._barred.complain("%s cannot be connected to anew: %s", self.endpoint, described(error))
             return False
         self._poller.unregister(self._socket)
@@ -396,7 +396,7 @@ class Connection:
         return True
 
     def _join(self, endpoint: str) -> str:
-        """Bind or connect; return where that led to."""
+        """Bind or connect; return the resulting endpoint."""
         if not self._binds:
             self._socket.connect(endpoint)
             return endpoint
@@ -412,8 +412,8 @@ class Connection:
         return _MAPPED.sub(r"\1", bound)
 
     def wake(self) -> None:
-        """End a `wait`; on any thread, and from the dispatcher: never waits."""
-        with contextlib.suppress(OSError):  # full, which is as good; or closed
+        """End a `wait`; never blocks, so any thread may call it, the dispatcher too."""
+        with contextlib.suppress(OSError):  # full, so `wait` ends anyway; or closed
             self._waker.send(b"!")
 
     def wait(self, timeout_s: float) -> None:
@@ -436,8 +436,8 @@ class Connection:
             self._duties[readable]()
 
     def receive(self, most: int) -> Iterator[tuple[bytes, list[bytes], str]]:
-        """Yield at most *most* messages: who sent it, its parts, and role and fingerprint of the sender's key."""
-        # Part by part, with flags that are plain numbers: the library's own loop takes as long again.
+        """Yield at most *most* messages: sender's address, parts, and role and fingerprint of the sender's key."""
+        # Part by part, with flags that are plain numbers: the library's own loop takes twice as long.
         receive, again, no_wait = self._socket.recv, zmq.Again, self._no_wait
         for _ in range(most):
             try:
@@ -457,7 +457,7 @@ class Connection:
 
     def origin(self) -> str:
         """
-        Return where the message that `receive` yielded last came from; empty if that is not known.
+        Return the origin of the message that `receive` yielded last; empty if that is not known.
 
         That is an IPv4 address, the /64 network of an IPv6 address, or a user of this machine.
         """
@@ -485,7 +485,7 @@ class Connection:
         return Sent.QUEUED
 
     def close(self) -> None:
-        """Close everything; what was just sent has a tenth of a second to leave."""
+        """Close everything; messages that were just sent have 0.1 s to leave."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -494,7 +494,7 @@ class Connection:
         if self._accepted is not None:
             self._accepted.close()
         if self._path is not None:
-            # Before anybody else can have bound it: libzmq leaves it behind.
+            # libzmq leaves the file; it must go before another process can have bound it.
             with contextlib.suppress(OSError):
                 self._path.unlink()
         self._socket.close(_GOODBYE_MS)
@@ -504,7 +504,7 @@ class Connection:
 
 
 def wait_for(connections: Sequence[Connection], timeout_s: float) -> None:
-    """Wait as `Connection.wait` does, for several of one thread."""
+    """Wait as `Connection.wait` does, for several connections of one thread."""
     if len(connections) == 1:
         connections[0].wait(timeout_s)
         return
@@ -518,7 +518,7 @@ def wait_for(connections: Sequence[Connection], timeout_s: float) -> None:
 
 
 def is_served(endpoint: str) -> bool:
-    """Return whether a process listens there; what a killed process has left, libzmq replaces."""
+    """Return whether a process listens at *endpoint*; libzmq replaces the socket file of a killed one."""
     path: Any = endpoint.removeprefix("ipc://")
     if path.startswith("@"):
         path = b"\0" + os.fsencode(path[1:])

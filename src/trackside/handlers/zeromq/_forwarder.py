@@ -1,4 +1,4 @@
-"""The forwarder: the ranks of a node onto one connection, frames as they came."""
+"""The forwarder: it sends the frames of a node's ranks, unchanged, over one connection."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ _HEAD_BYTES: Final = 512
 
 class ForwardedStreams:
     """
-    What the ranks of a node send, as it goes on; does no input or output of its own. For one thread.
+    The streams of a node's ranks, to be sent on; does no input or output of its own. For one thread.
 
     Args:
-        source: This process.
+        source: The source of this process.
         monotonic_s: The clock.
     """
 
@@ -76,11 +76,11 @@ class ForwardedStreams:
         self._decoder = FrameDecoder()
         self._trouble = RateLimitedLog()
         self._waiting: list[bytes] = []
-        """Frames of its own that no ring holds yet: the first is there before the first ring."""
+        """Frames of the own stream that no ring holds yet: the first is made before the first ring."""
         self.own = OwnStream(source, self._add_own)
 
     def tick(self, producers: Collection[Producer]) -> None:
-        """Look at *producers*: their clocks now, and who of them is alive at each beat."""
+        """Publish what is new of the clocks of *producers*, and keep them for `status`."""
         self._producers = producers
         for producer in producers:
             for compared in clock_news(producer):
@@ -122,7 +122,7 @@ class ForwardedStreams:
             ring.append(LostRange(entry.source_id, entry.first_seq, entry.last_seq, entry.reason), 0)
 
     def on_introduction(self, producer: Producer, snapshot: bytes) -> None:
-        """Learn who the sources are whose first events are no longer to be had."""
+        """Record the sources whose first frames, which describe them, are no longer available."""
         try:
             places = decode_snapshot(snapshot).places
         except DecodeError:
@@ -134,10 +134,10 @@ class ForwardedStreams:
             self.registry.state_of(place.source, self._now()).producer = producer
 
     def on_heard(self, producer: Producer, message: Message | None) -> None:
-        """Need not note it: a beat asks who was heard of."""
+        """Do nothing: `status` reads from the producers when they were last heard."""
 
     def _source_of(self, source_id: str, frame: bytes) -> Source:
-        """Return who that is; a frame is decoded only if that is not known."""
+        """Return the source with *source_id*; *frame* is decoded only if the source is unknown."""
         place = self._places.get(source_id)
         return place.source if place is not None else self._decoder.decode(frame).source
 
@@ -148,7 +148,7 @@ class ForwardedStreams:
         Begin to fill *ring*; see `StreamProvider`.
 
         Raises:
-            ConfigError: if not everything is wanted.
+            ConfigError: if *wanted* excludes any event.
         """
         if not wanted.is_open:
             raise ConfigError("filter", wanted, "a forwarder sends everything on; attach to the collector")
@@ -158,7 +158,7 @@ class ForwardedStreams:
         return lambda: self._rings.remove(ring)
 
     def take_snapshot(self, models: Sequence[str], ring: Ring, done: Callable[[ReadySnapshot | None], None]) -> None:  # noqa: ARG002  the provider's
-        """Say who the sources are; see `StreamProvider`."""
+        """Take a snapshot of the sources; see `StreamProvider`."""
         places = [*self._places.values(), SourcePosition(self.own.source, self.own.next_seq, 0)]
         try:
             data = encode_snapshot(Snapshot(places, {}, clock.now_ns()))
@@ -169,7 +169,7 @@ class ForwardedStreams:
             done(ReadySnapshot(data, ring.next_index, ring.before))
 
     def status(self) -> dict[str, Any]:
-        """Say who is alive and had nothing to send since the last beat; see `StreamProvider`."""
+        """Return the sources that are alive but sent nothing since the last beat; see `StreamProvider`."""
         spoke, self._spoke = self._spoke, set()
         quiet = [name for name in self._alive() if name not in spoke]
         return {RELAYS: True, SOURCE: self.own.source.id, QUIET: [self.own.source.id, *quiet[:_MOST_QUIET]]}
@@ -189,19 +189,19 @@ class ForwardedStreams:
 
 class Forwarder(Service):
     """
-    Takes the streams of a node's ranks in and sends them on over one connection.
+    Receives the streams of a node's ranks and sends them on over one connection.
 
-    Ranks, or other forwarders, connect to *bind*, so forwarders stack into a tree. Frames go on as they came, each
-    once; while the other end is away the ring holds them, and what it cannot hold is counted there by the numbers of
-    the events.
+    Ranks, or other forwarders, connect to *bind*, so forwarders can form a tree. Each frame is sent on once, unchanged.
+    While the other end is away the ring holds the frames; those that do not fit are counted there by the numbers of
+    their events.
 
     Args:
-        bind: Where ranks connect to.
-        to: The collector, or another forwarder.
+        bind: The endpoint that ranks connect to.
+        to: The endpoint of the collector, or of another forwarder.
         keys: A directory of keys, for both: the server's secret, a rank's secret, the server's public key.
-        insecure: Do without keys where they are needed.
-        limits: What one rank may send.
-        ring_bytes: What is kept while the other end is away.
+        insecure: Allow endpoints without keys where keys are required.
+        limits: The limits on what one rank sends.
+        ring_bytes: The most bytes kept while the other end is away.
 
     Raises:
         ConfigError: An endpoint is not safe, not free or malformed, or a key is missing.
@@ -229,7 +229,7 @@ class Forwarder(Service):
         )
         self._serving = self._connect(to, binds=False, role=RANK, **options)
         self.endpoint = self._receiving.endpoint
-        """Where ranks connect to; with the port that was found."""
+        """The endpoint that ranks connect to, with the port that was chosen."""
         source = Source.detect({}, run_id=COLLECTORS, role="collector")
         self.streams = ForwardedStreams(source)
         self._server = StreamServer(
@@ -262,7 +262,7 @@ class Forwarder(Service):
 
     def close(self) -> bool:
         """
-        Send on what is here, say goodbye, and stop; safe to call twice.
+        Send on the frames that are left, say goodbye, and stop; safe to call twice.
 
         Returns:
             Whether the other end has everything.
@@ -282,11 +282,11 @@ class Forwarder(Service):
 
     @property
     def undelivered(self) -> int:
-        """Events that came here and that the other end has not acknowledged."""
+        """Events received here that the other end has not acknowledged."""
         return self._stream.undelivered
 
     def _on_verb(self, address: bytes, verb: Verb, user: str) -> None:
-        # Who may command is the collector's to judge: this end connected to it, and knows it by its key.
+        # The collector decides who may command: this end connected to it, and knows it by its key.
         by = user or "the collector"
         if self._serving.safety is Safety.INSECURE:
             self._verbs.refuse(address, verb, by)
@@ -296,17 +296,17 @@ class Forwarder(Service):
 
 def peek(frame: bytes) -> tuple[str, int]:
     """
-    Return whose a frame is and the last number it accounts for, of its first bytes alone.
+    Return a frame's source id and the last number it accounts for, reading only its first bytes.
 
     Raises:
-        DecodeError: if they are not those of a frame.
+        DecodeError: if *frame* does not begin as a frame does.
     """
     unpacker = msgpack.Unpacker(max_buffer_size=_HEAD_BYTES, max_str_len=_HEAD_BYTES)
     unpacker.feed(frame[:_HEAD_BYTES])
     try:
         unpacker.read_array_header()
         _, source_id, first_seq, last_seq = (unpacker.unpack() for _ in range(4))
-    except Exception as error:  # of many kinds
+    except Exception as error:  # msgpack raises many kinds
         raise DecodeError("not the beginning of a frame") from error
     if not (type(source_id) is str and type(first_seq) is type(last_seq) is int):
         raise DecodeError("not the beginning of a frame")

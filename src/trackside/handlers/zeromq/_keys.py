@@ -25,8 +25,8 @@ import attrs
 from trackside._platform import CREATE, READ, SYSTEM, user_id
 from trackside.events import ConfigError
 
-# The library is loaded when it is first used: a job's `start` knows how to publish, and importing trackside must not
-# load zmq. `_connection` takes it from here.
+# zmq is loaded when it is first used: `trackside.job` imports this module, and importing trackside must not load zmq.
+# `_connection` imports it from here.
 if TYPE_CHECKING:
     import zmq
     from zmq.utils import z85
@@ -57,7 +57,7 @@ __all__ = ["z85", "zmq"]
 SERVER, RANK, VIEWER, CONTROL = "server", "rank", "viewer", "control"
 ROLES: Final = (SERVER, RANK, VIEWER, CONTROL)
 ACCEPTED_GENERATIONS: Final = 2
-"""How many keys of a role are accepted at once, the newest: one can be replaced while the other is in use."""
+"""How many of the newest keys of a role are accepted: a key can be replaced while the one before is in use."""
 
 _NAME: Final = re.compile(r"(server|rank|viewer|control)\.([1-9][0-9]{0,5})\.(secret|public)")
 _KEY: Final = re.compile(rb"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
@@ -69,7 +69,7 @@ _WRITABLE: Final = 0o022
 
 @attrs.frozen
 class KeyPair:
-    """A key of one's own. Its secret is shown nowhere."""
+    """A key pair of this process. Its secret is shown nowhere."""
 
     role: str
     generation: int
@@ -92,8 +92,8 @@ def new_keys(directory: str | os.PathLike[str], roles: Iterable[str] = ROLES) ->
 
     Args:
         directory: Made for this user alone if it does not exist; refused if others have access to it.
-        roles: ``server``, ``rank``, ``viewer`` and ``control``. Of each role the two newest keys are accepted,
-            so the one before the last ends here.
+        roles: ``server``, ``rank``, ``viewer`` and ``control``. The two newest keys of each role are accepted, so any
+            older key is refused from now on.
 
     Raises:
         ConfigError: A role is unknown, or the directory is not this user's alone.
@@ -109,7 +109,7 @@ def new_keys(directory: str | os.PathLike[str], roles: Iterable[str] = ROLES) ->
     for role in roles:
         generation = max(_generations(where, role, "secret", "public"), default=0) + 1
         public, secret = zmq.curve_keypair()
-        # The secret first: a public key without one would be accepted and of no use.
+        # The secret first: a public key without its secret would be accepted but useless.
         for kind, key, mode in (("secret", secret, 0o600), ("public", public, 0o644)):
             path = where / _file_name(role, generation, kind)
             fd = os.open(path, CREATE, mode)
@@ -123,7 +123,7 @@ def new_keys(directory: str | os.PathLike[str], roles: Iterable[str] = ROLES) ->
 
 def load_client_keys(directory: str | os.PathLike[str], *roles: str) -> ClientKeys:
     """
-    Load the newest key of the first of *roles* that is there, and the newest public key of the server.
+    Load the newest key of the first of *roles* that has one, and the newest public key of the server.
 
     Raises:
         ConfigError: A key is missing, malformed, or a secret that others can read.
@@ -150,7 +150,7 @@ def load_server_key(directory: str | os.PathLike[str]) -> KeyPair:
 
 def load_accepted(directory: str | os.PathLike[str]) -> dict[bytes, str]:
     """
-    Return the public keys that a server accepts, and the role of each: of every role the two newest.
+    Return the public keys that a server accepts, the two newest of each role, and the role of each.
 
     Raises:
         ConfigError: One of them is malformed, or the directory cannot be read.
@@ -169,7 +169,7 @@ def _check_unwritable(directory: Path) -> None:
     Raise if anybody but this user and root can put files into *directory*: a key put there would be accepted.
 
     Raises:
-        ConfigError: They can, or the directory cannot be looked at.
+        ConfigError: They can, or the directory cannot be read.
     """
     try:
         found = directory.stat()
@@ -189,7 +189,7 @@ def _user_id() -> int:
     Return the user that this process acts as.
 
     Raises:
-        ConfigError: On this system files do not say who may read them.
+        ConfigError: Files on this system have no owner.
     """
     found = user_id()
     if found is None:
@@ -243,7 +243,7 @@ def _load_pair(where: Path, roles: Iterable[str]) -> KeyPair:
 
 
 def _read(path: Path, *, is_secret: bool) -> bytes:
-    """Read one key. What is wrong with it is said without showing any of it."""
+    """Read one key. No error shows any part of it."""
     try:
         fd = os.open(path, READ)
     except OSError as error:
@@ -279,7 +279,7 @@ class AllowList:
     The public keys in a directory, and the role of each.
 
     The directory is read again when it has changed, so a new generation is accepted, and a removed key refused, without
-    a restart. While it cannot be read the last list stays in force.
+    a restart. While it cannot be read, the last list applies.
 
     Raises:
         ConfigError: The directory, or a key in it, cannot be read.
@@ -312,15 +312,15 @@ class AllowList:
 
 class Authenticator:
     """
-    Answers libzmq's question, at each handshake with a socket of this context, who may come in.
+    Decides for libzmq, at each handshake with a socket of this context, whether to accept the peer.
 
-    Has no thread: the loop that polls the sockets polls `socket` too, and calls `answer` when it can be read. Before
-    that a handshake waits. Sockets that `secure_server` made ready refuse everybody once this is closed.
+    Has no thread: the loop that polls the sockets polls `socket` too, and calls `answer` when it can be read. Until
+    then a handshake waits. Once this is closed, the sockets that `secure_server` set up refuse every peer.
 
     Args:
-        context: Of the sockets.
-        allowed: Whose keys are accepted.
-        roles: Of these, the roles that may come in here.
+        context: The context of the sockets.
+        allowed: The keys that are accepted.
+        roles: The roles that are accepted.
     """
 
     def __init__(self, context: zmq.Context[Any], allowed: AllowList, roles: Collection[str] = ROLES) -> None:
@@ -335,7 +335,7 @@ class Authenticator:
         self.socket.bind(_ZAP)
 
     def answer(self) -> None:
-        """Answer what waits, at most a few hundred handshakes."""
+        """Answer the handshakes that wait, at most 256."""
         for _ in range(_HANDSHAKES_AT_ONCE):
             try:
                 request = self.socket.recv_multipart(zmq.DONTWAIT)

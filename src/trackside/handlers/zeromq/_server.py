@@ -1,4 +1,4 @@
-"""The source end of a socket: the viewers that are there, what each asked for, and what each is sent."""
+"""The stream server: its viewers, what each subscribed to, and what each is sent."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ if TYPE_CHECKING:
 RING_BYTES: Final = 8 << 20
 RING_S: Final = 30.0
 _ENTRY_EXTRA_BYTES: Final = 256
-"""What an entry takes besides its frame, about."""
+"""About how many bytes an entry takes besides its frame."""
 _LATEST: Final = 1 / 8
-"""Of the budget: where a viewer that was too slow goes on. It has read this before much more has come."""
+"""The share of the budget that a viewer still gets after it was too slow: it is read before much more comes."""
 
 
 class LostRange(NamedTuple):
-    """Events of one source that did not get here."""
+    """Events of one source that did not arrive here."""
 
     source_id: str
     first_seq: int
@@ -107,11 +107,11 @@ class Entry(NamedTuple):
 
 class RingBudget:
     """
-    The bytes that all rings of one source end share, and the lock that guards them.
+    The bytes that all rings of one stream server share, and the lock that guards them.
 
     Args:
-        most_bytes: When more is kept, the oldest entries of the largest ring go.
-        most_s: Older entries go too, when something new comes.
+        most_bytes: When the rings hold more, the oldest entries of the largest ring are removed.
+        most_s: Entries older than this, in seconds, are removed when a new one is appended.
         monotonic_s: The clock; for tests.
     """
 
@@ -129,7 +129,7 @@ class RingBudget:
         self.rings: list[Ring] = []
 
     def trim(self) -> None:
-        """Let the oldest entries go that are one too many; the caller holds the lock."""
+        """Remove the oldest entries until the budget is met; the caller holds the lock."""
         while self.size_bytes > self.most_bytes:
             max(self.rings, key=lambda ring: ring.size_bytes).drop()
 
@@ -141,8 +141,8 @@ class Ring:
     One thread appends, another reads; neither waits for anything but the other's few steps under the lock.
 
     Args:
-        room: What it shares with the other rings of its source end.
-        name: Its id; no other stream of any process has the same.
+        room: The budget that it shares with the other rings of its stream server.
+        name: Its id, unique among the streams of all processes.
     """
 
     def __init__(self, room: RingBudget, name: str) -> None:
@@ -175,7 +175,7 @@ class Ring:
             room.trim()
 
     def drop(self) -> None:
-        """Let the oldest entry go; the caller holds the lock."""
+        """Remove the oldest entry; the caller holds the lock."""
         dropped = self._entries.popleft()
         following = self._entries[0].offset_bytes if self._entries else self._offset_bytes
         size = following - dropped.offset_bytes
@@ -183,7 +183,7 @@ class Ring:
         self._room.size_bytes -= size
 
     def position(self, index: int) -> tuple[int, int]:
-        """Return the first index from *index* on that is still here or to come, and the events before it."""
+        """Return the first index from *index* on that is kept or still to come, and the number of events before it."""
         with self._room.lock:
             if index >= self.next_index or not self._entries:
                 return self.next_index, self.before
@@ -194,7 +194,7 @@ class Ring:
             return entry.place, entry.before
 
     def latest(self) -> tuple[int, int]:
-        """Return the first index of the last eighth of the room, or of the last entry, and the events before it."""
+        """Return the first index in the last eighth of the budget, or the last index, and the events before it."""
         with self._room.lock:
             if not self._entries:
                 return self.next_index, self.before
@@ -204,7 +204,7 @@ class Ring:
             return first[0].place, first[0].before
 
     def read(self, index: int, most: int) -> list[Entry]:
-        """Return at most *most* entries from *index* on, if that is still here; else none."""
+        """Return at most *most* entries from *index* on, or none if that entry is no longer kept."""
         with self._room.lock:
             if not self._entries or index < self._entries[0].place:
                 return []
@@ -212,7 +212,7 @@ class Ring:
             return list(islice(self._entries, start, start + most))
 
     def close(self) -> None:
-        """Give the room back."""
+        """Remove all entries, and return their bytes to the budget."""
         with self._room.lock:
             if self in self._room.rings:
                 self._room.rings.remove(self)
@@ -230,25 +230,25 @@ Post: TypeAlias = Callable[[Message], bool]
 
 @attrs.define(eq=False)
 class Stream:
-    """What one filter lets through, for every viewer that asked for just that."""
+    """The stream of one filter, shared by all viewers that subscribed with that filter."""
 
     wanted: Filter
     ring: Ring
     close: Callable[[], object]
-    """End it at its origin."""
+    """Ends the subscription that fills the ring."""
     is_held: bool = False
-    """Whether it stays also without a viewer: a collector wants all there is."""
+    """Whether it is kept even without a viewer: a collector gets every event."""
     left_s: float | None = None
-    """Since when no viewer has been there; None while one is."""
+    """Since when it has had no viewer; None while it has one."""
     delivered: int = 0
     """Events that were acknowledged."""
     _settled: int = 0
-    """Events up to the last one that was acknowledged."""
+    """The number of events up to the last acknowledged one."""
     _given_up: deque[tuple[int, int]] = attrs.field(factory=deque)
-    """Beyond that, the ranges of events, by how many are before each end, that were passed over."""
+    """Later ranges of events that were skipped, by the number of events before the start and before the end."""
 
     def acknowledge(self, before: int) -> None:
-        """Note that a viewer has all of the first *before* events that it was not to pass over."""
+        """Note that a viewer has the first *before* events, except those it was instructed to pass over."""
         if before <= self._settled:
             return
         self.delivered += before - self._settled
@@ -259,9 +259,9 @@ class Stream:
 
     def resume(self, index: int) -> int:
         """
-        Note that a viewer has taken everything before *index*; return how many events that are.
+        Note that a viewer has all entries before *index*; return the number of events in them.
 
-        If that entry is gone, only those are known that were acknowledged before; what was passed over counts apart.
+        If that entry is no longer kept, the number is that up to the last acknowledged event.
         """
         here, before = self.ring.position(index)
         before = before if here == index else self._settled
@@ -295,7 +295,7 @@ class ReadySnapshot(NamedTuple):
 
 @attrs.define(eq=False)
 class ViewerState:
-    """One viewer. For the thread of the source end."""
+    """One viewer. For the thread of the stream server."""
 
     address: bytes
     id: str
@@ -308,7 +308,7 @@ class ViewerState:
     """The number of its last `Subscribe`."""
     stream: Stream | None = None
     cursor: int = 0
-    """The next entry for it."""
+    """The index of the next entry to send."""
     answer: Subscribed | None = None
     snapshot: bytes | None = None
     window_bytes: int = WINDOW_BYTES
@@ -319,7 +319,7 @@ class ViewerState:
     _before: int = 0
     """Events in the entries before the cursor."""
     _in_flight: deque[tuple[int, int, int]] = attrs.field(factory=deque)
-    """Of what was sent and not acknowledged, the index, the offset, and the number of events up to its end."""
+    """For each entry sent and not acknowledged: its index, its offset in bytes, and the events up to its end."""
     _sent_to_bytes: int = 0
     _replayed_s: float = 0.0
     _messages: TokenBucket = attrs.field(factory=lambda: TokenBucket(VIEWER_MESSAGES_PER_S, VIEWER_MESSAGES_PER_S))
@@ -332,7 +332,7 @@ class ViewerState:
 
     @property
     def is_drained(self) -> bool:
-        """Whether it has acknowledged everything there is; one that asked anew, once it was answered, too."""
+        """Whether it has acknowledged every entry; False until its latest subscription is answered."""
         if self.stream is None:
             return True
         return self.answer is not None and not self._in_flight and self.cursor >= self.stream.ring.next_index
@@ -343,18 +343,18 @@ class ViewerState:
         return self.cursor, self._before
 
     def may_speak(self, now_s: float) -> bool:
-        """Take one message out of a viewer's allowance of a thousand a second."""
+        """Return whether one more message is within the limit of a thousand a second."""
         if not self._messages.take(now_s):
             return False
         self.heard_s = now_s
         return True
 
     def may_open(self, now_s: float) -> bool:
-        """Take one stream that no viewer has yet out of an allowance of sixteen, and of sixteen a second."""
+        """Return whether one more stream that no viewer has yet is within the limit of 16 at once and 16 a second."""
         return self._openings.take(now_s)
 
     def expect(self, asked: Subscribe, stream: Stream) -> None:
-        """Begin with a subscription that is yet to be answered."""
+        """Replace the subscription by *asked*, which is still to be answered."""
         self.leave()
         self.request = asked.request
         self.stream = stream
@@ -362,12 +362,12 @@ class ViewerState:
         self.window_bytes = asked.window_bytes
 
     def leave(self) -> None:
-        """Have no stream."""
+        """Leave the stream."""
         self.stream = self.answer = self.snapshot = None
         self._in_flight.clear()
 
     def begin(self, index: int, before: int, *, resumed: bool, snapshot: bytes) -> None:
-        """Go on from *index*, and notify the viewer."""
+        """Continue from the entry *index*, and send the viewer its answer."""
         if self.stream is None:
             return
         self.cursor, self._before = index, before
@@ -388,7 +388,7 @@ class ViewerState:
         self.post(self.answer)
 
     def send_chunks(self, first: int, count: int) -> None:
-        """Send some of the snapshot."""
+        """Send *count* chunks of the snapshot, from number *first* on."""
         if self.snapshot is None:
             return
         for number in range(first, min(first + min(count, MAX_CHUNKS), chunk_count(len(self.snapshot)))):
@@ -397,7 +397,7 @@ class ViewerState:
                 return
 
     def acknowledge(self, next_index: int) -> None:
-        """Note that everything before *next_index* was taken."""
+        """Note that the viewer has all entries before *next_index*."""
         self.snapshot = None
         while self._in_flight and self._in_flight[0][0] < next_index:
             _, _, before = self._in_flight.popleft()
@@ -405,7 +405,7 @@ class ViewerState:
                 self.stream.acknowledge(before)
 
     def go_back(self, index: int, now_s: float) -> None:
-        """Send from *index* again, which is all the viewer lacks."""
+        """Send the entries from *index* on again."""
         if self.stream is None or now_s - self._replayed_s < _REPLAY_EVERY_S or index > self.cursor:
             return
         self._replayed_s = now_s
@@ -414,7 +414,7 @@ class ViewerState:
         self.cursor, self._before = index, self.stream.resume(index)
 
     def pump(self, window_bytes: int) -> int:
-        """Send what is due, as far as it may be sent; return how many entries."""
+        """Send the entries that are due and fit into the window; return how many."""
         if not self.is_live or self.stream is None:
             return 0
         ring, count = self.stream.ring, 0
@@ -439,10 +439,10 @@ class ViewerState:
 
     def _skip(self, ring: Ring) -> bool:
         """
-        Tell the viewer that what is due is no longer here, and go on with what is.
+        Notify the viewer if the entries that are due are no longer kept, and go on with later ones.
 
-        Unless all is wanted that is the latest: while a viewer takes in the rest of the ring, as much comes after it,
-        and it would stay behind.
+        Unless the stream is held, these are the latest ones: while a slow viewer read the rest of the ring, as much
+        would be added, and it would stay behind.
         """
         index, before = ring.position(self.cursor)
         if index > self.cursor:
@@ -468,37 +468,37 @@ _MOST_STATUS_BYTES: Final = 48 << 10
 
 
 class StreamProvider(Protocol):
-    """Where a source end has its streams from."""
+    """The origin of a stream server's streams and snapshots."""
 
     def open_stream(self, wanted: Filter, ring: Ring) -> Callable[[], object]:
         """
-        Begin to fill *ring* with what is wanted; return what ends it.
+        Begin to fill *ring* with the events that *wanted* selects; return a function that ends this.
 
         Raises:
-            TracksideError: if this cannot be had.
+            TracksideError: if there is no such stream.
         """
 
     def take_snapshot(self, models: Sequence[str], ring: Ring, done: Callable[[ReadySnapshot | None], None]) -> None:
-        """Have *done* called, on any thread, with a snapshot and *ring*'s place then; or with None."""
+        """Call *done*, on any thread, with a snapshot and *ring*'s position at that time, or with None."""
 
     def status(self) -> dict[str, Any]:
-        """Return what to say in a beat."""
+        """Return the status to send in a beat."""
 
 
 class StreamServer:
     """
-    Serves any number of viewers; does no input or output of its own. For one thread, but for what says otherwise.
+    Serves any number of viewers; does no input or output of its own. For one thread, unless a method says otherwise.
 
     Args:
         provider: Where streams and snapshots come from.
-        send: Sends to an address; the one of a connection that this end made is empty.
-        own_id: Of this end; random, the same as long as its streams are.
+        send: Sends to an address, which is empty for a connection that this end made.
+        own_id: The id of this end, constant while its streams exist; by default random.
         connects: Whether this end made the connection, and so says hello.
-        wake: Has the thread look soon; called on any thread.
-        budget: What the rings may hold together.
-        most_viewers: More are refused.
-        window_bytes: What may be on its way to one viewer.
-        on_verb: Performs a `Verb` for an address and its user, and gives each `Result` to `answer`; None refuses.
+        wake: Wakes the thread; called on any thread.
+        budget: The limits on what the rings hold together.
+        most_viewers: The most viewers at once; more are refused.
+        window_bytes: The most bytes sent to one viewer and not acknowledged.
+        on_verb: Performs a `Verb` for an address and its user, and gives each `Result` to `answer`; None refuses all.
     """
 
     def __init__(
@@ -532,9 +532,9 @@ class StreamServer:
         self._opened = 0
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._answers: list[tuple[bytes, Result]] = []
-        """Results of verbs, in order; one waits while there is no room for it on the way to its viewer."""
+        """Results of verbs, in order; one waits while the queue to its viewer is full."""
         self._verbs: dict[str, TokenBucket] = {}
-        """By key: each use of a verb is recorded, allowed or not."""
+        """The limit of each user, because each use of a verb is recorded, allowed or not."""
         self._beat_s = 0.0
         self._now_s = 0.0
         self._trouble = RateLimitedLog()
@@ -542,7 +542,7 @@ class StreamServer:
     # --- what others ask of it ----------------------------------------------------------------------------------------
 
     def hold(self, wanted: Filter) -> Stream:
-        """Begin a stream before anybody asks for it, and keep it: its first viewer finds its beginning."""
+        """Open a stream before any viewer subscribes, and keep it, so that its first viewer gets its beginning."""
         stream = self._stream(wanted)
         stream.is_held = True
         return stream
@@ -553,12 +553,12 @@ class StreamServer:
         self._wake()
 
     def receive(self, address: bytes, parts: Sequence[bytes], now_s: float, received_ns: int, user: str = "") -> None:
-        """Take in one message from *address*, whose key says that it is *user*."""
+        """Handle one message from *address*; *user* is the role and fingerprint of its key."""
         self._now_s = now_s
         try:
             self._receive(address, parts, now_s, received_ns, user)
         except Exception as error:
-            # Nothing that one viewer says may end the thread that serves all of them.
+            # No message of one viewer may end the thread that serves all of them.
             self._let_go(address, now_s, error)
 
     def _let_go(self, address: bytes, now_s: float, error: Exception) -> None:
@@ -587,7 +587,7 @@ class StreamServer:
             self._on(viewer, message, now_s)
 
     def tick(self, now_s: float) -> None:
-        """Do what is due by the clock: beats, greetings, and forgetting viewers that are silent."""
+        """Send the beats and greetings that are due, and forget silent viewers."""
         self._now_s = now_s
         self._empty_inbox()
         if self._connects:
@@ -608,7 +608,7 @@ class StreamServer:
         self.beat()
 
     def pump(self) -> bool:
-        """Send what is due to everybody; return whether there may be more to send at once."""
+        """Send every viewer the entries that are due; return whether there may be more to send at once."""
         self._empty_inbox()
         share = max(LEAST_WINDOW_BYTES, ALL_WINDOWS_BYTES // max(1, len(self.viewers)))
         for _ in range(_PUMP_ROUNDS):
@@ -627,13 +627,13 @@ class StreamServer:
 
     @property
     def is_drained(self) -> bool:
-        """Whether every viewer has acknowledged everything; whom this end connected to must have asked for it first."""
+        """Whether every viewer has acknowledged everything; False until one subscribes, if this end connected."""
         if self._connects and all(viewer.stream is None for viewer in self.viewers.values()):
             return False
         return all(viewer.is_drained for viewer in self.viewers.values())
 
     def begin_again(self) -> None:
-        """Greet anew: the connection that this end made is another one now."""
+        """Greet the other end again, because this end has reconnected."""
         self._forget(b"", at_once=False, now_s=self._now_s)
         self._sessions.greet_again()
 
@@ -661,7 +661,7 @@ class StreamServer:
         self._sessions.welcome(viewer)
 
     def _forget(self, address: bytes, *, at_once: bool, now_s: float) -> None:
-        """Let a viewer go; its stream stays a while, for it to come back to, unless *at_once*."""
+        """Remove a viewer; unless *at_once*, its stream is kept for a while, in case the viewer comes back."""
         viewer = self.viewers.pop(address, None)
         if viewer is None or viewer.stream is None:
             return
@@ -671,9 +671,9 @@ class StreamServer:
 
     def _forget_mute(self, now_s: float) -> None:
         """
-        Let those go that welcomed us and then asked for nothing: the connection broke in between.
+        Remove the viewers that welcomed this end but did not subscribe: the connection broke in between.
 
-        A viewer that asked gets each beat, and answers with `Reset` if it does not know this end any more.
+        A viewer that subscribed gets each beat, and answers with `Reset` if it does not know this end any more.
         """
         for viewer in list(self.viewers.values()):
             if viewer.stream is None and now_s - viewer.heard_s >= SILENT_AFTER_BEATS * BEAT_S:
@@ -681,7 +681,7 @@ class StreamServer:
                 self._sessions.greet_again()
 
     def _leave(self, stream: Stream, now_s: float, *, at_once: bool) -> None:
-        """Drop a stream that has no viewer any more: soon, or *at_once*."""
+        """Drop a stream that has no viewer any more: after a while, or *at_once*."""
         if stream.is_held or any(viewer.stream is stream for viewer in self.viewers.values()):
             return
         stream.left_s = now_s
@@ -717,7 +717,7 @@ class StreamServer:
     def _subscribe(self, viewer: ViewerState, asked: Subscribe, now_s: float) -> None:
         if asked.request == viewer.request and viewer.stream is not None:
             if viewer.answer is not None:
-                viewer.post(viewer.answer)  # the first did not arrive
+                viewer.post(viewer.answer)  # the first answer did not arrive
             return
         before = viewer.stream
         try:
@@ -744,14 +744,14 @@ class StreamServer:
             viewer.asked_s = now_s
         ring, request, oldest = stream.ring, asked.request, asked.resume_stream == OLDEST
 
-        def done(ready: ReadySnapshot | None) -> None:  # on the thread that took it
+        def done(ready: ReadySnapshot | None) -> None:  # on the thread that took the snapshot
             self._inbox.put(lambda: self._begin(viewer, request, ready, oldest=oldest))
             self._wake()
 
         self._provider.take_snapshot(asked.models, ring, done)
 
     def _begin(self, viewer: ViewerState, request: int, ready: ReadySnapshot | None, *, oldest: bool) -> None:
-        """Answer a subscription whose snapshot is there."""
+        """Answer a subscription whose snapshot is ready."""
         if self.viewers.get(viewer.address) is not viewer or viewer.request != request or viewer.stream is None:
             return
         waiting = sum(len(other.snapshot or b"") for other in self.viewers.values())
@@ -784,7 +784,7 @@ class StreamServer:
     # --- sending ------------------------------------------------------------------------------------------------------
 
     def beat(self) -> None:
-        """Tell every viewer where its stream stands, which it acknowledges at once."""
+        """Send every viewer the position of its stream, which it acknowledges at once."""
         if not any(viewer.is_live for viewer in self.viewers.values()):
             return
         status = _fitting(self._provider.status())
@@ -832,7 +832,7 @@ class StreamServer:
 
 
 def _fitting(status: dict[str, Any]) -> dict[str, Any]:
-    """Return *status* without what makes it too large for a beat."""
+    """Return *status* without the largest values that make it too large for a beat."""
     while status:
         try:
             if len(pack(status)) <= _MOST_STATUS_BYTES:
@@ -857,20 +857,20 @@ class EndpointFile:
         self._path = directory / run / f"rank-{source.rank:05d}.attempt-{source.attempt}.{source.id[:8]}{_SUFFIX}"
         try:
             fd = create_file(directory, f"{run}/{self._path.name}")
-        except OSError:  # viewers that were given the endpoint do without
+        except OSError:  # viewers can still be given the endpoint itself
             return
         with open(fd, "w", encoding="utf-8") as file:  # noqa: PTH123  a descriptor
             file.write(endpoint + "\n")
 
     def remove(self) -> None:
-        """Take it away."""
+        """Remove the file."""
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
 
 
 def find_endpoints(directory: str | os.PathLike[str]) -> list[str]:
     """
-    Return where the processes that write below *directory* can be watched now, in the order of runs and ranks.
+    Return the endpoints of the live processes that write below *directory*, in the order of runs and ranks.
 
     Raises:
         UnreadableError: There is no such directory, or no job in it that can be watched.
@@ -900,14 +900,14 @@ def _read_endpoint(path: Path) -> str:
 
 _TICK_S: Final = 0.25
 _IDLE_S: Final = 2.0
-"""As long as no viewer is here: a first message wakes the thread, and so does the end."""
+"""The wait while there is no viewer; a first message wakes the thread, and so does `close`."""
 _DRAINING_S: Final = 0.005
 _ASK_EVERY_S: Final = 0.05
 _AT_ONCE: Final = 256
 
 
 class BarrierView(Protocol):
-    """What is seen at one place of a bus's stream."""
+    """The state of a bus at one place of its stream."""
 
     source: Source | None
     next_seq: int
@@ -916,7 +916,7 @@ class BarrierView(Protocol):
 
 
 class ViewerStream:
-    """Takes the frames of one filter from the dispatcher into a ring. No viewer is promised anything."""
+    """Puts the frames of one filter from the dispatcher into a ring. Delivery to viewers is not guaranteed."""
 
     lost = 0
 
@@ -925,63 +925,63 @@ class ViewerStream:
         self._wake = wake
 
     def open(self, source: Source) -> None:
-        """Need not know: each stream holds its sources' own words about themselves."""
+        """Do nothing: each stream holds the events that describe its source."""
 
     def accept(self, frame: bytes, *, events: int) -> bool:
-        """Keep *frame* while there is room for it."""
+        """Append *frame* to the ring, which removes its oldest entries for it."""
         self._ring.append(frame, events)
         self._wake()
         return True
 
     def flush(self, timeout_s: float) -> bool:  # noqa: ARG002  the protocol's
-        """Have nothing to wait for: no viewer is promised anything."""
+        """Return at once: delivery to viewers is not guaranteed."""
         return True
 
     def close(self, timeout_s: float) -> bool:  # noqa: ARG002  the protocol's
-        """Have nothing to close."""
+        """Do nothing: there is nothing to close."""
         return True
 
     def after_fork(self, source: Source) -> bool:  # noqa: ARG002  the protocol's
-        """Stay with the parent."""
+        """Stay with the parent: a forked child publishes nothing."""
         return False
 
 
 class CollectorStream(ViewerStream):
-    """The stream that a collector is promised: what it never acknowledged, and can no longer have, is lost."""
+    """The stream of a collector: events that it did not acknowledge and that are no longer kept are lost."""
 
     stream: Stream | None = None
     _is_over = False
 
     @property
     def lost(self) -> int:  # type: ignore[override]
-        """How many events the collector will never have."""
+        """How many events the collector will never get."""
         if self.stream is None:
             return 0
         return self.stream.undelivered if self._is_over else self.stream.lost
 
     def end(self) -> None:
-        """Count as lost what was not acknowledged by now."""
+        """Count the events that were not acknowledged by now as lost."""
         self._is_over = True
 
 
 class Publisher:
     """
-    Sends a bus's stream to its viewers, each what it asked for and no more.
+    Sends a bus's stream to its viewers, to each only the events that it subscribed to.
 
-    Its thread does all input and output; the dispatcher leaves its frames in a ring and never waits. Without a viewer
+    Its thread does all input and output; the dispatcher puts its frames into a ring and never waits. Without a viewer
     it is subscribed to nothing. A forked child publishes nothing.
 
     Args:
-        endpoint: Where viewers find it: ``ipc:///path``, in a directory that is this user's alone, or
+        endpoint: The endpoint for viewers: ``ipc:///path``, in a directory that is this user's alone, or
             ``tcp://host:port`` with *keys*. With *connects*, the collector to connect to.
-        subscribe: Subscribes a taker of frames for a filter, and returns what ends that.
+        subscribe: Subscribes a frame sink with a filter, and returns a function that ends the subscription.
         look: Has the dispatcher call a function at one place of the stream, as `Bus.at_barrier` does.
-        connects: Connect out, and offer everything from the beginning, instead of binding.
+        connects: Connect to a collector instead of binding, and offer all events from the beginning.
         keys: A directory of keys, as `trackside keys new` makes it.
-        insecure: Do without keys where they are needed.
-        status: Returns what to say of the job each second: plain data, by name.
-        on_verb: Does what verbs say; see `StreamServer`.
-        ring_bytes: What is kept for viewers that are slow or come back.
+        insecure: Allow an endpoint without keys where they are required.
+        status: Returns the job's status, sent each second: plain data, by name.
+        on_verb: Carries out verbs; see `StreamServer`.
+        ring_bytes: The most bytes kept for viewers that are slow or reconnect.
 
     Raises:
         ConfigError: The endpoint is not safe, not free or malformed.
@@ -1006,7 +1006,7 @@ class Publisher:
         self._pid = os.getpid()
         self._connection = Connection(endpoint, binds=not connects, role="rank", keys=keys, insecure=insecure)
         self.endpoint = self._connection.endpoint
-        """Where it can be reached; with the port that was found."""
+        """The endpoint at which it can be reached, with the port that was chosen."""
         self.safety = self._connection.safety
         self.connects = connects
         """Whether it connected out, to a collector."""
@@ -1033,7 +1033,7 @@ class Publisher:
     # --- what the server is supplied with, on the thread --------------------------------------------------------------
 
     def open_stream(self, wanted: Filter, ring: Ring) -> Callable[[], object]:
-        """Subscribe to what is *wanted*; see `StreamProvider`."""
+        """Subscribe to the events that *wanted* selects; see `StreamProvider`."""
         if EVERYTHING not in wanted.names:
             names = tuple(dict.fromkeys((*wanted.names, *ALWAYS)))
             wanted = Filter(names, wanted.min_priority, wanted.rule_bytes)
@@ -1063,7 +1063,7 @@ class Publisher:
         self._look(act)
 
     def status(self) -> dict[str, Any]:
-        """Return what the job says of itself; see `StreamProvider`."""
+        """Return the job's status; see `StreamProvider`."""
         try:
             return self._status()
         except Exception as error:
@@ -1093,7 +1093,7 @@ class Publisher:
         self.server.tick(time.monotonic())
 
     def _finish(self) -> None:
-        """Send what is left to those who take it, and say goodbye."""
+        """Send the viewers the entries that are left, and say goodbye."""
         beat_s = 0.0
         while time.monotonic() < self._close_by_s:
             if time.monotonic() - beat_s >= _ASK_EVERY_S:
@@ -1118,7 +1118,7 @@ class Publisher:
         Send what viewers still lack, say goodbye and stop; safe to call twice, and in a forked child.
 
         Returns:
-            Whether everybody has everything; a collector, whether it has acknowledged it.
+            Whether all viewers, or the collector, have acknowledged everything.
         """
         if os.getpid() != self._pid:
             return True
