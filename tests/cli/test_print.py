@@ -7,7 +7,7 @@ import math
 import pytest
 
 from trackside.cli._print import event_line, json_text
-from trackside.events import IterationEnded, Source
+from trackside.events import ExceptionRaised, IterationEnded, Source
 
 pytestmark = pytest.mark.once
 
@@ -29,3 +29,15 @@ class TestEventLine:
 def test_json_has_no_nan():
     """JSON that a command prints has null where a number is not finite."""
     assert json_text({"a": [1.5, math.nan], "b": {"c": -math.inf}}) == '{"a": [1.5, null], "b": {"c": null}}'
+
+
+def test_traceback():
+    """The lines of a traceback follow the line of its event, with what could steer a terminal escaped."""
+    given = ExceptionRaised(
+        at_ns=0, span_id=0, step=1, type="ValueError", message="no", traceback="Traceback:\n  x\x1b[2J\n"
+    )
+    given._source, given._seq = Source(), 0
+    first, *rest = event_line(given).splitlines()
+    assert "type=ValueError message=no" in first
+    assert "Traceback" not in first
+    assert rest == ["    Traceback:", "      x\\x1b[2J"]

@@ -117,7 +117,7 @@ class TestCompare:
         rows = (
             command("compare", readable, readable).out.partition("\nbuckets")[2].partition("\n\n")[0].splitlines()[1:]
         )
-        names = {row[2:44].strip() for row in rows}
+        names = {row.strip().partition("  ")[0] for row in rows}
         assert "unaccounted" in names
         assert all(name == name.lower() for name in names)
         assert not [row for row in rows if row[44:68].split() == ["0.0", "%", "0.0", "%"]]

@@ -91,6 +91,25 @@ class TestSelection:
 class TestCommand:
     """As CI calls it: the marked run and the one that is judged lie in one directory."""
 
+    def test_mixed(self, made_up, capsys):
+        """Where steps are longer and more of the time is productive, the first line names both."""
+        usual = {"ranks": 1, "steps": 1_000, "noise": 0.01, "stumbles": 0}
+        before = made_up("a", run_id="a", save_every=20, save_s=2.0, **usual)
+        after = made_up("b", run_id="b", forward_s=0.08, save_every=1_000, **usual)
+        assert main(["compare", str(before), str(after)]) == 1
+        said = capsys.readouterr().out.splitlines()[3]
+        assert said == "B is worse in step time, typical, step time, mean; better in goodput"
+
+    def test_bad_end(self, made_up, capsys):
+        """That one side did not end well is said beside the verdict: half of rank 1's log is missing."""
+        usual = {"ranks": 2, "steps": 3_000, "noise": 0.01, "stumbles": 0}
+        before = made_up("a", run_id="a", **usual)
+        after = made_up("b", run_id="b", **usual)
+        path = max(after.rglob("*rank-00001*.tslog"))
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        main(["compare", str(before), str(after)])
+        assert re.search(r"rank 1 of run b died after step \d+\n", capsys.readouterr().out)
+
     def test_columns(self, made_up, capsys):
         """Figures of any length are apart: loading that takes ten thousand times as long is in its column."""
         usual = {"ranks": 1, "steps": 100, "noise": 0.02, "stumbles": 0}

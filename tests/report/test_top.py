@@ -122,7 +122,7 @@ class TestView:
         assert (view.session, view.behind_s, top_line(view)) == (
             "",
             None,
-            "waiting: step -1, 0 of 0 ranks alive, 0 lost",
+            "waiting for the first event of a rank",
         )
 
     def test_lost(self):

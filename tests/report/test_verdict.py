@@ -9,6 +9,7 @@ import pytest
 from trackside.events import Heartbeat, IterationEnded, Source, SourceEnded, StallDetected
 from trackside.report import read_report
 from trackside.report._lateness import _onset
+from trackside.report._rules import _uneven
 from trackside.report._whatif import StepTiles, find_pause, gap, kind_of
 
 pytestmark = pytest.mark.once
@@ -288,6 +289,31 @@ class TestStall:
         found = stalled(goes_on=True)
         assert (found.kind, found.rank, found.since_step, found.until_step) == ("stall", 1, 50, 51)
         assert found.cost_s == pytest.approx(79.9)
+
+
+class TestUneven:
+    def test_named(self, made_up):
+        """Where one rank takes ten times as long over loading as the others, no advice speaks of all ranks alike."""
+        report = read_report(
+            made_up(factor=lambda rank, _step, part: 10.0 if (rank, part) == (2, "data_loading") else 1.0)
+        )
+        assert _uneven(report) == ("data_loading", 2, pytest.approx(10, rel=0.1))
+
+    def test_even(self, made_up):
+        """Noise of a few percent makes no rank stand out."""
+        assert _uneven(read_report(made_up())) is None
+
+    def test_no_parts(self, tmp_path, write_events):
+        """Steps of several ranks without a part say nothing of who is late, and the summary says so."""
+        for own in (0, 1):
+            source = Source(id=f"000{own}", run_id="run", rank=own, world_size=2)
+            events = [
+                IterationEnded(at_ns=START_NS + step * S // 10, step=step, span_id=step + 1, duration_ns=S // 10)
+                for step in range(1, 51)
+            ]
+            end = SourceEnded(at_ns=START_NS + 5 * S, step=-1, span_id=0, reason="closed")
+            write_events(tmp_path, source, [*events, end])
+        assert "No part of a step is measured" in read_report(tmp_path).verdict.summary
 
 
 class TestDied:

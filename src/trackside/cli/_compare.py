@@ -15,7 +15,7 @@ from trackside.core import text as words
 from trackside.core.text import printable
 from trackside.events import ConfigError, Source, UnreadableError
 from trackside.handlers.eventlog import is_stream, outline
-from trackside.report import WORSE, Comparison, Row, Selected, compare
+from trackside.report import BETTER, WORSE, Comparison, Row, Selected, compare
 from trackside.report._report import shown
 
 _WORSE: Final = 1
@@ -118,7 +118,11 @@ def _lines(found: Comparison) -> Iterator[str]:
     for label, side in (("A", found.before), ("B", found.after)):
         yield f"{label}: {side.name}: {len(side.runs)} run(s), {side.ranks} rank(s), {side.steps:,} steps"
     yield ""
-    yield f"B is {found.verdict}" if found.verdict != "no difference shown" else "no difference shown"
+    worse, better = ([row.name for row in found.judged if row.verdict == verdict] for verdict in (WORSE, BETTER))
+    if worse and better:
+        yield f"B is worse in {', '.join(worse)}; better in {', '.join(better)}"
+    else:
+        yield f"B is {found.verdict}" if worse or better else found.verdict
     yield from (f"  {note}" for note in found.notes)
     yield ""
     # As data, buckets that are empty on both sides are there too.

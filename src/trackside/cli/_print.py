@@ -23,13 +23,15 @@ _PROGRESS_INTERVAL_S: Final = 0.2
 
 
 def event_line(event: Event) -> str:
-    """Return *event* as one line: time, rank, number, step, type, fields."""
-    fields = " ".join(f"{name}={_value(name, value)}" for name, value in fields_of(event).items())
+    """Return *event* as one line: time, rank, number, step, type, fields. The lines of a traceback follow it."""
+    given = dict(fields_of(event))
+    traceback = str(given.pop("traceback", "")).splitlines()
+    fields = " ".join(f"{name}={_value(name, value)}" for name, value in given.items())
     step = f"step {event.step}" if event.step >= 0 else ""
     role = "" if event.source.role == "main" else f"/{event.source.role}"
     where = f"rank {event.source.rank}{role}"
     head = f"{clock(event.at_ns, has_ms=True)[11:]}  {where:<14} {event.seq or 0:>7}  {step:<11} {wire_name_of(event)}"
-    return printable(f"{head}  {fields}".rstrip())
+    return "\n".join([printable(f"{head}  {fields}".rstrip()), *(f"    {printable(line)}" for line in traceback)])
 
 
 def _value(name: str, value: Any) -> str:
@@ -41,8 +43,7 @@ def _value(name: str, value: Any) -> str:
         return f"{value:.6g}"
     if isinstance(value, (bytes, bytearray)):
         return f"<{len(value)} bytes>"
-    text = str(value)
-    return text if len(text) <= 200 else text[:197] + "..."  # noqa: PLR2004
+    return str(value)
 
 
 def warn(text: str) -> None:

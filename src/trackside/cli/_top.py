@@ -15,9 +15,9 @@ from typing import Any, Final
 import attrs
 
 from trackside._platform import keyboard
-from trackside.cli._print import json_text
+from trackside.cli._print import json_text, warn
 from trackside.core.text import clock, printable
-from trackside.events import ConfigError, Event, MissingExtraError, UnreadableError
+from trackside.events import ConfigError, Event, UnreadableError
 from trackside.handlers import follow, replay
 from trackside.handlers.eventlog import is_stream
 from trackside.handlers.models.goodput import GoodputAccumulator
@@ -71,7 +71,8 @@ def run(options: argparse.Namespace) -> int:
             if press() == "q":
                 return 0
             is_news, is_whole = top.is_ready and not is_whole, top.is_ready
-            if time.monotonic() >= due_s or is_over or is_news:
+            # Of a log that is not read to its end yet, ranks would be said to be silent that are not.
+            if (time.monotonic() >= due_s and is_whole) or is_over or is_news:
                 show(top.view(time.time_ns()))
                 due_s = time.monotonic() + every_s
             if is_over:
@@ -153,10 +154,13 @@ def _followed(top: Top, paths: list[str], *, ends_with_job: bool) -> Read:
         until_s = time.monotonic() + timeout_s
         while time.monotonic() < until_s:
             if waiting:
-                top.drive(waiting.popleft())
+                event = waiting.popleft()
+                top.drive(event)
                 heard_s = time.monotonic()
+                top.is_ready = top.is_ready or time.time_ns() - event.at_ns < _LATE_S * 1e9
             else:
                 time.sleep(_PAUSE_S)
+                top.is_ready = top.is_ready or time.monotonic() - heard_s > _LATE_S
         return ends_with_job and time.monotonic() - heard_s > _QUIET_S and top.is_over(time.time_ns())
 
     return read
@@ -168,18 +172,20 @@ def _screen(options: argparse.Namespace, *, is_plain: bool) -> Iterator[tuple[Ca
     if options.json:
         yield lambda view: print(json_text(view.to_json()), flush=True), str
         return
+    if not is_plain:
+        try:
+            from trackside.report.rich import SORTS, ScreenState, live_top, print_top
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != "rich":
+                raise
+            warn("trackside top: these are lines, since the library rich, which draws a screen, is not installed")
+            is_plain = True
     if is_plain:
         yield (
             lambda view: print(printable(f"{clock(view.at_ns, has_ms=True)[11:19]}  {top_line(view)}"), flush=True),
             str,
         )
         return
-    try:
-        from trackside.report.rich import SORTS, ScreenState, live_top, print_top
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "rich":
-            raise
-        raise MissingExtraError("top in a terminal", "rich", error, otherwise="ask for --plain or --json") from error
     if options.once:
         yield print_top, str
         return

@@ -317,7 +317,7 @@ _MOST_ROWS: Final = 200
 _MOST_GROWTHS: Final = 8
 
 
-def _ranks(processes: Sequence[Watched], exit_status: int | None = None) -> list[RankRow]:
+def rank_rows(processes: Sequence[Watched], exit_status: int | None = None) -> list[RankRow]:
     """Return every rank of every attempt, with what became of it; *exit_status* is the launcher's."""
     newest_ns = max(process.last_ns for process in processes)
     mains = [process for process in processes if process.is_rank]
@@ -1004,7 +1004,7 @@ def _report(gathered: Gatherer, chosen: Chosen, scored: tuple[Episodes, ScoreAgg
         raise UnreadableError(f"session {chosen.session}", "holds nothing of any rank", "give the logs of its ranks")
     result = gathered.goodput.result(session=chosen.session)
     mains = [process for process in gathered.processes if process.is_rank]
-    every_rank = _ranks(gathered.processes, gathered.exit_status)
+    every_rank = rank_rows(gathered.processes, gathered.exit_status)
     attempts = _attempts(gathered.goodput, result, every_rank)
     last = [row for row in every_rank if row.last_ns >= attempts[-1].start_ns] or every_rank
     spans = gathered.spans.result()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import attrs
@@ -12,8 +12,9 @@ import attrs
 from trackside.events import Source, UnreadableError
 from trackside.handlers import replay
 from trackside.handlers.models.goodput import GoodputResult
-from trackside.report._build import Progress, gather, joined, part_series
-from trackside.report._gather import Gatherer, StepLengths
+from trackside.handlers.models.liveness import RUNNING
+from trackside.report._build import Progress, gather, joined, part_series, rank_rows
+from trackside.report._gather import Gatherer, StepLengths, Watched
 from trackside.report._statistics import TRIM, Difference, difference
 
 BETTER, WORSE, SAME = "better", "worse", "no difference shown"
@@ -141,6 +142,7 @@ def compare(before: Selected, after: Selected, *, least: float = LEAST, progress
         for one in (here, there)
         if one.side.steps < _FEWEST_STEPS
     ]
+    notes += [note for one in (here, there) for note in one.bad_ends()]
     return Comparison(
         before=here.side,
         after=there.side,
@@ -185,6 +187,21 @@ class _Read:
                 runs.setdefault(process.source.run_id, []).append(process.lengths)
         return [[length / _S for length in joined(own)[0]] for own in runs.values()]
 
+    def bad_ends(self) -> Iterator[str]:
+        """Yield of each run the first rank of its last attempt that did not end well, and when."""
+        by_run: dict[str, list[Watched]] = {}
+        for process in self.gathered.processes:
+            if process.is_rank:
+                by_run.setdefault(process.source.run_id, []).append(process)
+        for run_id, own in by_run.items():
+            rows = rank_rows(own)
+            last = max(row.attempt for row in rows)
+            bad = [row for row in rows if row.attempt == last and not row.has_good_end and row.state != RUNNING]
+            if bad:
+                first = min(bad, key=lambda row: row.last_ns)
+                why = f"ended by {first.error}" if first.error else "died"
+                yield f"{self.side.name}: rank {first.rank} of run {run_id} {why} after step {first.last_step}"
+
     def shares(self, of: Callable[[GoodputResult], float]) -> list[list[float]]:
         """Return a share of each session's time, window by window."""
         return [[of(window) for window in windows] for windows in self.windows.values()]
@@ -205,7 +222,7 @@ def _read(selected: Selected, progress: Progress | None) -> _Read:
     mains = [process for process in gathered.processes if process.is_rank]
     side = Side(
         name=selected.name,
-        runs=tuple(dict.fromkeys(source.run_id for source, _ in sources)),
+        runs=tuple(dict.fromkeys(process.source.run_id for process in mains)),
         ranks=len({process.source.rank for process in mains}),
         steps=sum(len(process.lengths.lengths_ns) * process.lengths.block for process in mains if process.lengths),
         unread=tuple(str(problem) for problem in recorded.problems),

@@ -133,6 +133,11 @@ def _summary(report: Report, bound: str) -> str:
         lines.append(f"Steps are {_BOUND_WORDS[bound]}: {words.percent(share, 0)} of one is {listed(report, bound)}.")
         if bound == "compute" and _has_wait_in_backward(report):
             lines.append("model_backward holds the wait for the other ranks too; how much of it is not known.")
+    if report.what_if.ranks > 1 and not any(part.name != OUTSIDE for part in report.parts):
+        lines.append(
+            "No part of a step is measured, so a rank that others wait for cannot be told from them: use "
+            "trackside.instrument() or spans."
+        )
     losses = lost_words(report)
     if losses:
         lines.append(f"{losses[0].upper()}{losses[1:]}. There may be more than this report shows.")
@@ -275,7 +280,7 @@ def _raised(report: Report) -> _Ruled:
     evidence += [f"rank {one.rank} after that: {_one_line(one.error)}" for one in others[:_MOST_LISTED]]
     if report.exit_status:
         evidence.append(f"the launcher exited with {words.exit_words(report.exit_status)}")
-    look = "Read its traceback: " + _paste(report, "tail", "-t", "'*exception*'", "-t", "'*span.ended*'", "-n", "50")
+    look = "Read its traceback: " + _paste(report, "tail", "-v", "-t", "'*exception*'")
     if first.is_out_of_memory:
         look = "Use a smaller batch, accumulate gradients, or checkpoint activations. Memory over time: " + _paste(
             report, "report", "--html", "report.html"
@@ -670,6 +675,9 @@ def _checkpoints(report: Report) -> _Ruled:
     return [finding], f"saves took {of_all(report, cost)}"
 
 
+_UNEVEN_SCORE: Final = 0.5
+
+
 def _input(report: Report) -> _Ruled:
     """Find a loader that is slow on all ranks; one that is slow on some ranks is found by the rule stragglers."""
     loading = bucket(report, LOADING)
@@ -687,7 +695,12 @@ def _input(report: Report) -> _Ruled:
             because += f"; {words.seconds(late_s)} more on single ranks: see the rule stragglers"
         return [], because
     name = parts[0].name if parts else "data_loading"
-    evidence = [f"{part.name} takes {words.duration(part.mean_ns)} of a step, on all ranks" for part in parts[:3]]
+    evidence = [f"{part.name} takes {words.duration(part.mean_ns)} of a step (mean of the ranks)" for part in parts[:3]]
+    look = "Give the loader more workers, prefetch, or see how fast the storage is; compute waits for neither."
+    uneven = _uneven(report)
+    if uneven is not None and uneven[0] in {part.name for part in parts}:
+        evidence.append(f"rank {uneven[1]} takes {uneven[2]:.2g} times as long over {uneven[0]} as the fastest rank")
+        look = f"Look at rank {uneven[1]} first: its shard of the data, what its loader does to a batch, its storage."
     late = report.slowdown if report.slowdown is not None and report.slowdown.kind == "input" else None
     if late is not None:
         evidence.append(
@@ -698,14 +711,31 @@ def _input(report: Report) -> _Ruled:
         kind="input-bound",
         title=f"Training waits for its input: {of_all(report, cost)}, went into {name}.",
         evidence=tuple(evidence),
-        look="Give the loader more workers, prefetch, or see how fast the storage is; compute waits for neither. Its "
-        "part of the step over time: " + _paste(report, "report", "--html", "report.html"),
+        look=f"{look} Its part of the step over time: {_paste(report, 'report', '--html', 'report.html')}",
         cost_s=cost,
         section=name,
         since_ns=late.at_ns if late else None,
         since_step=late.step if late else None,
     )
     return [finding], f"waiting for data took {of_all(report, cost)}"
+
+
+def _uneven(report: Report) -> tuple[str, int, float] | None:
+    """
+    Return the part of a step, the rank, and by what factor it takes longer there than the fastest rank does.
+
+    For advice alone: that it is not noise is another rule's to say. None where no rank takes twice as long.
+    """
+    if report.heatmap is None:
+        return None
+    means_ns = {part.name: part.mean_ns for part in report.parts}
+    found = [
+        ((1 - score) * means_ns.get(name, 0.0), name, rank, 1 / score)
+        for name, column in zip(report.heatmap.names, report.heatmap.scores, strict=True)
+        for rank, score in zip(report.heatmap.ranks, column, strict=True)
+        if score is not None and 0 < score < _UNEVEN_SCORE
+    ]
+    return max(found)[1:] if found else None
 
 
 def worthy(report: Report) -> list[LateRank]:
@@ -914,6 +944,11 @@ def _slowdown(report: Report) -> _Ruled:
             look = "It holds the wait for the other ranks too, and which grew is not known: see clocks and network."
         else:
             kind, look = _GREW.get(one.kind, (kind, look))
+    uneven = _uneven(report)
+    if kind == "waiting" and uneven is not None:
+        part, rank, factor = uneven
+        evidence.append(f"rank {rank} takes {factor:.2g} times as long over {part} as the fastest rank")
+        look = f"Ranks wait longer for each other: look at {part} of rank {rank} first, then at the network."
     finding = Finding(
         kind=kind,
         title=f"Steps take {words.percent(grew)} longer since step {one.step}"

@@ -152,7 +152,10 @@ def difference(
         return Difference(before=here.value, after=there.value, change=change, low=None, high=None)
     confidence = CONFIDENCE if trim else TAIL_CONFIDENCE
     reach = quantile(min(here.effective, there.effective), confidence) * error
-    return Difference(before=here.value, after=there.value, change=change, low=change - reach, high=change + reach)
+    low = change - reach
+    if not is_share and here.value > 0 <= there.value:  # a length does not shrink by more than all of it
+        low = max(-1.0, low)
+    return Difference(before=here.value, after=there.value, change=change, low=low, high=change + reach)
 
 
 def _together(runs: Sequence[Sequence[float]], trim: float) -> Location:

@@ -505,6 +505,8 @@ def _rate(lead: _Process | None) -> float | None:
 
 def line(view: TopView) -> str:
     """Return *view* as one line, for where there is no terminal."""
+    if not view.ranks:
+        return "waiting for the first event of a rank"
     parts = [f"step {view.step}"]
     if view.steps_per_s is not None and not view.is_stale:
         parts.append(f"{view.steps_per_s:.2f} steps/s")
@@ -514,4 +516,4 @@ def line(view: TopView) -> str:
     parts += [f"rank {one.rank} {one.why}" for one in view.worst[:2]]
     parts += [f"rank {one.rank} in {one.name}" for one in view.open[:1]]
     parts.append(f"{view.lost} lost")
-    return f"{view.session or 'waiting'}: {', '.join(parts)}"
+    return f"{view.session}: {', '.join(parts)}"

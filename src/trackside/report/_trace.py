@@ -499,7 +499,9 @@ class _TraceFile:
         self._out = out
         self._base_ns = base_ns
         self._block: list[str] = []
+        self._is_empty = True
         self.events = 0
+        """Those written so far, the names of processes and threads left out."""
         out.write(f'{{"displayTimeUnit":"ms","baseTimeNanoseconds":{base_ns},"traceEvents":[\n')
 
     def microseconds(self, at_ns: int) -> float:
@@ -509,8 +511,9 @@ class _TraceFile:
     def put(self, event: dict[str, Any]) -> None:
         """Write one event."""
         text = json.dumps(event, separators=(",", ":"), allow_nan=False, default=str)
-        self._block.append(text if not self.events else f",\n{text}")
-        self.events += 1
+        self._block.append(text if self._is_empty else f",\n{text}")
+        self._is_empty = False
+        self.events += event["ph"] != "M"
         if len(self._block) >= _PER_BLOCK:
             self._flush()
 
