@@ -299,6 +299,16 @@ class TestUneven:
         )
         assert _uneven(report) == ("data_loading", 2, pytest.approx(10, rel=0.1))
 
+    def test_input_of_one_rank(self, findings):
+        """Where noise hides that a rank is late, the finding still is about the one that waits for its data."""
+
+        def factor(rank, _step, part):
+            return 6.0 if (rank, part) == (1, "data_loading") else 1.0
+
+        (found,) = findings(ranks=2, steps=25, factor=factor, loading_s=0.01, noise=0.9, stumbles=0)
+        assert (found.kind, found.rank, found.section) == ("input-bound", 1, "data_loading")
+        assert found.title.startswith("Rank 1 waits for its input: ")
+
     def test_even(self, made_up):
         """Noise of a few percent makes no rank stand out."""
         assert _uneven(read_report(made_up())) is None

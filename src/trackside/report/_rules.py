@@ -697,10 +697,12 @@ def _input(report: Report) -> _Ruled:
     name = parts[0].name if parts else "data_loading"
     evidence = [f"{part.name} takes {words.duration(part.mean_ns)} of a step (mean of the ranks)" for part in parts[:3]]
     look = "Give the loader more workers, prefetch, or see how fast the storage is; compute waits for neither."
-    uneven = _uneven(report)
+    who, rank, uneven = "Training", None, _uneven(report)
     if uneven is not None and uneven[0] in {part.name for part in parts}:
-        evidence.append(f"rank {uneven[1]} takes {uneven[2]:.2g} times as long over {uneven[0]} as the fastest rank")
-        look = f"Look at rank {uneven[1]} first: its shard of the data, what its loader does to a batch, its storage."
+        rank = uneven[1]
+        who = f"Rank {rank}"
+        evidence.append(f"rank {rank} takes {uneven[2]:.2g} times as long over {uneven[0]} as the fastest rank")
+        look = f"Look at rank {rank} first: its shard of the data, what its loader does to a batch, its storage."
     late = report.slowdown if report.slowdown is not None and report.slowdown.kind == "input" else None
     if late is not None:
         evidence.append(
@@ -709,8 +711,9 @@ def _input(report: Report) -> _Ruled:
         )
     finding = Finding(
         kind="input-bound",
-        title=f"Training waits for its input: {of_all(report, cost)}, went into {name}.",
+        title=f"{who} waits for its input: {of_all(report, cost)}, went into {name}.",
         evidence=tuple(evidence),
+        rank=rank,
         look=f"{look} Its part of the step over time: {_paste(report, 'report', '--html', 'report.html')}",
         cost_s=cost,
         section=name,
