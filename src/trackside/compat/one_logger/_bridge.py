@@ -91,6 +91,7 @@ _THROUGHPUT: Final = frozenset(
         "train_throughput_per_gpu_min",
     }
 )
+_WHOLE: Final = frozenset({"avg_batch_size", "completed_floating_point_operations_overall", "total_flops"})
 _MOST_OPEN: Final = 4_096
 _MOST_EARLY: Final = 64
 
@@ -240,7 +241,8 @@ class ExportHandler:
     def _span(self, span_id: int, name: str, at_ns: int, parent_id: int, attributes: dict[str, Any]) -> Span:
         begin = Event(StandardEventName.SPAN_START, TracingTimestamp.of_ns(at_ns))
         parent = self._open.get(parent_id)
-        span = Span(span_uuid(self._source_id, span_id), name, begin, parent, Attributes(attributes))
+        given = {field: _as_theirs(field, value) for field, value in attributes.items()}
+        span = Span(span_uuid(self._source_id, span_id), name, begin, parent, Attributes(given))
         if parent_id:
             span.parent_id = span_uuid(self._source_id, parent_id)
         return span
@@ -339,10 +341,10 @@ def _is_set(value: Any) -> bool:
 
 
 def _as_theirs(field: str, value: Any) -> Any:
-    """Return *value* as One Logger types it: a single tag is a text, a whole batch size whole."""
-    if field == "perf_tag" and len(value) == 1:
+    """Return *value* as One Logger types it: a single tag is a text, a batch size and a count of operations whole."""
+    if field == "perf_tag" and isinstance(value, (list, tuple)) and len(value) == 1:
         return value[0]
-    if field == "avg_batch_size" and float(value).is_integer():
+    if field in _WHOLE and isinstance(value, float) and value.is_integer():
         return int(value)
     return value
 
