@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import trackside
+from scripts import load
 
 pytestmark = pytest.mark.once
 
@@ -21,10 +21,7 @@ INDEX = (DOCS / "index.md").read_text(encoding="utf-8")
 @pytest.fixture(scope="module")
 def reference():
     """Return the module that writes the API reference."""
-    spec = importlib.util.spec_from_file_location("reference", DOCS / "_ext" / "reference.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load(DOCS / "_ext" / "reference.py")
 
 
 class TestReference:

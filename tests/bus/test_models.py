@@ -101,19 +101,24 @@ class TestSubscribing:
             bus.subscribe(Doubling)
 
 
+def log_in_one_drain(bus, events):
+    """Log that many events, numbered from 0, before the dispatcher reads the first of them."""
+    bus.flush()
+    bus._dispatcher.hold(5.0)
+    try:
+        for number in range(events):
+            bus.log(Counted(number=number))
+    finally:
+        bus._dispatcher.release()
+    bus.flush()
+
+
 class TestViews:
     def test_one_drain(self, bus):
         """The events of one drain are one view, of one source, in the order of their numbers."""
         model = Doubling()
         with bus.subscribe(model):
-            bus.flush()
-            bus._dispatcher.hold(5.0)
-            try:
-                for number in range(10):
-                    bus.log(Counted(number=number))
-            finally:
-                bus._dispatcher.release()
-            bus.flush()
+            log_in_one_drain(bus, 10)
         (view,) = model.views
         assert isinstance(view, FrameView)
         assert ([event.number for event in view.events], view.source.id) == (list(range(10)), bus._identity.find().id)
@@ -131,14 +136,7 @@ class TestViews:
 
         model = Slow()
         with bus.subscribe(model, keep=keep):
-            bus.flush()
-            bus._dispatcher.hold(5.0)
-            try:
-                for number in range(10_000):
-                    bus.log(Counted(number=number))
-            finally:
-                bus._dispatcher.release()
-            bus.flush()
+            log_in_one_drain(bus, 10_000)
         assert model.numbers() == list(range(10_000))
         assert max(waited) == 4_096
 

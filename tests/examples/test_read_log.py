@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import re
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import trackside
+from scripts import load
 from trackside.events import Source, UnknownEvent
 from trackside.handlers import replay
 from trackside.handlers.eventlog import EventLog
@@ -49,10 +49,7 @@ class Said(trackside.Event):
 @pytest.fixture(scope="module")
 def reader():
     """Give the example as a module."""
-    spec = importlib.util.spec_from_file_location("read_log", ROOT / "examples" / "read_log.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load(ROOT / "examples" / "read_log.py")
 
 
 @pytest.fixture

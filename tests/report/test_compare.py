@@ -98,7 +98,7 @@ class TestCommand:
         after = made_up("b", run_id="b", forward_s=0.08, save_every=1_000, **usual)
         assert main(["compare", str(before), str(after)]) == 1
         said = capsys.readouterr().out.splitlines()[3]
-        assert said == "B is worse in step time, typical, step time, mean; better in goodput"
+        assert said == "B is worse (step time, typical; step time, mean) and better (goodput)"
 
     def test_bad_end(self, made_up, capsys):
         """That one side did not end well is said beside the verdict: half of rank 1's log is missing."""

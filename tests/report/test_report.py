@@ -15,6 +15,7 @@ from trackside.events import (
     CounterWindow,
     IterationEnded,
     Source,
+    SourceEnded,
     SpanEnded,
     UnknownEvent,
     UnreadableError,
@@ -221,6 +222,21 @@ class TestPage:
         report = read_report(made_up(killed_at=(201,), noise=0, stumbles=0))
         assert lost_words(report) == (
             "ranks 0-3 have no end record in attempt 0: up to 10 steps, or the last second, may be in no log"
+        )
+
+    def test_unwritten_of_an_earlier_run(self, tmp_path, write_events):
+        """A run of the session that was killed after 50 steps is not measured by one that went on to step 5,000."""
+        for run_id, start_s, steps, end in (("a", 0, 50, []), ("b", 100, 5_000, [SourceEnded])):
+            source = Source(id=f"{run_id}-0000", run_id=run_id, session_tag="both", rank=0)
+            began_ns = START_NS + start_s * 10**9
+            events = [
+                IterationEnded(at_ns=began_ns + step * 10**8, step=step, span_id=step + 1, duration_ns=10**8)
+                for step in range(1, steps + 1)
+            ]
+            events += [kind(at_ns=events[-1].at_ns, step=-1, span_id=0, reason="closed") for kind in end]
+            write_events(tmp_path, source, events)
+        assert lost_words(read_report(tmp_path)) == (
+            "rank 0 has no end record in attempt 0: up to 11 steps, or the last second, may be in no log"
         )
 
     def test_nothing_lost(self, made_up):

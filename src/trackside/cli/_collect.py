@@ -21,7 +21,7 @@ _LINES_PER_S: Final = 1.0
 _MOST_LINES: Final = 100
 """Lines of one type that may be printed at once."""
 _LONGEST_LINE: Final = 1_000
-_TOLD = (RankFellSilent, RankSpokeAgain, StallDetected, EventsLost, PeerCut, ControlUsed)
+_NOTICED = (RankFellSilent, RankSpokeAgain, StallDetected, EventsLost, PeerCut, ControlUsed)
 
 
 def add_to(commands: Any) -> None:
@@ -119,7 +119,7 @@ class Notices:
     def __call__(self, event: Event) -> None:
         """Print *event* if it is such a notice."""
         is_news = not isinstance(event, ControlUsed) or event.source.role == "collector"  # ranks say it too
-        if not isinstance(event, _TOLD) or not is_news:
+        if not isinstance(event, _NOTICED) or not is_news:
             return
         kind = wire_name_of(event)
         allowed = self._allowed.setdefault(kind, TokenBucket(_LINES_PER_S, _MOST_LINES))

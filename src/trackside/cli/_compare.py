@@ -120,7 +120,7 @@ def _lines(found: Comparison) -> Iterator[str]:
     yield ""
     worse, better = ([row.name for row in found.judged if row.verdict == verdict] for verdict in (WORSE, BETTER))
     if worse and better:
-        yield f"B is worse in {', '.join(worse)}; better in {', '.join(better)}"
+        yield f"B is worse ({'; '.join(worse)}) and better ({'; '.join(better)})"
     else:
         yield f"B is {found.verdict}" if worse or better else found.verdict
     yield from (f"  {note}" for note in found.notes)

@@ -791,7 +791,7 @@ def _own_events(gathered: Gatherer) -> tuple[OwnRow, ...]:
     )
 
 
-def _losses(gathered: Gatherer, recorded: Replay, too_late: int, rows: Sequence[RankRow]) -> Losses:
+def _losses(gathered: Gatherer, recorded: Replay, too_late: int, unwritten: Iterable[Unwritten]) -> Losses:
     """Return what the logs do not hold."""
     own = {process.source.id for process in gathered.processes}
 
@@ -809,22 +809,23 @@ def _losses(gathered: Gatherer, recorded: Replay, too_late: int, rows: Sequence[
         suppressed=counted("suppressed"),
         unread=tuple(str(problem) for problem in recorded.problems),
         too_late=too_late,
-        unwritten=tuple(_unwritten(gathered, rows)),
+        unwritten=tuple(unwritten),
     )
 
 
-def _unwritten(gathered: Gatherer, rows: Sequence[RankRow]) -> Iterator[Unwritten]:
+def _unwritten(mains: Sequence[Watched], rows: Sequence[RankRow], bars: Sequence[AttemptBar]) -> Iterator[Unwritten]:
     """Yield what each rank without an end record took into no log: by a rank that it kept step with, else by time."""
-    ends = {(one.source.attempt, one.source.rank): one.ends_ns for one in gathered.processes if one.is_rank}
-    for row in rows:
-        if row.state == ENDED or not row.steps:
-            continue
-        beside = [other for other in rows if other.attempt == row.attempt]
-        ahead = max(other.last_step for other in beside) - row.last_step
-        if any(other.state == ENDED for other in beside):
-            yield Unwritten(row.attempt, row.rank, ahead + 1)
-        else:
-            yield Unwritten(row.attempt, row.rank, max(ahead, unwritten_steps(ends[row.attempt, row.rank])))
+    for bar in bars:
+        # Runs of one session may number their attempts alike; what belongs together began within one stretch of time.
+        own = [(one, row) for one, row in zip(mains, rows, strict=True) if bar.start_ns <= row.first_ns < bar.end_ns]
+        for process, row in own:
+            if row.state == ENDED or not row.steps:
+                continue
+            ahead = max(other.last_step for _, other in own) - row.last_step
+            if any(other.state == ENDED for _, other in own):
+                yield Unwritten(bar.number, row.rank, ahead + 1)
+            else:
+                yield Unwritten(bar.number, row.rank, max(ahead, unwritten_steps(process.ends_ns)))
 
 
 def _step_time(mains: Sequence[Watched]) -> StepQuantiles:
@@ -1060,7 +1061,7 @@ def _report(gathered: Gatherer, chosen: Chosen, scored: tuple[Episodes, ScoreAgg
         counters=_counters(gathered),
         own=_own_events(gathered),
         config=gathered.config,
-        losses=_losses(gathered, recorded, aggregator.too_late, every_rank),
+        losses=_losses(gathered, recorded, aggregator.too_late, _unwritten(mains, every_rank, attempts)),
         samples_per_s=samples_per_s,
         tokens_per_s=tokens_per_s,
     )

@@ -350,6 +350,7 @@ class Unwritten:
     """What a rank without an end record took into no log."""
 
     attempt: int
+    """As `AttemptBar.number` counts."""
     rank: int
     steps: int
     """At most; 0 where that is not known."""

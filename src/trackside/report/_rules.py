@@ -341,10 +341,11 @@ def _died(report: Report) -> _Ruled:
         who = f"All {len(dead)} ranks" if len(dead) == report.ranks_total else f"Ranks {_ranges(ranks)}"
         order = f"rank {first.rank} first, {after}{within}" if is_clear else after
         title = f"{who} died, {order}: their logs have no end."
-    unwritten = {(one.attempt, one.rank): one.steps for one in report.losses.unwritten}
+    latest = report.attempts[-1].number if report.attempts else 0
+    unwritten = {one.rank: one.steps for one in report.losses.unwritten if one.attempt == latest}
     evidence = [
         f"rank {row.rank}: last heard of at {words.clock(row.last_ns)}, last step {row.last_step}; "
-        f"up to {words.plural(unwritten.get((row.attempt, row.rank), 0), 'step')} of it may be in no log"
+        f"up to {words.plural(unwritten.get(row.rank, 0), 'step')} of it may be in no log"
         for row in sorted(dead, key=lambda row: row.last_ns)[:_MOST_LISTED]
     ]
     if not is_clear:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import re
 import select
 import shlex
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 import zmq
 
+from scripts import load
 from trackside.events import ConfigError
 from trackside.handlers import replay
 from trackside.handlers.zeromq import Collector, new_keys
@@ -36,10 +36,7 @@ DEADLINE_MS = 60_000
 @pytest.fixture(scope="module")
 def reader():
     """Give the example that reads without trackside, as a module."""
-    spec = importlib.util.spec_from_file_location("read_log", ROOT / "examples" / "read_log.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load(ROOT / "examples" / "read_log.py")
 
 
 @pytest.fixture

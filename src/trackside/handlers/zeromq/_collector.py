@@ -368,7 +368,7 @@ class CollectorStreams:
     ) -> None:
         self.status = status
         self.broadcast: Callable[[Source, bytes], object] | None = None
-        """Given each frame, and whose it is; None for nobody."""
+        """Given each frame, and whose it is; None where nothing is to be given one."""
         self._models = models
         self._places = places
         self._read_rule = read_rule
