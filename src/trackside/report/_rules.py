@@ -617,7 +617,7 @@ def _restarts(report: Report) -> _Ruled:
         *(line for bar in report.attempts[:-1] for line in _out(bar, report.errors)),
     ]
     if wasted >= max(recovery, restore, again):
-        look = "Save checkpoints more often: most of it is work done again since the last one."
+        look = "Save checkpoints more often: the largest part is work done again since the last one."
     elif recovery >= restore + again:
         look = "See what the launcher waits for before it starts the job again."
     else:
