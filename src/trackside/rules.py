@@ -1,5 +1,5 @@
 """
-Rules: they decide which of its events a subscription keeps.
+Which events a subscriber or a reader gets: the types that ``to=`` names, and of their events those that a rule keeps.
 
 A rule is a value. `start` returns a function with fresh state, so that one rule can serve any number of subscriptions.
 The function is called for each event, by any thread, and never takes a lock. It returns None to keep the event, else
@@ -9,6 +9,7 @@ returned something false.
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import itertools
 import numbers
@@ -24,9 +25,11 @@ from trackside.events import (
     DecodeError,
     Event,
     IterationEnded,
+    Priority,
     SpanEnded,
     SpanEventAdded,
     SpanStarted,
+    UnknownEvent,
     Value,
     span_names,
 )
@@ -45,6 +48,81 @@ MAX_PARTS: Final = 64
 MAX_COUNT: Final = 2**53
 MAX_PERIOD_S: Final = 1e9
 REMEMBERED_PERIODS: Final = 64
+
+EventTypes: TypeAlias = "type[Event] | str | tuple[type[Event] | str, ...]"
+"""An event class, a wire name, a glob of wire names, or a tuple of these."""
+
+EVERYTHING: Final = "*"
+_MARKS: Final = frozenset(".*?[")
+"""A text that has none of these is neither a wire name nor a glob."""
+
+
+@attrs.frozen
+class SelectedTypes:
+    """The event types that an argument *to* stands for; types derived from them are selected too."""
+
+    classes: tuple[type[Event], ...]
+    names: tuple[str, ...]
+    """Wire names and globs of them; they match types that are declared later, too."""
+
+    @classmethod
+    def of(cls, to: object) -> SelectedTypes:
+        """
+        Read the argument *to* of a user.
+
+        Raises:
+            ConfigError: unless it is an event class, a wire name, a glob, or a tuple of one or more of these.
+        """
+        given = to if isinstance(to, tuple) else (to,)
+        classes = tuple(one for one in given if isinstance(one, type) and issubclass(one, Event))
+        names = tuple(one for one in given if isinstance(one, str) and not _MARKS.isdisjoint(one))
+        if not given or len(classes) + len(names) < len(given):
+            raise ConfigError("to", to, "give an event class, a wire name or a glob of such, or a tuple of them")
+        return cls(classes, names)
+
+    @property
+    def has_all(self) -> bool:
+        """Whether every type is selected."""
+        return Event in self.classes or EVERYTHING in self.names
+
+    def has(self, typed: Event | type[Event]) -> bool:
+        """Return whether a type, or that of an event, is selected; one that is not known here has its event's name."""
+        cls = typed if isinstance(typed, type) else type(typed)
+        if self.has_all or issubclass(cls, self.classes):
+            return True
+        own = {base.wire_name for base in cls.__mro__ if issubclass(base, Event) and base.wire_name}
+        if isinstance(typed, UnknownEvent):
+            own.add(typed.name)
+        return any(fnmatch.fnmatchcase(name, glob) for glob in self.names for name in own)
+
+
+def checked_priority(min_priority: Any) -> Priority:
+    """
+    Return the lowest priority that a user asks for; None means all.
+
+    Raises:
+        ConfigError: unless it is a priority or None.
+    """
+    try:
+        return Priority.PROFILE if min_priority is None else Priority(min_priority)
+    except ValueError:
+        raise ConfigError("min_priority", min_priority, "give LIFECYCLE, ITERATION or PROFILE") from None
+
+
+def checked_rule(keep: Any) -> Any:
+    """
+    Return the argument *keep* of a user; None keeps everything.
+
+    Raises:
+        ConfigError: unless it is a rule or None.
+    """
+    if keep is not None and not _is_rule(keep):
+        raise ConfigError("keep", keep, "give a rule: every(n), fraction(p), at_most(n, per=s), where(predicate) …")
+    return keep
+
+
+def _is_rule(given: Any) -> bool:
+    return not isinstance(given, type) and callable(getattr(given, "start", None))
 
 
 class Rule(Protocol):
@@ -175,15 +253,28 @@ class Where(Value):
 
 
 @attrs.frozen(eq=False, repr=False)
-class AllOf(Value):
-    """Keep the events that all of *rules* keep."""
+class Combination(Value):
+    """A rule made of *rules*; a subclass says in `start` how their decisions become one."""
 
     rules: tuple[Rule, ...]
+    name: ClassVar[str]
+    """In the wire form."""
 
     @property
     def portable(self) -> bool:
         """Whether all parts are."""
         return all(rule.portable for rule in self.rules)
+
+    def to_wire(self) -> list[Any]:
+        """Return ``[name, [part, …]]``."""
+        return [self.name, [rule.to_wire() for rule in self.rules]]
+
+
+@attrs.frozen(eq=False, repr=False)
+class AllOf(Combination):
+    """Keep the events that all of *rules* keep."""
+
+    name: ClassVar[str] = "all_of"
 
     def start(self) -> Decide:
         """Return a function that calls the parts in order and stops at the first that drops."""
@@ -198,21 +289,12 @@ class AllOf(Value):
 
         return decide
 
-    def to_wire(self) -> list[Any]:
-        """Return ``["all_of", [part, …]]``."""
-        return ["all_of", [rule.to_wire() for rule in self.rules]]
-
 
 @attrs.frozen(eq=False, repr=False)
-class AnyOf(Value):
+class AnyOf(Combination):
     """Keep the events that any of *rules* keeps."""
 
-    rules: tuple[Rule, ...]
-
-    @property
-    def portable(self) -> bool:
-        """Whether all parts are."""
-        return all(rule.portable for rule in self.rules)
+    name: ClassVar[str] = "any_of"
 
     def start(self) -> Decide:
         """Return a function that calls the parts in order and stops at the first that keeps."""
@@ -229,10 +311,6 @@ class AnyOf(Value):
             return verdict
 
         return decide
-
-    def to_wire(self) -> list[Any]:
-        """Return ``["any_of", [part, …]]``."""
-        return ["any_of", [rule.to_wire() for rule in self.rules]]
 
 
 def every(n: int) -> Every:
@@ -367,7 +445,7 @@ def _parts(field: str, rules: tuple[Any, ...]) -> tuple[Rule, ...]:
     if not rules:
         raise ConfigError(field, rules, "give at least one rule")
     for rule in rules:
-        if isinstance(rule, type) or not callable(getattr(rule, "start", None)):
+        if not _is_rule(rule):
             raise ConfigError(field, rule, "give rules such as every(10) or where(predicate)")
     if 1 + max(map(_depth, rules)) > MAX_DEPTH:
         raise ConfigError(field, rules, f"nest rules at most {MAX_DEPTH} deep")
@@ -377,11 +455,11 @@ def _parts(field: str, rules: tuple[Any, ...]) -> tuple[Rule, ...]:
 
 
 def _depth(rule: Rule) -> int:
-    return 1 + max(map(_depth, rule.rules)) if isinstance(rule, (AllOf, AnyOf)) else 1
+    return 1 + max(map(_depth, rule.rules)) if isinstance(rule, Combination) else 1
 
 
 def _size(rule: Rule) -> int:
-    return 1 + sum(map(_size, rule.rules)) if isinstance(rule, (AllOf, AnyOf)) else 1
+    return 1 + sum(map(_size, rule.rules)) if isinstance(rule, Combination) else 1
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -453,3 +531,45 @@ def _checked_names(field: str, names: Sequence[Any]) -> frozenset[str]:
         raise ConfigError(field, names, f"give from 1 to {MAX_NAMES} names of spans")
     alias = span_names.TESTING_ITERATION_ALIAS
     return frozenset(span_names.TESTING_ITERATION if name == alias else name for name in names)
+
+
+class EventSelection:
+    """
+    Chooses among numbered events.
+
+    A class and a name select the events of derived classes too. The rule decides for each source on its own, so that
+    what is kept does not depend on how sources interleave.
+
+    Args:
+        to: The event types, by class, wire name or glob.
+        keep: The rule that says which of their events to keep; all unless given.
+
+    Raises:
+        ConfigError: if an argument is not what it should be.
+    """
+
+    def __init__(self, to: EventTypes = Event, keep: Rule | None = None) -> None:
+        self._types = SelectedTypes.of(to)
+        self._keep: Rule | None = checked_rule(keep)
+        self._by_class: dict[type[Event], bool] = {}
+        self._decisions: dict[str, Decide] = {}
+
+    def of(self, source_id: str, events: Sequence[Event]) -> Sequence[Event]:
+        """Return those of the *events* of one source that are selected."""
+        if not self._types.has_all:
+            events = [event for event in events if self._is_selected(event)]
+        if self._keep is None:
+            return events
+        decide = self._decisions.get(source_id)
+        if decide is None:
+            decide = self._decisions[source_id] = self._keep.start()
+        return [event for event in events if decide(event) is None]
+
+    def _is_selected(self, event: Event) -> bool:
+        if isinstance(event, UnknownEvent):
+            return self._types.has(event)
+        cls = type(event)
+        known = self._by_class.get(cls)
+        if known is None:
+            known = self._by_class[cls] = self._types.has(cls)
+        return known

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import os
-import re
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -33,19 +31,18 @@ from trackside.bus._subscribers import (
 from trackside.core import ThreadSafeCount, complain, deadline_in, is_power_of_two, left_s
 from trackside.counters import CounterRegistry
 from trackside.events import ConfigError, Event, Handler, Priority, RunsOn, Source
+from trackside.rules import SelectedTypes, checked_priority, checked_rule
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from trackside.bus._subscribers import Step, Subscriber, Target
-    from trackside.rules import Rule
+    from trackside.rules import EventTypes, Rule
 
 buses: weakref.WeakSet[Bus] = weakref.WeakSet()
 """Every live bus, for the hooks that run at a fork and at exit."""
 
 _STATS_TIMEOUT_S: Final = 1.0
-_NAME_OR_GLOB: Final = re.compile(r"[.*?\[]")
-"""A text without any of these is neither a wire name nor a glob."""
 _FRAME_SINK_METHODS: Final = ("open", "accept", "flush", "close", "after_fork")
 
 
@@ -381,7 +378,7 @@ class Bus:
         self,
         handler: Handler,
         *,
-        to: type[Event] | str | tuple[type[Event] | str, ...] | None = None,
+        to: EventTypes | None = None,
         keep: Rule | None = None,
         min_priority: Priority | None = None,
         runs_on: RunsOn | None = None,
@@ -417,13 +414,14 @@ class Bus:
     ) -> Subscriber:
         kind = _kind_of(handler, runs_on)
         is_model = kind is ModelSubscriber and not callable(getattr(handler, "reads", None))
-        types, names = _types_and_names(getattr(handler, "reads", Event) if to is None and is_model else to)
-        lowest = _priority(min_priority)
-        if keep is not None and (isinstance(keep, type) or not callable(getattr(keep, "start", None))):
-            raise ConfigError("keep", keep, "give a rule: every(n), fraction(p), at_most(n, per=s), where(predicate) …")
+        if to is None:
+            to = getattr(handler, "reads", Event) if is_model else Event
+        types = SelectedTypes.of(to)
+        lowest = checked_priority(min_priority)
+        checked_rule(keep)
 
         def wants(cls: type[Event]) -> bool:
-            return cls.priority >= lowest and (issubclass(cls, types) or (bool(names) and _is_named(cls, names)))
+            return cls.priority >= lowest and types.has(cls)
 
         def wants_original(cls: type[Event]) -> bool:
             return wants(cls) and not cls.derived  # a replay computes derived events again
@@ -433,7 +431,7 @@ class Bus:
             return InlineSubscriber(handler, name=name, wants=wants, keep=keep)
         options: dict[str, Any] = {"name": name, "wants": wants, "keep": keep, "publish": self.publish}
         if kind is FrameSubscriber:
-            key = (types, names, lowest) if keep is None else object()
+            key = (types, lowest) if keep is None else object()
             return FrameSubscriber(handler, filter_key=key, **options)
         if kind is ModelSubscriber:
             return ModelSubscriber(handler, **{**options, "wants": wants_original})
@@ -687,29 +685,6 @@ def _kind_of(handler: Any, given: RunsOn | None) -> type[Subscriber]:
         RunsOn.DISPATCHER: ModelSubscriber,
         RunsOn.WORKER: SinkSubscriber,
     }[runs_on]
-
-
-def _types_and_names(to: object) -> tuple[tuple[type[Event], ...], tuple[str, ...]]:
-    """Return the classes in *to*, and the names and globs."""
-    given = (Event,) if to is None else to if isinstance(to, tuple) else (to,)
-    types = tuple(cls for cls in given if isinstance(cls, type) and issubclass(cls, Event))
-    names = tuple(name for name in given if isinstance(name, str) and _NAME_OR_GLOB.search(name))
-    if not given or len(types) + len(names) < len(given):
-        raise ConfigError("to", to, "give an event class, a wire name or a glob of such, or a tuple of them")
-    return types, names
-
-
-def _is_named(cls: type[Event], names: tuple[str, ...]) -> bool:
-    """Return whether one of *names*, or globs, matches the wire name of *cls* or of a base class."""
-    own = [base.wire_name for base in cls.__mro__ if issubclass(base, Event) and base.wire_name]
-    return any(name == "*" or any(fnmatch.fnmatchcase(known, name) for known in own) for name in names)
-
-
-def _priority(min_priority: Priority | None) -> Priority:
-    try:
-        return Priority.PROFILE if min_priority is None else Priority(min_priority)
-    except ValueError:
-        raise ConfigError("min_priority", min_priority, "give LIFECYCLE, ITERATION or PROFILE") from None
 
 
 def _report_losses(stats: BusStats) -> None:

@@ -21,8 +21,7 @@ import msgpack
 from trackside.events import ConfigError, DecodeError, Event, MissingExtraError, Source, UnreadableError
 from trackside.handlers.export import BatchExporter, RefusedError, SourcedDecoder, StreamCursor, encoded_source
 from trackside.handlers.zeromq import MultiLogWriter
-from trackside.rules import Rule
-from trackside.wire import EventSelection, EventTypes
+from trackside.rules import EventSelection, EventTypes, Rule
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -19,7 +19,7 @@ from trackside.job._presets import preset
 from trackside.job._ranks import Ranks, is_among
 from trackside.job._toml import read_toml, structured
 from trackside.job._training_config import TrainingConfig
-from trackside.rules import Rule
+from trackside.rules import EventTypes, Rule
 
 ANNOTATIONS = ("", "record_function", "nvtx")
 
@@ -31,7 +31,7 @@ class RankHandler:
     make: Callable[[], Any]
     """Makes the handler; called on those ranks alone."""
     ranks: Ranks = "all"
-    to: type[Event] | tuple[type[Event], ...] = Event
+    to: EventTypes = Event
     preset: str = "all"
     """How much it gets: ``default``, ``per_step``, ``profiling`` or ``all``."""
     keep: Rule | None = None

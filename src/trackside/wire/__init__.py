@@ -15,13 +15,10 @@ from trackside.wire._view import EventColumns, FrameView, deliver, views
 if TYPE_CHECKING:
     from trackside.wire._frame_decoder import Frame, FrameDecoder
     from trackside.wire._json import fields_of, to_json, value_to_json, wire_name_of
-    from trackside.wire._selection import EventSelection, EventTypes
     from trackside.wire._sequence import Ranges, SequenceTracker
 
 __all__ = [
     "EventColumns",
-    "EventSelection",
-    "EventTypes",
     "Frame",
     "FrameDecoder",
     "FrameView",
@@ -40,8 +37,6 @@ __all__ = [
 ]
 
 _LATER = {
-    "EventSelection": "trackside.wire._selection",
-    "EventTypes": "trackside.wire._selection",
     "Frame": "trackside.wire._frame_decoder",
     "FrameDecoder": "trackside.wire._frame_decoder",
     "Ranges": "trackside.wire._sequence",

@@ -24,8 +24,8 @@ from trackside.handlers.eventlog._reader import (
 )
 from trackside.handlers.eventlog._scanner import Damage
 from trackside.handlers.eventlog._streams import is_stream
-from trackside.rules import Rule
-from trackside.wire import EventSelection, EventTypes, Frame, FrameDecoder, FrameView, SequenceTracker
+from trackside.rules import EventSelection, EventTypes, Rule
+from trackside.wire import Frame, FrameDecoder, FrameView, SequenceTracker
 
 M = TypeVar("M")
 

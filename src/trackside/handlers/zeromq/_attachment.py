@@ -32,6 +32,7 @@ from trackside.handlers.zeromq._protocol import (
 from trackside.handlers.zeromq._receiver import Entry, StreamConsumer
 from trackside.handlers.zeromq._server import find_endpoints
 from trackside.handlers.zeromq._session import Action, Role, Sent, Sessions, State
+from trackside.rules import EventTypes, checked_rule
 from trackside.wire import Frame, FrameDecoder, SequenceTracker, deliver, views
 
 if TYPE_CHECKING:
@@ -523,16 +524,14 @@ def _split(keep: Any) -> tuple[Callable[[Event], object] | None, list[Any] | Non
     """Return what of a rule is decided here, and the wire form of what is decided at the source."""
     if keep is None:
         return None, None
-    if isinstance(keep, type) or not callable(getattr(keep, "start", None)):
-        raise ConfigError("keep", keep, "give a rule: every(n), fraction(p), at_most(n, per=s), where(predicate) …")
-    if keep.portable:
+    if checked_rule(keep).portable:
         return None, keep.to_wire()
     return keep.start(), None
 
 
 def attach(
     *endpoints: str,
-    to: type[Event] | str | tuple[type[Event] | str, ...] = Event,
+    to: EventTypes = Event,
     min_priority: Priority | None = None,
     keep: Any = None,
     models: Sequence[Any] = (),

@@ -8,7 +8,6 @@ sizes first, then at types and ranges; what is wrong in any of them is a `Decode
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, TypeAlias
 
@@ -17,7 +16,8 @@ import msgpack
 
 from trackside.core import RateLimitedLog, described
 from trackside.events import ConfigError, DecodeError, Event, Priority, Source, SourceEnded, SourceStarted, UnknownEvent
-from trackside.wire import pack, wire_name_of
+from trackside.rules import EVERYTHING, SelectedTypes, checked_priority
+from trackside.wire import pack
 from trackside.wire._values import is_sound, unpack
 
 MAX_PARTS: Final = 2
@@ -652,11 +652,8 @@ def decode(parts: Sequence[bytes]) -> Message:
     return cls(*values)
 
 
-EVERYTHING: Final = "*"
 ALWAYS: Final = (SourceStarted.wire_name, SourceEnded.wire_name)
 """In every stream, asked for or not: they say whose events these are, and that there will be no more."""
-_MARKS: Final = frozenset(".*?[")
-"""A text that has none of these is neither a wire name nor a glob."""
 
 
 @attrs.frozen
@@ -715,34 +712,18 @@ class Filter:
         Raises:
             ConfigError: if it is none of these.
         """
-        given = to if isinstance(to, tuple) else (to,)
-        names = [_name(entry) for entry in given]
-        if not names or None in names or len(names) > MAX_NAMES:
-            raise ConfigError("to", to, f"give an event class, a wire name, a glob, or a tuple of at most {MAX_NAMES}")
-        try:
-            level = Priority.PROFILE if min_priority is None else Priority(min_priority)
-        except ValueError:
-            raise ConfigError("min_priority", min_priority, "give LIFECYCLE, ITERATION or PROFILE") from None
-        return cls.from_wire([name for name in names if name is not None], int(level), rule)
+        types = SelectedTypes.of(to)
+        names = [*types.names, *(one.wire_name or EVERYTHING for one in types.classes)]
+        if len(names) > MAX_NAMES or any(len(name) > MAX_TEXT for name in names):
+            raise ConfigError("to", to, f"give at most {MAX_NAMES} types, by names of at most {MAX_TEXT} characters")
+        return cls.from_wire(names, int(checked_priority(min_priority)), rule)
 
     def admits(self, event: Event) -> bool:
         """Return whether *event* was asked for, as far as its type says; the rule apart."""
         # The level of a type that is not known here is known where it came from, and was asked about there.
         if event.priority < self.min_priority and not isinstance(event, UnknownEvent):
             return False
-        if EVERYTHING in self.names:
-            return True
-        known = {base.wire_name for base in type(event).__mro__ if issubclass(base, Event) and base.wire_name}
-        known.add(wire_name_of(event))
-        return any(fnmatch.fnmatchcase(name, glob) for name in known for glob in self.names)
-
-
-def _name(entry: object) -> str | None:
-    if isinstance(entry, str) and len(entry) <= MAX_TEXT and not _MARKS.isdisjoint(entry):
-        return entry
-    if isinstance(entry, type) and issubclass(entry, Event):
-        return entry.wire_name or EVERYTHING
-    return None
+        return SelectedTypes((), self.names).has(event)
 
 
 _MAX_TEXT_BYTES: Final = 1 << 20

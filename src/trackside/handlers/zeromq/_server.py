@@ -26,7 +26,6 @@ from trackside.handlers.zeromq._protocol import (
     ALWAYS,
     BEAT_S,
     CHUNK_BYTES,
-    EVERYTHING,
     FORGET_AFTER_S,
     LEAST_WINDOW_BYTES,
     MAX_ANSWERS,
@@ -68,6 +67,7 @@ from trackside.handlers.zeromq._protocol import (
     encode_snapshot,
 )
 from trackside.handlers.zeromq._session import Action, Role, Send, Sent, Sessions
+from trackside.rules import EVERYTHING
 from trackside.wire import pack
 
 if TYPE_CHECKING:

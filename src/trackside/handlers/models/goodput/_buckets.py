@@ -52,20 +52,7 @@ Stretch: TypeAlias = "tuple[int, int]"
 """Start and end of a stretch of time, in ns since the epoch."""
 
 # Kinds: what a process was seen to do. The lower, the higher the priority.
-KINDS: Final = (
-    ELASTIC_SLICE_DOWN,
-    ELASTIC_SCALE_UP,
-    ELASTIC_REINITIALIZATION,
-    CHECKPOINT_RESTORE,
-    CHECKPOINT_SAVE,
-    VALIDATION,
-    CUSTOM_EVENTS,
-    DATA_LOADING_SYNC,
-    ACCELERATOR_INITIALIZATION,
-    TRAINING_PREP,
-    PROGRAM_STARTUP,
-    PRODUCTIVE,
-)
+KINDS: Final = tuple(bucket for bucket in BUCKETS if bucket not in (RECOVERY, WASTED_PROGRESS, OTHER))
 LAST_ELASTIC: Final = KINDS.index(ELASTIC_REINITIALIZATION)
 RESTORE: Final = KINDS.index(CHECKPOINT_RESTORE)
 SAVE: Final = KINDS.index(CHECKPOINT_SAVE)
