@@ -1,4 +1,4 @@
-"""A bus of its own for each test, takers of frames, clocks that stand still, and scripts that may hang or crash."""
+"""Fixtures: a bus for each test, frame sinks, clocks that stand still, and scripts that may hang or crash."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ SCRIPTS = Path(__file__).parent / "scripts"
 DEADLINE_S = 30.0
 
 
-class FrameTaker:
-    """Takes frames and decodes them, or refuses them."""
+class RecordingFrameSink:
+    """A frame sink that decodes the frames it gets, or refuses them."""
 
     def __init__(self):
         self.lost = 0
@@ -33,7 +33,7 @@ class FrameTaker:
         self.is_closed = False
 
     def open(self, source):
-        """Learn whose frames will come."""
+        """Accept any source."""
         self.opened.append(source)
 
     def accept(self, frame, *, events):
@@ -68,7 +68,7 @@ class FrameTaker:
 
 
 class Model:
-    """Keeps what the dispatcher brings, and how much it was told that it missed."""
+    """A model that keeps the events it gets, and how many it missed."""
 
     runs_on = RunsOn.DISPATCHER
 
@@ -91,7 +91,7 @@ class Model:
 
 
 class Gate:
-    """A handler that does not return before it is told to."""
+    """A handler that blocks until the test releases it."""
 
     def __init__(self):
         self.entered = threading.Event()
@@ -127,14 +127,14 @@ def bus(make_bus):
 
 @pytest.fixture
 def frames():
-    """Give a handler that takes frames."""
-    return FrameTaker()
+    """Give a frame sink that keeps its frames."""
+    return RecordingFrameSink()
 
 
 @pytest.fixture
 def make_frames():
-    """Give the class of handlers that take frames."""
-    return FrameTaker
+    """Give the class of frame sinks that keep their frames."""
+    return RecordingFrameSink
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ class Outcome:
 
     @property
     def printed(self):
-        """What it printed, one JSON value a line."""
+        """Return the JSON values it printed, one a line."""
         return [json.loads(line) for line in self.out.splitlines()]
 
 

@@ -31,7 +31,7 @@ class Rare(Balanced):
 
 
 class Unencodable:
-    """Nothing can make bytes of it."""
+    """A value that cannot be encoded."""
 
     __slots__ = ()
 
@@ -60,7 +60,7 @@ class TestAdmission:
         assert subscription.stats().handled == 1 + admitted
 
     def test_one_after_the_other(self, make_bus, held_still):
-        """What matters less is refused first: the same queue still takes what matters more."""
+        """Events of a low priority are refused first: the same queue still takes those of a higher one."""
         bus = make_bus(queue_limit=100)
         bus.subscribe(lambda _event: None, to=Balanced, runs_on=RunsOn.WORKER)
         bus.log(Once())
@@ -76,7 +76,7 @@ class TestAdmission:
         }
 
     def test_least_queue(self, make_bus, model):
-        """Even a queue for one event lets each level through."""
+        """Even a queue for one event admits an event of each priority."""
         bus = make_bus(queue_limit=1)
         bus.subscribe(model, to=Balanced)
         bus.flush()
@@ -86,7 +86,7 @@ class TestAdmission:
         assert [type(one) for one in model.events] == [Often, Once, Rare]
 
     def test_reported_in_the_stream(self, make_bus, held_still, frames, model, fake_clock):
-        """What was dropped is in an event, by type and since when, and cumulative in the frames."""
+        """Dropped events are recorded in an event, by type and since when, and cumulatively in the frames."""
         bus = make_bus(queue_limit=10)
         bus.subscribe(frames)
         bus.subscribe(model, to=EventsDropped)
@@ -101,7 +101,7 @@ class TestAdmission:
                 bus.log(Rare())
             go_on()
             bus.flush()
-            # Of ITERATION 8 may wait and of LIFECYCLE 10: in turns, 4 and 4 until 8, then 2 more of the latter.
+            # Of ITERATION 8 may wait and of LIFECYCLE 10: alternately, 4 and 4 until 8, then 2 more of the latter.
             assert model.events[-1].by_type == {"test.admission.once": 16, "test.admission.rare": 14}
             assert model.events[-1].since_ns == since_ns
             since_ns = fake_clock.now_ns
@@ -112,7 +112,7 @@ class TestAdmission:
         assert [one.where for one in model.events] == ["queue", "queue"]
 
     def test_missed_by_models(self, make_bus, held_still, model):
-        """A model is told exactly how many events it should have had and did not get."""
+        """A model learns the exact number of the events that it missed."""
         bus = make_bus(queue_limit=10)
         subscription = bus.subscribe(model, to=Balanced, keep=where(lambda one: one.step != 3))
         bus.log(Once(step=1))
@@ -146,7 +146,8 @@ class TestAdmission:
 class TestOverload:
     def test_overload(self, make_bus, make_frames, scale):
         """
-        With ten times more than fits, for ten seconds, what matters most is recorded completely, and the total of
+        With ten times more than fits, for ten seconds, events of the highest priority are recorded completely, and the
+        total of
         a counter is exact in its last window.
         """
         bus, frames = make_bus(queue_limit=1_000), make_frames()

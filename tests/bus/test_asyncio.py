@@ -1,4 +1,4 @@
-"""Tasks keep what surrounds them across awaits."""
+"""Tasks keep their span and step across awaits."""
 
 from __future__ import annotations
 

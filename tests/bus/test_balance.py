@@ -54,7 +54,7 @@ RULES = [
 
 
 class Unencodable:
-    """Nothing can make bytes of it."""
+    """A value that cannot be encoded."""
 
     __slots__ = ()
 
@@ -83,7 +83,9 @@ class UnreliableModel(Unreliable):
 
 
 class Sequence:
-    """A random life of a bus, with what each subscription should have counted as logged."""
+    """
+    A random sequence of operations on a bus, with the number of events that each subscription should count as logged.
+    """
 
     def __init__(self, rng, make_frames, make_model):
         self.rng = rng
@@ -130,9 +132,9 @@ class Sequence:
             self.rng.choice(open_ones).close(0.0 if self.is_held else 5.0)
 
     def log(self):
-        """Log a few events, some of which cannot be recorded, or something that is none."""
+        """Log a few events, some of which cannot be recorded, or an object that is no event."""
         if self.rng.random() < 0.05:
-            self.bus.log("a misfit")
+            self.bus.log("not an event")
             self.not_events += 1
         for _ in range(self.rng.choice([1, 3, 30])):
             cls = self.rng.choice(KINDS)
@@ -143,11 +145,11 @@ class Sequence:
                     entry[0] += 1
 
     def flush(self):
-        """Bring everybody up to date."""
+        """Flush the bus."""
         assert self.bus.flush(10) or self.is_held
 
     def hold(self):
-        """Let the dispatcher stand still, or go on."""
+        """Stop the dispatcher, or let it go on."""
         if self.is_held:
             self.bus._dispatcher.release()
         self.is_held = not self.is_held and self.bus._dispatcher.hold(10)
@@ -172,7 +174,7 @@ class Sequence:
         return checks
 
     def check(self):
-        """Check what must hold."""
+        """Check the equations between the counts."""
         stats = self.bus.stats()
         assert [handler.balance for handler in stats.handlers] == [0] * len(stats.handlers)
         for subscription, (logged, _) in self.expected.items():
@@ -183,9 +185,9 @@ class Sequence:
             ), one
         assert stats.logged == sum(logged for logged, _ in self.expected.values())
         assert stats.not_events == self.not_events
-        for lane in self.bus._dispatcher.admissions.values():
-            waiting = sum(type(item) is lane.cls for item in self.bus._dispatcher.queue)
-            assert lane.offered.value == lane.taken + lane.dropped.value + waiting
+        for admission in self.bus._dispatcher.admissions.values():
+            waiting = sum(type(item) is admission.cls for item in self.bus._dispatcher.queue)
+            assert admission.offered.value == admission.taken + admission.dropped.value + waiting
 
 
 class TestRandomSequences:
@@ -204,7 +206,7 @@ class TestRandomSequences:
 class TestThreads:
     @pytest.mark.hang_guard(300)
     def test_all_ways_at_once(self, make_bus, make_model, make_frames, in_threads, scaled):
-        """Again and again, since what threads do to each other is different each time."""
+        """Repeated, since threads interleave differently each time."""
         for _ in range(scaled(50)):
             with make_bus() as bus:
                 self.check_all_ways(bus, make_model, make_frames, in_threads, scaled(EVENTS))
@@ -301,7 +303,10 @@ class TestThreads:
 
 class TestAtAnyMoment:
     def test_while_the_queue_is_emptied(self, bus, make_model, make_frames, scaled):
-        """While no thread logs, the counts balance at each look, though dispatcher and sink_workers are at work."""
+        """
+        While no thread logs, the counts balance each time they are read, though dispatcher and sink workers are at
+        work.
+        """
         queued = [bus.subscribe(lambda _event: None, to=Balanced, runs_on=RunsOn.WORKER) for _ in range(2)]
         queued.append(bus.subscribe(Unreliable(random.Random(1), 0.1), to=Balanced, runs_on=RunsOn.WORKER))
         queued.append(bus.subscribe(make_model(), to=Balanced, keep=every(3)))

@@ -45,7 +45,7 @@ class TestWants:
         assert not bus.wants(Dog)
 
     def test_min_priority(self, bus):
-        """No handler wants a type below the level that is asked for."""
+        """No handler wants a type whose priority is below the one that is asked for."""
         bus.subscribe(print, min_priority=ITERATION)
         assert [bus.wants(cls) for cls in (Dog, Animal, Puppy)] == [True, True, False]
 
@@ -57,12 +57,12 @@ class TestWants:
 
     @pytest.mark.parametrize("cls", [int, None, "Dog", print])
     def test_no_event(self, bus, cls):
-        """No handler wants what is no event type."""
+        """No handler wants an object that is no event type."""
         bus.subscribe(print)
         assert not bus.wants(cls)
 
     def test_derived_of_a_model(self, bus, model):
-        """A model does not want what models derive."""
+        """A model does not want derived events."""
 
         @event("test.configuration.derived", derived=True)
         class Derived(Event):
@@ -76,7 +76,7 @@ class TestWants:
 class TestConfiguration:
     @pytest.mark.parametrize("handler", [None, 5, "print", object()])
     def test_handler(self, bus, handler):
-        """What cannot be called is refused when it is subscribed, not when an event comes."""
+        """An object that cannot be called is refused when it is subscribed, not when an event comes."""
         with pytest.raises(ConfigError, match="handler"):
             bus.subscribe(handler)
         bus.log(DOG)
@@ -95,18 +95,18 @@ class TestConfiguration:
 
     @pytest.mark.parametrize("keep", [5, print, every, "every(3)", type(every(3))])
     def test_keep(self, bus, keep):
-        """What is no rule is refused."""
+        """An object that is no rule is refused."""
         with pytest.raises(ConfigError, match="keep: got"):
             bus.subscribe(print, keep=keep)
 
     @pytest.mark.parametrize("min_priority", [0, 7, "LIFECYCLE", 2.5])
     def test_min_priority(self, bus, min_priority):
-        """What is no level is refused."""
+        """A value that is no priority is refused."""
         with pytest.raises(ConfigError, match="min_priority: got"):
             bus.subscribe(print, min_priority=min_priority)
 
     def test_runs_on(self, bus):
-        """A handler that names no place to run at is refused."""
+        """A handler whose ``runs_on`` names no thread is refused."""
 
         class Lost:
             runs_on = "dispatcher"
@@ -127,7 +127,7 @@ class TestConfiguration:
             bus.subscribe(Half())
 
     def test_queue_limit(self, make_bus):
-        """A queue without room is refused."""
+        """A queue without capacity is refused."""
         with pytest.raises(ConfigError, match="queue_limit"):
             make_bus(queue_limit=0)
 
@@ -173,26 +173,26 @@ class TestConfiguration:
         assert not frames.opened
 
 
-class TestMisfits:
-    @pytest.mark.parametrize("thing", [None, 5, "dog", Dog, object(), [1], {}, ValueError("x")])
-    def test_counted(self, bus, caplog, thing):
-        """What is no event is counted, reported and delivered to no handler."""
+class TestNotEvents:
+    @pytest.mark.parametrize("given", [None, 5, "dog", Dog, object(), [1], {}, ValueError("x")])
+    def test_counted(self, bus, caplog, given):
+        """An object that is no event is counted, reported and delivered to no handler."""
         got = []
         bus.subscribe(got.append)
-        bus.log(thing)
+        bus.log(given)
         assert got == []
         assert bus.stats().not_events == 1
         assert len(caplog.records) == 1
 
     def test_reported_ever_rarer(self, bus, caplog):
-        """A loop that logs nonsense is reported the 1st, 2nd, 4th, 8th … time."""
+        """A loop that logs objects that are no events is reported the 1st, 2nd, 4th, 8th … time."""
         for _ in range(20):
             bus.log("nonsense")
         assert bus.stats().not_events == 20
         assert len(caplog.records) == 5
 
     def test_broken_repr(self, bus):
-        """A thing whose ``repr`` raises costs no more than any other."""
+        """An object whose ``repr`` raises is counted like any other."""
 
         class Broken:
             def __repr__(self):
@@ -202,7 +202,7 @@ class TestMisfits:
         assert bus.stats().not_events == 1
 
     def test_strict(self, make_bus):
-        """A strict bus raises for it."""
+        """A strict bus raises for an object that is no event."""
         with pytest.raises(ConfigError, match=r"log\(\)"):
             make_bus(strict=True).log(5)
 
@@ -222,7 +222,7 @@ class TestMisfits:
         assert "not declared" in caplog.text
 
     def test_odd_level(self, bus):
-        """A class with a level that does not exist is no event."""
+        """A class with a priority that does not exist is no event type."""
 
         class Odd(Event):
             priority = "high"

@@ -30,7 +30,7 @@ class TestWorkers:
     @pytest.mark.parametrize("ways", list(itertools.product(METHODS, WORKERS, FIRST)), ids=" ".join)
     def test_attributed(self, run_script, tmp_path, scale, ways):
         """
-        Two workers, started in any way and with torch or trackside imported first: nothing hangs, and every event is
+        Two workers, started in any way and with torch or trackside imported first: neither hangs, and every event is
         recorded as that of its worker, a child of the main process.
         """
         if scale < 1.0 and ways not in SHORT:

@@ -1,4 +1,4 @@
-"""Models: one thread, numbered events, and what they publish themselves."""
+"""Models: one thread, numbered events, and the events that models publish themselves."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class TestModels:
         assert "test.dispatcher.ticked could not be recorded" in caplog.text
 
     def test_many_alike(self, bus, frames):
-        """Events of one type in a row that a taker of frames alone wants: numbers are dense, frames small enough."""
+        """Events of one type in a row that only a frame sink wants: numbers are dense, frames small enough."""
         subscription = bus.subscribe(frames)
         for number in range(10_000):
             bus.log(Ticked(number=number, value=number if number != 300 else 1 << 99))
@@ -138,7 +138,7 @@ class TestModels:
         assert len(new_threads()) == 2  # the dispatcher and the sink worker
 
     def test_without_flush(self, bus, make_model):
-        """No flush is needed: the dispatcher looks by itself."""
+        """No flush is needed: the dispatcher reads the queue by itself."""
         seen = threading.Event()
         bus.subscribe(make_model(lambda _event: seen.set()), to=Ticked)
         bus.log(Ticked())
@@ -148,7 +148,10 @@ class TestModels:
 class TestWhoCameWhen:
     @pytest.mark.parametrize("queued", [False, True], ids=["model", "sink_worker"])
     def test_before_and_after(self, bus, model, held_still, queued):
-        """A queued handler gets what was logged after it subscribed and nothing from before, though both still wait."""
+        """
+        A queued handler gets the events that were logged after it subscribed and none from before, though both still
+        wait.
+        """
         bus.subscribe(lambda _event: None, to=Ticked, runs_on=RunsOn.WORKER)
         bus.log(Ticked(number=0))
         bus.flush()
@@ -165,7 +168,7 @@ class TestWhoCameWhen:
         assert [one.number for one in (got if queued else model.events)] == [2]
 
     def test_early_leaver(self, bus, model, held_still):
-        """Who leaves gets what was logged before, and nothing that came after."""
+        """A handler that leaves gets the events logged before, and none logged after."""
         subscription = bus.subscribe(model, to=Ticked)
         bus.subscribe(lambda _event: None, to=Ticked, runs_on=RunsOn.WORKER)
         bus.flush()
@@ -180,7 +183,7 @@ class TestWhoCameWhen:
         assert (subscription.stats().logged, subscription.stats().handled) == (1, 1)
 
     def test_the_stream_begins_with_the_first_event(self, bus, model, make_model):
-        """All who subscribed before the first event see the stream's start."""
+        """All handlers that subscribed before the first event see the stream's start."""
         second = make_model()
         bus.subscribe(model)
         bus.subscribe(second)
@@ -194,7 +197,7 @@ class TestWhoCameWhen:
 
 class TestDerived:
     def test_not_read_by_models(self, bus, model, frames):
-        """What models derive is recorded and goes to sinks, and no model reads it, one of all events included."""
+        """Derived events are recorded and go to sinks, and no model reads them, not even one of all events."""
         got = []
         subscription = bus.subscribe(model)
         bus.subscribe(frames)
@@ -209,7 +212,10 @@ class TestDerived:
         assert subscription.stats().logged == len(model.events)
 
     def test_published_after(self, bus, make_model, frames):
-        """What a model publishes is numbered after the event that made it do so, and one flush brings it along."""
+        """
+        An event that a model publishes is numbered after the event that it was computed from, and one flush delivers
+        both.
+        """
         total = 0
 
         def add(ticked):
@@ -235,7 +241,7 @@ class TestDerived:
         ]
 
     def test_published_while_closing(self, make_bus, make_model, frames):
-        """What a model makes of the last events, as the bus is closed, is recorded before the stream's end."""
+        """Events that a model publishes while the bus is closed are recorded before the stream's end."""
         bus = make_bus()
         bus.subscribe(make_model(lambda ticked: bus.publish(Summed(total=ticked.number))), to=Ticked)
         bus.subscribe(frames)
@@ -255,8 +261,8 @@ class TestDerived:
         bus.flush()
         assert [one.number for one in reader.events] == [7]
 
-    def test_misfit(self, bus, make_model):
-        """A model that publishes no event costs a misfit."""
+    def test_not_an_event(self, bus, make_model):
+        """An object that is no event, published by a model, is counted as such."""
         bus.subscribe(make_model(lambda _event: bus.publish("nonsense")), to=Ticked)
         bus.log(Ticked())
         bus.flush()
@@ -270,7 +276,7 @@ class TestDerived:
         assert len(got) == 1
 
 
-class TestRelay:
+class TestInlineForwarder:
     def test_never_on_the_dispatcher(self, bus, make_model):
         """Plain callables get what models publish, in order, and never on the dispatcher's thread."""
         got, threads = [], set()
@@ -290,7 +296,7 @@ class TestRelay:
         assert (subscription.stats().handled, subscription.stats().balance) == (100, 0)
 
     def test_rules_and_failures(self, bus, make_model):
-        """Rules count, and failures are counted, for what comes by the relay as well."""
+        """Rules and failures are counted for events that arrive by the inline forwarder as well."""
         bus.subscribe(make_model(lambda ticked: bus.publish(Summed(total=ticked.number))), to=Ticked)
         got = []
         ruled = bus.subscribe(got.append, to=Summed, keep=every(2))
@@ -304,7 +310,7 @@ class TestRelay:
 
     @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
     def test_interrupts(self, bus, make_model, error):
-        """What would interrupt a caller ends nothing on the relay."""
+        """An exception that would interrupt a caller does not end the inline forwarder."""
 
         def interrupt(summed):
             got.append(summed)
@@ -319,7 +325,7 @@ class TestRelay:
         assert len(got) == 4
 
     def test_blocked(self, bus, make_model, gate):
-        """A plain callable that blocks holds up the relay, and neither models nor log()."""
+        """A plain callable that blocks delays the inline forwarder, and neither models nor log()."""
         model = make_model(lambda ticked: bus.publish(Summed(total=ticked.number)))
         bus.subscribe(model, to=Ticked)
         subscription = bus.subscribe(gate, to=Summed)
@@ -336,7 +342,9 @@ class TestRelay:
         assert subscription.stats().handled == 10
 
     def test_lost_at_the_end(self, make_bus, make_model, gate, caplog):
-        """What a blocked callable keeps the relay from bringing is told when the bus is closed."""
+        """
+        Events that the inline forwarder could not deliver to a blocked callable are reported when the bus is closed.
+        """
         bus = make_bus()
         bus.subscribe(make_model(lambda _event: bus.publish(Summed())), to=Ticked)
         bus.subscribe(gate, to=Summed)
@@ -348,7 +356,7 @@ class TestRelay:
         assert "Gate (9 in queue)" in caplog.text
 
     def test_left_meanwhile(self, bus, make_model, gate):
-        """Who left before the relay came gets nothing; the event is counted as dropped."""
+        """A handler that left before the inline forwarder reached it gets nothing; the event is counted as dropped."""
         got = []
         bus.subscribe(make_model(lambda _event: bus.publish(Summed())), to=Ticked)
         bus.subscribe(gate, to=Summed)
@@ -392,7 +400,7 @@ class TestBusyCallers:
                 thread.join()
 
     def test_without_flush_under_load(self, bus, frames):
-        """Nor does it take a flush: sink_workers and frames are served while callers keep the queue full."""
+        """Nor is a flush needed: sink workers and frames are served while callers keep the queue full."""
         stop = threading.Event()
         got = threading.Event()
         bus.subscribe(lambda _event: got.set(), to=Noticed, runs_on=RunsOn.WORKER)
@@ -420,17 +428,17 @@ class TestBusyCallers:
 
 
 class TestCalled:
-    """When the dispatcher comes, if it does not come by itself."""
+    """The wake-ups of a dispatcher that does not wake up by itself."""
 
     @pytest.fixture(autouse=True)
     def asleep(self, monkeypatch):
-        """Let it look by itself only once an hour."""
+        """Let it wake up by itself only once an hour."""
         monkeypatch.setattr(_dispatcher, "POLL_S", 3600.0)
         monkeypatch.setattr(_dispatcher, "BUSY_POLL_S", 3600.0)
 
     @pytest.mark.parametrize(("kind", "crowd"), [(Detailed, 37), (Ticked, 60)])
     def test_by_a_crowd(self, make_bus, make_model, kind, crowd):
-        """At three quarters of a level's share of a queue for 100: 37 of 50 PROFILE, 60 of 80 ITERATION events."""
+        """At three quarters of a priority's share of a queue for 100: 37 of 50 PROFILE, 60 of 80 ITERATION events."""
         is_here, bus = threading.Event(), make_bus(queue_limit=100)
         model = make_model(on_event=lambda event: isinstance(event, kind) and is_here.set())
         bus.subscribe(model)
@@ -443,7 +451,7 @@ class TestCalled:
         assert is_here.wait(30)
 
     def test_again(self, make_bus, make_model):
-        """It is called by each crowd anew."""
+        """Each burst of events wakes it up anew."""
         arrived, bus = threading.Semaphore(0), make_bus(queue_limit=100)
         bus.subscribe(make_model(on_event=lambda event: isinstance(event, Detailed) and arrived.release()))
         bus.log(Noticed())
@@ -457,22 +465,22 @@ class TestCalled:
             assert arrived.acquire(timeout=30)
 
     def test_what_is_worth_a_frame(self, make_bus, frames):
-        """A batch of 32 KiB does not wait for more when the dispatcher has done what there was."""
+        """A batch of 32 KiB is handed over at once when the dispatcher has emptied the queue."""
         is_here, bus = threading.Event(), make_bus(queue_limit=100)
         bus.subscribe(frames)
         bus.log(Noticed())
         bus.flush()
-        take = frames.accept
-        frames.accept = lambda frame, *, events: take(frame, events=events) and not is_here.set()
-        for number in range(61):  # the last of which calls the dispatcher
+        accept = frames.accept
+        frames.accept = lambda frame, *, events: accept(frame, events=events) and not is_here.set()
+        for number in range(61):  # the last of which wakes the dispatcher
             bus.log(Ticked(number=number, value="x" * 1000))
         assert is_here.wait(30)
         assert [one.number for one in frames.events(Ticked)] == list(range(61))
 
     def test_more_often_while_busy(self, make_bus, make_model, monkeypatch):
-        """After it found more events a second than is little it comes again soon."""
+        """After it found more events a second than it counts as few, it wakes up again soon."""
         monkeypatch.setattr(_dispatcher, "BUSY_POLL_S", 0.05)
-        monkeypatch.setattr(_dispatcher, "_BUSY_PER_S", -1)  # none are more too: a look may fall between log and flush
+        monkeypatch.setattr(_dispatcher, "_BUSY_PER_S", -1)  # none are too many: it may wake up between log and flush
         is_here, bus = threading.Event(), make_bus()
         bus.subscribe(make_model(on_event=lambda event: isinstance(event, Detailed) and is_here.set()))
         bus.log(Noticed())
@@ -483,7 +491,7 @@ class TestCalled:
         assert is_here.wait(30)
 
     def test_by_what_is_to_be_done(self, bus, model):
-        """Who wants to look at the stream does not wait for the next look."""
+        """A barrier wakes the dispatcher."""
         seen, is_here = [], threading.Event()
         bus.subscribe(model)
         bus.log(Ticked())
@@ -494,7 +502,7 @@ class TestCalled:
         assert seen == [3]  # after SourceStarted and two ticks
 
     def test_by_many_foreign_ones(self, make_bus, make_model):
-        """A quarter of the queue brought from other processes is looked at."""
+        """A queue that is a quarter full of injected events wakes the dispatcher."""
         is_here, bus = threading.Event(), make_bus(queue_limit=100)
         bus.subscribe(make_model(on_event=lambda event: isinstance(event, Ticked) and is_here.set()))
         bus.log(Noticed())

@@ -1,4 +1,4 @@
-"""Logging when it is too late."""
+"""Logging while the bus or the interpreter ends."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ class Ticked(Event):
     pass
 
 
-@event("test.late.told")
-class Told(Event):
+@event("test.late.published")
+class Published(Event):
     pass
 
 
 class TestInterrupted:
     def test_while_holding_the_dispatcher(self, bus, model, monkeypatch):
-        """Ctrl-C in the moment when a thread has just got hold of the dispatcher does not leave it held for ever."""
+        """
+        Ctrl-C in the moment when a thread has just acquired the dispatcher's lock does not leave it locked for ever.
+        """
 
         class Interrupting:
-            """Is interrupted once, as soon as it is held."""
+            """A lock that is interrupted once, as soon as it is held."""
 
             def __init__(self, lock):
                 self.lock, self.is_due = lock, True
 
             def acquire(self, **options):
-                """Take it."""
+                """Acquire it, and raise the first time."""
                 done = self.lock.acquire(**options)
                 if self.is_due:
                     self.is_due = False
@@ -36,7 +38,7 @@ class TestInterrupted:
                 return done
 
             def release(self):
-                """Let it go."""
+                """Release it."""
                 self.lock.release()
 
         bus.subscribe(model, to=Ticked)
@@ -50,7 +52,7 @@ class TestInterrupted:
 
 class TestAfterClose:
     def test_counted(self, bus, frames, model):
-        """What is logged on a closed bus is counted, and reaches no handler."""
+        """An event logged on a closed bus is counted, and reaches no handler."""
         got = []
         bus.subscribe(got.append, to=Ticked)
         bus.subscribe(model, to=Ticked)
@@ -104,7 +106,7 @@ class TestAfterClose:
             assert stats.handled + stats.dropped + stats.in_queue == stats.logged
 
     def test_no_second_stream(self, make_bus, frames, in_threads):
-        """What comes too late begins no second stream."""
+        """An event that comes too late begins no second stream."""
         for _ in range(20):
             bus = make_bus()
             bus.subscribe(frames)
@@ -126,7 +128,7 @@ class TestInterpreter:
         "way", ["closed", "later atexit", "teardown", "daemons", "thread after main", "never used"]
     )
     def test_silence(self, run_script, way):
-        """Whatever logs while the interpreter ends leaves no trace on stderr, and what can be counted is."""
+        """Events logged while the interpreter ends leave no trace on stderr, and are counted where that is possible."""
         outcome = run_script("ending.py", way)
         assert (outcome.code, outcome.err) == (0, "")
         for printed in outcome.printed:
@@ -142,17 +144,20 @@ class TestInterpreter:
 
 class TestDerived:
     def test_published_while_closing(self, bus, frames):
-        """What a model publishes about the last events reaches the others, though nothing flushed before the close."""
+        """
+        Events that a model publishes about the last events reach the other handlers, though nothing was flushed before
+        the close.
+        """
 
-        class Retold:
+        class Publisher:
             runs_on = RunsOn.DISPATCHER
 
             def __call__(self, event):
                 if type(event) is Ticked:
-                    bus.publish(Told())
+                    bus.publish(Published())
 
-        bus.subscribe(frames, to=Told)
-        bus.subscribe(Retold())
+        bus.subscribe(frames, to=Published)
+        bus.subscribe(Publisher())
         bus.log(Ticked())
         assert bus.close(60)
-        assert len(frames.events(Told)) == 1
+        assert len(frames.events(Published)) == 1

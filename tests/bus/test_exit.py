@@ -1,4 +1,4 @@
-"""Closing and exiting take two seconds at most, whatever is stuck, and say what was lost."""
+"""Closing and exiting take two seconds at most, whichever handler blocks, and say how many events were lost."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ import pytest
 
 SCRIPT = Path(__file__).parent / "scripts" / "exiting.py"
 CLOSE_S, EXIT_S = 2.0, 2.5
-GENEROUS = 5  # a fact of liveness, on a machine that may be busy with other things
+GENEROUS = 5  # the factor by which a busy machine may be slower
 
-# What is stuck, and how many of a thousand events are lost: an event at which the handler is stuck is lost as well.
+# The part that blocks, and how many of a thousand events are lost: the event at which the handler blocks is lost as
+# well.
 STUCK = {"nothing": [], "sink_worker": [1000], "fifo": [1000], "dispatcher": [1000]}
 ENDS = {"end": (0, ""), "terminated": (3, ""), "thread": (0, ""), "exception": (1, "ValueError: the end")}
 FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
@@ -25,7 +26,7 @@ AT_ONCE = 9  # they do little but wait
 
 
 class Ending:
-    """Starts the script and sees it off."""
+    """Starts the script and waits for its end."""
 
     def __init__(self, way, stuck):
         self.way = way
@@ -57,13 +58,13 @@ class Ending:
 
     @property
     def lost(self):
-        """The numbers of lost events that it told."""
+        """Return the numbers of lost events that it reported."""
         return [int(count) for count in re.findall(r"^lost (\d+) event\(s\)", self.err, re.MULTILINE)]
 
 
 @pytest.fixture(scope="module")
 def endings():
-    """Let every program end in every way, several at once, and give what became of them."""
+    """Let every program end in every way, several at once, and return the outcomes."""
     wanted = [(way, stuck) for way in (*ENDS, "closed") for stuck in STUCK]
     if not FREE_THREADED:
         wanted += [("interrupted", stuck) for stuck in ("sink_worker", "fifo", "dispatcher")]
@@ -75,14 +76,14 @@ def endings():
 class TestClose:
     @pytest.mark.parametrize("stuck", STUCK)
     def test_bounded(self, endings, stuck):
-        """close() returns within two seconds, and a line tells exactly how many events were lost."""
+        """close() returns within two seconds, and a line says exactly how many events were lost."""
         ending = endings["closed", stuck]
         assert ending.printed < CLOSE_S * GENEROUS
         assert ending.process.returncode == 0
         assert ending.lost == STUCK[stuck]
 
     def test_waits(self, endings):
-        """With a stuck handler close() waits for most of the two seconds: it may come back."""
+        """With a blocked handler close() waits for most of the two seconds: the handler may return."""
         assert endings["closed", "sink_worker"].printed > 1.0
 
     def test_does_not_wait(self, endings):
@@ -116,11 +117,11 @@ class TestExit:
     @pytest.mark.skipif(FREE_THREADED, reason="3.14.7t itself often lets no Ctrl-C interrupt a wait for a lock")
     @pytest.mark.parametrize("stuck", ["sink_worker", "fifo", "dispatcher"])
     def test_interrupted_twice(self, endings, stuck):
-        """A second Ctrl-C ends the waiting at once, and the loss is told all the same."""
+        """A second Ctrl-C ends the waiting at once, and the loss is reported all the same."""
         ending = endings["interrupted", stuck]
         assert ending.was_waiting
         assert ending.took_s < 25  # it would have waited for 50
         assert ending.process.returncode == -signal.SIGINT
-        # The interpreter itself says so when the second one comes while it still tells of the first.
+        # The interpreter itself reports it when the second one comes while it still reports the first.
         assert ending.err.count("KeyboardInterrupt") == 1 + ("Error in sys.excepthook" in ending.err)
         assert ending.lost == STUCK[stuck]

@@ -1,4 +1,4 @@
-"""A forked child has a bus of its own, whatever the parent's threads were at."""
+"""A forked child has a bus of its own, whatever the parent's threads were doing."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ class TestWorstMoments:
 
 class TestVariants:
     @pytest.fixture
-    def told_by(self, run_script):
-        """Give a function that runs a variant and returns what was told, in order."""
+    def printed_by(self, run_script):
+        """Give a function that runs a variant and returns the values that its processes printed, in order."""
 
         def run(way):
             outcome = run_script("forking_variants.py", way, PYTHONWARNINGS="ignore")
@@ -89,13 +89,13 @@ class TestVariants:
 
         return run
 
-    def test_dropped_buses(self, told_by):
-        """A thousand buses that were made and dropped leave nothing behind that a fork would stumble over."""
-        assert told_by("many_dropped") == [{"forked": True}]
+    def test_dropped_buses(self, printed_by):
+        """A thousand buses that were made and dropped leave nothing behind that breaks a fork."""
+        assert printed_by("many_dropped") == [{"forked": True}]
 
-    def test_switched_off(self, told_by):
+    def test_switched_off(self, printed_by):
         """With ``TRACKSIDE_FORK=off`` the bus is closed in the child, its sinks untouched; the parent's goes on."""
-        child, parent = told_by("switched_off")
+        child, parent = printed_by("switched_off")
         assert child == {
             "got": 1,
             "wants": False,
@@ -106,21 +106,23 @@ class TestVariants:
         }
         assert parent == {"got": 2, "wants": True, "after_close": 0}
 
-    def test_lazily(self, told_by):
+    def test_lazily(self, printed_by):
         """A child that logs nothing opens no file and records nothing."""
-        assert told_by("lazily") == [{"opened": 0, "new_frames": 0, "told": 1}]
+        assert printed_by("lazily") == [{"opened": 0, "new_frames": 0, "after_forks": 1}]
 
-    def test_identity(self, told_by):
-        """A child knows whose child it is, also if its parent had logged nothing yet."""
-        assert told_by("identity") == [{"role": "worker", "parent": True, "run": True, "other_id": True, "pid": True}]
+    def test_identity(self, printed_by):
+        """A child's source names its parent, also if the parent had logged nothing yet."""
+        assert printed_by("identity") == [
+            {"role": "worker", "parent": True, "run": True, "other_id": True, "pid": True}
+        ]
 
-    def test_own_source(self, told_by):
+    def test_own_source(self, printed_by):
         """A bus with a source of its own goes on as that source's child."""
-        assert told_by("own_source") == [{"run": "mine", "role": "worker", "parent": True, "same": True}]
+        assert printed_by("own_source") == [{"run": "mine", "role": "worker", "parent": True, "same": True}]
 
-    def test_subscriptions(self, told_by):
-        """Subscriptions from before the fork can be looked at and closed in the child, and models do not die there."""
-        printed = told_by("subscriptions")
+    def test_subscriptions(self, printed_by):
+        """Subscriptions from before the fork can be read and closed in the child, and models do not die there."""
+        printed = printed_by("subscriptions")
         assert printed[0] == {
             "before": [0, 0],
             "after": [1, 1],
@@ -130,19 +132,19 @@ class TestVariants:
         }
         assert {"dropped_in_child": True} not in printed
 
-    def test_within_a_handler(self, told_by):
+    def test_within_a_handler(self, printed_by):
         """A plain callable may fork: the child's bus works inside of it, and the parent goes on."""
-        child, parent = told_by("within_a_handler")
+        child, parent = printed_by("within_a_handler")
         assert child == {"numbers": [2], "balance": 0}
         assert parent == {"parent": [1], "balance": 0}
 
-    def test_broken_taker(self, run_script):
-        """A taker that fails to begin anew is left behind and reported; the others work."""
-        outcome = run_script("forking_variants.py", "broken_taker", PYTHONWARNINGS="ignore")
+    def test_broken_sink(self, run_script):
+        """A frame sink whose ``after_fork`` raises is left behind and reported; the others work."""
+        outcome = run_script("forking_variants.py", "broken_sink", PYTHONWARNINGS="ignore")
         assert outcome.code == 0
         assert outcome.printed == [{"flushed": True, "frames": 1, "handlers": 1}]
         assert "ValueError: not me" in outcome.err
 
-    def test_generations(self, told_by):
+    def test_generations(self, printed_by):
         """A grandchild's parent is the child."""
-        assert told_by("generations") == [{"flushed": True, "parent": True}]
+        assert printed_by("generations") == [{"flushed": True, "parent": True}]

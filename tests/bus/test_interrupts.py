@@ -28,7 +28,7 @@ class Ticked(Event):
 
 
 class Timeout(Exception):
-    """What the program's own signal handler raises."""
+    """The exception that the program's own signal handler raises."""
 
 
 def begun_at():
@@ -52,7 +52,7 @@ class Alarm:
     def __call__(self, number, frame):
         """Raise if an event is being delivered, and the last exception was dealt with."""
         if not frame.f_code.co_filename.endswith(INTERRUPTED):
-            return  # what a destructor or a callback of the garbage collector raises reaches no program
+            return  # an exception raised by a destructor or a callback of the garbage collector reaches no program
         while frame is not None and frame.f_code is not Bus._recover.__code__:
             if frame.f_code is Bus.log.__code__ and (frame.f_lineno or 0) >= self._begun_at:
                 self.raised += 1
@@ -89,7 +89,9 @@ class TestSignalHandlers:
         ids=["plain", "sampled", "filtered", "sink", "model"],
     )
     def test_reach_the_program(self, make_bus, options):
-        """What a signal handler raises inside log() comes out, and each event is in one count of each handler."""
+        """
+        An exception raised by a signal handler inside log() comes out, and each event is in one count of each handler.
+        """
         bus = make_bus(queue_limit=1 << 20)
         sums = []
         subscriptions = [
@@ -225,7 +227,7 @@ class TestRecursionLimit:
         assert "RecursionError" in caplog.text
 
     def test_in_other_threads(self, bus):
-        """The stack of another thread is as good an end as that of the main one."""
+        """A stack overflow in another thread is handled like one in the main thread."""
         subscription = bus.subscribe(lambda ticked: None, to=Ticked)
         bus.log(Ticked())
 

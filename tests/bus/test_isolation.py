@@ -1,4 +1,4 @@
-"""Whatever a handler does, the caller and the other handlers do not notice."""
+"""The caller and the other handlers do not notice a handler's errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Ticked(Event):
 
 
 class Strange(BaseException):
-    """What no ``except Exception`` catches."""
+    """An exception that no ``except Exception`` catches."""
 
 
 class BrokenText(Exception):
@@ -42,7 +42,7 @@ class TestInline:
         ids=lambda error: type(error).__name__,
     )
     def test_raises(self, bus, scaled, error):
-        """The caller sees no exception, the others get every event, and the counts say what happened."""
+        """The caller sees no exception, the others get every event, and the counts show the failure."""
         before, after = [], []
         bus.subscribe(before.append, to=Ticked)
         broken = bus.subscribe(raising(error), to=Ticked)
@@ -57,7 +57,7 @@ class TestInline:
 
     @pytest.mark.parametrize("result", [None, False, object(), NotImplemented, ValueError("a value, not raised")])
     def test_returns_garbage(self, bus, result):
-        """What a handler returns means nothing."""
+        """The return value of a handler is ignored."""
         got = []
         strange = bus.subscribe(lambda _event: result, to=Ticked)
         bus.subscribe(got.append, to=Ticked)
@@ -67,7 +67,7 @@ class TestInline:
 
     @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
     def test_interrupts_pass(self, bus, error):
-        """Ctrl-C and an exit are for the program, wherever they come."""
+        """Ctrl-C and an exit raised in a handler reach the program."""
         broken = bus.subscribe(raising(error()), to=Ticked)
         with pytest.raises(error):
             bus.log(Ticked())
@@ -123,7 +123,7 @@ class TestStrict:
         assert (broken.stats().failed, broken.stats().suspended) == (10, 0)
 
     def test_threads_of_ours_live(self, make_bus, make_model):
-        """What would be raised on a thread of ours has no caller to reach, and ends nothing."""
+        """An exception raised on a thread of the bus has no caller to reach, and ends nothing."""
         bus = make_bus(strict=True)
         got = []
         bus.subscribe(raising(ValueError("inline")), to=HandlerSuspended)
@@ -198,7 +198,7 @@ class TestSiding:
                 started = time.monotonic()
                 assert not bus.flush(0.2)
                 in_flushes_s += time.monotonic() - started
-                # A busy machine may need longer than that; what it must not need is the stalled handler.
+                # A busy machine may need longer than that; but it must not wait for the stalled handler.
                 assert bus._dispatcher.settle(DEADLINE_S)
                 assert other._subscriber.worker.flush(DEADLINE_S)
         # Some flushes of 0.2 s wait for the stalled handler; ten seconds would be waiting for it.
@@ -233,7 +233,7 @@ class TestSiding:
 class TestFrames:
     @pytest.mark.parametrize("error", [ValueError, Strange])
     def test_take_raises(self, bus, make_frames, caplog, error):
-        """A taker that raises loses its frames, counted and reported once; another gets all."""
+        """A frame sink that raises loses its frames, counted and reported once; another gets all."""
 
         class Broken(make_frames):
             def accept(self, frame, *, events):
@@ -253,7 +253,7 @@ class TestFrames:
 
     @pytest.mark.parametrize("method", ["open", "flush", "close"])
     def test_other_methods_raise(self, bus, make_frames, caplog, method):
-        """A taker whose other methods raise is reported; the counts balance and the others get theirs."""
+        """A frame sink whose other methods raise is reported; the counts balance and the others get their frames."""
 
         def fail(*arguments):
             raise ValueError(f"{method} is broken")
@@ -270,7 +270,7 @@ class TestFrames:
         assert f"{method} is broken" in caplog.text
 
     def test_lost_raises(self, bus, make_frames):
-        """A taker that cannot say what it lost does not break the counts."""
+        """A frame sink that cannot say how much it lost does not break the counts."""
 
         class Broken(make_frames):
             raises = False

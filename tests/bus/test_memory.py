@@ -1,4 +1,4 @@
-"""Events that no handler takes do not pile up."""
+"""Events that no handler accepts do not pile up."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ class TestMemory:
     @pytest.mark.hang_guard(300)
     def test_dead_and_deaf(self, run_script, scaled):
         """
-        With a handler that blocks for ever and a taker that refuses all frames, ten million events of 300 bytes make
-        the process grow by 64 MiB at most, and what was dropped is counted exactly.
+        With a handler that blocks for ever and a frame sink that refuses all frames, ten million events of 300 bytes
+        make
+        the process grow by 64 MiB at most, and the dropped events are counted exactly.
         """
         count = scaled(EVENTS)
         outcome = run_script("overload.py", count, timeout_s=2000)

@@ -1,4 +1,4 @@
-"""Models on a bus: what they are subscribed to, the views they read, and what they publish."""
+"""Models on a bus: the types they read, the views they get, and the events they publish."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class TestSubscribing:
         assert [bus.wants(cls) for cls in (Counted, Other)] == [False, True]
 
     def test_publish(self, bus):
-        """A model without publish gets the bus's, and what it derives reaches the handlers."""
+        """A model without publish gets the bus's, and the events it derives reach the handlers."""
         got = []
         bus.subscribe(got.append, to=Doubled)
         model = Doubling()
@@ -150,7 +150,7 @@ class TestViews:
         assert [(view.source.id, len(view)) for view in model.views] == [(one.id, 2), (two.id, 2), (one.id, 2)]
 
     def test_derived_ones_are_not_read(self, bus):
-        """What models derive is not read by models."""
+        """Derived events are not read by models."""
         first, second = Doubling(), Doubling(publish=lambda event: None)
         second.reads = (Event,)
         bus.subscribe(first)

@@ -37,11 +37,11 @@ class TestOnlySpans:
         ],
     )
     def test_verdict(self, event, verdict):
-        """Of all spans only those named are kept, and whatever is no span."""
+        """Of all spans only those named are kept, and every event that is no span."""
         assert only_spans("application").start()(event) == verdict
 
     def test_iterations(self):
-        """An iteration is the span that One Logger calls so."""
+        """An iteration has the span name that One Logger gives it."""
         keep = only_spans("training_single_iteration").start()
         assert keep(IterationEnded(kind="training", duration_ns=1)) is None
         assert keep(IterationEnded(kind="validation", duration_ns=1)) == "filtered"
@@ -68,7 +68,7 @@ class TestWithoutSpans:
 
 class TestEventsOnSpans:
     def test_go_with_their_span(self):
-        """What happened on a span that is dropped is dropped with it, until it ends."""
+        """Events on a span that is dropped are dropped with it, until it ends."""
         keep = without_spans("application").start()
         on_it, on_another = SpanEventAdded(span_id=7, name="x"), SpanEventAdded(span_id=8, name="x")
         assert keep(on_it) is None
@@ -95,7 +95,7 @@ class TestEventsOnSpans:
 
 class TestRule:
     def test_is_a_rule(self):
-        """It is a rule like any other."""
+        """It combines with other rules."""
         found = []
         with Bus() as bus, bus.subscribe(found.append, keep=all_of(without_spans("a"), at_most(1, per=1e6))):
             for name in ("a", "b", "b"):
@@ -115,6 +115,6 @@ class TestRule:
     @pytest.mark.parametrize("make", [only_spans, without_spans])
     @pytest.mark.parametrize("names", [(), ("",), (7,), (["a"],), tuple(map(str, range(2_000)))])
     def test_wrong(self, make, names):
-        """What is no name is refused."""
+        """A value that is no name is refused."""
         with pytest.raises(ConfigError, match=f"{make.__name__}\\(names\\): .* give from 1 to 1024 names of spans"):
             make(*names)

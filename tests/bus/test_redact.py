@@ -20,7 +20,7 @@ class Counted(Event):
 
 class TestRedact:
     def test_replaces(self, make_bus, make_model, frames):
-        """What the redaction returns is what every queued handler gets, and none what was logged."""
+        """Every queued handler gets the event that the redaction returns, and none the one that was logged."""
 
         def mask(one):
             return attrs.evolve(one, text="***") if isinstance(one, Said) else one
@@ -43,7 +43,9 @@ class TestRedact:
         assert model.events[0].seq == 1
 
     def test_drops(self, make_bus, model, frames, caplog):
-        """What it drops gets no number and is counted as filtered; that is no loss and no complaint."""
+        """
+        An event that the redaction drops gets no number and is counted as filtered; it is no loss and not reported.
+        """
         bus = make_bus(redact=lambda one: None if isinstance(one, Said) else one)
         subscription = bus.subscribe(model, to=(Said, Counted))
         bus.subscribe(frames)
@@ -84,7 +86,7 @@ class TestRedact:
 
     @pytest.mark.parametrize("wrong", ["a text", Counted(), 5, True])
     def test_another_type(self, make_bus, model, wrong):
-        """It cannot make an event of another type: who gets it was settled by its type."""
+        """It cannot make an event of another type: the handlers that get it were chosen by its type."""
         bus = make_bus(redact=lambda one: wrong if isinstance(one, Said) else one)
         subscription = bus.subscribe(model, to=(Said, Counted))
         bus.log(Said(text="secret"))
@@ -93,7 +95,7 @@ class TestRedact:
         assert (subscription.stats().invalid, subscription.stats().balance) == (1, 0)
 
     def test_before_plain_callables(self, make_bus):
-        """Plain callables get what was logged: they are the program's own."""
+        """Plain callables get the event as it was logged: they belong to the program."""
         bus, got = make_bus(redact=lambda _one: None), []
         bus.subscribe(got.append)
         bus.log(Said(text="as it is"))

@@ -47,7 +47,7 @@ class TestDepth:
         assert (stats.logged, stats.handled, stats.balance) == (3 * DEEPEST, 3 * DEEPEST, 0)
 
     def test_suppressed_events_are_recorded(self, bus, model):
-        """What is too deep for a plain callable is still queued for the model."""
+        """An event that is too deep for a plain callable is still queued for the model."""
 
         def again(ticked):
             bus.log(Ticked(number=ticked.number + 1))
@@ -59,7 +59,9 @@ class TestDepth:
         assert sorted(ticked.number for ticked in model.events) == list(range(1, DEEPEST + 2))
 
     def test_logs_twice(self, bus):
-        """A handler that logs two of its own events ends: 2**16 − 1 calls, and as many as would be next are counted."""
+        """
+        A handler that logs two of its own events ends: 2**16 − 1 calls, and as many suppressed events are counted.
+        """
         calls = 0
 
         def twice(_event):
@@ -130,8 +132,9 @@ class TestDepth:
 
     def test_depth_under_threads(self, bus, in_threads):
         """
-        The limit holds for each thread by itself, however many there are; a level more, where others finish between
-        the count of an arrival and the look at it.
+        The limit holds for each thread by itself, however many there are; it is one more where other threads finish
+        between
+        the count of an arrival and the check of it.
         """
         deepest = {}
 
@@ -163,7 +166,7 @@ class TestHandlerThatLogs:
         assert [tocked.number for tocked in got] == list(range(scaled(ROUNDS)))
 
     def test_on_a_sink_worker(self, bus, model, scaled):
-        """A queued handler may log, and flush() brings what was logged before it up to date."""
+        """A queued handler may log, and flush() delivers what was logged before it."""
         bus.subscribe(lambda ticked: bus.log(Tocked(number=ticked.number)), to=Ticked, runs_on=RunsOn.WORKER)
         bus.subscribe(model, to=Tocked)
         for number in range(scaled(ROUNDS)):
@@ -216,7 +219,7 @@ class TestFlushFromWithin:
         assert seen == [True]
 
     def test_sink_worker(self, bus):
-        """A queued handler that flushes cannot wait for itself: it is told no, at once."""
+        """A queued handler that flushes cannot wait for itself: flush() returns False at once."""
         seen = []
         bus.subscribe(lambda _event: seen.append(bus.flush(60)), to=Ticked, runs_on=RunsOn.WORKER)
         bus.log(Ticked())
@@ -224,14 +227,14 @@ class TestFlushFromWithin:
         assert seen == [False]
 
     def test_model(self, bus, make_model):
-        """A model that flushes is told no, at once."""
+        """A model that flushes gets False at once."""
         seen = []
         bus.subscribe(make_model(lambda _event: seen.append(bus.flush(60))), to=Ticked)
         bus.log(Ticked())
         assert bus.flush(20)
         assert seen == [False]
 
-    def test_relayed(self, bus, make_model):
+    def test_forwarded(self, bus, make_model):
         """A plain callable that flushes on what a model published returns."""
         seen = []
         bus.subscribe(make_model(lambda _event: bus.publish(Tocked())), to=Ticked)
@@ -244,17 +247,17 @@ class TestFlushFromWithin:
         """Counts can be read from everywhere."""
         seen = []
 
-        def look(_event):
+        def read_stats(_event):
             seen.append(bus.stats())
 
-        bus.subscribe(look, to=Ticked)
-        bus.subscribe(look, to=Ticked, runs_on=RunsOn.WORKER)
-        bus.subscribe(make_model(look), to=Ticked)
+        bus.subscribe(read_stats, to=Ticked)
+        bus.subscribe(read_stats, to=Ticked, runs_on=RunsOn.WORKER)
+        bus.subscribe(make_model(read_stats), to=Ticked)
         bus.log(Ticked())
         assert bus.flush(20)
         assert len(seen) == 3
 
-    @pytest.mark.parametrize("place", ["inline", "model", "queued", "relayed"])
+    @pytest.mark.parametrize("place", ["inline", "model", "queued", "forwarded"])
     def test_close(self, bus, make_model, place):
         """Every handler may close the bus; a second close finishes what the first could not."""
         done = threading.Event()
@@ -263,7 +266,7 @@ class TestFlushFromWithin:
             bus.close(1.0)
             done.set()
 
-        if place == "relayed":
+        if place == "forwarded":
             bus.subscribe(make_model(lambda _event: bus.publish(Tocked())), to=Ticked)
             bus.subscribe(close, to=Tocked)
         else:

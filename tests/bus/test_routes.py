@@ -81,7 +81,7 @@ class TestTypes:
         assert got == [DOG, PUPPY]
 
     def test_frames(self, bus, frames):
-        """A taker of frames gets the types it names."""
+        """A frame sink gets the types it names."""
         bus.subscribe(frames, to=(Dog, Stone))
         log_all(bus)
         assert bus.flush(60)
@@ -144,14 +144,14 @@ class TestDetail:
         ],
     )
     def test_lowest_level(self, bus, min_priority, expected):
-        """A subscription with a level gets the events of that level and of higher ones."""
+        """A subscription with a priority gets the events of that priority and of higher ones."""
         got = []
         bus.subscribe(got.append, min_priority=min_priority)
         log_all(bus)
         assert got == expected
 
     def test_queued(self, bus, model):
-        """The level also counts behind the queue."""
+        """The priority also counts behind the queue."""
         bus.subscribe(model, to=(Animal, Stone), min_priority=LIFECYCLE)
         log_all(bus)
         bus.flush()
@@ -172,7 +172,7 @@ class TestRules:
 
     @pytest.mark.parametrize("queued", [False, True])
     def test_predicate(self, bus, queued):
-        """What a predicate drops is counted as filtered."""
+        """Events that a predicate drops are counted as filtered."""
         got = []
         subscription = bus.subscribe(
             got.append, to=Stone, keep=where(lambda stone: stone.number > 6), runs_on=RunsOn.WORKER if queued else None
@@ -185,7 +185,7 @@ class TestRules:
         assert (stats.logged, stats.handled, stats.filtered, stats.balance) == (10, 3, 7, 0)
 
     def test_frames(self, bus, frames):
-        """A rule decides what is recorded; the frames account for the numbers of the rest."""
+        """A rule decides which events are recorded; the frames account for the numbers of the rest."""
         subscription = bus.subscribe(frames, to=Stone, keep=all_of(where(lambda stone: stone.number >= 4), every(2)))
         for number in range(10):
             bus.log(Stone(number=number))

@@ -77,7 +77,7 @@ class TestEvery:
         assert second(at()) is None
 
     def test_drop_is_sampling(self):
-        """What every(n) drops counts as sampled."""
+        """Events that every(n) drops count as sampled."""
         decide = every(2).start()
         decide(at())
 
@@ -89,7 +89,7 @@ class TestEvery:
 
     @pytest.mark.parametrize("n", [0, -1, 1.5, "3", None, True, 2**53 + 1])
     def test_wrong_n(self, n):
-        """What is no whole number from 1 is refused with the field's name and the value given."""
+        """A value that is no whole number from 1 is refused with the field's name and the value given."""
         with pytest.raises(ConfigError, match="whole number from 1") as raised:
             every(n)
 
@@ -152,7 +152,7 @@ class TestFraction:
         assert sorted(kept_steps(fraction(0.3), steps)) == sorted(once * 3)
 
     def test_smaller_within_larger(self):
-        """What fraction(0.1) keeps, fraction(0.3) keeps too."""
+        """The steps that fraction(0.1) keeps, fraction(0.3) keeps too."""
         assert set(kept_steps(fraction(0.1), range(1000))) <= set(kept_steps(fraction(0.3), range(1000)))
 
     def test_without_a_step(self):
@@ -173,7 +173,7 @@ class TestFraction:
 
     @pytest.mark.parametrize("p", [-0.1, 1.1, float("nan"), "0.5", None, True, 10**400])
     def test_wrong_p(self, p):
-        """What is not from 0 to 1 is refused with the field's name."""
+        """A value that is not from 0 to 1 is refused with the field's name."""
         with pytest.raises(ConfigError, match=r"fraction\(p\): .*from 0 to 1"):
             fraction(p)
 
@@ -234,7 +234,7 @@ class TestAtMost:
         assert set(collections.Counter(itertools.chain(*results)).values()) == {3}
 
     def test_drop_is_sampling(self):
-        """What at_most drops counts as sampled."""
+        """Events that at_most drops count as sampled."""
         decide = at_most(1, per=1).start()
         decide(at())
 
@@ -270,7 +270,7 @@ class TestWhere:
         assert kept_steps(where(lambda event: event.step % 2), range(5)) == [1, 3]
 
     def test_drop_is_filtering(self):
-        """What a predicate drops counts as filtered."""
+        """Events that a predicate drops count as filtered."""
         assert where(lambda event: False).start()(at()) == "filtered"
 
     def test_stays_here(self):
@@ -282,7 +282,7 @@ class TestWhere:
             rule.to_wire()
 
     def test_not_callable(self):
-        """What cannot be called is refused."""
+        """An object that cannot be called is refused."""
         with pytest.raises(ConfigError, match="function of one event"):
             where(3)
 
@@ -307,18 +307,18 @@ class TestAllOf:
         assert [decide(at(step=step)) for step in (0, 1, 2, 3)] == ["filtered", None, "filtered", "sampled"]
 
     def test_portable_as_its_parts(self):
-        """One predicate anywhere keeps the whole at home."""
+        """A single predicate in a combination keeps the whole rule from being sent."""
         assert all_of(every(2), any_of(fraction(0.5))).portable
         assert not all_of(every(2), any_of(where(odd))).portable
 
     def test_without_rules(self):
-        """To combine nothing is refused."""
+        """A combination of no rules is refused."""
         with pytest.raises(ConfigError, match="at least one rule"):
             all_of()
 
     @pytest.mark.parametrize("rule", [3, None, "every(3)", every, odd])
     def test_of_what_is_no_rule(self, rule):
-        """What is not a rule is refused, the function that makes one included."""
+        """An object that is no rule is refused, including the function that makes one."""
         with pytest.raises(ConfigError, match=r"rules such as every"):
             all_of(rule)
 
@@ -414,7 +414,7 @@ class TestWire:
         ],
     )
     def test_malformed(self, data):
-        """Whatever is not a rule within limits is one short DecodeError."""
+        """Data that is no rule within limits is one short DecodeError."""
         with pytest.raises(DecodeError, match="not a rule") as raised:
             rule_from_wire(data)
 
@@ -432,7 +432,7 @@ class TestWire:
         assert rule_from_wire(nested(8)).to_wire() == nested(8)
 
     def test_no_deeper_here_either(self):
-        """What could not be read elsewhere cannot be built here."""
+        """A rule that another process could not read cannot be built here."""
         with pytest.raises(ConfigError, match="at most 8 deep"):
             all_of(rule_from_wire(nested(8)))
 

@@ -19,7 +19,7 @@ class Ticked(Event):
 
 
 class Sink:
-    """Says that it runs on a sink worker, and keeps what it is asked to do."""
+    """A sink that keeps the calls it gets."""
 
     runs_on = RunsOn.WORKER
 
@@ -66,7 +66,7 @@ class TestOrder:
 
     @pytest.mark.parametrize(("answer", "expected"), [(True, True), (None, True), (False, False)])
     def test_answer(self, bus, answer, expected):
-        """What the sink's flush and close return decides, and None is fine."""
+        """The return values of the sink's flush and close decide, and None means success."""
         sink = Sink()
         sink.answer = answer
         subscription = bus.subscribe(sink, to=Ticked)
@@ -118,7 +118,7 @@ class TestOrder:
         assert sink.calls == [0, "close"]
 
     def test_thread_ends(self, bus, new_threads):
-        """The sink_worker's thread ends with the subscription."""
+        """The sink worker's thread ends with the subscription."""
         subscription = bus.subscribe(Sink(), to=Ticked)
         bus.log(Ticked())
         bus.flush()
@@ -141,7 +141,7 @@ class TestBounds:
         assert bus._dispatcher.settle(DEADLINE_S)
 
     def test_items(self, bus, gate):
-        """A sink_worker holds 16,384 events; what comes on top is counted as dropped."""
+        """A sink worker holds 16,384 events; further ones are counted as dropped."""
         subscription = bus.subscribe(gate, to=Ticked, runs_on=RunsOn.WORKER)
         bus.log(Ticked(number=-1))
         assert gate.entered.wait(10)
@@ -153,7 +153,7 @@ class TestBounds:
         assert [one.number for one in gate.events] == list(range(-1, 16_383))
 
     def test_bytes(self, bus, gate):
-        """A sink_worker holds 32 MiB of encoded events."""
+        """A sink worker holds 32 MiB of encoded events."""
         subscription = bus.subscribe(gate, to=Ticked, runs_on=RunsOn.WORKER)
         bus.log(Ticked(number=-1))
         assert gate.entered.wait(10)
@@ -164,7 +164,7 @@ class TestBounds:
         assert stats.dropped == 1_001 - stats.in_queue
 
     def test_others_get_all(self, bus, gate, model):
-        """A full sink_worker takes nothing from the others."""
+        """A full sink worker takes no room from the others."""
         got = []
         bus.subscribe(gate, to=Ticked, runs_on=RunsOn.WORKER)
         other = bus.subscribe(got.append, to=Ticked, runs_on=RunsOn.WORKER)
@@ -176,7 +176,9 @@ class TestBounds:
         assert len(got) == 20_000
 
     def test_reported_in_the_stream(self, bus, gate, model):
-        """What a full sink worker refused is in an event that names the handler, and leads to no further one."""
+        """
+        The events that a full sink worker refused are in an event that names the handler, and lead to no further one.
+        """
         bus.subscribe(gate, runs_on=RunsOn.WORKER)
         bus.subscribe(model, to=EventsDropped)
         bus.log(Ticked(number=-1))
@@ -188,7 +190,7 @@ class TestBounds:
         assert {one.where for one in printed} == {"tests.bus.conftest.Gate"} or all(
             "Gate" in one.where for one in printed
         )
-        # The sink_worker also holds the stream's start, and is at that or at the first event.
+        # The sink worker also holds the stream's start, and is handling that or the first event.
         assert sum(one.by_type["test.sink_worker.ticked"] for one in printed) in {
             20_001 + 1 - 16_384,
             20_001 + 1 - 16_385,
@@ -198,7 +200,7 @@ class TestBounds:
 
 class TestGivenUp:
     def test_close_in_time(self, bus, gate, model):
-        """Closing returns in time though a sink is stuck; what it did not get is counted as dropped."""
+        """Closing returns in time though a sink is blocked; the events it did not get are counted as dropped."""
         subscription = bus.subscribe(gate, to=Ticked, runs_on=RunsOn.WORKER)
         for number in range(10):
             bus.log(Ticked(number=number))
@@ -212,7 +214,7 @@ class TestGivenUp:
         assert (stats.logged, stats.handled, stats.dropped, stats.in_queue) == (10, 0, 10, 0)
 
     def test_late_return(self, bus, gate):
-        """If the sink comes back after that, what it was at is counted as handled, the rest stays dropped."""
+        """If the sink returns after that, the event it was handling is counted as handled, the rest stays dropped."""
         done = threading.Event()
 
         def stuck(one):
@@ -236,7 +238,7 @@ class TestGivenUp:
         assert len(gate.events) == 1
 
     def test_fair_shares(self, bus, gate):
-        """A stuck sink does not use up the time in which the next ones are flushed and closed."""
+        """A blocked sink does not use up the time in which the next ones are flushed and closed."""
         sinks = [Sink(), gate, Sink()]
         for sink in sinks:
             bus.subscribe(sink, to=Ticked, runs_on=RunsOn.WORKER)
@@ -256,7 +258,7 @@ class TestGivenUp:
         bus.close(20)
         assert time.monotonic() - started < 5
 
-    def test_loss_is_told(self, make_bus, gate, caplog):
+    def test_loss_is_reported(self, make_bus, gate, caplog):
         """When the bus is closed, a line says exactly how many events were lost, and where."""
         bus = make_bus()
         bus.subscribe(gate, to=Ticked, runs_on=RunsOn.WORKER)

@@ -129,7 +129,10 @@ class TestBeginAndEnd:
         assert len({(one.source.id, one.seq) for one in frames.events()}) == 6
 
     def test_end_of_the_process(self, bus, frames, own_identity):
-        """Who goes on after an end is who the process is, at once: no child takes who has ended for its parent."""
+        """
+        After an end the bus goes on as the process's current source at once: the source that has ended is nobody's
+        parent.
+        """
         bus.subscribe(frames)
         bus.log(Ticked(number=1))
         bus.flush()
@@ -144,7 +147,7 @@ class TestBeginAndEnd:
         assert process_source() is after
 
     def test_end_before_the_beginning(self, bus, frames, held_still, own_identity):
-        """So it is if nothing of the stream that ends was looked at yet."""
+        """The same holds if no event of the stream that ends was read yet."""
         bus.subscribe(frames)
         go_on = held_still(bus)
         bus.log(Ticked(number=1))
@@ -156,7 +159,7 @@ class TestBeginAndEnd:
         assert process_source().id == begun(frames)[-1]
 
     def test_end_of_another(self, bus, frames, own_identity):
-        """Who the process has become meanwhile is left alone."""
+        """A source that the process took on meanwhile is left alone."""
         bus.subscribe(frames)
         bus.log(Ticked())
         bus.flush()
@@ -169,7 +172,7 @@ class TestBeginAndEnd:
         assert begun(frames)[-1] == other.id
 
     def test_end_of_a_given_source(self, make_bus, frames):
-        """A bus with a source of its own goes on as that too."""
+        """A bus with a source of its own goes on as that source too."""
         bus = make_bus(source=Source(run_id="mine"))
         bus.subscribe(frames)
         process = process_source()
@@ -204,7 +207,7 @@ class TestBeginAndEnd:
         assert ids[1] not in {"", source.id}
 
     def test_opened_with_the_source_that_begins(self, bus, frames):
-        """A taker that joined before the stream began learns the right source, once."""
+        """A frame sink that joined before the stream began learns the right source, once."""
         first, second = Source(run_id="first"), Source(run_id="second")
         bus.subscribe(frames)
         bus.flush()
@@ -214,8 +217,8 @@ class TestBeginAndEnd:
         bus.flush()
         assert frames.opened == [first]
 
-    def test_late_taker(self, bus, make_frames):
-        """A taker that joins later learns the source at once, and its first frame says from which number on."""
+    def test_late_sink(self, bus, make_frames):
+        """A frame sink that joins later learns the source at once, and its first frame says from which number on."""
         early, late = make_frames(), make_frames()
         bus.subscribe(early)
         bus.log(Ticked(number=1))
@@ -227,7 +230,7 @@ class TestBeginAndEnd:
         assert_dense(early)
 
     def test_dropped_is_the_streams_own(self, make_bus, frames, held_still):
-        """What was dropped while one stream ran is not in the frames of the next."""
+        """The count of events dropped during one stream is not in the frames of the next."""
         bus = make_bus(queue_limit=10)
         bus.subscribe(frames)
         bus.begin(Source(run_id="first"))
@@ -256,8 +259,8 @@ class TestFrames:
         assert list(assert_dense(frames).values()) == [scaled(20_000) + 2]
         assert [one.number for one in frames.events(Ticked)] == list(range(scaled(20_000)))
 
-    def test_events_told(self, bus, frames):
-        """With each frame the taker learns how many rows it has."""
+    def test_event_counts(self, bus, frames):
+        """With each frame the sink learns how many rows it has."""
         bus.subscribe(frames, to=Ticked)
         for _ in range(5):
             bus.log(Ticked())
@@ -342,7 +345,7 @@ class TestFrames:
         assert (type(last), last.text) == (new, "a")
 
     def test_unknown_events(self, bus, frames):
-        """An event that a decoder did not know is recorded as what it was read as."""
+        """An event that a decoder did not know is recorded as it was read."""
         bus.subscribe(frames)
         for number in range(3):
             bus.log(UnknownEvent(name="other.library.event", fields={"number": number}, name_version=4))
@@ -351,21 +354,21 @@ class TestFrames:
             ("other.library.event", {"number": number}, 4) for number in range(3)
         ]
 
-    def test_shared_by_equal_takers(self, bus, make_frames):
-        """Takers that want the same get the same frame, cut once; one that wants less gets its own."""
-        takers = [make_frames(), make_frames(), make_frames()]
-        bus.subscribe(takers[0])
-        bus.subscribe(takers[1])
-        bus.subscribe(takers[2], to=Ticked)
+    def test_shared_by_equal_sinks(self, bus, make_frames):
+        """Frame sinks that want the same get the same frame, cut once; one that wants less gets its own."""
+        sinks = [make_frames(), make_frames(), make_frames()]
+        bus.subscribe(sinks[0])
+        bus.subscribe(sinks[1])
+        bus.subscribe(sinks[2], to=Ticked)
         bus.log(Ticked())
         bus.log(Empty())
         bus.flush()
-        assert takers[0].frames[0][0] is takers[1].frames[0][0]
-        assert len(takers[2].events()) == 1
-        assert first_and_last(takers[2]) == first_and_last(takers[0]) == [(0, 2)]
+        assert sinks[0].frames[0][0] is sinks[1].frames[0][0]
+        assert len(sinks[2].events()) == 1
+        assert first_and_last(sinks[2]) == first_and_last(sinks[0]) == [(0, 2)]
 
     def test_refused(self, bus, frames):
-        """Frames that a taker refuses are counted as dropped, and leave a gap of exactly that length."""
+        """Frames that a sink refuses are counted as dropped, and leave a gap of exactly that length."""
         subscription = bus.subscribe(frames)
         for number in range(30):
             frames.accepts = not 10 <= number < 20
@@ -378,7 +381,7 @@ class TestFrames:
         assert sum(gaps) == 10
 
     def test_lost_later(self, bus, frames):
-        """What a taker took and then lost moves from handled to dropped."""
+        """Events that a frame sink accepted and then lost move from handled to dropped."""
         subscription = bus.subscribe(frames, to=Ticked)
         for _ in range(5):
             bus.log(Ticked())
@@ -388,8 +391,8 @@ class TestFrames:
         assert (stats.handled, stats.dropped, stats.balance) == (3, 2, 0)
 
     @pytest.mark.parametrize("keep", [None, every(1)])
-    def test_taker_that_leaves(self, bus, make_frames, keep):
-        """A taker gets a frame of all that was logged before it left, and another goes on."""
+    def test_sink_that_leaves(self, bus, make_frames, keep):
+        """A frame sink gets a frame of all that was logged before it left, and another goes on."""
         leaving, staying = make_frames(), make_frames()
         subscription = bus.subscribe(leaving, keep=keep)
         bus.subscribe(staying)
@@ -406,11 +409,11 @@ class TestFrames:
 
 class TestIdentity:
     def test_as_of_the_first_event(self, bus, frames, monkeypatch):
-        """The stream is of the source that the process is when its first event comes."""
+        """The stream's source is the process's source when its first event comes."""
         bus.subscribe(frames)
-        mine = attrs.evolve(process_source(), run_id="told later")
+        mine = attrs.evolve(process_source(), run_id="set later")
         set_process_source(mine)
         bus.log(Ticked())
         bus.flush()
         assert frames.opened == [mine]
-        assert {one.source for one in frames.events()} == {mine} or frames.events()[0].source.run_id == "told later"
+        assert {one.source for one in frames.events()} == {mine} or frames.events()[0].source.run_id == "set later"

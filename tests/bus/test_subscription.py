@@ -1,4 +1,4 @@
-"""Coming and going, also from within handlers and while others log."""
+"""Subscribing and leaving, also from within handlers and while others log."""
 
 from __future__ import annotations
 
@@ -98,15 +98,15 @@ class TestUnsubscribe:
         assert got == [DOG]
 
     def test_counts_stay_on_the_bus(self, bus):
-        """The bus's counts include those who left, under their name."""
+        """The bus's counts include handlers that left, under their name."""
         for _ in range(3):
             with bus.subscribe(print, to=Stone, keep=where(lambda _event: False)):
                 bus.log(STONE)
-        (past,) = bus.stats().handlers
-        assert (past.name, past.logged, past.filtered) == ("print", 3, 3)
+        (retired,) = bus.stats().handlers
+        assert (retired.name, retired.logged, retired.filtered) == ("print", 3, 3)
 
     def test_many_who_left(self, bus):
-        """The counts of those who left are bounded, and complete."""
+        """The counts of handlers that left are bounded, and complete."""
         for number in range(100):
 
             def handler(event):
@@ -133,8 +133,8 @@ class TestFromWithin:
         bus.log(DOG)
         bus.log(DOG)
         assert got == [DOG]
-        (past,) = bus.stats().handlers
-        assert (past.logged, past.handled, past.balance) == (1, 1, 0)
+        (retired,) = bus.stats().handlers
+        assert (retired.logged, retired.handled, retired.balance) == (1, 1, 0)
 
     def test_unsubscribe_another(self, bus):
         """A handler may end another's subscription, for the next event at the latest."""
@@ -159,7 +159,7 @@ class TestFromWithin:
         assert got == [STONE]
 
     def test_subscribe_for_the_same_type(self, bus):
-        """A handler that subscribes another to the event it is at does not lead to an endless loop."""
+        """A handler that subscribes another to the event that it is handling does not lead to an endless loop."""
         got = []
         bus.subscribe(lambda _event: bus.subscribe(got.append, to=Dog), to=Dog)
         bus.log(DOG)

@@ -1,4 +1,4 @@
-"""Logs to read, and the command that reads them."""
+"""Fixtures: logs to read, and the command that reads them."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ START_NS = 1_700_000_000 * 10**9
 
 @event("test.cli.stepped", priority=ITERATION)
 class Stepped(Event):
-    """A step was made."""
+    """An event of a step."""
 
     text: str = ""
     loss: float = 0.5
 
 
 def make_source(rank=0, **printed):
-    """Return the identity of a rank."""
+    """Return the source of a rank."""
     given = {"run_id": "run-1", "host": "node-1", "pid": 100 + rank, "rank": rank, "world_size": 2, **printed}
     return Source(id=f"{rank:016x}", **given)
 
 
 class Outcome(NamedTuple):
-    """What a command printed, and its exit code."""
+    """The output of a command, and its exit code."""
 
     code: int
     out: str
@@ -101,11 +101,11 @@ def start():
     children = []
 
     def run(*arguments, **options):
-        # A shell starts what runs in its background deaf to Ctrl-C, and so the tests, and what they start.
+        # A shell starts its background jobs with Ctrl-C ignored, and so the tests, and the programs that they start.
         listen = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
         program = [sys.executable, "-c", listen + "from trackside.cli import main; sys.exit(main())"]
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        # As users have it: what is not buffered cannot be left in a buffer.
+        # As users run it: unbuffered output would hide data left in a buffer.
         env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
         child = subprocess.Popen([*program, *map(str, arguments)], **{**streams, "env": env, **options})
         children.append(child)

@@ -55,20 +55,20 @@ def log_ten(bus, job):
 
 class TestAttach:
     def test_lines(self, job, capsys):
-        """Events come as lines, and who is watched is said beside them."""
+        """Events are printed as lines, and the watched job is named on stderr."""
         assert main(["attach", str(job.directory), "--type", "attach.*", "-n", "10"]) == 0
         printed = capsys.readouterr()
         assert printed.out.count("attach.step.taken") == 10
         assert "watching" in printed.err
 
     def test_json(self, job, capsys):
-        """Events come as JSON."""
+        """With --json events are printed as JSON."""
         assert main(["attach", *job.endpoints, "-t", "attach.*", "-n", "3", "--json"]) == 0
         lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert [line["fields"]["number"] for line in lines] == [0, 1, 2]
 
     def test_until_the_end(self, job, capsys):
-        """It ends when the job does."""
+        """The command ends when the job does."""
         threading.Timer(1.0, job.close).start()
         assert main(["attach", *job.endpoints, "--min-priority", "lifecycle"]) == 0
         assert "source.ended" in capsys.readouterr().out
@@ -83,12 +83,12 @@ class TestAttach:
         ],
     )
     def test_wrong(self, endpoint, message, capsys):
-        """What cannot be attached to is one line with what is wrong and what would be right; the exit code is 2."""
+        """A target that cannot be attached to is one line with the error and the right form; the exit code is 2."""
         assert main(["attach", endpoint]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert message in line
 
     def test_nobody_there(self, place, capsys):
-        """A directory where nothing publishes is said to be one."""
+        """A directory in which no job publishes is named as such."""
         assert main(["attach", str(place)]) == 2
         assert "start it with remote=Remote(publish=True)" in capsys.readouterr().err

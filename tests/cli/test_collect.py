@@ -1,4 +1,4 @@
-"""What `trackside collect` says on stderr."""
+"""The messages of `trackside collect` on stderr."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TestNotices:
 
     @pytest.fixture
     def notices(self, now_s):
-        """Give what prints, on that clock."""
+        """Give the printer, on that clock."""
         return Notices(lambda: now_s[0])
 
     def test_flood(self, notices, now_s, capsys):

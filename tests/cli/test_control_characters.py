@@ -23,7 +23,7 @@ COMMANDS = ["runs", "info", "tail", "scores", "goodput", "export --jsonl -"]
 
 @pytest.fixture(scope="module")
 def evil_log(tmp_path_factory):
-    """Give a log in which every text that can be chosen would clear a terminal, ring its bell and turn it round."""
+    """Give a log in which every free text would clear a terminal, ring its bell and reverse its text."""
     directory = tmp_path_factory.mktemp("evil")
     source = Source(
         run_id=EVIL, session_tag=EVIL, host=EVIL, application=EVIL, perf_tags=(EVIL,), metadata={EVIL: EVIL}
@@ -49,7 +49,7 @@ def evil_log(tmp_path_factory):
 class TestControlCharacters:
     @pytest.mark.parametrize("line", [*COMMANDS, *(f"{name} --json" for name in COMMANDS[:-1])])
     def test_are_escaped(self, command, evil_log, line):
-        """No character that is not printable reaches the terminal but the end of a line."""
+        """No unprintable character reaches the terminal but the end of a line."""
         name, *options = line.split()
         outcome = command(name, evil_log, *options)
 

@@ -27,7 +27,7 @@ def steps_in(path):
 
 
 def names_in(directory):
-    """Return what is in *directory*."""
+    """Return the names of the files in *directory*."""
     return sorted(path.name for path in directory.iterdir())
 
 
@@ -46,7 +46,7 @@ class TestExport:
         assert (outcome.code, len([json.loads(line) for line in outcome.lines])) == (0, 8)
 
     def test_mode(self, command, tmp_path, logs):
-        """The file is for this user alone, and nothing lies next to it."""
+        """The file is for this user alone, and no other file is left next to it."""
         command("export", logs, "--jsonl", tmp_path / "out.jsonl")
 
         assert stat.S_IMODE((tmp_path / "out.jsonl").stat().st_mode) == 0o600
@@ -64,7 +64,7 @@ class TestFormats:
         assert "--parquet" in capsys.readouterr().err
 
     def test_without_pyarrow(self, command, tmp_path, logs, monkeypatch):
-        """Where what Parquet needs is not installed, a line says what to install, and nothing is made."""
+        """Without the library for Parquet, a line says what to install, and no file is made."""
         monkeypatch.setitem(sys.modules, "pyarrow", None)
         monkeypatch.delitem(sys.modules, "trackside.handlers.parquet", raising=False)
         outcome = command("export", logs, "--parquet", tmp_path / "parquet")
@@ -85,7 +85,7 @@ class TestTarget:
         assert target.read_text() == "mine\n"
 
     def test_forced(self, command, tmp_path, logs):
-        """Forced, it is replaced."""
+        """With --force, it is replaced."""
         target = tmp_path / "events.jsonl"
         target.write_text("mine\n")
         outcome = command("export", logs, "--jsonl", target, "--force")
@@ -93,7 +93,7 @@ class TestTarget:
         assert (outcome.code, len(steps_in(target))) == (0, 4)
 
     def test_link(self, command, tmp_path, logs):
-        """A symbolic link that leads nowhere is something that exists; forced, it is replaced and not followed."""
+        """A symbolic link that leads nowhere counts as existing; with --force it is replaced and not followed."""
         target = tmp_path / "events.jsonl"
         target.symlink_to(tmp_path / "elsewhere")
         refused = command("export", logs, "--jsonl", target)
@@ -135,7 +135,7 @@ class TestTarget:
         assert names_in(tmp_path) == ["runs"]
 
     def test_interrupted(self, command, tmp_path, logs, monkeypatch):
-        """Interrupted, it leaves nothing behind either."""
+        """An interrupt leaves no file behind either."""
 
         def interrupt(*_):
             raise KeyboardInterrupt
@@ -156,7 +156,7 @@ class TestUnreadable:
         assert names_in(tmp_path) == []
 
     def test_nothing_readable(self, command, tmp_path, unreadable):
-        """Where nothing can be read no file is made."""
+        """If nothing can be read no file is made."""
         outcome = command("export", unreadable, "--jsonl", tmp_path / "events.jsonl")
 
         assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
@@ -164,7 +164,7 @@ class TestUnreadable:
 
     @pytest.mark.parametrize("target", ["events.jsonl", "-"])
     def test_one_of_two(self, command, tmp_path, logs, unreadable, target):
-        """What can be read is written whole, and what cannot is a line and exit code 2."""
+        """Readable files are exported whole, and each unreadable one is a line; the exit code is 2."""
         path = "-" if target == "-" else tmp_path / target
         outcome = command("export", unreadable, logs, "--jsonl", path)
         written = outcome.out if target == "-" else path.read_text()
@@ -173,7 +173,7 @@ class TestUnreadable:
         assert outcome.err.count("\n") == 1
 
     def test_damage(self, command, tmp_path, logs):
-        """What is damaged or torn is said; the rest is written."""
+        """Damaged and torn parts are reported; the rest is written."""
         path = min(logs.rglob("*.tslog"))
         os.truncate(path, path.stat().st_size - 1)
         outcome = command("export", logs, "--jsonl", tmp_path / "events.jsonl")

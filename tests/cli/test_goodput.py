@@ -83,7 +83,9 @@ def disrupted(write):
 
 @pytest.fixture
 def write_run(tmp_path):
-    """Give a function that records a run of two steps of 2 s, the second one 1 s after the first; it returns where."""
+    """
+    Give a function that records a run of two steps of 2 s, the second one 1 s after the first; it returns the path.
+    """
 
     def write(run_id="run-1", *, directory="runs", **printed):
         now = [START_S * 10**9]
@@ -100,7 +102,7 @@ def write_run(tmp_path):
 
 
 def readable_events(path):
-    """Return what can be read of the logs in *path*."""
+    """Return the events that can be read from the logs in *path*."""
     try:
         return list(replay(path))
     except UnreadableError:
@@ -109,7 +111,7 @@ def readable_events(path):
 
 class TestText:
     def test_whole(self, command, disrupted):
-        """The bar, the buckets largest first, and everything that the account says; percentages are 100.0 in all."""
+        """The bar, the buckets largest first, and every figure of the account; percentages are 100.0 in all."""
         outcome = command("goodput", disrupted)
 
         assert (outcome.code, outcome.err) == (0, "")
@@ -141,7 +143,7 @@ class TestText:
         ]
 
     def test_custom(self, command, write):
-        """A type of custom events is a bucket of its own, in the case that it was recorded in."""
+        """A type of custom events is a bucket of its own, spelled as it was recorded."""
         started = ("custom_badput_event_start_time", 2, "evalStep")
         ended = ("custom_badput_event_end_time", 6, "evalStep")
         path = write("a.jsonl", payloads(("job_start_time", 0), started, ended, ("job_end_time", 8)))
@@ -153,7 +155,7 @@ class TestText:
         ]
 
     def test_problems(self, command, write):
-        """What is wrong with the records is counted and named, and what can be read is."""
+        """Faults in the records are counted and named, and the sound ones are read."""
         path = write("a.jsonl", [*DISRUPTED[:7], {"job_name": "job", "colour": "red"}, *DISRUPTED[7:-1]])
         outcome = command("goodput", path)
 
@@ -166,14 +168,14 @@ class TestText:
         assert "  the session has not ended well: it runs, died, or its log is torn" in outcome.lines
 
     def test_ranks(self, command, write_run):
-        """Of several ranks it says how many and what the job waited for."""
+        """Of several ranks it prints their number and the wait between them."""
         for rank in range(2):
             runs = write_run(rank=rank, world_size=2)
 
         assert "ranks: 2; none has more badput than another" in command("goodput", runs).lines
 
     def test_control_characters(self, command, write):
-        """What a record says does not steer the terminal."""
+        """A text in a record cannot steer the terminal."""
         name = "job\x1b[2J"
         path = write("a.jsonl", payloads(("job_start_time", 0), ("job_end_time", 1), name=name))
 
@@ -188,7 +190,7 @@ class TestText:
 
 class TestPage:
     def test_sample(self, command, write, monkeypatch):
-        """The page on goodput shows what the command prints of the job that it speaks of."""
+        """The page on goodput shows the output of the command for the job that it describes."""
         path = write("export.jsonl", [{**payload, "job_name": "llama"} for payload in DISRUPTED])
         monkeypatch.chdir(path.parent)
         (sample,) = re.findall(r"```console\n\$ trackside goodput (.*?)\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
@@ -206,13 +208,13 @@ class TestShares:
         assert max(abs(a - 1000 * b / sum(lengths)) for a, b in zip(shares, lengths, strict=True)) < 1
 
     def test_nothing(self):
-        """Of nothing, each share is nothing."""
+        """The shares of a total of zero are all zero."""
         assert _shares([0.0, 0.0]) == [0, 0]
 
 
 class TestJson:
     def test_keys(self, command, disrupted):
-        """It is one object with these keys, and every bucket is there."""
+        """The JSON is one object with these keys, and every bucket is there."""
         printed = json.loads(command("goodput", disrupted, "--json").out)
 
         assert list(printed) == [
@@ -233,7 +235,7 @@ class TestJson:
         assert list(printed["step_time"]) == ["ideal_s", "p50_s", "p90_s", "p99_s", "deviation_s"]
 
     def test_values(self, command, disrupted):
-        """Its values are those of the text, as they are."""
+        """Its values are those of the text, unrounded."""
         printed = json.loads(command("goodput", disrupted, "--json").out)
 
         assert (printed["session"], printed["elapsed_s"], printed["productive_s"]) == ("job", 49.0, 15.0)
@@ -247,7 +249,7 @@ class TestJson:
         assert printed["informational_s"] == {"DATA_LOADING_ASYNC": 0.0}
 
     def test_problems(self, command, write):
-        """What is wrong with the input is on stderr."""
+        """Faults in the input are reported on stderr."""
         outcome = command("goodput", write("a.jsonl", DISRUPTED[:-1]), "--json")
 
         printed = json.loads(outcome.out)
@@ -257,7 +259,7 @@ class TestJson:
 
 class TestStretch:
     def elapsed(self, outcome):
-        """Return the length of the stretch, what of it is productive and what is excluded."""
+        """Return the length of the stretch, its productive part and its excluded part."""
         assert (outcome.code, outcome.err) == (0, "")
         printed = json.loads(outcome.out)
         return printed["elapsed_s"], printed["productive_s"], printed["excluded_s"]
@@ -286,13 +288,13 @@ class TestStretch:
         assert self.elapsed(command("goodput", disrupted, "--json", *given)) == (3.0, 3.0, 0.0)
 
     def test_excluded(self, command, disrupted):
-        """What is excluded leaves both sides, once: 8 s of outage and 3 of the last step's."""
+        """Excluded time leaves both sides, once: 8 s of outage and 3 of the last step's."""
         given = ("--exclude", f"{START_S + 22}/{START_S + 30}", "--exclude", f"{START_S + 46}/{START_S + 60}")
         given += ("--exclude", f"{START_S + 48}/{START_S + 50}")
         assert self.elapsed(command("goodput", disrupted, "--json", *given)) == (38.0, 12.0, 11.0)
 
     def test_ideal(self, command, disrupted):
-        """The ideal step time is what was given."""
+        """The ideal step time is the one that was given."""
         outcome = command("goodput", disrupted, "--json", "--ideal-step-time", "2.5")
 
         assert json.loads(outcome.out)["step_time"]["ideal_s"] == 2.5
@@ -315,14 +317,14 @@ class TestRefused:
         ],
     )
     def test_option(self, command, disrupted, given, why):
-        """A value that makes no sense is one line that says what would."""
+        """An invalid value is one line that names a valid one."""
         outcome = command("goodput", disrupted, *given)
 
         assert (outcome.code, outcome.out, len(outcome.err.splitlines())) == (2, "", 1)
         assert outcome.err.endswith(f"; {why}\n")
 
     def test_sessions(self, command, write_run):
-        """Several sessions are listed when none was chosen."""
+        """Several sessions are listed if --session chose none."""
         write_run("run-1")
         runs = write_run("run-2", session_tag="tagged")
         outcome = command("goodput", runs)
@@ -339,7 +341,7 @@ class TestRefused:
         assert outcome.err.startswith(f"trackside goodput: {path}: holds no record of ml-goodput-measurement; ")
 
     def test_missing(self, command, tmp_path):
-        """What is not there is said in one line."""
+        """A path that does not exist is one line."""
         outcome = command("goodput", tmp_path / "nowhere")
 
         assert (outcome.code, outcome.out, len(outcome.err.splitlines())) == (2, "", 1)
@@ -355,7 +357,7 @@ class TestInput:
         assert (printed["session"], printed["elapsed_s"], printed["productive_s"]) == ("tagged", 5.0, 4.0)
 
     def test_session(self, command, write_run):
-        """Of several sessions the one that was named is told of."""
+        """Of several sessions the one that was named is shown."""
         write_run("run-1")
         outcome = command("goodput", write_run("run-2"), "--session", "run-2", "--json")
 
@@ -368,14 +370,14 @@ class TestInput:
         assert (printed["elapsed_s"], printed["badput_s"]["OTHER"]) == (2.0, 2.0)
 
     def test_unreadable_log(self, command, readable, unreadable):
-        """What can be read is, what cannot is a line, and the exit code is 2."""
+        """Readable files are used, each unreadable one is a line, and the exit code is 2."""
         outcome = command("goodput", unreadable, readable)
 
         assert (outcome.code, len(outcome.err.splitlines())) == (2, 1)
         assert outcome.lines[0].startswith("session run-1: ")
 
     def test_missing_beside_records(self, command, disrupted, tmp_path):
-        """Records are read though a log that was named is missing."""
+        """Records are read though a named log is missing."""
         outcome = command("goodput", tmp_path / "nowhere.tslog", disrupted)
 
         assert (outcome.code, len(outcome.err.splitlines())) == (2, 1)
@@ -388,7 +390,9 @@ class TestInput:
         assert command("goodput", first, second, "--json").out == command("goodput", second, first, "--json").out
 
     def test_torn_log(self, command, write_run):
-        """A log that is torn anywhere gives the answer for what is there, and the text says that the end is missing."""
+        """
+        A log that is torn anywhere gives the result for its sound part, and the text says that the end is missing.
+        """
         runs = write_run()
         (path,) = runs.rglob("*.tslog")
         whole = path.read_bytes()
@@ -416,7 +420,7 @@ class TestInput:
         assert outcome.lines[0] == "session job: goodput 30.6 %, 15 s of 49 s productive"
 
     def test_format(self, command, disrupted):
-        """Records are no event log, if that is what they are said to be."""
+        """With --format events, a file of records is an error."""
         outcome = command("goodput", disrupted, "--format", "events")
 
         assert (outcome.code, outcome.out) == (2, "")

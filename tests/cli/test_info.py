@@ -11,7 +11,9 @@ FROM = "2023-11-14 22:13:20.000Z"
 
 class TestText:
     def test_whole(self, command, tmp_path, write_log):
-        """The report says who wrote, when, how much of what, what was lost and how the files are."""
+        """
+        The report names the writer, the times, the number of events by type, the losses and the state of the files.
+        """
         path = write_log(tmp_path, steps=3)
         size = path.stat().st_size
         out = re.sub(r"\d+ frames", "N frames", command("info", tmp_path).out)
@@ -82,7 +84,7 @@ class TestText:
         )
 
     def test_hostile(self, command, tmp_path, write_frames):
-        """Nothing that a log says of itself steers a terminal."""
+        """No text in a log's header can steer a terminal."""
         row = [0, 0, 10**18, 0, -1, "\x1b[2J"]
         frame = [2, "0" * 16, 0, 0, {"dropped.\x1b[2J": 3}, [[0, "acme.\x1b[2J", 1, ["text"]]], [row]]
         write_frames(tmp_path, frame, host="node\x1b[2J", run_id="run\x1b[2J\n")
@@ -95,7 +97,7 @@ class TestText:
 
 class TestJson:
     def test_whole(self, command, tmp_path, write_log):
-        """As JSON the report is one object with all that is known."""
+        """As JSON the report is one object with all its facts."""
         path = write_log(tmp_path, steps=3)
         outcome = command("info", tmp_path, "--json")
         report = json.loads(outcome.out)
@@ -141,7 +143,7 @@ class TestUnreadable:
         assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
 
     def test_one_of_two(self, command, tmp_path, write_log, unreadable):
-        """What can be read is reported, and what cannot is a line and exit code 2."""
+        """Readable files are reported, and each unreadable one is a line; the exit code is 2."""
         write_log(tmp_path / "runs")
         text = command("info", unreadable, tmp_path / "runs")
         data = command("info", unreadable, tmp_path / "runs", "--json")

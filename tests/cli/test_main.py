@@ -29,7 +29,7 @@ class TestCommand:
 
     @pytest.mark.parametrize("name", ["tail", "info", "export", "runs", "scores"])
     def test_help(self, name, capsys):
-        """Each command explains itself."""
+        """Each command has a help text."""
         with pytest.raises(SystemExit) as caught:
             main([name, "--help"])
 
@@ -38,7 +38,7 @@ class TestCommand:
 
     @pytest.mark.parametrize("arguments", [[], ["nonsense"], ["tail"], ["export", "x"]])
     def test_not_understood(self, arguments, capsys):
-        """What cannot be understood is exit code 2, and says how it is used."""
+        """Arguments that cannot be parsed are exit code 2, and the usage is printed."""
         with pytest.raises(SystemExit) as caught:
             main(arguments)
 
@@ -50,7 +50,7 @@ class TestCommand:
         [(["repot", "runs"], "report"), (["tail", "runs", "--folow"], "--follow"), (["tail", "--jsno", "x"], "--json")],
     )
     def test_mistyped(self, arguments, meant, capsys):
-        """A word that is nearly a command or an option is answered with what was meant."""
+        """A misspelt command or option is answered with the right one."""
         with pytest.raises(SystemExit):
             main(arguments)
 
@@ -79,7 +79,7 @@ class TestCommand:
         assert (done.returncode, done.stdout) == (0, f"trackside {__version__}\n")
 
     def test_nothing_meant(self, capsys):
-        """A word that is like no other is answered without a guess."""
+        """A word that resembles no command is answered without a guess."""
         with pytest.raises(SystemExit):
             main(["nonsense"])
 

@@ -30,7 +30,7 @@ S = 10**9
 
 
 def no_json(constant):
-    """Refuse what Python reads and JSON does not know."""
+    """Refuse the constants that Python reads and JSON does not have."""
     raise AssertionError(f"{constant} is no JSON")
 
 
@@ -149,7 +149,7 @@ COMMANDS = {
 class TestJson:
     @pytest.mark.parametrize("name", COMMANDS)
     def test_printed(self, command, odd_logs, name):
-        """What a command prints is JSON as every reader knows it, whatever the values are."""
+        """Every command prints JSON that every reader accepts, whatever the values are."""
         outcome = command(*COMMANDS[name], odd_logs)
 
         assert (outcome.code in (0, 1), outcome.err) == (True, "")
@@ -163,7 +163,7 @@ class TestJson:
         assert parsed(outcome.out)
 
     def test_exported(self, command, odd_logs, tmp_path):
-        """An exported file is JSON too, and every value in it can be told from the others."""
+        """An exported file is JSON too, and each of the values in it is distinguishable."""
         outcome = command("export", "--jsonl", tmp_path / "events.jsonl", odd_logs)
 
         assert (outcome.code, outcome.err) == (0, "")
@@ -205,7 +205,7 @@ class TestText:
 
 class TestImported:
     def test_through_every_command(self, command, tmp_path):
-        """Scalars of torchtitan of such values are imported, and every command says of them what JSON allows."""
+        """Scalars of torchtitan with such values are imported, and every command reports them as valid JSON."""
         records = []
         for step, odd in enumerate(ODD):
             at_us = START_NS // 1000 + step * 1_000_000

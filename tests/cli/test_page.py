@@ -18,10 +18,10 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text(encod
 (PROGRAM,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 SAMPLES = dict(re.findall(r"```console\n\$ (.*?)\n(.*?)```", PAGE, re.DOTALL))
 
-# Commands about jobs that run, or about what the page's job does not write: other pages show them.
+# Commands about jobs that run, or about events that the page's job does not write: other pages show them.
 SHOWN_ELSEWHERE = {"attach", "collect", "ctl", "forward", "import", "run"}
 
-# What differs from one time to the next: times, durations, the ids of processes, all other numbers, and what they show.
+# The parts that differ from run to run: times, durations, ids of processes, all other numbers, and their pictures.
 MASKS = (
     (r"\[#*\.*\]", "BAR"),
     (r"(ranks: 2; ).*", r"\1RANK"),
@@ -29,15 +29,15 @@ MASKS = (
     (r"\b[\d.]+ (ns|µs|ms|s|min|h)\b", "DURATION"),
     (r"\.[0-9a-f]{8}\.", ".ID."),
     (r"\d[\d.,]*", "N"),
-    (r"[-+](?=N)", "±"),  # what is next to nothing may be on either side of it
-    (r".*\.( report\.html says more)", r"VERDICT\1"),  # on a busy machine something else may cost most
+    (r"[-+](?=N)", "±"),  # a value near zero may be on either side of it
+    (r".*\.( report\.html says more)", r"VERDICT\1"),  # on a busy machine another cause may cost most
     (r"core (pure|compiled)", "core CORE"),
     (r" +", " "),
 )
 
 
 def masked(text):
-    """Return the lines of *text* without what differs from one time to the next; equal counts come in any order."""
+    """Return the lines of *text* without the parts that differ from run to run; equal counts come in any order."""
     host = socket.gethostname()
     text = re.sub(rf"(?<!\w)({re.escape(host)}|{re.escape(host[:16])})(?!\w)", "node-1", text)
     for pattern, name in MASKS:
@@ -50,7 +50,7 @@ def masked(text):
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    """Run the page's job where it says, as the two ranks that it says."""
+    """Run the page's job in the directory and with the two ranks that the page names."""
     directory = tmp_path_factory.mktemp("page")
     (directory / "train.py").write_text(PROGRAM)
     ranks = [
@@ -68,14 +68,14 @@ def directory(tmp_path_factory):
 
 class TestPage:
     def test_every_command(self):
-        """Each command has a sample, but for those that take a running job."""
+        """Each command has a sample, except those that take a running job."""
         (commands,) = (action.choices for action in build_parser()._actions if action.dest == "command")
 
         assert {shlex.split(line)[1] for line in SAMPLES} | SHOWN_ELSEWHERE == set(commands)
 
     @pytest.mark.parametrize("line", SAMPLES)
     def test_sample(self, line, directory, command, monkeypatch):
-        """A sample is what its command prints of the page's job, but for times and other numbers."""
+        """A sample equals the output of its command for the page's job, except times and other numbers."""
         monkeypatch.chdir(directory)
         outcome = command(*shlex.split(line)[1:])
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.once
 
 class TestEventLine:
     def test_fields(self):
-        """Durations are readable, floats short, what is not there a dash, truth in lower case."""
+        """Durations are readable, floats short, missing values a dash, booleans in lower case."""
         given = IterationEnded(
             at_ns=0, parent_span_id=0, step=7, duration_ns=250_000_000, loss=1 / 3, samples=None, failed=True
         )
@@ -32,7 +32,7 @@ def test_json_has_no_nan():
 
 
 def test_traceback():
-    """The lines of a traceback follow the line of its event, with what could steer a terminal escaped."""
+    """The lines of a traceback follow the line of its event, with control characters escaped."""
     given = ExceptionRaised(
         at_ns=0, span_id=0, step=1, type="ValueError", message="no", traceback="Traceback:\n  x\x1b[2J\n"
     )

@@ -1,4 +1,4 @@
-"""The commands that show what a session's logs say: report, trace, compare and top."""
+"""The commands that show a session's logs: report, trace, compare and top."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ class TestReport:
         return tmp_path / "runs"
 
     def test_page(self, job, command, tmp_path):
-        """The page is written, and a line says what stands out and where more is."""
+        """The page is written, and a line gives the main finding and the path of the page."""
         outcome = command("report", job, "--html", tmp_path / "report.html")
         assert (outcome.code, outcome.err) == (0, "")
         assert outcome.out == f"{HEADLINE} {tmp_path / 'report.html'} says more.\n"
         assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")
 
     def test_page_to_stdout(self, job, command):
-        """A hyphen is standard output, and nothing else is there."""
+        """A hyphen writes the page to standard output, and nothing else."""
         assert command("report", job, "--html", "-").out.startswith("<!DOCTYPE html>")
 
     def test_json(self, job, command):
-        """The object holds the verdict."""
+        """The JSON object holds the verdict."""
         outcome = command("report", job, "--json")
         assert json.loads(outcome.out)["verdict"]["headline"] == HEADLINE
 
     def test_text(self, job, command):
-        """Without options it is printed."""
+        """Without options the report is printed."""
         pytest.importorskip("rich", reason="rich is not installed in this environment")
         outcome = command("report", job)
         assert (outcome.code, "What is missing" in outcome.out) == (0, True)
 
     def test_without_rich(self, job, command, monkeypatch):
-        """Where rich is not installed the same text is printed, without colours."""
+        """Without rich the same text is printed, without colours."""
         for name in [name for name in sys.modules if name.startswith(("rich", "trackside.report.rich"))]:
             monkeypatch.delitem(sys.modules, name)
         monkeypatch.setitem(sys.modules, "rich", None)
@@ -54,7 +54,7 @@ class TestReport:
         assert "What is missing" in outcome.out
 
     def test_explain(self, job, command):
-        """--explain says of each rule why it spoke or did not."""
+        """--explain says of each rule why it fired or did not."""
         lines = command("report", job, "--explain").lines
         rules = {line.split()[0] for line in lines if line[:2] == "  " and line.split()[1:2] in (["silent"], ["spoke"])}
         assert {"raised", "died", "not-finite", "stragglers", "slowdown", "unaccounted"} <= rules
@@ -66,21 +66,21 @@ class TestReport:
         assert stat.S_IMODE(page.stat().st_mode) == 0o600
 
     def test_unreadable(self, job, command, unreadable):
-        """What cannot be read is a line, after everything else was read, and exit code 2."""
+        """An unreadable file is a line, after everything else was read, and exit code 2."""
         outcome = command("report", job, unreadable, "--json")
         assert (outcome.code, json.loads(outcome.out)["ranks_total"]) == (2, 2)
         assert len(outcome.err.splitlines()) == 1
 
     @pytest.mark.parametrize("options", [["--session", "x"], ["--html", "/nowhere/at/all.html"]])
     def test_refusals(self, job, command, options):
-        """A session that is not there, and a place that cannot be written, are one line and exit code 2."""
+        """An unknown session, and a path that cannot be written, are one line and exit code 2."""
         outcome = command("report", job, "--json", *options)
         assert (outcome.code, len(outcome.err.splitlines())) == (2, 1)
 
 
 class TestTrace:
     def test_writes(self, readable, command, tmp_path):
-        """The trace is written whole, and a line says where it opens."""
+        """The trace is written whole, and a line names a program that opens it."""
         outcome = command("trace", readable, "-o", tmp_path / "t.json")
         assert (outcome.code, "ui.perfetto.dev" in outcome.out) == (0, True)
         assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["t.json"]
@@ -91,7 +91,7 @@ class TestTrace:
         assert "rank(s) 0 could not be aligned" in command("trace", readable, "-o", tmp_path / "t.json").err
 
     def test_json(self, readable, command, tmp_path):
-        """With --json it says what was written as an object."""
+        """With --json the command prints the written path as an object."""
         printed = json.loads(command("trace", readable, "-o", tmp_path / "t.json", "--json").out)
         assert (printed["ranks"], printed["unaligned"], printed["file"]) == (1, [0], str(tmp_path / "t.json"))
 
@@ -99,13 +99,13 @@ class TestTrace:
         "options", [["--steps", "9-3"], ["--steps", "x"], ["--ranks", "0,,1"], ["--merge", "/nowhere.json"]]
     )
     def test_refusals(self, readable, command, tmp_path, options):
-        """An option that makes no sense is one line and exit code 2, and no file is left."""
+        """An invalid option is one line and exit code 2, and no file is left."""
         outcome = command("trace", readable, "-o", tmp_path / "t.json", *options)
         assert (outcome.code, len(outcome.err.splitlines())) == (2, 1)
         assert not list(tmp_path.glob("t.json*"))
 
     def test_nothing(self, readable, command, tmp_path):
-        """Ranks of which there is nothing are one line on stderr and exit code 1."""
+        """Named ranks without any events are one line on stderr and exit code 1."""
         outcome = command("trace", readable, "-o", tmp_path / "t.json", "--ranks", "9")
         assert (outcome.code, outcome.out) == (1, "")
         assert outcome.err == f"trackside trace: no event of these ranks and steps; {tmp_path / 't.json'} is empty\n"
@@ -113,7 +113,7 @@ class TestTrace:
 
 class TestCompare:
     def test_words(self, readable, command):
-        """Buckets have the field's names, as in the report, and those that are empty on both sides are left out."""
+        """Buckets have their standard names, as in the report, and those that are empty on both sides are left out."""
         rows = (
             command("compare", readable, readable).out.partition("\nbuckets")[2].partition("\n\n")[0].splitlines()[1:]
         )
@@ -123,7 +123,7 @@ class TestCompare:
         assert not [row for row in rows if row[44:68].split() == ["0.0", "%", "0.0", "%"]]
 
     def test_same(self, readable, command):
-        """A run beside itself shows no difference, and exit code 0."""
+        """A run compared with itself shows no difference, and exit code 0."""
         outcome = command("compare", readable, readable)
         assert (outcome.code, "no difference shown" in outcome.out) == (0, True)
 
@@ -144,7 +144,7 @@ class TestCompare:
         assert (printed["before"]["runs"], printed["after"]["runs"]) == (["old"], ["new"])
 
     def test_baseline_beside_it(self, write_log, command, tmp_path):
-        """The baseline is found in the directory of the run itself too, and is then no part of what is judged."""
+        """A baseline in the directory of the run itself is found too, and is then left out of the compared side."""
         write_log(tmp_path / "runs", rank=0, run_id="old", perf_tags=("p",), baseline=True)
         write_log(tmp_path / "runs", rank=1, run_id="other", perf_tags=("q",), baseline=True)
         write_log(tmp_path / "runs", rank=2, run_id="new", perf_tags=("p",))
@@ -154,7 +154,7 @@ class TestCompare:
         assert (again["before"]["runs"], again["after"]["runs"]) == (["old"], ["new"])
 
     def test_baseline_elsewhere(self, write_log, command, tmp_path):
-        """The runs marked so below --in are what a run by its own path is compared with."""
+        """A run that is given by its path is compared with the runs marked as baseline below --in."""
         write_log(tmp_path / "a", rank=0, run_id="old", perf_tags=("p",), baseline=True)
         write_log(tmp_path / "b", rank=2, run_id="new", perf_tags=("p",))
         printed = json.loads(command("compare", "--baseline", tmp_path / "b", "--in", tmp_path, "--json").out)
@@ -165,24 +165,24 @@ class TestCompare:
         [["a"], ["a", "b", "c"], ["nowhere", "nowhere"], ["--baseline", "a", "b"], ["--least", "0", "a", "b"]],
     )
     def test_refusals(self, command, arguments):
-        """What cannot be compared is one line and exit code 2."""
+        """A comparison that is impossible is one line and exit code 2."""
         outcome = command("compare", *arguments)
         assert (outcome.code, len(outcome.err.splitlines())) == (2, 1)
 
 
 class TestTop:
     def test_once(self, readable, command):
-        """Without a terminal it is a line."""
+        """Without a terminal, top prints a line."""
         outcome = command("top", "--once", readable.parent)
         assert (outcome.code, len(outcome.lines)) == (0, 1)
         assert "run-1: step -1, " in outcome.out
 
     def test_json(self, readable, command):
-        """With --json it is an object."""
+        """With --json, top prints an object."""
         assert json.loads(command("top", "--once", "--json", readable).out)["session"] == "run-1"
 
     def test_follows(self, start, tmp_path, write_log):
-        """It goes on with what is written, of a directory in which nothing was yet."""
+        """The picture of a directory without logs goes on with the logs that are written there later."""
         directory = tmp_path / "runs"
         directory.mkdir()
         child = start("top", directory, "--json", "--interval", "0.1")
@@ -192,6 +192,6 @@ class TestTop:
 
     @pytest.mark.parametrize("arguments", [["/nowhere"], ["ipc://x", "/nowhere"], ["/nowhere", "--interval", "0"]])
     def test_refusals(self, command, arguments):
-        """What cannot be watched is one line and exit code 2."""
+        """A target that cannot be watched is one line and exit code 2."""
         outcome = command("top", *arguments)
         assert (outcome.code, len(outcome.err.splitlines())) == (2, 1)

@@ -41,7 +41,7 @@ def job(tmp_path):
 
 class TestRun:
     def test_collects(self, command, job, tmp_path):
-        """The job finds the collector by itself: what it told is in the collector's log."""
+        """The job finds the collector by itself: its events are in the collector's log."""
         subprocess.run([*command, *job, "0"], check=True, capture_output=True, timeout=60)
         steps = [event.step for event in trackside.replay(tmp_path / "logs") if isinstance(event, IterationEnded)]
         assert steps == list(range(20))
@@ -60,18 +60,18 @@ class TestRun:
         assert subprocess.run([*command, *job, "3"], check=False, capture_output=True, timeout=60).returncode == 3
 
     def test_says_where(self, command, job):
-        """It says how to watch the job."""
+        """The command prints how to watch the job."""
         printed = subprocess.run([*command, *job, "0"], check=True, capture_output=True, text=True, timeout=60).stderr
         assert printed.startswith("watch it: trackside attach ipc://")
 
     def test_killed_job(self, command):
-        """A job that a signal ended gives the exit code that a shell would."""
+        """A job that a signal ended gives the exit code that a shell would give."""
         kill = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
         assert subprocess.run([*command, *kill], check=False, capture_output=True, timeout=60).returncode == 137
 
     @pytest.mark.hang_guard(60)
     def test_terminated(self, command, tmp_path):
-        """SIGTERM reaches the job, and its end is waited for."""
+        """SIGTERM is passed on to the job, and the command waits for its end."""
         wait = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(50)"
         ready = tmp_path / "ready"
         process = subprocess.Popen([*command, sys.executable, "-c", wait, ready], stderr=subprocess.DEVNULL)
@@ -85,7 +85,7 @@ class TestRun:
             process.wait()
 
     def test_no_program(self, command):
-        """A program that is not there is said in one line, with exit code 2."""
+        """A program that does not exist is one line, with exit code 2."""
         done = subprocess.run([*command, "no-such-program"], check=False, capture_output=True, text=True, timeout=60)
         assert done.returncode == 2
         assert "no-such-program: cannot be run: No such file or directory" in done.stderr.splitlines()[-1]

@@ -13,7 +13,7 @@ UNTIL = "2023-11-14 22:13:22.000Z"
 
 class TestText:
     def test_whole(self, command, tmp_path, write_log):
-        """The list says whose run it was, how many ranks of it there are, when, how long, how far and how it ended."""
+        """The list gives each run's name, number of ranks, start, duration, last step and end."""
         write_log(tmp_path, session_tag="task", perf_tags=("v1", "h200"), baseline=True)
         outcome = command("runs", tmp_path)
 
@@ -35,7 +35,7 @@ class TestText:
         assert lines[:2] == ["session run-1 (no session tag): 1 run(s), 1 attempt(s)", "  perf - (no perf tag)"]
 
     def test_hostile(self, command, tmp_path, write_log):
-        """Nothing that a log says of itself steers a terminal."""
+        """No text in a log's header can steer a terminal."""
         write_log(tmp_path, session_tag="s\x1b[2J", perf_tags=("p\n",), run_id="r\x1b")
         outcome = command("runs", tmp_path)
 
@@ -47,7 +47,7 @@ class TestText:
 
 class TestJson:
     def test_whole(self, command, tmp_path, write_log):
-        """As JSON the list is one object with all that is known."""
+        """As JSON the list is one object with all its facts."""
         for rank in (0, 1):
             write_log(tmp_path, rank=rank, session_tag="task", perf_tags=("v1",))
         ranks = [
@@ -114,7 +114,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
     def test_process_that_is_gone(self, command, tmp_path):
-        """A process of this host that left no end record and runs no more died; its last event's time is named."""
+        """A process of this host without an end record that no longer runs has died; its last event's time is named."""
         subprocess.run([sys.executable, "-c", self.PROGRAM, tmp_path], check=False, timeout=60)
         lines = command("runs", tmp_path).lines
 
@@ -173,7 +173,7 @@ class TestHtml:
         assert "<b>x" not in (tmp_path / "site" / "index.html").read_text()
 
     def test_cannot_be_written(self, command, tmp_path, write_log):
-        """A place that is no directory is one line and exit code 2."""
+        """A path that is no directory is one line and exit code 2."""
         write_log(tmp_path / "runs")
         (tmp_path / "file").touch()
         outcome = command("runs", tmp_path / "runs", "--html", tmp_path / "file")
@@ -184,7 +184,7 @@ class TestHtml:
 
 class TestUnreadable:
     def test_in_part(self, command, tmp_path, readable, unreadable):
-        """What cannot be read is one line and exit code 2; the rest is listed."""
+        """Unreadable files are one line each and exit code 2; the rest is listed."""
         outcome = command("runs", readable, unreadable)
 
         assert outcome.code == 2

@@ -50,7 +50,7 @@ def runs(tmp_path):
 
 class TestText:
     def test_latest(self, command, runs):
-        """The latest closed window says who is slow in what, since when and at what cost."""
+        """The latest closed window names each straggler, its slow section, since when it is slow and the cost."""
         outcome = command("scores", runs)
 
         assert (outcome.code, outcome.err) == (0, "")
@@ -84,26 +84,26 @@ class TestText:
         ]
 
     def test_one_window(self, command, runs):
-        """A window that is asked for is shown, also one without stragglers."""
+        """--window shows any window, also one without stragglers."""
         lines = command("scores", runs, "--window", "0").lines
         assert lines[0] == "run run-1: window 0, steps 0 to 99, attempt 0, 3 of 3 rank(s)"
         assert lines[3] == "  none"
 
     def test_open_window(self, command, runs):
-        """A window that not all are in says so, and names who is silent."""
+        """A window that lacks some ranks says so, and names them."""
         lines = command("scores", runs, "--window", "2").lines
         assert lines[0] == "run run-1: window 2, steps 200 to 299, attempt 0, 2 of 3 rank(s), still open"
         assert "  all: rank silent, rank(s) 2" in lines
 
     def test_group(self, command, runs):
-        """Who is alone in its group is slow by its own past alone."""
+        """A rank alone in its group can be slow only by comparison with its own past."""
         lines = command("scores", runs, "--group", "stage").lines
         assert [line.split(",")[1].split()[0] for line in lines[3:5] if line] == ["individual"]
 
 
 class TestWaiting:
     def test_least_and_most(self, command, tmp_path):
-        """Who waits least is who the others wait for."""
+        """The rank that waits least is the one that the others wait for."""
         for rank, wait_ns in enumerate((4e6, 1e6)):
             source = Source(id=f"{rank:016x}", run_id="run-1", rank=rank, world_size=2)
             with clock.installed(lambda: START_NS, lambda: START_NS), Bus(source=source) as bus:
@@ -128,7 +128,7 @@ class TestWaiting:
         )
 
     def test_on_the_gpu(self, command, tmp_path):
-        """So it is told of the GPU's time in NCCL, where kernels are known."""
+        """The same is said of the GPU's time in NCCL, where kernels are known."""
         for rank, wait_ns in enumerate((4e6, 1e6)):
             source = Source(id=f"{rank:016x}", run_id="run-1", rank=rank, world_size=2)
             with clock.installed(lambda: START_NS, lambda: START_NS), Bus(source=source) as bus:
@@ -186,13 +186,13 @@ class TestErrors:
         assert "does not hold any window of sections" in outcome.err
 
     def test_no_such_window(self, command, runs):
-        """So is a window that is not there."""
+        """So is a window that does not exist."""
         outcome = command("scores", runs, "--window", "7")
         assert outcome.code == 2
         assert "does not hold a window 7 of sections" in outcome.err
 
     def test_unreadable(self, command, runs, unreadable):
-        """What cannot be read is said, after everything that can."""
+        """Unreadable files are reported, after everything that can be read."""
         outcome = command("scores", runs, unreadable)
         assert outcome.code == 2
         assert outcome.lines[0].startswith("run run-1: window 1")

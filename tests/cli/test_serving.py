@@ -11,7 +11,7 @@ from trackside.cli._serving import collecting_rarely
 
 class TestCollecting:
     def test_as_before(self):
-        """Garbage is looked for less often inside, and as before afterwards, also after an error."""
+        """Garbage collection runs less often inside, and as before afterwards, also after an error."""
         before = gc.get_threshold()
         with collecting_rarely():
             assert gc.get_threshold()[0] > 10_000
@@ -21,7 +21,7 @@ class TestCollecting:
         assert gc.get_threshold() == before
 
     def test_not_at_all(self):
-        """Where it is switched off it stays so."""
+        """If garbage collection is switched off it stays so."""
         before = gc.get_threshold()
         gc.set_threshold(0)
         try:

@@ -1,5 +1,5 @@
 """
-The five things that can happen to a training, as the documentation of the tags tells them.
+Five possible changes to a training, as in the documentation of the tags.
 
 ``session_tag`` says which runs are one task, ``perf_tag`` which are expected to perform alike.
 """

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.once
 
 @event("test.tail.seen", priority=ITERATION)
 class Seen(Event):
-    """Something was seen."""
+    """An event with a text."""
 
     number: int
 
@@ -109,7 +109,7 @@ class TestOptions:
         assert (outcome.code, len(outcome.lines)) == (0 if expected else 1, expected)
 
     def test_nothing(self, command, tmp_path, write_log):
-        """Where no event is of the type, that is said, and the exit code is 1."""
+        """If no event is of the type, stderr says so, and the exit code is 1."""
         write_log(tmp_path)
         outcome = command("tail", tmp_path, "-t", "nomatch*")
 
@@ -123,7 +123,7 @@ class TestOptions:
 
     @pytest.mark.parametrize(("last", "expected"), [(0, []), (2, ["3", "4"]), (99, ["0", "1", "2", "3", "4"])])
     def test_last(self, command, tmp_path, write_log, last, expected):
-        """Only the last so many of what would be shown are."""
+        """With a number, only the last so many of the selected events are shown."""
         write_log(tmp_path, steps=5)
         lines = command("tail", tmp_path, "-n", last, "-t", "test.*").lines
 
@@ -131,7 +131,7 @@ class TestOptions:
 
     @pytest.mark.parametrize("last", ["-1", "x", "1.5"])
     def test_last_that_is_no_number(self, command, tmp_path, last, capsys):
-        """What is no whole number from 0 is refused, with what was given."""
+        """A value that is no whole number from 0 is refused, and named."""
         with pytest.raises(SystemExit) as caught:
             command("tail", tmp_path, f"--last={last}")
 
@@ -185,8 +185,8 @@ class TestUnreadable:
         assert (outcome.code, len(outcome.lines)) == (2, shown)
         assert outcome.err.count("\n") == 1
 
-    def test_each_is_told(self, command, tmp_path, readable, unreadable):
-        """Of several that cannot be read each has its line."""
+    def test_each_is_reported(self, command, tmp_path, readable, unreadable):
+        """Each of several unreadable files has its line."""
         outcome = command("tail", unreadable, tmp_path / "nowhere", readable)
 
         assert (outcome.code, outcome.err.count("\n")) == (2, 2)
@@ -194,7 +194,7 @@ class TestUnreadable:
 
 class TestLosses:
     def test_damage(self, command, tmp_path, write_log):
-        """What was damaged and what is missing is said on stderr; the rest is shown."""
+        """Damaged and missing parts are reported on stderr; the rest is shown."""
         path = write_log(tmp_path, steps=3)
         frames_end = path.read_bytes().rfind(b"test.cli.stepped")
         data = bytearray(path.read_bytes())
@@ -217,7 +217,7 @@ class TestLosses:
 
 class TestHostile:
     def test_control_characters(self, command, tmp_path, write_log):
-        """What a log holds cannot steer a terminal: control characters are shown as escapes, on one line."""
+        """Control characters in a log are shown as escapes, on one line."""
         write_log(tmp_path, steps=1, texts=["\x1b[2J\x1b]0;owned\x07 two\nlines \u202egnp.exe"])
         line = command("tail", tmp_path, "-t", "test.*").out
 
@@ -267,7 +267,7 @@ class TestHostile:
 
 class TestFollow:
     def test_growing_log(self, start, tmp_path):
-        """What is written while the command watches is shown as it is written, until it is interrupted."""
+        """Events that are written while the command watches are shown at once, until it is interrupted."""
         with Bus() as bus:
             bus.subscribe(EventLog(tmp_path), to=Seen)
             bus.log(Seen(number=0))
@@ -295,14 +295,17 @@ class TestFollow:
         assert ("rank 0" in first, "rank 1" in second) == (True, True)
 
     def test_empty_directory(self, start, tmp_path, write_log):
-        """Nothing need be there yet."""
+        """A directory without files can be watched."""
         child = start("tail", "--follow", tmp_path, "-t", "test.*")
         write_log(tmp_path, steps=1)
 
         assert "test.cli.stepped" in child.stdout.readline()
 
     def test_directory_that_comes_later(self, start, tmp_path, write_log):
-        """Nor need the directory itself: one line says that it is waited for, and what is there already is shown."""
+        """
+        A directory that does not exist yet can be watched: one line says that it is waited for, and earlier files are
+        shown.
+        """
         write_log(tmp_path / "there", rank=0, steps=1)
         child = start("tail", "--follow", tmp_path / "later", tmp_path / "there", "-t", "test.*")
         first = child.stdout.readline()

@@ -30,14 +30,14 @@ class TestTime:
         ],
     )
     def test_same(self, text):
-        """Each is the same moment."""
+        """All these notations give the same moment."""
         assert time_ns("--from", text) == NOON_NS
 
     @pytest.mark.parametrize(
         "text", ["2026-01-31T12:00:00.123456789Z", "2026-01-31T12:00:00.1234567894Z", "1769860800.123456789"]
     )
     def test_exact(self, text):
-        """It is exact to the nanosecond."""
+        """A time is exact to the nanosecond."""
         assert time_ns("--from", text) == NOON_NS + 123_456_789
 
     @pytest.mark.parametrize("text", ["2026-01-31T12:00:00", "2026-01-31", "20260131T1200"])
@@ -51,12 +51,12 @@ class TestTime:
         ["", "now", "-5", "nan", "1e9", "2026-02-30T00:00:00Z", "2026-01-31T25:00Z", "2026-01-31T12:00+99", "٣"],
     )
     def test_no_time(self, text):
-        """What is no time is refused with what would be one."""
+        """A text that is no time is refused, with a valid example."""
         with pytest.raises(ConfigError, match=r"--from: got .*; give a time as 2026-01-31T12:00:00Z or in seconds"):
             time_ns("--from", text)
 
     @pytest.mark.parametrize("text", ["1769860800000", "1969-12-31T23:59:59Z", "9999-01-01T00:00Z"])
     def test_impossible(self, text):
-        """Milliseconds, and what lies before 1970, is refused."""
+        """Numbers of milliseconds, and times before 1970, are refused."""
         with pytest.raises(ConfigError, match="no job ran then"):
             time_ns("--to", text)

@@ -9,7 +9,7 @@ import pytest
 
 @pytest.mark.parametrize("option", ["--plain", "--json"])
 def test_ends_with_the_job(option, start, tmp_path, write_log):
-    """What is printed for a pipe ends when the job has ended, and shows that it has."""
+    """The picture that is printed into a pipe ends when the job has ended, and says so."""
     write_log(tmp_path)
 
     top = start("top", option, tmp_path)

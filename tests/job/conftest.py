@@ -1,4 +1,4 @@
-"""A bus of the test's own, and jobs on it."""
+"""Fixtures: a bus of its own for each test, and jobs on it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ def bus():
 
 @pytest.fixture
 def run(bus, tmp_path):
-    """Give a function that starts a job on that bus, quietly unless told otherwise, and close it after the test."""
+    """
+    Give a function that starts a job on that bus, quietly unless the test says otherwise, and close it after the test.
+    """
     jobs = []
 
     def begin(**options):

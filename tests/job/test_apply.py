@@ -1,4 +1,4 @@
-"""A configuration put into effect, and taken back."""
+"""A configuration is put into effect, and undone at its end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def bus(bus):
 
 @pytest.fixture
 def applied(bus):
-    """Return a function that puts a configuration into effect; it is taken back after the test."""
+    """Return a function that puts a configuration into effect; it is undone after the test."""
     all_of_them = []
 
     def put(**given):
@@ -42,29 +42,29 @@ TRAINING = TrainingConfig(perf_tag="p", global_batch_size=32, save_checkpoint_st
 
 class TestApply:
     def test_tells(self, bus, applied):
-        """What is configured is published."""
+        """The configuration is published."""
         applied(training=TRAINING)
         assert [type(event) for event in bus.captured] == [JobConfigured, TrainingConfigured]
         assert (bus.captured.events[0].rank, bus.captured.events[1].perf_tag) == (3, ["p"])
 
     def test_defaults(self, applied):
-        """Loops and saves know of it."""
+        """Loops and saves use its settings."""
         applied(training=TRAINING)
         assert training_defaults() == TrainingDefaults(global_batch_size=32, save_checkpoint_strategy="async")
 
     def test_strict(self, bus, applied):
-        """Strict is the bus's."""
+        """The bus becomes strict."""
         applied(strict=True)
         assert bus.strict is True
 
     def test_handlers(self, bus, applied):
-        """This rank's handlers are subscribed before anything is told."""
+        """This rank's handlers are subscribed before anything is published."""
         found = Capture()
         applied(handlers=[RankHandler(make=lambda: found, ranks=3)])
         assert [type(event) for event in found] == [JobConfigured]
 
     def test_end(self, bus, applied):
-        """Taken back, everything is as before."""
+        """After it is undone, everything is as before."""
         found = Capture()
         job = applied(strict=True, training=TRAINING, handlers=[RankHandler(make=lambda: found)])
         assert job.end() is True
@@ -90,27 +90,27 @@ class TestOff:
         assert (list(bus.captured), made, bus.strict) == ([], [], False)
 
     def test_is_enabled(self, applied):
-        """The caller that starts telemetry can ask."""
+        """The caller that starts telemetry can ask whether the rank takes part."""
         assert applied(disabled_ranks=3).is_enabled is False
         assert applied().is_enabled is True
 
 
 class TestTrainingLater:
     def test_once(self, bus, applied):
-        """The training may come later."""
+        """The training configuration may come later."""
         applied()
         set_training_config(TRAINING)
         assert [type(event) for event in bus.captured] == [JobConfigured, TrainingConfigured]
         assert training_defaults().global_batch_size == 32
 
     def test_twice(self, applied):
-        """It comes once."""
+        """The training configuration is accepted once."""
         applied(training=TRAINING)
         with pytest.raises(ConfigError, match=r"training: .* it was given before, and is given once"):
             set_training_config(TRAINING)
 
     def test_again_after_a_mistake(self, bus, applied):
-        """A training that could not be told may be told again."""
+        """A training configuration that failed to be published may be given again."""
         applied()
         with pytest.raises(ConfigError, match="seq_length"):
             set_training_config(TrainingConfig(perf_tag="p", seq_length=lambda: -1))
@@ -118,18 +118,18 @@ class TestTrainingLater:
         assert len(bus.captured.of(TrainingConfigured)) == 1
 
     def test_no_job(self):
-        """It needs a job."""
+        """A training configuration needs a job."""
         with pytest.raises(ConfigError, match="start telemetry with a JobConfig first"):
             set_training_config(TRAINING)
 
     def test_after_the_job(self, applied):
-        """One that is not over."""
+        """The job must not be over."""
         applied().end()
         with pytest.raises(ConfigError, match="start telemetry with a JobConfig first"):
             set_training_config(TRAINING)
 
     def test_on_a_rank_that_is_off(self, bus, applied):
-        """On a rank that does not take part it is taken without a word."""
+        """On a rank that does not take part the training configuration is accepted without effect."""
         applied(disabled_ranks="all")
         set_training_config(TRAINING)
         assert (list(bus.captured), training_defaults()) == ([], TrainingDefaults())
@@ -137,7 +137,7 @@ class TestTrainingLater:
 
 class TestLog:
     def test_files(self, applied, tmp_path):
-        """Messages go to the files that were named, errors to theirs alone."""
+        """Messages go to the named files, errors to theirs alone."""
         job = applied(
             log=LogConfig(
                 log_level="DEBUG",
@@ -153,7 +153,7 @@ class TestLog:
         assert (tmp_path / "err").read_text() == "trackside - ERROR - oh\n"
 
     def test_level_is_given_back(self, applied):
-        """The level is as before when it is over."""
+        """The log level is restored at the end."""
         before = logging.getLogger("trackside").level
         applied(log=LogConfig(log_level="CRITICAL")).end()
         assert logging.getLogger("trackside").level == before
@@ -164,7 +164,7 @@ class TestLog:
             applied(log=LogConfig(log_file_path_for_err=str(tmp_path / "none" / "err")))
 
     def test_untouched(self, applied, tmp_path, monkeypatch):
-        """Without a word about it, nothing is touched and no file made."""
+        """Without settings for messages, logging is left alone and no file is made."""
         monkeypatch.chdir(tmp_path)
         handlers = list(logging.getLogger("trackside").handlers)
         applied()

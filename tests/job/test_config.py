@@ -22,11 +22,11 @@ ONE_LOGGERS = """
 
 class TestFields:
     def test_all(self):
-        """Every field of One Logger's is here."""
+        """Every field of One Logger's configuration exists here."""
         assert set(ONE_LOGGERS) <= {field.name for field in attrs.fields(JobConfig)}
 
     def test_defaults(self):
-        """Only the application's name must be said."""
+        """Only the application's name is required."""
         config = JobConfig(application_name="charlm")
         assert (config.strict, config.is_baseline_run, config.enable_for_current_rank) == (False, False, True)
         assert (config.summary_data_schema_version, config.training, config.log) == ("1.0.0", None, None)
@@ -52,7 +52,7 @@ class TestFields:
         ],
     )
     def test_wrong(self, field, wrong, remedy):
-        """What is wrong is refused at once, naming field, value and remedy."""
+        """A wrong value is refused at once, naming field, value and remedy."""
         given = [wrong] if field == "handlers" else wrong
         with pytest.raises(ConfigError) as caught:
             JobConfig(**{"application_name": "charlm", field: given})
@@ -66,7 +66,7 @@ class TestSource:
         return JobConfig(**{"application_name": "charlm", **given}).source_fields()
 
     def test_little(self):
-        """What is not said is left to the launcher."""
+        """Fields that are not set are left to the launcher."""
         assert self.fields() == {
             "application": "charlm",
             "session_tag": "",
@@ -75,7 +75,7 @@ class TestSource:
         }
 
     def test_all(self):
-        """What is said is the source's, functions asked."""
+        """Fields that are set are the source's, with functions called."""
         fields = self.fields(
             session_tag=lambda: "s",
             world_size=lambda: 8,
@@ -93,7 +93,7 @@ class TestSource:
         assert (source.metadata, source.perf_tags, source.application) == ({"k": "1"}, ("a", "b"), "charlm")
 
     def test_parent(self, monkeypatch):
-        """A process that was told its parent names it."""
+        """A process whose configuration names its parent has it in its source."""
         monkeypatch.setenv("TRACKSIDE_PARENT", "00c0ffee00c0ffee:17")
         assert self.fields()["parent"] == Parent("00c0ffee00c0ffee", 17)
 
@@ -103,7 +103,7 @@ class TestSource:
             self.fields(world_size=lambda: {}["WORLD_SIZE"])
 
     def test_wrong_answer(self):
-        """What a function says is looked at as if it had been given."""
+        """A function's result is checked like a value."""
         with pytest.raises(ConfigError, match="session_tag: got 7"):
             self.fields(session_tag=lambda: 7)
 
@@ -141,7 +141,7 @@ class TestConfigured:
 
 @event("test.job.noted", priority=ITERATION)
 class Noted(AnyEvent):
-    """Something for a handler."""
+    """A configuration for a handler."""
 
 
 class TestHandlers:
@@ -164,7 +164,7 @@ class TestHandlers:
         assert made == ["all", "rest"]
 
     def test_preset_and_rule(self):
-        """A handler gets what its preset and its rule let through."""
+        """A handler gets the events that its preset and its rule keep."""
         found = Capture()
         handler = RankHandler(make=lambda: found, preset="per_step", keep=where(lambda event: event.step != 2))
         bus = Bus()
@@ -186,14 +186,14 @@ class TestHandlers:
 
     @pytest.mark.parametrize("wrong", [{"make": 7}, {"make": Capture, "ranks": "x"}, {"make": Capture, "preset": "x"}])
     def test_wrong(self, wrong):
-        """What is wrong with it is said when it is written."""
+        """A wrong handler configuration is refused when it is built."""
         with pytest.raises(ConfigError):
             RankHandler(**wrong)
 
 
 class TestLogConfig:
     def test_defaults(self):
-        """The messages' form is One Logger's, and no file is made unasked."""
+        """The messages' format is One Logger's, and no file is made unless one is named."""
         config = LogConfig()
         assert (config.log_level, config.log_format) == ("INFO", "%(name)s - %(levelname)s - %(message)s")
         assert (config.log_file_path_for_info, config.log_file_path_for_err) == (None, None)

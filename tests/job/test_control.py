@@ -16,7 +16,7 @@ class TestClose:
         ("verb", "arguments"), [("pause", {}), ("priority", {"level": "LIFECYCLE"}), ("sample", {"every": 2})]
     )
     def test_asked_meanwhile(self, verb, arguments):
-        """Who asks for less when the job has begun to close is refused: no thread would be there to end it."""
+        """A request for less detail is refused when the job has begun to close: no thread would be there to end it."""
         with Bus() as bus:
             controls = Controls(bus, Source(run_id="run-1"))
             assert controls.perform(verb, arguments, "somebody")[0]

@@ -1,4 +1,4 @@
-"""A process that learns what it is part of after telemetry was turned on."""
+"""A process that learns its run and rank after telemetry was turned on."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TestDescribe:
         assert len([event for event in events if event.wire_name == "trackside.source.ended"]) == 1
 
     def test_later_events(self, run, tmp_path, is_written):
-        """What is logged from then on carries the new description, in the live process and in the log."""
+        """Events logged from then on carry the new description, in the live process and in the log."""
         *_, last = trackside.replay(recorded(run, tmp_path, is_written=is_written))
         assert (last.source.session_tag, last.source.world_size, last.source.baseline) == ("a tag", 7, True)
 
@@ -53,7 +53,7 @@ class TestDescribe:
 
 
 def test_parts(run, tmp_path):
-    """What was written before is in a part of its own; each part's header describes the source as it was."""
+    """Events written before are in a file of their own; each file's header describes the source as it was."""
     directory = recorded(run, tmp_path, is_written=True)
     paths = sorted(directory.rglob("*.tslog"))
     assert [path.name[-10:] for path in paths] == ["0000.tslog", "0001.tslog"]
@@ -64,7 +64,7 @@ def test_parts(run, tmp_path):
 
 
 def test_late_rank(run, tmp_path):
-    """A rank and a run that are known late are the process's, in the stream that it has."""
+    """A rank and a run that become known late are the process's, in the stream that it has."""
     job = run()
     job.bus.log(IterationEnded(step=0, kind="training", duration_ns=10))
     assert job.bus.flush(60)
@@ -82,7 +82,7 @@ def test_late_rank(run, tmp_path):
 
 
 def test_file_of_a_late_rank(run, tmp_path):
-    """What is written from then on is below the run's own directory, under the rank's own name."""
+    """Events written from then on are below the run's own directory, under the rank's own name."""
     job = run()
     assert job.bus.flush(60)
     job.describe(rank=3, world_size=4, run_id="the run")
@@ -92,7 +92,7 @@ def test_file_of_a_late_rank(run, tmp_path):
 
 
 def test_the_same(run, tmp_path):
-    """A description that says nothing new starts nothing."""
+    """A description that changes nothing starts no new file."""
     job = run()
     job.describe(application=job.source.application)
     assert job.close(timeout_s=60)

@@ -35,7 +35,7 @@ def updates(job):
 
 class TestDefault:
     def test_at_the_end(self, run, bus):
-        """A job that is told nothing of goodput records it at its end, with all that was published before."""
+        """A job without settings for goodput records it at its end, with all that was published before."""
         job = run()
         train(bus, 20)
         assert job.close(timeout_s=60)
@@ -43,7 +43,7 @@ class TestDefault:
         assert (update.last_step, update.productive_s) == (19, 0.02)
 
     def test_before_the_end(self, run, bus):
-        """It is part of the job's stream, which ends after it."""
+        """Goodput is part of the job's stream, which ends after it."""
         job = run()
         train(bus, 20)
         job.close()
@@ -53,7 +53,7 @@ class TestDefault:
         assert len({event.source.id for event in events}) == 1
 
     def test_is_the_models(self, run, bus):
-        """It is what the model says of the events up to the job's last heartbeat."""
+        """The recorded goodput is the model's result over the events up to the job's last heartbeat."""
         job = run()
         train(bus, 20)
         job.close()
@@ -69,14 +69,14 @@ class TestDefault:
         )
 
     def test_other_ranks(self, run, bus):
-        """Rank 0 tells; the others' own accounts are in their logs."""
+        """Rank 0 publishes the goodput; the others' own accounts are in their logs."""
         job = run(job=JobConfig(application_name="a", rank=1))
         train(bus, 20)
         job.close()
         assert updates(job) == []
 
     def test_own_monitor(self, run, bus):
-        """A monitor that is given takes the place of the default one."""
+        """A monitor that the caller passes replaces the default one."""
         job = run(handlers=[GoodputMonitor(windows_s=[60])])
         train(bus, 20)
         job.close()
@@ -102,7 +102,7 @@ class TestDefault:
         job.close()
 
     def test_replayed(self, run, bus):
-        """Over the log, a monitor publishes again what it published on its interval."""
+        """A monitor that reads the log publishes the same updates that it published on its interval."""
         job = run(handlers=[GoodputMonitor(update_interval_s=0.004, windows_s=[0.01])])
         assert bus.flush(60)
         train(bus, 50)
@@ -168,7 +168,7 @@ class TestEarlierAttempts:
 
 
 class Stalled:
-    """A sink that never comes back from its first update."""
+    """A sink that never returns from its first update."""
 
     runs_on = RunsOn.WORKER
 
@@ -184,7 +184,7 @@ class Stalled:
 class TestExit:
     @pytest.mark.hang_guard(60)
     def test_bounded(self, run, bus):
-        """A job whose updates no handler takes ends within its bound all the same."""
+        """A job with a blocked handler of updates ends within its time limit all the same."""
         sink = Stalled()
         job = run(handlers=[sink])
         train(bus, 20)
@@ -197,7 +197,7 @@ class TestExit:
 
 class TestPage:
     def test_example(self, tmp_path):
-        """The page's example runs as it stands, and is told the goodput once, at the end."""
+        """The page's example runs as it stands, and gets the goodput once, at the end."""
         page = (Path(__file__).resolve().parents[2] / "docs" / "goodput.md").read_text(encoding="utf-8")
         (example,) = re.findall(r"```python\n(import trackside\n.*?)```", page, re.DOTALL)
         ran = subprocess.run(

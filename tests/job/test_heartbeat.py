@@ -1,4 +1,4 @@
-"""Heartbeats, and what readings of the clocks say."""
+"""Heartbeats, and the readings of the clocks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ SECOND = 10**9
 DEADLINE_S = 30.0
 
 
-@event("test.pulse.ticked")
+@event("test.heartbeat.ticked")
 class Ticked(Event):
-    """Something to count."""
+    """An event to count."""
 
 
 class Clocks:
-    """A monotonic clock, a wall clock and one that goes on while the machine sleeps, which a test moves."""
+    """A monotonic clock, a wall clock and one that runs while the machine sleeps, all of which a test sets."""
 
     def __init__(self):
         self.mono_ns = 100 * SECOND
@@ -35,7 +35,7 @@ class Clocks:
         self.boot_ns += round((seconds + asleep_s) * SECOND)
 
     def read_anchor(self):
-        """Read the first two together."""
+        """Read the monotonic and the wall clock together."""
         return clock.Anchor(self.mono_ns, self.wall_ns, self.uncertainty_ns)
 
 
@@ -55,85 +55,85 @@ def captured(bus):
 
 
 @pytest.fixture
-def pulse(bus, clocks):
+def heartbeats(bus, clocks):
     return HeartbeatThread(bus, read_anchor=clocks.read_anchor, read_suspended_ns=lambda: clocks.boot_ns)
 
 
 class TestAnchor:
-    def test_reading(self, pulse, captured, clocks):
+    def test_reading(self, heartbeats, captured, clocks):
         """An event carries both readings, and how far they may be apart."""
-        pulse.anchor()
+        heartbeats.anchor()
         anchored = captured.of(ClockAnchored)[0]
 
         assert (anchored.mono_ns, anchored.wall_ns) == (100 * SECOND, 1_700_000_000 * SECOND)
         assert anchored.uncertainty_ns == 40
 
-    def test_first_offset(self, pulse, captured):
-        """The first reading is what the process was anchored on: no offset."""
-        pulse.anchor()
+    def test_first_offset(self, heartbeats, captured):
+        """The first reading is the one to which the process was anchored: no offset."""
+        heartbeats.anchor()
 
         assert captured.of(ClockAnchored)[0].offset_ns == 0
 
     @pytest.mark.parametrize("jump_s", [-3600, 3600, 0.002])
-    def test_wall_clock_set(self, pulse, captured, clocks, jump_s):
-        """When the wall clock is set, the offset is by how much; the times of events go on as before."""
-        pulse.anchor()
+    def test_wall_clock_set(self, heartbeats, captured, clocks, jump_s):
+        """When the wall clock is set, the offset is the size of the jump; the times of events go on as before."""
+        heartbeats.anchor()
         clocks.pass_s(10)
         clocks.wall_ns += round(jump_s * SECOND)
-        pulse.anchor()
+        heartbeats.anchor()
         first, second = captured.of(ClockAnchored)
 
         assert second.offset_ns == round(jump_s * SECOND)
         assert second.at_ns - first.at_ns == 10 * SECOND
 
-    def test_drift(self, pulse, captured, clocks):
+    def test_drift(self, heartbeats, captured, clocks):
         """A wall clock that runs faster by 200 parts in a million is 12 ms ahead after a minute."""
-        pulse.anchor()
+        heartbeats.anchor()
         clocks.pass_s(60)
         clocks.wall_ns += 60 * SECOND * 200 // 1_000_000
-        pulse.anchor()
+        heartbeats.anchor()
 
         assert captured.of(ClockAnchored)[1].offset_ns == 12_000_000
 
-    def test_first_reading_knows_of_no_sleep(self, pulse, captured):
-        """How long the machine slept before the process began is not recorded: it is no gap."""
-        pulse.anchor()
+    def test_first_reading_knows_of_no_sleep(self, heartbeats, captured):
+        """Sleep of the machine before the process began is not recorded: it is no gap."""
+        heartbeats.anchor()
 
         assert captured.of(ClockAnchored)[0].suspended_ns == 0
 
-    def test_sleep(self, pulse, captured, clocks):
-        """A machine that slept for an hour says so, once; the monotonic clock stood still and the wall went on."""
-        pulse.anchor()
+    def test_sleep(self, heartbeats, captured, clocks):
+        """Sleep of an hour is recorded, once; the monotonic clock stood still and the wall clock went on."""
+        heartbeats.anchor()
         clocks.pass_s(60, asleep_s=3600)
-        pulse.anchor()
+        heartbeats.anchor()
         clocks.pass_s(60)
-        pulse.anchor()
+        heartbeats.anchor()
 
         assert [anchored.suspended_ns for anchored in captured.of(ClockAnchored)] == [0, 3600 * SECOND, 0]
         assert [anchored.offset_ns for anchored in captured.of(ClockAnchored)] == [0, 3600 * SECOND, 3600 * SECOND]
 
-    def test_jitter_is_no_sleep(self, pulse, captured, clocks):
-        """Less than a tenth of a second between two clocks is how they are read, not sleep."""
-        pulse.anchor()
+    def test_jitter_is_no_sleep(self, heartbeats, captured, clocks):
+        """Less than a tenth of a second between two clocks is due to the reading, not to sleep."""
+        heartbeats.anchor()
         clocks.pass_s(60, asleep_s=0.099)
-        pulse.anchor()
+        heartbeats.anchor()
 
         assert captured.of(ClockAnchored)[1].suspended_ns == 0
 
-    def test_belongs_to_no_span(self, pulse, captured):
-        """A reading belongs to no span and no step, whatever the thread is in."""
+    def test_belongs_to_no_span(self, heartbeats, captured):
+        """A reading belongs to no span and no step, whatever is open in the thread."""
         token = ambient.set((7, 3))
-        pulse.anchor()
-        pulse.beat()
+        heartbeats.anchor()
+        heartbeats.beat()
         ambient.reset(token)
 
         assert [(seen.span_id, seen.step) for seen in captured] == [(0, -1), (0, -1)]
 
     def test_real_clocks(self, bus, captured):
         """With the machine's own clocks the offset is small, and no sleep is seen."""
-        pulse = HeartbeatThread(bus)
-        pulse.anchor()
-        pulse.anchor()
+        heartbeats = HeartbeatThread(bus)
+        heartbeats.anchor()
+        heartbeats.anchor()
         second = captured.of(ClockAnchored)[1]
 
         assert abs(second.offset_ns) < 60 * SECOND
@@ -141,14 +141,14 @@ class TestAnchor:
 
 
 class TestBeat:
-    def test_sequence(self, pulse, captured):
+    def test_sequence(self, heartbeats, captured):
         """Heartbeats are numbered from 0."""
         for _ in range(3):
-            pulse.beat()
+            heartbeats.beat()
 
         assert [beat.sequence for beat in captured.of(Heartbeat)] == [0, 1, 2]
 
-    def test_counts(self, bus, pulse, captured):
+    def test_counts(self, bus, heartbeats, captured):
         """A heartbeat carries the bus's counts: numbered, waiting, dropped, failed or not recordable."""
         queued = Capture()
         with bus.subscribe(queued, to=Ticked, runs_on=RunsOn.WORKER), bus.subscribe(_explode, to=Ticked):
@@ -156,7 +156,7 @@ class TestBeat:
                 bus.log(Ticked())
             bus.log(Ticked(step=object()))
             bus.flush()
-            pulse.beat()
+            heartbeats.beat()
 
         # Numbered were SourceStarted and three that ticked; the handler that raises was called for all four.
         assert captured.of(Heartbeat)[0].counts == {
@@ -177,8 +177,8 @@ class TestBeat:
 
     def test_nobody_listens(self, bus, clocks):
         """While no handler wants heartbeats none is built, and none is counted."""
-        pulse = HeartbeatThread(bus, read_open_spans=_explode)
-        pulse.beat()
+        heartbeats = HeartbeatThread(bus, read_open_spans=_explode)
+        heartbeats.beat()
         captured = Capture()
         with bus.subscribe(captured, to=Heartbeat):
             HeartbeatThread(bus).beat()
@@ -197,34 +197,34 @@ class TestThread:
                 enough.set()
 
         bus.subscribe(see, to=(Heartbeat, ClockAnchored))
-        pulse = HeartbeatThread(bus, interval_s=0.001)
-        pulse.start()
+        heartbeats = HeartbeatThread(bus, interval_s=0.001)
+        heartbeats.start()
         was_enough = enough.wait(DEADLINE_S)
-        pulse.stop(DEADLINE_S)
+        heartbeats.stop(DEADLINE_S)
 
         assert was_enough
         assert seen[0] is ClockAnchored
         assert seen.count(ClockAnchored) == 1
 
     def test_last_word(self, bus, captured):
-        """Stopped, it beats once more, so that the last counts are told, and no more after that."""
-        pulse = HeartbeatThread(bus, interval_s=1000)
-        pulse.start()
-        pulse.stop(DEADLINE_S)
+        """When it is stopped, the thread sends one more heartbeat, with the last counts, and none after that."""
+        heartbeats = HeartbeatThread(bus, interval_s=1000)
+        heartbeats.start()
+        heartbeats.stop(DEADLINE_S)
         beats = len(captured.of(Heartbeat))
 
         assert beats in {1, 2}  # the thread may not have come to its first
-        assert [thread.name for thread in threading.enumerate() if thread.name == "trackside-pulse"] == []
+        assert [thread.name for thread in threading.enumerate() if thread.name == "trackside-heartbeat"] == []
 
     def test_handler_that_raises(self, bus, captured):
-        """A handler that raises does not stop the pulse."""
+        """A handler that raises does not stop the heartbeat thread."""
         bus.subscribe(_explode, to=Heartbeat)
-        pulse = HeartbeatThread(bus, interval_s=0.001)
-        pulse.start()
+        heartbeats = HeartbeatThread(bus, interval_s=0.001)
+        heartbeats.start()
         deadline = threading.Event()
         while len(captured.of(Heartbeat)) < 10 and not deadline.wait(0.001):
             pass
-        pulse.stop(DEADLINE_S)
+        heartbeats.stop(DEADLINE_S)
 
         assert len(captured.of(Heartbeat)) >= 10
 

@@ -90,7 +90,9 @@ with trackside.start(sys.argv[1], job=job, report=False, heartbeat_interval_s=0.
 
 @pytest.mark.hang_guard(120)
 def test_rivals(tmp_path):
-    """Of two processes that write as one rank of one run, the later says so; a process that is over is no rival."""
+    """
+    Of two processes that write as one rank of one run, the later reports it; a process that is over does not count.
+    """
 
     def begin(rest_s):
         command = [sys.executable, "-c", RIVAL, str(tmp_path), str(rest_s)]

@@ -19,7 +19,7 @@ from trackside.job._inherit import VARIABLE, announce, join_parent, withdraw
 
 @event("test.inherit.said")
 class Said(Event):
-    """Something was said."""
+    """An event with a text."""
 
     text: str = ""
 
@@ -73,7 +73,7 @@ def run(tmp_path):
 
 
 def said_by(directory):
-    """Return what was said, by source."""
+    """Return the texts that were logged, by source."""
     found = {}
     for said in replay(directory, to=Said):
         found.setdefault(said.source, []).append(said.text)
@@ -104,7 +104,7 @@ class TestChildren:
         """
         Children of a fork server that has imported the main module have the process that started them as parent.
 
-        Python 3.14 imports the main module there by default; a module that does as it does stands for it here.
+        Python 3.14 imports the main module there by default; a module that does the same stands for it here.
         """
         (tmp_path / "as_main.py").write_text(
             "import multiprocessing.process as process\n"
@@ -225,7 +225,7 @@ class TestChildren:
         ["", "{", "[]", "null", '{"directory": 3, "source": {}}', '{"source": {}}', '{"directory": "/dev/null/x"}'],
     )
     def test_garbled_note(self, run, note):
-        """A child starts whatever the note in its environment says."""
+        """A child starts whatever its environment holds about the parent."""
         main = """
             run("spawn", work, "text")
             print("fine")
@@ -238,12 +238,12 @@ class TestAnnounce:
 
     @pytest.fixture(autouse=True)
     def clean(self):
-        """Leave no note behind."""
+        """Leave nothing in the environment."""
         yield
         withdraw()
 
     def test_note(self, tmp_path):
-        """The note says where the log is, whose, and in which span the process was."""
+        """The environment variable says where the log is, of which process, and in which span that process was."""
         announce(tmp_path, self.SOURCE)
         note = json.loads(os.environ[VARIABLE])
 
@@ -260,7 +260,9 @@ class TestAnnounce:
         assert not path.exists()
 
     def test_another_id(self, tmp_path):
-        """When the process goes on under another id, the note says so; after it was withdrawn none comes back."""
+        """
+        When the process goes on under another id, the environment names it; after the withdrawal it is not set again.
+        """
         set_process_source(self.SOURCE)
         announce(tmp_path, self.SOURCE)
         other = attrs.evolve(self.SOURCE, id="f" * 16)
@@ -274,7 +276,7 @@ class TestAnnounce:
         assert VARIABLE not in os.environ
 
     def test_withdraw(self, tmp_path):
-        """Withdrawn, nothing of it is left; withdrawing again is harmless."""
+        """After the withdrawal nothing of it is left; withdrawing again is harmless."""
         announce(tmp_path, self.SOURCE)
         withdraw()
         withdraw()
@@ -282,7 +284,7 @@ class TestAnnounce:
         assert VARIABLE not in os.environ
 
     def test_much_metadata(self, tmp_path):
-        """However much metadata a job has, programs can still be started: the note stays short."""
+        """However much metadata a job has, programs can still be started: the environment variable stays short."""
         source = attrs.evolve(self.SOURCE, metadata={f"key {number}": "é" * 500 for number in range(60)})
         announce(tmp_path, source)
         done = subprocess.run([sys.executable, "-c", ""], check=False)

@@ -1,4 +1,4 @@
-"""Presets: how much of a job's spans a handler gets."""
+"""Presets select the spans of a job that a handler gets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trackside.rules import where
 
 @event("test.job.profiled", priority=PROFILE)
 class Profiled(Event):
-    """Something that comes several times a step."""
+    """An event that comes several times a step."""
 
 
 LONG = ["application", "training_loop", "checkpoint_save_sync"]
@@ -36,7 +36,7 @@ WITHIN = [
 
 
 def everything():
-    """Return events of every kind, with what to call each."""
+    """Return events of every kind, by a name for each."""
     named = {"span_id": 1, "parent_span_id": 0}
     for name in LONG:
         yield f"+{name}", SpanStarted(**named, name=name)
@@ -52,7 +52,7 @@ def everything():
 
 
 def kept(name, **more):
-    """Return what a handler gets under the preset *name*."""
+    """Return the names of the events that a handler gets under the preset *name*."""
     found = Capture()
     events = dict(everything())
     with Bus() as bus:
@@ -67,36 +67,38 @@ LIFECYCLE_ONES = [label for name in LONG for label in (f"+{name}", name)]
 
 class TestPresets:
     def test_default(self):
-        """As One Logger exports by default: neither iterations nor what is within them."""
+        """
+        The default preset exports what One Logger exports by default: neither iterations nor the spans within them.
+        """
         assert kept("default") == [*LIFECYCLE_ONES, "mine", "heartbeat"]
 
     def test_per_step(self):
-        """Iterations too."""
+        """The next preset adds iterations."""
         assert kept("per_step") == [*LIFECYCLE_ONES, *KINDS, "mine", "heartbeat"]
 
     def test_profiling(self):
-        """And every span within them."""
+        """The next adds every span within iterations."""
         assert kept("profiling") == [*LIFECYCLE_ONES, *KINDS, *WITHIN, "mine", "my priority", "heartbeat"]
 
     def test_all(self):
-        """And everything else."""
+        """The last adds everything else."""
         assert kept("all") == [label for label, _ in everything()]
 
     @pytest.mark.parametrize("name", ["default", "per_step"])
     def test_costs_nothing(self, name):
-        """What comes several times a step is not even built while no other handler wants it."""
+        """Events that come several times a step are not even built while no other handler wants them."""
         with Bus() as bus:
             bus.subscribe(Capture(), **preset(name).arguments())
             assert bus.wants(ProfileSpanEnded) is False
 
     @pytest.mark.parametrize("name", ["default", "all"])
     def test_with_a_rule(self, name):
-        """Another rule must hold too."""
+        """A rule of the handler's own must keep the event too."""
         with_a_rule = kept(name, keep=where(lambda event: not isinstance(event, Heartbeat)))
         assert with_a_rule == [label for label in kept(name) if label != "heartbeat"]
 
     @pytest.mark.parametrize("wrong", ["everything", "", None, []])
     def test_wrong(self, wrong):
-        """A name that is none is refused, with those that are."""
+        """An unknown name is refused, with a list of the known ones."""
         with pytest.raises(ConfigError, match='give one of "default", "per_step", "profiling", "all"'):
             preset(wrong)

@@ -28,14 +28,14 @@ class TestIsAmong:
         ],
     )
     def test_chosen(self, ranks, chosen):
-        """Each way to say it chooses what it says."""
+        """Each notation chooses the ranks that it names."""
         assert [rank for rank in range(20) if is_among(rank, ranks)] == chosen
 
     @pytest.mark.parametrize(
         "wrong", ["", "a", "1-", "-1", "5-3", "0-9/0", "1,,2", -1, 1.5, True, None, ["0"], "1-2-3"]
     )
     def test_wrong(self, wrong):
-        """What says nothing of the kind is refused, naming field, value and remedy."""
+        """A value of any other form is refused, naming field, value and remedy."""
         with pytest.raises(ConfigError) as caught:
             is_among(0, wrong, field="disabled_ranks")
         assert (caught.value.field, caught.value.given) == ("disabled_ranks", wrong)

@@ -1,4 +1,4 @@
-"""Being watched, as `start` turns it on."""
+"""Viewers and collectors of a job, as `start` sets them up."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def place(monkeypatch):
 
 class TestStart:
     def test_off(self, place, tmp_path, bus):
-        """Unless asked to, a job binds nothing and says nothing."""
+        """Unless asked to, a job binds no socket and prints nothing about it."""
         with trackside.start(tmp_path, bus=bus, report=False) as job:
             assert job.endpoints == []
         assert list(place.iterdir()) == []
 
     def test_on(self, place, tmp_path, bus, capsys):
-        """A job that publishes says what to type, is found by its directory, and leaves nothing behind."""
+        """A job that publishes prints the command to type, is found by its directory, and leaves nothing behind."""
         with trackside.start(tmp_path, bus=bus, remote=trackside.Remote(publish=True), report=True) as job:
             assert f"trackside attach {tmp_path}\n" in capsys.readouterr().err
             (endpoint,) = job.endpoints
@@ -76,7 +76,7 @@ class TestStart:
         assert bus.is_idle
 
     def test_taken(self, place, tmp_path, bus):
-        """An endpoint that is served already is not taken away."""
+        """An endpoint that is served already is left to its server."""
         with (
             trackside.start(tmp_path, bus=bus, remote=trackside.Remote(publish=f"ipc://{place}/job"), report=False),
             trackside.Bus() as other,
@@ -86,12 +86,12 @@ class TestStart:
 
 
 class TestKept:
-    """What a job keeps for viewers that come late."""
+    """The models that a job keeps for viewers that come late."""
 
     NAMES = ("GoodputAccumulator", "OpenSpans", "CounterBoard", "ScoreAggregator")
 
     def kept(self, bus):
-        """Return the names of all that handles the bus's events."""
+        """Return the names of all handlers of the bus."""
         return {stats.name.rpartition(".")[2] for stats in bus.stats().handlers}
 
     def test_all_that_top_shows(self, place, tmp_path, bus):
@@ -119,7 +119,7 @@ class TestKept:
             assert not set(self.NAMES) & self.kept(bus)
 
     def test_none_twice(self, place, tmp_path, bus, monkeypatch):
-        """What the job runs anyway, or has one that knows the same, is not kept beside it."""
+        """A model that the job runs anyway, or a better one, is not duplicated."""
         monkeypatch.setenv("RANK", "1")
         given = [SpanBuilder(), GoodputMonitor()]
         with trackside.start(
@@ -133,7 +133,7 @@ class TestKept:
                 assert all(joined.complete for joined in viewer.models.values())
 
     def test_long_spans_alone(self, place, tmp_path, bus):
-        """Of the spans of a step the model of open ones hears nothing, so it costs a step nothing."""
+        """The model of open spans gets no event of the spans of a step, so it costs a step nothing."""
         with trackside.start(
             tmp_path, bus=bus, remote=trackside.Remote(publish=True), report=False, heartbeat_interval_s=1000
         ):
@@ -147,7 +147,7 @@ class TestKept:
 
 class TestConfig:
     def test_collector_from_the_environment(self, monkeypatch):
-        """The collector comes from the environment unless it was given."""
+        """The collector's address comes from the environment unless the caller passes one."""
         monkeypatch.setenv("TRACKSIDE_COLLECTOR", "ipc:///run/x")
         assert Remote().with_environment().collector == "ipc:///run/x"
         assert Remote(collector="ipc:///y").with_environment().collector == "ipc:///y"
@@ -173,7 +173,7 @@ class TestConfig:
 
 
 class TestWhereNobodyCanBeKeptOut:
-    """Directories that other users made first, or that are not ours: the job starts, and says where it is."""
+    """Directories that other users made first, or that other users own: the job starts, and says which one it uses."""
 
     @pytest.fixture
     def made_by_others(self, monkeypatch, tmp_path):
@@ -229,6 +229,6 @@ class TestWhereNobodyCanBeKeptOut:
 
 
 def test_importing_loads_no_zmq():
-    """Nothing but the first socket loads zmq, though the root knows how to attach and `start` how to publish."""
+    """Importing trackside loads no zmq, though the root exports `attach` and `start` can publish."""
     code = "import trackside, sys; trackside.attach; sys.exit('zmq' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

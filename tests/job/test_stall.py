@@ -70,11 +70,11 @@ class TestStallWatch:
         assert [stall.stalled_s for stall in job.waits(8)] == [5]
 
     def test_before_training(self):
-        """Without steps nothing is usual, and nothing is a stall."""
+        """Without steps there is no usual length, and no stall."""
         assert Job().steps(2, 0.5).waits(1_000) == []
 
     def test_evaluation(self):
-        """Steps of an evaluation are progress, and do not change what is usual for training."""
+        """Steps of an evaluation are progress, and do not change the usual length of training steps."""
         job = Job().steps(10, 0.5)
         for _ in range(10):
             job.waits(50)
@@ -89,7 +89,7 @@ class TestStallWatch:
 
 
 def test_parts(tmp_path, bus):
-    """Of a step the watch hears of the iteration alone: its parts cost it nothing."""
+    """Of a step the watch gets only the iteration: the parts of a step cost it nothing."""
     with trackside.start(tmp_path, bus=bus, report=False, heartbeat_interval_s=1000):
         for step in range(10):
             bus.log(ProfileSpanEnded(span_id=1, parent_span_id=0, name="model_forward", duration_ns=1, attributes={}))
@@ -136,7 +136,7 @@ class TestStacks:
 
 @pytest.mark.hang_guard(120)
 def test_real_process(tmp_path):
-    """A process that hangs in user code records where it hangs, while it does."""
+    """A process that hangs in user code records the place while it hangs."""
     program = """
 import sys, time
 import trackside

@@ -42,7 +42,7 @@ DEADLINE_S = 30.0
 
 @event("test.start.said")
 class Said(Event):
-    """Something was said."""
+    """An event with a text."""
 
     text: str = ""
 
@@ -58,16 +58,16 @@ class Telegraph:
 
     @property
     def lost(self):
-        """Events that were taken and never delivered."""
+        """Events that were accepted and never delivered."""
         return self._exporter.lost
 
     def __call__(self, given):
-        """Take what was said."""
+        """Accept a text."""
         if isinstance(given, Said):
             self._exporter.put(given.text)
 
     def close(self, timeout_s):
-        """Try what waits once more."""
+        """Try again to send the texts that wait."""
         return self._exporter.close(timeout_s)
 
     def _deliver(self, texts):
@@ -84,7 +84,7 @@ def dead_port():
 
 
 def recorded(job, kind=Event):
-    """Return what *job* wrote of type *kind*."""
+    """Return the events of type *kind* that *job* wrote."""
     return list(replay(job.directory, to=kind))
 
 
@@ -104,7 +104,7 @@ def in_child(program, *arguments, **environment):
 
 class TestStart:
     def test_event_log(self, run, bus):
-        """What is logged while the job runs is in its event log."""
+        """Events logged while the job runs are in its event log."""
         with run() as job:
             bus.log(Said(text="a"))
             bus.log(Said(text="b"))
@@ -112,7 +112,7 @@ class TestStart:
         assert [said.text for said in recorded(job, Said)] == ["a", "b"]
 
     def test_not_before_and_not_after(self, run, bus):
-        """What is logged before and after is not."""
+        """Events logged before and after are not."""
         bus.log(Said(text="before"))
         with run() as job:
             bus.log(Said(text="during"))
@@ -121,7 +121,7 @@ class TestStart:
         assert [said.text for said in recorded(job, Said)] == ["during"]
 
     def test_first_and_last(self, run):
-        """The stream begins with who it is and ends with why it ends."""
+        """The stream begins with the source and ends with the reason of its end."""
         with run() as job:
             pass
         events = recorded(job)
@@ -164,7 +164,7 @@ class TestStart:
         assert len(recorded(job, ClockAnchored)) == 1
 
     def test_identity_from_the_launcher(self, run, monkeypatch):
-        """Who the process is comes from its launcher's variables."""
+        """The source's identity comes from the launcher's variables."""
         for name, value in {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "exp-7"}.items():
             monkeypatch.setenv(name, value)
         with run() as job:
@@ -176,7 +176,7 @@ class TestStart:
         assert sorted(source.versions) == ["core", "python", "trackside"]
 
     def test_parent(self, run, monkeypatch):
-        """A process that was told whose child it is, says so."""
+        """A process whose variables name its parent has the parent in its source."""
         monkeypatch.setenv("TRACKSIDE_PARENT", "0123456789abcdef:7")
         with run() as job:
             pass
@@ -184,7 +184,7 @@ class TestStart:
         assert recorded(job)[0].source.parent == Parent("0123456789abcdef", 7)
 
     def test_identity_of_every_event(self, run, bus):
-        """While the job runs the process is its source, and no longer than that."""
+        """While the job runs the process has the job's source, and no longer than that."""
         with run() as job:
             during = process_source()
         after = process_source()
@@ -213,7 +213,7 @@ class TestStart:
         assert sorted(streams.values()) == [["a"], ["b"]]
 
     def test_twice_at_once(self, run):
-        """To turn telemetry on twice is an error that says where it goes already; the first goes on."""
+        """Starting telemetry twice is an error that says where it is recorded already; the first job goes on."""
         job = run()
         with pytest.raises(ConfigError, match=r"telemetry is on already, into .*runs; close that first"):
             run()
@@ -221,7 +221,7 @@ class TestStart:
         assert job.is_open
 
     def test_nothing_stays(self, run, bus):
-        """Closed, the job leaves no subscriber, no thread of its own and no word for children."""
+        """A closed job leaves no subscriber, no thread of its own and no environment variable for children."""
         with run():
             assert VARIABLE in os.environ
         names = [thread.name for thread in threading.enumerate()]
@@ -243,7 +243,7 @@ class TestArguments:
         assert bus.is_idle
 
     def test_directory_below_a_file(self, tmp_path, bus):
-        """What can never be a directory is refused."""
+        """A path that can never be a directory is refused."""
         (tmp_path / "file").write_text("")
         with pytest.raises(ConfigError) as caught:
             start(tmp_path / "file" / "runs", bus=bus)
@@ -259,7 +259,7 @@ class TestArguments:
         assert bus.is_idle
 
     def test_bad_handler(self, run, bus):
-        """A handler that is none is refused; what was turned on by then is turned off again."""
+        """A handler that cannot be called is refused; everything turned on by then is turned off again."""
         captured = Capture()
         with pytest.raises(ConfigError, match="handler: got 3"):
             run(handlers=[captured, 3], redact=lambda said: None)
@@ -280,7 +280,7 @@ class TestArguments:
 
 class TestRedact:
     def test_before_it_is_recorded(self, run, bus):
-        """What the redaction returns is recorded, and what it was given is not."""
+        """The event that the redaction returns is recorded, and the one that it was given is not."""
         hide = lambda given: attrs.evolve(given, text="***") if isinstance(given, Said) else given  # noqa: E731
         with run(redact=hide) as job:
             bus.log(Said(text="secret"))
@@ -289,7 +289,7 @@ class TestRedact:
         assert all(b"secret" not in path.read_bytes() for path in job.log.paths)
 
     def test_none(self, run, bus):
-        """What the redaction returns None for is not recorded, and counted."""
+        """An event for which the redaction returns None is not recorded, and counted."""
         with run(redact=lambda given: None if isinstance(given, Said) else given, report=False) as job:
             bus.log(Said(text="secret"))
 
@@ -333,7 +333,7 @@ class TestReport:
         assert capsys.readouterr().err == ""
 
     def test_other_ranks_that_lost(self, run, bus, capsys, monkeypatch):
-        """A rank that lost something says so, whichever it is."""
+        """A rank that lost events prints so, whichever rank it is."""
         monkeypatch.setenv("RANK", "1")
         with run(report=None):
             bus.log(Said(text=object()))
@@ -341,7 +341,9 @@ class TestReport:
         assert "lost      EventLog 1 of " in capsys.readouterr().err
 
     def test_what_is_lost_while_closing(self, run, bus, capsys, monkeypatch, dead_port):
-        """What a sink takes, holds for its dead server and gives up when it is closed is told as lost, on any rank."""
+        """
+        Events that a sink accepted, held for its dead server and gave up when closed are reported as lost, on any rank.
+        """
         monkeypatch.setenv("RANK", "1")
         with run(report=None, handlers=[Telegraph(dead_port)]):
             for _ in range(3):
@@ -351,7 +353,7 @@ class TestReport:
 
     @pytest.mark.hang_guard(60)
     def test_what_is_not_known(self, run, bus, capsys, monkeypatch):
-        """Of a sink that does not come back from closing it is said that what it took may be lost, on any rank."""
+        """If a sink does not return from close(), its accepted events are reported as possibly lost, on any rank."""
         monkeypatch.setenv("RANK", "1")
         never = threading.Event()
 
@@ -376,8 +378,8 @@ class TestReport:
         )
 
     @pytest.mark.parametrize(("report", "lines"), [(True, 1), (False, 0)])
-    def test_as_told(self, run, capsys, monkeypatch, report, lines):
-        """Told so, any rank prints it, or none."""
+    def test_as_asked(self, run, capsys, monkeypatch, report, lines):
+        """If asked to, any rank prints it, or none."""
         monkeypatch.setenv("RANK", "1")
         with run(report=report):
             pass
@@ -399,14 +401,14 @@ class TestReport:
 
 class TestClose:
     def test_returns_whether_all_was_written(self, run, bus):
-        """Closing says that everything was written."""
+        """close() returns True when everything was written."""
         job = run()
         bus.log(Said())
 
         assert job.close(timeout_s=60)
 
     def test_twice(self, run, bus, capsys):
-        """Closing again does nothing."""
+        """Closing a second time does nothing."""
         job = run(report=True)
         job.close()
         capsys.readouterr()
@@ -421,7 +423,9 @@ class TestClose:
         assert recorded(job, SourceEnded)[0].reason == "preempted"
 
     def test_what_models_publish_last(self, run, bus):
-        """What a model publishes when it reads the last events is in the log before the end, in the same stream."""
+        """
+        Events that a model publishes when it reads the last ones are in the log before the end, in the same stream.
+        """
 
         class Echo:
             runs_on = RunsOn.DISPATCHER
@@ -467,7 +471,10 @@ class TestClose:
 
     @pytest.mark.hang_guard(60)
     def test_stalled_redaction(self, run, bus, capsys):
-        """A redaction that blocks keeps no job from closing in time; how much it kept waiting is told as not known."""
+        """
+        A redaction that blocks keeps no job from closing in time; the number of events that waited is reported as
+        unknown.
+        """
         never = threading.Event()
 
         def redact(given):
@@ -487,7 +494,7 @@ class TestClose:
         )
 
     def test_from_a_heartbeat(self, run, bus):
-        """A plain callable that is told of a heartbeat, on the thread of the heartbeats, may end the job."""
+        """A plain callable that gets a heartbeat, on the heartbeat thread, may end the job."""
         ended, done = [], threading.Event()
 
         def end(_beat):
@@ -537,7 +544,7 @@ class TestClose:
         assert "lost      nothing" in err
 
     def test_open_spans(self, tmp_path):
-        """A heartbeat says which spans are open, so that after a crash it is known where the process was."""
+        """A heartbeat says which spans are open, so that after a crash the last open ones are known."""
         program = """
             import json, sys, trackside
             from trackside.events import Heartbeat
@@ -577,7 +584,7 @@ class TestClose:
 
 class TestFork:
     def test_child_has_its_own_file(self, tmp_path):
-        """A forked child logs to a file of its own, as a worker whose parent is told; the job stays the parent's."""
+        """A forked child logs to a file of its own, as a worker with its parent's id; the job stays the parent's."""
         program = """
             import os, sys, trackside
             from trackside import Event, event
@@ -612,7 +619,7 @@ class TestFork:
         assert child.parent.source_id == parent.id == out.strip()
 
     def test_job_of_its_own(self, tmp_path):
-        """A forked child may turn on telemetry of its own; then what it logs is there, and not with the parent's."""
+        """A forked child may turn on telemetry of its own; then its events are there, and not with the parent's."""
         program = """
             import os, sys, trackside
             from trackside import Event, event
@@ -639,7 +646,7 @@ class TestFork:
 
 @pytest.fixture(autouse=True)
 def own_identity():
-    """Let no test's identity reach the next."""
+    """Keep each test's identity from the next."""
     yield
     set_process_source(None)
 

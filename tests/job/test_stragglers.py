@@ -1,4 +1,4 @@
-"""Watching for stragglers while a job runs."""
+"""The watch for stragglers while a job runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trackside.job import _stragglers as module
 SECOND = 1_000_000_000
 DEADLINE_S = 30.0
 
-# Everything that waits for other ranks; making groups too.
+# Every function that waits for other ranks; making groups too.
 FORBIDDEN = """
     all_gather all_gather_into_tensor all_gather_object all_reduce all_to_all all_to_all_single barrier broadcast
     broadcast_object_list gather gather_object isend irecv monitored_barrier new_group recv reduce reduce_scatter
@@ -63,7 +63,7 @@ def feed(watch, number, *durations_ms, attempt=0):
 
 @pytest.fixture
 def given():
-    """Make a watch that takes what it is called with."""
+    """Make a watch, with these arguments."""
     return lambda **settings: StragglerWatch(windows_from="calls", **settings)
 
 
@@ -81,13 +81,13 @@ class TestReports:
         ]
 
     def test_due_by_steps(self, given):
-        """Counted in steps, every so many calls give a report."""
+        """With an interval in steps, every so many calls give a report."""
         watch = given(report_every_steps=3)
         feed(watch, 0, 10, 10, 10)
         assert [watch.report_if_due() is not None for _ in range(7)] == [False, False, True, False, False, True, False]
 
     def test_due_by_seconds(self, given, monkeypatch):
-        """Counted in seconds, one is due when so many have passed since the last."""
+        """With an interval in seconds, a report is due when so many have passed since the last."""
         clock = iter([100.0, 130.0, 160.0, 170.0, 225.0])
         monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
         watch = given(report_every_s=60.0)
@@ -103,7 +103,7 @@ class TestReports:
         assert watch.report_if_due() is not None
 
     def test_thresholds_while_running(self, given):
-        """Who is a straggler follows the thresholds, at any time."""
+        """The thresholds decide which ranks are stragglers, and may be changed at any time."""
         watch = given()
         feed(watch, 0, 10, 12, 10)
         assert watch.generate_report().stragglers == []
@@ -123,7 +123,7 @@ class TestActions:
         assert [(report.window, report.stragglers[0].rank) for report in recorded] == [(1, 1)]
 
     def test_any_action(self, given):
-        """An action may ask the watch for more, or change it."""
+        """An action may call the watch, or change it."""
         seen = []
         watch = given(
             on_straggler=lambda report: (
@@ -136,7 +136,7 @@ class TestActions:
         assert seen == [True]
 
     def test_action_fails(self, given, caplog):
-        """What an action raises is logged, and the watch goes on."""
+        """An exception raised by an action is logged, and the watch goes on."""
         calls = []
 
         def fail(report):
@@ -152,36 +152,36 @@ class TestActions:
 
 class TestStopping:
     def test_off(self, given):
-        """Unless it is asked for, no rank is stopped."""
+        """Unless the caller asks for it, no rank is stopped."""
         watch = given(agree_every_steps=1)
         feed(watch, 0, 10, 20, 10)
         assert watch.should_stop(0) is False
 
     def test_at_the_agreed_step(self, given):
-        """It is said at the next step at which the ranks agree, and from then on."""
+        """The request to stop is returned at the next step at which the ranks agree, and from then on."""
         watch = given(stop_if_detected=True, agree_every_steps=10)
         feed(watch, 0, 10, 20, 10)
         assert [watch.should_stop(step) for step in (5, 8, 9, 10)] == [False, False, True, True]
 
     def test_recovered_before(self, given):
-        """Who was slow for a while and is not any more stops nothing."""
+        """A rank that was slow for a while and is not any more stops nothing."""
         watch = given(stop_if_detected=True, agree_every_steps=10)
         feed(watch, 0, 10, 20, 10)
         feed(watch, 1, 10, 10, 10)
         assert watch.should_stop(9) is False
 
     def test_what_another_rank_found(self, given, monkeypatch):
-        """A rank that has found nothing stops with the others: the largest of all flags counts."""
+        """A rank that has found nothing stops with the others: the maximum of all flags counts."""
         flags = []
         monkeypatch.setattr(module, "is_distributed", lambda: True)
         monkeypatch.setattr(module, "RankGroup", lambda timeout_s: FakeGroup(flags, says=1))
         watch = given(stop_if_detected=True, agree_every_steps=1)
         assert watch.should_stop(0) is True
         assert watch.should_stop(1) is True
-        assert flags == [0]  # once it is agreed, nothing more is asked
+        assert flags == [0]  # once all ranks agree, no further call is made
 
     def test_no_answer(self, given, monkeypatch, caplog):
-        """Where the others do not answer in time nothing is stopped, and they are not asked again."""
+        """If the others do not answer in time nothing is stopped, and they are not asked again."""
         flags = []
         monkeypatch.setattr(module, "is_distributed", lambda: True)
         monkeypatch.setattr(module, "RankGroup", lambda timeout_s: FakeGroup(flags, says=RuntimeError("timed out")))
@@ -193,7 +193,7 @@ class TestStopping:
 
 
 class FakeGroup:
-    """Other ranks, of which one answers *says*."""
+    """A group of other ranks, of which one answers *says*."""
 
     rank, size = 0, 1
 
@@ -226,7 +226,7 @@ class TestGathering:
         return found
 
     def test_own_windows(self, group):
-        """What was measured since the last report is exchanged, and no sooner scored."""
+        """Windows measured since the last report are exchanged, and not scored before that."""
         watch = StragglerWatch(windows_from="gather", report_every_steps=1)
         feed(watch, 0, 10)
         with watch._lock:
@@ -234,14 +234,14 @@ class TestGathering:
         assert watch.generate_report().window == 0
 
     def test_nothing_new(self, group):
-        """A report without a new window is the last one again."""
+        """A report without a new window equals the last one."""
         watch = StragglerWatch(windows_from="gather", report_every_steps=1)
         feed(watch, 0, 10)
         watch.generate_report()
         assert watch.generate_report().revision == 1
 
     def test_no_answer(self, group, caplog):
-        """Where the others do not come in time this rank goes on alone, with its own windows."""
+        """If the others do not come in time this rank goes on alone, with its own windows."""
         group.says = RuntimeError("timed out")
         watch = StragglerWatch(windows_from="gather", report_every_steps=1)
         feed(watch, 0, 10)
@@ -253,7 +253,7 @@ class TestGathering:
 
 class TestInJob:
     def test_reads_the_logs_of_all(self, tmp_path):
-        """Rank 0 scores what the others write below the job's directory, and publishes the report."""
+        """Rank 0 scores the windows that the others write below the job's directory, and publishes the report."""
         recorded = threading.Event()
         watch = StragglerWatch(on_straggler=lambda report: recorded.set())
         begin_ns = time.time_ns()
@@ -280,7 +280,7 @@ class TestInJob:
         return start(folder, job=config, handlers=[watch], report=False, bus=bus)
 
     def test_last_windows(self, tmp_path, monkeypatch):
-        """What is written when the job closes is still read and reported."""
+        """Windows that are written when the job closes are still read and reported."""
         monkeypatch.setattr(module, "_POLL_S", 60.0)
         recorded = []
         watch = StragglerWatch(on_straggler=recorded.append)
@@ -294,7 +294,7 @@ class TestInJob:
         assert [report.window for report in recorded] == [0]
 
     def test_earlier_attempts(self, tmp_path):
-        """An earlier attempt in the logs counts for what a rank was capable of, and is not reported again."""
+        """An earlier attempt in the logs counts towards a rank's best speed, and is not reported again."""
         for rank, ms in ((0, 5), (1, 15)):
             source = Source(rank=rank, world_size=2, run_id="r", attempt=0)
             with Bus(source=source) as bus, bus.subscribe(EventLog(tmp_path)):
@@ -315,7 +315,7 @@ class TestInJob:
         ]
 
     def test_other_runs(self, tmp_path):
-        """Other runs in the same directory are none of its business."""
+        """Logs of other runs in the same directory are ignored."""
         watch = StragglerWatch()
         with Bus(source=Source(rank=1, world_size=2, run_id="another")) as other, other.subscribe(EventLog(tmp_path)):
             other.log(make_window(0, 30))
@@ -365,7 +365,7 @@ class TestSettings:
         ],
     )
     def test_refused(self, settings, field):
-        """What makes no sense is refused, by name."""
+        """An invalid setting is refused, by name."""
         with pytest.raises(ConfigError) as caught:
             StragglerWatch(**settings)
         assert caught.value.field == field
@@ -374,7 +374,7 @@ class TestSettings:
 @pytest.mark.torch
 class TestNoCollective:
     def test_default_path(self, tmp_path, monkeypatch):
-        """Sections, windows, reports and actions come about without one call into torch's distributed functions."""
+        """Sections, windows, reports and actions work without one call into torch's distributed functions."""
         import torch.distributed as dist
 
         def forbid(name):
@@ -431,6 +431,6 @@ class TestPage:
         trained = []
         monkeypatch.chdir(tmp_path)
         names = {"trackside": trackside, "batches": "abc", "train": trained.append, "tell_the_operators": print}
-        exec(code, names)  # what the page says
+        exec(code, names)  # the example of the page
         assert trained == ["a", "b", "c"]
         assert isinstance(names["watch"], StragglerWatch)

@@ -14,7 +14,7 @@ SOURCE = Source(id="0123456789abcdef", run_id="run-1", rank=3, world_size=8, att
 
 
 class Log(EventLog):
-    """An event log that has written what a test says."""
+    """An event log that has written the files that a test names."""
 
     def __init__(self, directory, *files):
         super().__init__(directory)
@@ -33,13 +33,13 @@ def registry():
 
 class TestSummarize:
     def test_control_characters(self, tmp_path, registry):
-        """A run id that a launcher gave writes no lines of its own, and does not speak to the terminal."""
+        """A run id from a launcher that holds line breaks and control characters prints neither."""
         source = Source(id="0123456789abcdef", run_id="a\x1b[31m\nlost nothing")
         text = summarize(source, BusStats(), registry.snapshots(), Log(tmp_path), 1.0)
         assert text.splitlines()[0].startswith(r"trackside: a\x1b[31m\nlost nothing, rank 0")
 
     def test_whole(self, tmp_path, registry):
-        """The text says who it was, what was published, counted and lost, and where the files are."""
+        """The text gives the identity, the published, counted and lost events, and the files."""
         (tmp_path / "a.tslog").write_bytes(bytes(1536))
         tokens = registry.counter("train.tokens", unit="tokens")
         for value in (1000, 3000):
@@ -56,7 +56,7 @@ class TestSummarize:
         ]
 
     def test_nothing_happened(self, tmp_path):
-        """Of a job without events, counters and files it says just that."""
+        """The text of a job without events, counters and files says just that."""
         assert summarize(SOURCE, BusStats(), [], Log(tmp_path), 0.0).splitlines()[1:] == [
             "  events    none",
             "  lost      nothing",
@@ -65,7 +65,7 @@ class TestSummarize:
         ]
 
     def test_losses(self, tmp_path):
-        """What was lost is told for each handler that lost, out of how much."""
+        """Losses are reported for each handler that lost events, with the number that it should have had."""
         stats = BusStats(
             handlers=(
                 HandlerStats(name="EventLog", runs_on="frames", logged=2000, handled=1500, dropped=400, invalid=100),
@@ -78,7 +78,7 @@ class TestSummarize:
         assert lines[2] == "  lost      EventLog 500 of 2,000 events, print 3 of 10 events"
 
     def test_what_is_not_known(self, tmp_path):
-        """What was not done in time is told as not known, beside what is."""
+        """Work that was not done in time is reported as unknown, beside the known counts."""
         stats = BusStats(
             handlers=(
                 HandlerStats(name="EventLog", runs_on="frames", logged=2000, handled=1500, dropped=500),
@@ -94,7 +94,7 @@ class TestSummarize:
         )
 
     def test_what_came_later(self, tmp_path):
-        """What waits when everything was done in time was logged since, and is no loss."""
+        """Events that wait after everything was done in time were logged since, and are no loss."""
         stats = BusStats(handlers=(HandlerStats(name="acme.Other", runs_on="worker", logged=9, handled=8, in_queue=1),))
         lines = summarize(SOURCE, stats, [], Log(tmp_path), 0.0).splitlines()
 
@@ -148,5 +148,5 @@ class TestReadableBytes:
         ],
     )
     def test_sizes(self, size_bytes, expected):
-        """A size is told in the unit that people would use."""
+        """A size is given in a unit that keeps the number short."""
         assert readable_bytes(size_bytes) == expected

@@ -17,7 +17,7 @@ DEADLINE_S = 30.0
 
 class TestSystem:
     def test_recorded(self, tmp_path, bus, monkeypatch):
-        """What is read is in the job's log: what there is to read, and the counters' last windows."""
+        """The readings are in the job's log: the list of gauges, and the counters' last windows."""
         read = threading.Event()
         gauge = MachineGauge("machine.heat", "Cel", "for a test", lambda: (read.set(), 40.0)[1])
         monkeypatch.setattr(system.importlib.util, "find_spec", lambda name: name)
@@ -32,12 +32,12 @@ class TestSystem:
         assert windows[-1].total_sum / windows[-1].total_count == 40.0
 
     def test_off_unless_asked_for(self, tmp_path, bus):
-        """Nothing is read unless that is asked for."""
+        """Nothing is read unless the caller asks for it."""
         with start(tmp_path, report=False, bus=bus):
             assert "trackside-system" not in {thread.name for thread in threading.enumerate()}
 
     def test_nothing_installed(self, tmp_path, bus, monkeypatch):
-        """Without a library that reads it is refused, and telemetry can be turned on without."""
+        """Without a library for the readings they are refused, and telemetry can be turned on without."""
         monkeypatch.setattr(system.importlib.util, "find_spec", lambda _name: None)
         with pytest.raises(MissingExtraError, match=r"trackside\[psutil,nvml\]"):
             start(tmp_path, system=True, report=False, bus=bus)

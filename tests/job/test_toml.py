@@ -27,7 +27,7 @@ def read(tmp_path):
 @reads_toml
 class TestFromToml:
     def test_everything(self, read):
-        """Everything that can be said there is as if it had been said in Python."""
+        """Every setting has the same effect in TOML as in Python."""
         assert read(
             """
             application_name = "charlm"
@@ -70,7 +70,7 @@ class TestFromToml:
         )
 
     def test_one_tag(self, read):
-        """A single tag may be said alone, and ranks as a list."""
+        """A single tag may be a string, and ranks a list."""
         config = read('application_name = "x"\ndisabled_ranks = [1, 2]\n[training]\nperf_tag = "a"')
         assert (config.training.perf_tag, config.disabled_ranks) == ("a", [1, 2])
 
@@ -87,7 +87,7 @@ class TestFromToml:
         ],
     )
     def test_wrong(self, read, text, field, given):
-        """What is wrong or missing is named as ever, with the types the file has."""
+        """Wrong and missing values are named as in Python, with the types of TOML."""
         with pytest.raises(ConfigError) as caught:
             read(text)
         assert (caught.value.field, caught.value.given) == (field, given)
@@ -100,30 +100,30 @@ class TestFromToml:
         ],
     )
     def test_unknown(self, read, text, unknown):
-        """An unknown key is refused, with those that are known."""
+        """An unknown key is refused, with a list of the known ones."""
         with pytest.raises(ConfigError, match=f"got '{unknown}'; known keys of .*"):
             read(text)
 
     @pytest.mark.parametrize("text", ["training = 3", 'log = "DEBUG"'])
     def test_no_table(self, read, text):
-        """A table that is none is refused, by its name."""
+        """A value that should be a table and is none is refused, by its name."""
         with pytest.raises(ConfigError, match=f"{text.split()[0]}: got .*; give a table"):
             read(f'application_name = "x"\n{text}')
 
     def test_no_toml(self, read):
-        """What is no TOML is named, with the place."""
+        """A file that is not TOML is named, with the place of the error."""
         with pytest.raises(UnreadableError, match=r"job.toml: is no TOML: Invalid value"):
             read("a = 1\nb = ")
 
     def test_no_text(self, tmp_path):
-        """Nor is what is no text."""
+        """So is a file that is not text."""
         path = tmp_path / "job.toml"
         path.write_bytes(b"\xff\xfe")
         with pytest.raises(UnreadableError, match="is no TOML"):
             JobConfig.from_toml(path)
 
     def test_no_file(self, tmp_path):
-        """A file that is not there is named."""
+        """A file that does not exist is named."""
         with pytest.raises(
             UnreadableError, match=r"none.toml: No such file or directory; give the path of a TOML file"
         ):
@@ -133,6 +133,6 @@ class TestFromToml:
 class TestPython310:
     @pytest.mark.skipif(sys.version_info >= (3, 11), reason="this Python reads TOML")
     def test_says_so(self, read):
-        """Where Python reads no TOML, one line says what to do."""
+        """On a Python without a TOML reader, one line names the remedy."""
         with pytest.raises(UnreadableError, match=r"use Python 3.11 or later"):
             read("")

@@ -1,4 +1,4 @@
-"""The configuration of a training, known before it runs."""
+"""The configuration of a training that is known before it runs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ ONE_LOGGERS = """
 
 class TestFields:
     def test_all(self):
-        """Every field of One Logger's is here, and the peak for the MFU."""
+        """Every field of One Logger's exists here, and the peak for the MFU."""
         assert {field.name for field in attrs.fields(TrainingConfig)} == {*ONE_LOGGERS, "peak_flops_per_s"}
 
     def test_defaults(self):
-        """What need not be said has One Logger's default."""
+        """Optional fields have One Logger's defaults."""
         config = TrainingConfig(perf_tag="a")
         assert (config.log_every_n_train_iterations, config.save_checkpoint_strategy) == (50, "sync")
         assert (config.is_train_iterations_enabled, config.is_log_throughput_enabled) == (True, False)
@@ -43,7 +43,7 @@ class TestFields:
     )
     @pytest.mark.parametrize("wrong", [0, -1, 1.5, "8", True])
     def test_counts(self, field, wrong):
-        """A count that is none is refused, naming field, value and remedy."""
+        """A value that is no count is refused, naming field, value and remedy."""
         with pytest.raises(ConfigError) as caught:
             TrainingConfig(perf_tag="a", **{field: wrong})
         assert (caught.value.field, caught.value.given) == (field, wrong)
@@ -81,7 +81,7 @@ class TestFields:
 
 class TestFunctions:
     def test_asked_late(self):
-        """Functions are asked when the configuration is published, not before."""
+        """Functions are called when the configuration is published, not before."""
         asked = []
         config = TrainingConfig(perf_tag=lambda: asked.append(1) or "a", global_batch_size=lambda: 32)
         assert asked == []
@@ -99,7 +99,7 @@ class TestFunctions:
         ],
     )
     def test_wrong_answer(self, field, function):
-        """What a function says is looked at as if it had been given."""
+        """A function's result is checked like a value."""
         config = TrainingConfig(**{"perf_tag": "a", field: function})
         with pytest.raises(ConfigError, match=field):
             config.resolved()
@@ -112,7 +112,7 @@ class TestFunctions:
             TrainingConfig(perf_tag="a", seq_length=lambda: 1 // 0).resolved()
 
     def test_throughput(self):
-        """Fields that need each other are looked at again."""
+        """Fields that need each other are checked again when functions were called."""
         config = TrainingConfig(perf_tag="a", is_log_throughput_enabled=lambda: True)
         with pytest.raises(ConfigError, match="flops_per_sample"):
             config.resolved()
@@ -138,6 +138,6 @@ class TestEvent:
         }
 
     def test_defaults_of_loops(self):
-        """Loops and saves are told what they need."""
+        """Loops and saves get the settings they need."""
         config = TrainingConfig(perf_tag="a", global_batch_size=lambda: 32, save_checkpoint_strategy="async")
         assert config.defaults() == TrainingDefaults(global_batch_size=32, save_checkpoint_strategy="async")

@@ -1,4 +1,4 @@
-"""Exceptions that nothing caught, in real processes."""
+"""Uncaught exceptions, in real processes."""
 
 from __future__ import annotations
 
@@ -51,27 +51,27 @@ class TestProgram:
         assert done.stdout == bare.stdout == ""
 
     def test_left_a_span(self, tmp_path):
-        """One that left spans before is not recorded again."""
+        """An exception that left spans before is not recorded again."""
         program = "trackside.start(sys.argv[1], report=False)\nwith trackside.span('load'): raise ValueError('bad')"
         _, events = run(tmp_path, program)
         assert raised(events) == [("ValueError", "bad", "load")]
         assert reasons(events) == ["ValueError"]
 
     def test_left_the_block(self, tmp_path):
-        """One that leaves the block of start() is recorded once."""
+        """An exception that leaves the block of start() is recorded once."""
         _, events = run(tmp_path, "with trackside.start(sys.argv[1], report=False): raise ValueError('bad')")
         assert raised(events) == [("ValueError", "bad", "")]
         assert reasons(events) == ["ValueError"]
 
     def test_hook_of_the_program(self, tmp_path):
-        """The program's own hook is called with what it would have been called with."""
+        """The program's own hook is called with its usual arguments."""
         hook = "sys.excepthook = lambda kind, error, trace: print('hook', kind.__name__, error)\n"
         done, events = run(tmp_path, f"{hook}trackside.start(sys.argv[1], report=False)\nraise ValueError('bad')")
         assert (done.stdout, done.stderr) == ("hook ValueError bad\n", "")
         assert raised(events) == [("ValueError", "bad", "")]
 
     def test_hooks_afterwards(self, tmp_path):
-        """When telemetry is off again, so are the hooks."""
+        """When telemetry is turned off, the hooks are restored."""
         program = """
 import cattrs  # on Python 3.10 its dependency exceptiongroup has a hook of its own
 before = sys.excepthook, threading.excepthook

@@ -1,8 +1,8 @@
 """
 Log in children of multiprocessing: ``children.py START_METHOD KIND DIRECTORY``.
 
-Nobody calls flush() or close(): the children just end. What they run comes from a module that imports trackside at its
-top, so while they are unpickled, unless they import it late.
+Nobody calls flush() or close(): the children just end. The functions they run come from a module that imports trackside
+at its top, so the children import it while they are unpickled, unless they import it late.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 Log when it is too late: ``ending.py WAY``.
 
 The WAYs are after the bus was closed, from what the interpreter tears down, from daemon threads that outlive the main
-one, and from an atexit function that runs after trackside's own. Prints the counts as JSON where there is still
-a reader to print to.
+one, and from an atexit function that runs after trackside's own. Prints the counts as JSON where somebody still reads
+them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def log(count):
 
 
 class Dying:
-    """Logs as it goes, and goes with the interpreter."""
+    """Logs when it is destroyed, while the interpreter ends."""
 
     def __init__(self):
         self.log = trackside.log
@@ -70,7 +70,7 @@ def main(way):
         log(25)
         report_last(25)
     elif way == "teardown":
-        # What lives in other modules goes late, and what is in a circle at the last collection.
+        # Objects of other modules are destroyed late, and those in a reference cycle at the last collection.
         sys.modules["json"].dying = Dying()
         sys.dying = Dying()
         globals()["dying"] = Dying()

@@ -1,7 +1,7 @@
 """
 End in some way while something is stuck: ``exiting.py WAY STUCK``.
 
-WAY is what ends the program; STUCK is what keeps it. Prints when it begins to leave, by the monotonic clock.
+WAY is how the program ends; STUCK names the part that blocks. Prints when it begins to leave, by the monotonic clock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trackside.events import LIFECYCLE, Event, RunsOn, event
 
 EVENTS = 1000
 
-# A shell starts what runs in its background deaf to Ctrl-C, and so the tests, and what they start.
+# A shell starts its background jobs with Ctrl-C ignored, and so the tests, and the programs that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -31,7 +31,9 @@ class Ticked(Event):
 
 
 class ToFifo:
-    """Writes frames to a FIFO without a reader, on a thread of its own, and waits for it no longer than told."""
+    """
+    Writes frames to a FIFO without a reader, on a thread of its own, and waits for it no longer than its time limit.
+    """
 
     def __init__(self):
         self.path = Path(tempfile.mkdtemp()) / "fifo"
@@ -62,7 +64,7 @@ class ToFifo:
         return self.written.wait(timeout_s)
 
     def close(self, timeout_s):
-        """Wait for the thread; what it did not write is lost."""
+        """Wait for the thread; frames that it did not write are lost."""
         done = self.written.wait(timeout_s)
         if not done:
             self.lost = self.waiting
@@ -73,7 +75,7 @@ class ToFifo:
 
 
 class Blocking(ToFifo):
-    """Breaks its promise, and blocks the dispatcher."""
+    """A frame sink that blocks the dispatcher, against the rules."""
 
     def __init__(self):
         self.lost = 0
@@ -143,7 +145,7 @@ def main(way, stuck):
         say_when()
         raise ValueError("the end")
     elif way == "interrupted":
-        _default.EXIT_S = 50.0  # far beyond what a busy machine takes to end what does not wait
+        _default.EXIT_S = 50.0  # far beyond the time that a busy machine takes to end a program that does not wait
         atexit.register(say_when)  # before the bus is closed: the last that was registered is called first
         say_when()
         threading.Event().wait()

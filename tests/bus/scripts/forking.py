@@ -1,11 +1,11 @@
 """
 Fork at the worst moments: ``forking.py MOMENT FORKS DIRECTORY``.
 
-A MOMENT is what another thread is at while the main one forks: inside ``log()``, or holding one of the bus's locks.
+MOMENT says where another thread is while the main one forks: inside ``log()``, or holding one of the bus's locks.
 Each child logs a hundred events and ends like any program. Every process writes its frames to a file of its own.
-What follows a moment's ``yield`` is for the parent alone, so it is in no ``finally``: the child, which leaves by
+The code after a moment's ``yield`` is for the parent alone, so it is in no ``finally``: the child, which leaves by
 `SystemExit`, lacks the other threads, and one of them may have held the lock of the event that would be set.
-Prints what became of the children, as JSON.
+Prints the outcome of each child, as JSON.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Ticked(Event):
 
 
 class ToFile:
-    """Appends frames to ``<source id>.frames``, made with the first one; nothing is kept back."""
+    """Appends frames to ``<source id>.frames``, made with the first one; buffers nothing."""
 
     def __init__(self, directory):
         self.directory = Path(directory)
@@ -56,7 +56,7 @@ class ToFile:
         return True
 
     def close(self, timeout_s):
-        """Leave word that the end was orderly."""
+        """Write a line that says that the end was orderly."""
         if self.path is not None:
             self.path.with_suffix(".closed").touch()
         return True
@@ -135,7 +135,7 @@ def busy(work):
     def again():
         while not stop.is_set():
             work()
-            time.sleep(0.0002)  # or the queue is full before long, and the loss is told
+            time.sleep(0.0002)  # otherwise the queue is full soon, and the bus reports the loss
 
     threads = [threading.Thread(target=again) for _ in range(3)]
     for thread in threads:
@@ -146,7 +146,7 @@ def busy(work):
         thread.join()
 
 
-def moment_of(name, taker, blocker):
+def moment_of(name, sink, blocker):
     bus = trackside.default_bus
     dispatcher = bus._dispatcher
     moments = {
@@ -157,7 +157,7 @@ def moment_of(name, taker, blocker):
         "handlers leave": lambda: held(bus._retired._merging),
         "counters": lambda: held(bus.registry._lock),
         "windows": lambda: held(bus.registry._publishing),
-        "sink": lambda: held(taker.lock),
+        "sink": lambda: held(sink.lock),
         "all log": lambda: busy(lambda: trackside.log(Ticked(number=-2))),
         "all flush": lambda: busy(lambda: trackside.flush(1.0)),
         "all subscribe": lambda: busy(lambda: trackside.subscribe(len, to=Ticked, runs_on=RunsOn.WORKER).close(1.0)),
@@ -212,13 +212,13 @@ def wait_for(pid):
 
 
 def main(name, forks, directory):
-    taker, model, blocker, got = ToFile(directory), Model(), Blocker(), []
+    sink, model, blocker, got = ToFile(directory), Model(), Blocker(), []
     trackside.subscribe(blocker, to=Ticked)
     trackside.subscribe(got.append, to=Ticked)
     trackside.subscribe(model, to=Ticked)
     trackside.subscribe(lambda _event: None, to=Ticked, runs_on=RunsOn.WORKER)
-    trackside.subscribe(taker)
-    moment = moment_of(name, taker, blocker)
+    trackside.subscribe(sink)
+    moment = moment_of(name, sink, blocker)
     codes, logged = [], 0
     for number in range(forks):
         trackside.log(Ticked(number=number, pid=MAIN_PID))

@@ -1,5 +1,5 @@
 """
-Fork in other ways: ``forking_variants.py WAY``. Prints what is to be checked as JSON; children print for themselves.
+Fork in other ways: ``forking_variants.py WAY``. Prints the values to check as JSON; children print for themselves.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Ticked(Event):
     number: int = 0
 
 
-class Taker:
+class RecordingSink:
     lost = 0
 
     def __init__(self):
@@ -65,8 +65,8 @@ class Model:
 MAIN_PID = os.getpid()
 
 
-def say(**told):
-    os.write(1, (json.dumps(told) + "\n").encode())
+def say(**values):
+    os.write(1, (json.dumps(values) + "\n").encode())
 
 
 def in_child(work):
@@ -101,12 +101,12 @@ def many_dropped():
 
 def switched_off():
     os.environ["TRACKSIDE_FORK"] = "off"
-    got, taker = [], Taker()
+    got, sink = [], RecordingSink()
     trackside.subscribe(got.append, to=Ticked)
-    trackside.subscribe(taker, to=Ticked)
+    trackside.subscribe(sink, to=Ticked)
     trackside.log(Ticked())
     trackside.flush()
-    frames = taker.frames
+    frames = sink.frames
 
     def work():
         trackside.log(Ticked())
@@ -116,7 +116,7 @@ def switched_off():
             wants=trackside.wants(Ticked),
             after_close=trackside.stats().after_close,
             closed=sub.closed,
-            untouched=taker.frames == frames and not taker.after and not taker.is_closed,
+            untouched=sink.frames == frames and not sink.after and not sink.is_closed,
             close=trackside.close(),
         )
 
@@ -127,23 +127,23 @@ def switched_off():
 
 def lazily():
     """Log nothing in a child, which opens and records nothing then."""
-    taker = Taker()
-    trackside.subscribe(taker)
+    sink = RecordingSink()
+    trackside.subscribe(sink)
     trackside.log(Ticked())
     trackside.flush()
-    frames = taker.frames
+    frames = sink.frames
 
     def work():
         trackside.flush()
         trackside.close()
-        say(opened=len(taker.opened), new_frames=taker.frames - frames, told=len(taker.after))
+        say(opened=len(sink.opened), new_frames=sink.frames - frames, after_forks=len(sink.after))
 
     in_child(work)
 
 
 def identity():
     """Fork before anything was logged."""
-    trackside.subscribe(Taker())
+    trackside.subscribe(RecordingSink())
     source = process_source()
 
     def work():
@@ -162,17 +162,17 @@ def identity():
 def own_source():
     """Fork with a bus that has a source of its own."""
     bus = trackside.Bus(source=Source(run_id="mine"))
-    taker = Taker()
-    bus.subscribe(taker)
+    sink = RecordingSink()
+    bus.subscribe(sink)
     bus.log(Ticked())
     bus.flush()
-    parent = taker.opened[0]
+    parent = sink.opened[0]
 
     def work():
         bus.log(Ticked())
         bus.flush()
-        (mine,) = taker.opened
-        say(run=mine.run_id, role=mine.role, parent=mine.parent.source_id == parent.id, same=taker.after == [mine])
+        (mine,) = sink.opened
+        say(run=mine.run_id, role=mine.role, parent=mine.parent.source_id == parent.id, same=sink.after == [mine])
 
     in_child(work)
 
@@ -182,7 +182,7 @@ def subscriptions():
     got = []
     plain = trackside.subscribe(got.append, to=Ticked)
     model = trackside.subscribe(Model(), to=Ticked)
-    frames = trackside.subscribe(Taker(), to=Ticked)
+    frames = trackside.subscribe(RecordingSink(), to=Ticked)
     for _ in range(3):
         trackside.log(Ticked())
     trackside.flush()
@@ -215,19 +215,19 @@ def within_a_handler():
     got = []
     trackside.subscribe(fork, to=Ticked)
     trackside.subscribe(got.append, to=Ticked)
-    trackside.subscribe(Taker(), to=Ticked)
+    trackside.subscribe(RecordingSink(), to=Ticked)
     trackside.log(Ticked(number=1))
     say(parent=[one.number for one in got], balance=trackside.stats().total("balance"))
 
 
-def broken_taker():
-    """Fork with a taker that cannot begin anew, and one that can."""
+def broken_sink():
+    """Fork with a frame sink whose ``after_fork`` raises, and a sound one."""
 
-    class Broken(Taker):
+    class Broken(RecordingSink):
         def after_fork(self, source):
             raise ValueError("not me")
 
-    good = Taker()
+    good = RecordingSink()
     trackside.subscribe(Broken())
     trackside.subscribe(good)
     trackside.log(Ticked())
@@ -243,7 +243,7 @@ def broken_taker():
 
 def generations():
     """Fork in a fork."""
-    trackside.subscribe(Taker())
+    trackside.subscribe(RecordingSink())
     trackside.log(Ticked())
 
     def grandchild(parent):

@@ -1,4 +1,4 @@
-"""A taker of frames that writes a file for each process, and what children do with it."""
+"""A frame sink that writes a file for each process, and the functions that children run with it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ToFile:
         return True
 
     def close(self, timeout_s):
-        """Leave word that the end was orderly."""
+        """Write a line that says that the end was orderly."""
         if self.path is not None:
             self.path.with_suffix(".closed").touch()
         return True
@@ -52,7 +52,7 @@ class ToFile:
 
 @functools.cache
 def subscribe_once(directory):
-    """Take this process's frames, once for all work that it is given: of a pool, one worker may do all."""
+    """Subscribe this process's frame sink once: one worker of a pool may do all the work."""
     trackside.subscribe(ToFile(directory))
 
 

@@ -1,7 +1,8 @@
 """
-Log to the dead and the deaf: ``overload.py EVENTS``.
+Log to handlers that block or refuse: ``overload.py EVENTS``.
 
-A queued handler that blocks for ever and a taker that refuses every frame; a model reads along. Prints the counts and
+A queued handler that blocks for ever and a frame sink that refuses every frame; a model reads along. Prints the counts
+and
 how much the process grew, as JSON.
 """
 

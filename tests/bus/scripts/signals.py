@@ -54,7 +54,7 @@ def main(inside, rounds, seed):
     over = False
 
     def arm():
-        # Not before the last one is done: handlers that interrupt themselves for ever find the end of the stack.
+        # Not before the last one is done: handlers that interrupt themselves without end overflow the stack.
         signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.00001, 0.0003))
 
     def interrupt(_number, _frame):
@@ -92,7 +92,7 @@ def main(inside, rounds, seed):
         use()
         uses += 1
     over = True
-    # The handler stays: Python complains on standard error about a signal that came in while it was being taken away.
+    # The handler stays: Python complains on standard error about a signal that arrives while its handler is removed.
     signal.setitimer(signal.ITIMER_REAL, 0)
     bus.flush(5.0)
     stats = bus.stats()

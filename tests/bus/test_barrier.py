@@ -1,4 +1,4 @@
-"""Looking at the stream from one place between its events; and asking for types by name."""
+"""Barriers, subscribing to types by name, and events injected from other processes."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import trackside
 from trackside.events import ConfigError, RunsOn
 
 
-@trackside.event("look.step.taken")
+@trackside.event("barrier.step.taken")
 class StepTaken(trackside.Event):
     """An event."""
 
     number: int
 
 
-@trackside.event("look.step.taken.slowly")
+@trackside.event("barrier.step.taken.slowly")
 class SlowStepTaken(StepTaken):
     """An event that is derived from the other."""
 
 
-@trackside.event("look.other.happened", priority=trackside.LIFECYCLE)
+@trackside.event("barrier.other.happened", priority=trackside.LIFECYCLE)
 class OtherHappened(trackside.Event):
     """An event of another family."""
 
@@ -42,20 +42,20 @@ class Counter:
         self.missed_events += count
 
 
-class Taker:
-    """Takes frames, and tells how many events were in each."""
+class CountingSink:
+    """A frame sink that records how many events were in each frame."""
 
     lost = 0
 
     def __init__(self):
-        self.taken = []
+        self.accepted = []
 
     def open(self, source):
         """Need nothing."""
 
     def accept(self, frame, *, events):
         """Note it."""
-        self.taken.append(events)
+        self.accepted.append(events)
         return True
 
     def flush(self, timeout_s):
@@ -73,22 +73,22 @@ class Taker:
 
 class TestLook:
     def test_between_two_events(self, bus):
-        """What is seen is as it was after the event before, whatever is logged at once behind it."""
-        model, taker, seen = Counter(), Taker(), []
+        """A barrier sees the state after the event before it, whatever is logged immediately after."""
+        model, sink, seen = Counter(), CountingSink(), []
         bus.subscribe(model)
-        bus.subscribe(taker)
+        bus.subscribe(sink)
         for number in range(10):
             bus.log(StepTaken(number=number))
             if number == 6:
-                bus.at_barrier(lambda view: seen.append((view.next_seq, view.models[0].count, sum(taker.taken))))
+                bus.at_barrier(lambda view: seen.append((view.next_seq, view.models[0].count, sum(sink.accepted))))
         bus.flush()
 
-        # SourceStarted has number 0, and every frame with an event before the place was cut.
+        # SourceStarted has number 0, and every frame with an event before the barrier was cut.
         assert seen == [(8, 8, 8)]
-        assert sum(taker.taken) == 11
+        assert sum(sink.accepted) == 11
 
-    def test_whose_it_is(self, bus):
-        """It is known whose stream it is, once it has begun."""
+    def test_source(self, bus):
+        """A barrier knows the stream's source, once the stream has begun."""
         seen = []
         bus.at_barrier(lambda view: seen.append(view.source))
         bus.subscribe(Counter())
@@ -100,7 +100,7 @@ class TestLook:
         assert seen[1].id == trackside.events.process_source().id
 
     def test_dropped(self, make_bus):
-        """What got no number is counted, and known to the models by then."""
+        """Events that got no number are counted, and known to the models at the barrier."""
         bus, seen = make_bus(queue_limit=10), []
         bus.subscribe(Counter())
         bus.flush()
@@ -116,7 +116,7 @@ class TestLook:
         assert seen == [(12, 12)]  # events of one a step may fill eight of ten places
 
     def test_failure(self, bus, caplog):
-        """What the one who looks does wrong is reported, and the stream goes on."""
+        """An exception raised at a barrier is reported, and the stream goes on."""
         model = Counter()
         bus.subscribe(model)
         bus.at_barrier(lambda view: 1 / 0)
@@ -132,11 +132,11 @@ class TestNames:
         ("to", "expected"),
         [
             ("*", 3),
-            ("look.step.taken", 2),
-            ("look.*", 3),
+            ("barrier.step.taken", 2),
+            ("barrier.*", 3),
             ("*.slowly", 1),
-            (("look.step.taken.slowly", OtherHappened), 2),
-            ("LOOK.*", 0),
+            (("barrier.step.taken.slowly", OtherHappened), 2),
+            ("BARRIER.*", 0),
         ],
     )
     def test_wanted(self, bus, to, expected):
@@ -151,8 +151,8 @@ class TestNames:
     def test_declared_later(self, bus):
         """A type declared after the subscription is found by its name."""
         seen = []
-        bus.subscribe(seen.append, to="look.late.*")
-        late = trackside.event("look.late.came")(type("LateCame", (trackside.Event,), {"__module__": __name__}))
+        bus.subscribe(seen.append, to="barrier.late.*")
+        late = trackside.event("barrier.late.came")(type("LateCame", (trackside.Event,), {"__module__": __name__}))
         assert bus.wants(late)
         bus.log(late())
 
@@ -164,17 +164,17 @@ class TestNames:
         assert bus.wants(OtherHappened)
         assert not bus.wants(StepTaken)
 
-    @pytest.mark.parametrize("to", ["", "look", (), ("x.*", 3), (StepTaken, "")], ids=repr)
+    @pytest.mark.parametrize("to", ["", "barrier", (), ("x.*", 3), (StepTaken, "")], ids=repr)
     def test_wrong(self, bus, to):
-        """What names nothing is refused."""
+        """A filter that matches no type is refused."""
         with pytest.raises(ConfigError):
             bus.subscribe(print, to=to)
 
 
 def test_stays_with_the_parent(bus):
-    """A taker of frames that says no at a fork is not on the child's bus, and nothing is complained about."""
-    taker = Taker()
-    bus.subscribe(taker)
+    """A frame sink that refuses to fork is not on the child's bus, and nothing is reported."""
+    sink = CountingSink()
+    bus.subscribe(sink)
     bus.log(StepTaken(number=1))
     bus.flush()
     bus.become_child()
@@ -182,26 +182,26 @@ def test_stays_with_the_parent(bus):
     assert bus.is_idle
     bus.log(StepTaken(number=2))
     bus.flush()
-    assert sum(taker.taken) == 2
+    assert sum(sink.accepted) == 2
 
 
 class TestDeliver:
     def foreign(self, count):
         """Return events as they come from another process."""
         with trackside.Bus(source=trackside.Source(id="elsewhere", rank=7)) as other:
-            taker = Kept()
-            other.subscribe(taker)
+            sink = Kept()
+            other.subscribe(sink)
             for number in range(count):
                 other.log(StepTaken(number=number))
-        return taker.events
+        return sink.events
 
     def test_keeps_its_identity(self, bus):
         """Callables, models and sinks get the events of other processes with the sources and numbers of those."""
-        inline, queued, model, taker = [], [], Kept(), Taker()
+        inline, queued, model, sink = [], [], Kept(), CountingSink()
         bus.subscribe(inline.append, to=StepTaken)
         bus.subscribe(queued.append, to=StepTaken, runs_on=RunsOn.WORKER)
         bus.subscribe(model)
-        bus.subscribe(taker)
+        bus.subscribe(sink)
         assert bus.inject(self.foreign(5))
         bus.log(StepTaken(number=99))
         bus.flush()
@@ -211,12 +211,12 @@ class TestDeliver:
             assert {(event.source.id, event.source.rank) for event in events[:5]} == {("elsewhere", 7)}
             assert [event.seq for event in events[:5]] == [1, 2, 3, 4, 5]
             assert events[5].source.id != "elsewhere"
-        assert sum(taker.taken) == 2  # this process's own: its start, and what it logged
+        assert sum(sink.accepted) == 2  # this process's own: its start, and what it logged
         assert all(handler.balance == 0 for handler in bus.stats().handlers)
         assert bus.stats().lost == 0
 
     def test_full(self, make_bus):
-        """Where the dispatcher is behind, nothing is taken that there is no room for, and nothing is lost."""
+        """While the dispatcher is behind, it accepts no injected events beyond its capacity, and none is lost."""
         bus, model = make_bus(queue_limit=100), Kept()
         bus.subscribe(model)
         events = self.foreign(49)
@@ -232,7 +232,7 @@ class TestDeliver:
         assert bus.inject(events)
 
     def test_rules(self, bus):
-        """Rules apply to them."""
+        """Rules apply to injected events."""
         seen = []
         bus.subscribe(seen.append, to=StepTaken, keep=trackside.every(2))
         bus.inject(self.foreign(6))
@@ -240,7 +240,7 @@ class TestDeliver:
         assert [event.number for event in seen] == [0, 2, 4]
 
     def test_failing_handler(self, make_bus):
-        """What a callable raises is counted, and the next event comes."""
+        """An exception that a callable raises for an injected event is counted, and the next event comes."""
         bus, seen = make_bus(), []
         bus.subscribe(lambda event: 1 / 0)
         bus.subscribe(seen.append)

@@ -1,4 +1,4 @@
-"""A handler that keeps failing is reported once a minute, set aside, and tried again."""
+"""The circuit breaker: a handler that keeps failing is reported once a minute, suspended, and tried again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trackside.events import ITERATION, Event, HandlerSuspended, RunsOn, event
 from trackside.rules import every, where
 
 
-@event("test.rest.ticked", priority=ITERATION)
+@event("test.breaker.ticked", priority=ITERATION)
 class Ticked(Event):
     number: int = 0
 
@@ -58,7 +58,7 @@ class TestReports:
 
 
 class Flaky:
-    """Fails as long as it is told to."""
+    """A handler that fails until the test stops it."""
 
     def __init__(self):
         self.fails = True
@@ -104,7 +104,7 @@ class TestRest:
         return stats.handled, stats.failed, stats.suspended
 
     def test_after_five_in_a_row(self, fake_clock, flaky, log):
-        """A handler that fails five times in a row is left alone."""
+        """A handler that fails five times in a row is suspended."""
         log(4)
         assert self.counts() == (0, 4, 0)
         log(6)
@@ -112,7 +112,7 @@ class TestRest:
         assert self.counts() == (0, 5, 5)
 
     def test_a_success_forgives(self, fake_clock, flaky, log):
-        """Four failures, a success and four more are no reason to rest."""
+        """Four failures, a success and four more do not suspend a handler."""
         log(4)
         flaky.fails = False
         log(1)
@@ -132,7 +132,7 @@ class TestRest:
             assert flaky.calls == 5 + tries
 
     def test_recovers(self, fake_clock, flaky, log):
-        """When a try succeeds, everything that follows is delivered, and the next rest is 30 s again."""
+        """When a try succeeds, everything that follows is delivered, and the next suspension lasts 30 s again."""
         log(5)
         fake_clock.advance(31)
         log(1)
@@ -148,7 +148,7 @@ class TestRest:
         assert flaky.calls == 10 + 11 + 1
 
     def test_published(self, fake_clock, bus, flaky, log, place):
-        """That a handler rests is an event, with who, why and for how long."""
+        """A suspension is an event, with the handler, the reason and the duration."""
         seen = []
         bus.subscribe(seen.append, to=HandlerSuspended)
         log(5)
@@ -175,7 +175,7 @@ class TestRest:
         return flaky
 
     def test_predicate(self, fake_clock, bus, picky, log):
-        """A predicate that keeps failing is left alone like a handler, and tried again."""
+        """A predicate that keeps failing is suspended like a handler, and tried again."""
         suspended = []
         bus.subscribe(suspended.append, to=HandlerSuspended)
         log(10)
@@ -193,7 +193,7 @@ class TestRest:
         assert [one.retry_after_s for one in suspended] == [30.0, 60.0]
 
     def test_rule_before_the_try(self, fake_clock, bus):
-        """A rule that drops the event meant as the try leaves the try to the next event."""
+        """If a rule drops the event meant as the try, the next event is the try."""
         flaky = Flaky()
         subscription = bus.subscribe(flaky, to=Ticked, keep=where(lambda event: event.number))
         for _ in range(5):
@@ -206,7 +206,7 @@ class TestRest:
         assert (stats.handled, stats.filtered, stats.failed, stats.suspended) == (2, 2, 5, 0)
 
     def test_its_own_rest(self, fake_clock, bus, make_model, place):
-        """A handler that gets all events and fails on each does not turn its own rest into an endless loop."""
+        """A handler that gets all events and fails on each does not turn its own suspension into an endless loop."""
         flaky = Flaky()
         handler = make_model(flaky) if place == "model" else flaky
         options = {"ruled": {"keep": every(1)}, "queued": {"runs_on": RunsOn.WORKER}}
@@ -220,7 +220,7 @@ class TestRest:
 
 class TestThreads:
     def test_one_rest_for_many_failures_at_once(self, bus, fake_clock):
-        """Threads that are inside a handler as it fails cause one rest of 30 s, not one for each of them."""
+        """Threads that are inside a handler as it fails cause one suspension of 30 s, not one for each of them."""
         count = 16
         inside = threading.Barrier(count)
         suspended = []
@@ -240,7 +240,7 @@ class TestThreads:
         assert [one.retry_after_s for one in suspended] == [30.0]
 
     def test_always_failing(self, bus, in_threads, scaled):
-        """A handler that always fails comes to rest under threads too, and the counts balance."""
+        """A handler that always fails is suspended under threads too, and the counts balance."""
         broken = bus.subscribe(raising(ValueError("no")), to=Ticked)
         count = scaled(20_000)
 
