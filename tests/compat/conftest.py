@@ -1,4 +1,4 @@
-"""One Logger's names, and a process that has not configured them."""
+"""Fixtures: One Logger's names, and a process that has not configured them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trackside.instruments._registry import opened
 
 
 class Recording(BaseExporter):
-    """An exporter that keeps what it is told: the call and the name, and for each the attributes."""
+    """An exporter that keeps its calls: the name of the call and of the span, and for each the attributes."""
 
     def __init__(self, fails=lambda call: False):
         super().__init__()
@@ -61,7 +61,7 @@ class Recording(BaseExporter):
         super().close()
 
     def of(self, call, name):
-        """Return what was told by such calls."""
+        """Return the calls of these names."""
         return [sent for made, sent in zip(self.calls, self.sent, strict=False) if made == (call, name)]
 
 
@@ -76,7 +76,7 @@ def one_logger(tmp_path):
 
 
 class OneLogger:
-    """What a test needs of One Logger."""
+    """The parts of One Logger that a test needs."""
 
     def __init__(self, path):
         self.path = path
@@ -103,7 +103,7 @@ class OneLogger:
         return provider
 
     def records(self):
-        """Return what the file holds so far."""
+        """Return the present content of the file."""
         assert default_bus.flush(10)
         return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
 
@@ -116,7 +116,7 @@ class OneLogger:
 
 @pytest.fixture
 def recording():
-    """Give an exporter that keeps what it is told."""
+    """Give an exporter that keeps its calls."""
     return Recording()
 
 

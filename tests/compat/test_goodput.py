@@ -1,4 +1,4 @@
-"""ml-goodput-measurement's names over our parts: what is recorded, and what is answered."""
+"""ml-goodput-measurement's names over trackside: the records written, and the figures returned."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def recorder(tmp_path):
 
 @pytest.fixture
 def calculator(tmp_path):
-    """Give a calculator of what is recorded there."""
+    """Give a calculator of the records there."""
     return GoodputCalculator("job", "log", directory=tmp_path)
 
 
@@ -91,13 +91,13 @@ class TestRecorder:
         assert written[7] == {"job_name": "job", "step_count": 0, "step_start_time": at(5).timestamp()}
 
     def test_quiet(self, recorder, caplog):
-        """Nothing is lost, and nothing is complained about."""
+        """Nothing is lost, and no warning is logged."""
         record(recorder)
         recorder._log.close()
         assert caplog.messages == []
 
     def test_now(self, recorder, tmp_path):
-        """Without a time a record is of now."""
+        """Without a time a record has the present one."""
         before = datetime.datetime.now(UTC).timestamp()
         recorder.record_job_start_time()
         recorder.flush()
@@ -118,7 +118,7 @@ class TestRecorder:
 
     @pytest.mark.parametrize("name", ["../job/x", "..", ".", ""])
     def test_names(self, tmp_path, name):
-        """A name cannot lead out of the directory, nor into nowhere."""
+        """A name cannot lead out of the directory, and must not be empty."""
         recorder = GoodputRecorder(name, "../log", logging_enabled=True, directory=tmp_path / "in")
         recorder.record_job_start_time(at(0))
         recorder.flush()
@@ -140,7 +140,7 @@ WHAT = ("tpu_init", "training_prep", "data_loading", "custom_badput_event", "ela
 
 @pytest.fixture
 def far_east():
-    """Be in Japan."""
+    """Set the time zone of Japan."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TZ", "Asia/Tokyo")
         time.tzset()
@@ -173,7 +173,7 @@ class TestCalculator:
         )
 
     def test_custom(self, recorder, calculator):
-        """Custom events come by their type in capitals, as the peer has them."""
+        """Custom events are listed by their type in capitals, as the peer lists them."""
         record(recorder, restart=False, end=False)
         for kind, second in [("Eval", 17), ("EVAL", 20)]:
             recorder.record_custom_badput_event_start_time(at(second), kind)
@@ -184,7 +184,7 @@ class TestCalculator:
         assert badput[BadputType.CUSTOM_BADPUT_EVENTS] == {"EVAL": pytest.approx(100 * 2 / 25)}
 
     def test_later(self, recorder, calculator):
-        """A calculator that was asked before learns what came since, and the last figures are kept."""
+        """A calculator that was asked before reads the records written since, and the last figures are kept."""
         record(recorder, restart=False, end=False)
         assert calculator.get_job_goodput()[2] == 3
         recorder.record_step_start_time(5, at(25))
@@ -213,13 +213,13 @@ class TestCalculator:
         assert calculator.get_job_goodput_interval(*naive) == calculator.get_job_goodput_interval(at(0), at(22))
 
     def test_no_job_then(self, recorder, calculator):
-        """An interval in which there was no job has no goodput."""
+        """An interval without a job has no goodput."""
         record(recorder)
         with pytest.raises(ValueError, match="no time of the job"):
             calculator.get_job_goodput_interval(at(-10), at(-5))
 
     def test_interval_details(self, recorder, calculator):
-        """An interval's details are the same by name, and empty where there was no job."""
+        """An interval's details have the same names, and are empty where there was no job."""
         record(recorder)
         details = calculator.get_interval_metric_details(at(0), at(22))
         assert details["interval_goodput"] == {GoodputType.TOTAL: pytest.approx(100 * 6 / 22)}
@@ -228,7 +228,7 @@ class TestCalculator:
         assert calculator.get_interval_metric_details(at(-10), at(-5)) == empty
 
     def test_exclusions(self, recorder, calculator):
-        """An excluded second leaves both sides; the last value is how many did."""
+        """An excluded second leaves both sides; the last value is the number of excluded seconds."""
         record(recorder)
         share, badput, last_step, excluded = calculator.get_job_goodput_with_exclusions(
             [(at(22), at(30)), (at(28), at(29))], include_badput_breakdown=True
@@ -244,12 +244,12 @@ class TestCalculator:
         assert "left out" in caplog.text
 
     def test_all_excluded(self, recorder, calculator):
-        """Where everything is excluded goodput is 0, and no error."""
+        """If everything is excluded goodput is 0, and no error."""
         record(recorder)
         assert calculator.get_job_goodput_with_exclusions([(at(-1), at(99))], True) == (0.0, {}, 4, 49.0)
 
     def test_details(self, recorder, calculator):
-        """Details are the last answer in seconds."""
+        """Details are the last result in seconds."""
         record(recorder)
         calculator.get_job_goodput(configured_ideal_step_time=3.0)
         details = calculator.get_job_goodput_details()
@@ -262,14 +262,14 @@ class TestCalculator:
         assert details["total_excluded_time"] == 0.0
 
     def test_details_of_the_whole(self, recorder, calculator):
-        """What was asked of an interval is not among them."""
+        """The result for an interval is not among them."""
         record(recorder)
         calculator.get_job_goodput()
         calculator.get_job_goodput_interval(at(0), at(22))
         assert calculator.get_job_goodput_details()["total_elapsed_time"] == 49.0
 
     def test_details_before(self, calculator):
-        """Before anything was asked they are empty."""
+        """Before the first call they are empty."""
         details = calculator.get_job_goodput_details()
         assert (details["goodput_time"], details["badput_time"], details["disruption_count"]) == ({}, {}, 0)
 
@@ -348,7 +348,7 @@ class TestCalculator:
 
 
 class Sink:
-    """Keeps updates."""
+    """A sink that keeps updates."""
 
     runs_on = RunsOn.WORKER
 
@@ -390,7 +390,7 @@ def monitor(sink, tmp_path):
 
 class TestMonitor:
     def test_final(self, recorder, monitor, sink):
-        """Stopping tells the last figures, though the interval is not over."""
+        """Stopping uploads the last figures, though the interval is not over."""
         record(recorder)
         made = monitor(include_badput_breakdown=True)
         made.start_goodput_uploader()
@@ -399,7 +399,7 @@ class TestMonitor:
         assert (update.goodput, update.last_step, update.badput_s["PROGRAM_STARTUP"]) == (15 / 49, 4, 10.0)
 
     def test_interval(self, recorder, monitor, sink):
-        """It tells them on the interval."""
+        """The monitor uploads figures on the interval."""
         record(recorder)
         made = monitor(upload_interval=0.01)
         made.start_goodput_uploader()
@@ -407,20 +407,20 @@ class TestMonitor:
         made.stop_goodput_uploader(skip_final_flush=True)
 
     def test_no_breakdown(self, recorder, monitor, sink):
-        """Badput is told if that is wanted."""
+        """Badput is uploaded if the caller asked for it."""
         record(recorder)
         monitor().stop_goodput_uploader()
         assert sink.updates[0].badput_s == {}
 
     def test_never_started(self, recorder, monitor, sink):
-        """Stopping what was never started tells the figures once, as the peer does."""
+        """Stopping a monitor that was never started uploads the figures once, as the peer does."""
         record(recorder)
         monitor().stop_goodput_uploader()
         assert len(sink.updates) == 1
 
     @pytest.mark.parametrize("way", ["constructor", "call"])
     def test_skipped(self, recorder, monitor, sink, way):
-        """Unless that is to be skipped."""
+        """The option that skips the last upload skips it."""
         record(recorder)
         made = monitor(skip_final_flush=way == "constructor")
         made.start_goodput_uploader()
@@ -428,7 +428,7 @@ class TestMonitor:
         assert sink.updates == []
 
     def test_steps(self, recorder, monitor, sink):
-        """The step deviation uploader tells each step once."""
+        """The step deviation uploader uploads each step once."""
         record(recorder, restart=False, end=False)
         made = monitor(include_step_deviation=True, configured_ideal_step_time=4.0)
         made.start_step_deviation_uploader()
@@ -440,13 +440,13 @@ class TestMonitor:
         assert first.goodput is None
 
     def test_steps_unwanted(self, recorder, monitor):
-        """It does not start unless it was asked for at first."""
+        """It starts only if the monitor was made with it."""
         made = monitor()
         made.start_step_deviation_uploader()
         assert made._uploaders == {}
 
     def test_windows(self, recorder, monitor, sink):
-        """The rolling window uploader tells of each window, which ends now or with the job."""
+        """The rolling window uploader uploads each window, which ends now or with the job."""
         record(recorder)
         made = monitor()
         made.start_rolling_window_goodput_uploader([3, 49])
@@ -456,7 +456,7 @@ class TestMonitor:
         assert update.windows["goodput"] == [1.0, 15 / 49]
 
     def test_interval_uploader(self, recorder, monitor, sink):
-        """The name of earlier releases tells of one window."""
+        """The method's name in earlier releases uploads one window."""
         record(recorder)
         made = monitor()
         made.start_goodput_interval_uploader(window_size_seconds=49)
@@ -491,7 +491,7 @@ class TestMonitor:
 
     @pytest.mark.hang_guard(60)
     def test_bounded(self, recorder, monitor, monkeypatch, caplog):
-        """Stopping takes no longer than its bound, whatever is stalled."""
+        """Stopping takes no longer than its time limit, whichever upload is stalled."""
         record(recorder)
         go_on = threading.Event()
         made = monitor(final_flush_timeout_seconds=0.05)
@@ -525,13 +525,13 @@ class TestMonitor:
         assert got == []
 
     def test_default_bound(self):
-        """Stopping takes 10 s at most unless told otherwise, as the peer's."""
+        """Stopping takes 10 s at most unless the caller sets a limit, as with the peer."""
         assert monitor_module.FLUSH_S == 10.0
 
 
 class TestPage:
     def test_example(self, tmp_path):
-        """The page's example runs as it stands: the last productive step, and the 100 % that all of it makes."""
+        """The page's example runs as it stands: the last productive step, and percentages that sum to 100 %."""
         page = (Path(__file__).resolve().parents[2] / "docs" / "goodput.md").read_text(encoding="utf-8")
         (example,) = re.findall(r"```python\n(from trackside.compat.*?)```", page, re.DOTALL)
         ran = subprocess.run(

@@ -34,7 +34,7 @@ class TestExclusions:
         assert len(caplog.records) == 2
 
     def test_overlap(self):
-        """What lies in several exclusions is added up."""
+        """Time that lies in several exclusions is added up."""
         assert exclusion_utils.get_exclusion_overlap(10, 30, [(0, 12), (20, 21), (29, 40), (50, 60)]) == 2 + 1 + 1
 
 
@@ -103,7 +103,7 @@ class TestCheckpoints:
 
 class TestFigures:
     def test_percentile(self):
-        """A percentile lies between the two nearest values."""
+        """A percentile is interpolated between the two nearest values."""
         assert goodput_utils.compute_percentile([4.0, 1.0, 2.0, 3.0], 50) == 2.5
         assert goodput_utils.compute_percentile([1.0, 2.0], 90) == pytest.approx(1.9)
         assert goodput_utils.compute_percentile([], 90) == 0.0
@@ -137,7 +137,7 @@ ANSWERS = {
 
 
 class Metadata(http.server.BaseHTTPRequestHandler):
-    """What answers on a machine of Google's."""
+    """A stand-in for the metadata server of a machine of Google's."""
 
     def do_GET(self):
         """Answer, if the header is right."""
@@ -167,14 +167,14 @@ def machine(monkeypatch):
 class TestMachine:
     @pytest.mark.usefixtures("machine")
     def test_known(self):
-        """Project, zone and accelerator are those that the machine says; what it does not know is None."""
+        """Project, zone and accelerator are those that the metadata server returns; what it lacks is None."""
         assert goodput_utils.get_gcp_project_id() == "a-project"
         assert goodput_utils.get_node_zone() == "europe-west4-a"
         assert goodput_utils.get_accelerator_type() == "NVIDIA-H200"
         assert goodput_utils.get_cluster_name() is None
 
     def test_none(self, monkeypatch):
-        """On another machine nothing is known."""
+        """On another machine all are None."""
         monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")  # nothing listens there
         assert goodput_utils.get_gcp_project_id() is None
         assert goodput_utils.get_accelerator_type() == "UNKNOWN"

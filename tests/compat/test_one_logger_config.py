@@ -20,7 +20,7 @@ TRAINING = {"perf_tag_or_fn": "perf", "global_batch_size_or_fn": 4}
 
 class TestOneLoggerConfig:
     def test_defaults(self):
-        """What is not given has One Logger's defaults."""
+        """Fields that are not set have One Logger's defaults."""
         config = OneLoggerConfig(**NEEDED)
         sent = (config.is_baseline_run, config.enable_for_current_rank, config.summary_data_schema_version)
         assert (*sent, config.custom_metadata, config.telemetry_config) == (False, True, "1.0.0", None, None)
@@ -36,7 +36,7 @@ class TestOneLoggerConfig:
         assert (config.world_size, config.session_tag, config.is_baseline_run) == (8, "s", True)
 
     def test_functions_are_not_called_early(self):
-        """A function that cannot tell yet is no error."""
+        """A function that cannot return a value yet is no error."""
         config = OneLoggerConfig(**{**NEEDED, "world_size_or_fn": lambda: 1 // 0})
         with pytest.raises(ZeroDivisionError):
             _ = config.world_size
@@ -54,17 +54,17 @@ class TestOneLoggerConfig:
         ],
     )
     def test_wrong(self, field, given):
-        """What is wrong is an error of One Logger's."""
+        """A wrong value is an error of One Logger's."""
         with pytest.raises(OneLoggerError):
             OneLoggerConfig(**{**NEEDED, field: given})
 
     def test_missing(self):
-        """What is missing is named."""
+        """A missing field is named."""
         with pytest.raises(OneLoggerError, match="session_tag_or_fn"):
             OneLoggerConfig(application_name="test", world_size_or_fn=1)
 
     def test_unknown(self, caplog):
-        """A field that does not exist is passed over, and that is said."""
+        """A field that does not exist is ignored, with a warning."""
         OneLoggerConfig(**NEEDED, no_such_field=1)
         assert "no_such_field" in caplog.text
 
@@ -79,12 +79,12 @@ class TestOneLoggerConfig:
         ],
     )
     def test_strategy(self, given, strategy):
-        """Errors are raised where telemetry is on and not where it is off, unless it is said otherwise."""
+        """Errors are raised where telemetry is on and not where it is off, unless the strategy says otherwise."""
         assert OneLoggerConfig(**NEEDED, **given).error_handling_strategy is strategy
 
     @pytest.mark.parametrize(("strategy", "strict"), [(PROPAGATE, True), (QUIET, False)])
     def test_strict(self, strategy, strict):
-        """To propagate errors is what trackside calls strict."""
+        """One Logger's strategy of propagating errors is trackside's strict bus."""
         assert OneLoggerConfig(**NEEDED, error_handling_strategy=strategy).to_trackside().strict is strict
 
     def test_over_ours(self):
@@ -122,7 +122,7 @@ class TestLoggerConfig:
 
 class TestTrainingTelemetryConfig:
     def test_defaults(self):
-        """What is not given has One Logger's defaults."""
+        """Fields that are not set have One Logger's defaults."""
         config = TrainingTelemetryConfig(**TRAINING)
         sent = (config.log_every_n_train_iterations, config.is_log_throughput_enabled, config.seq_length)
         flags = [getattr(config, f"is_{what}_enabled") for what in
@@ -130,7 +130,7 @@ class TestTrainingTelemetryConfig:
         assert (*sent, config.save_checkpoint_strategy, flags) == (50, False, None, CheckPointStrategy.SYNC, [True] * 4)
 
     def test_functions(self):
-        """Fields may be functions, and are read under the name of what they tell."""
+        """Fields may be functions, and are read under the name of the value they return."""
         config = TrainingTelemetryConfig(perf_tag_or_fn=lambda: ["a", "b"], global_batch_size_or_fn=lambda: 32)
         assert (config.perf_tag, config.global_batch_size) == (["a", "b"], 32)
 
@@ -145,17 +145,17 @@ class TestTrainingTelemetryConfig:
         ],
     )
     def test_wrong(self, field, given):
-        """What is wrong is an error; throughput needs the operations of a sample."""
+        """A wrong value is an error; throughput needs the operations of a sample."""
         with pytest.raises(OneLoggerError):
             TrainingTelemetryConfig(**{**TRAINING, field: given})
 
     def test_unknown(self):
-        """What no field tells is no attribute."""
+        """A field without a value is no attribute."""
         with pytest.raises(AttributeError):
             TrainingTelemetryConfig(**TRAINING).no_such_field  # noqa: B018
 
     def test_protocol(self):
-        """It is a configuration of telemetry, of a training."""
+        """It is a telemetry configuration, of a training."""
         config = TrainingTelemetryConfig(**TRAINING)
         assert (isinstance(config, TelemetryConfig), config.app_type) == (True, ApplicationType.TRAINING)
 

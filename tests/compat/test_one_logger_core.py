@@ -27,11 +27,11 @@ class TestAttributes:
         assert Attributes({"a": 1, "b": [1.5, 2.5]}).to_json() == {"a": 1, "b": [1.5, 2.5]}
 
     def test_add(self):
-        """Adding replaces what has the name."""
+        """Adding an attribute replaces the one of the same name."""
         assert Attributes({"a": 1}).add("a", "x").add("b", True).to_json() == {"a": "x", "b": True}
 
     def test_add_attributes(self):
-        """Others win."""
+        """On update the other's attributes win."""
         attributes = Attributes({"a": 1, "b": 2})
         attributes.add_attributes(Attributes({"b": 3}))
         assert attributes.to_json() == {"a": 1, "b": 3}
@@ -42,11 +42,11 @@ class TestAttributes:
         assert (type(merged), merged.to_json()) == (TrainingLoopAttributes, {"a": 1, "b": 3})
 
     def test_merge_of_nothing(self):
-        """Nothing merged with nothing is nothing."""
+        """Merging two empty sets gives an empty one."""
         assert Attributes.merge(None, None).to_json() == {}
 
     def test_json(self):
-        """What was written is read back."""
+        """Attributes that were written are read back."""
         attributes = Attributes({"a": 1, "b": ["x"]})
         assert Attributes.from_json(attributes.to_json()) == attributes
 
@@ -78,12 +78,12 @@ class TestAttributes:
 
 class TestAttributeClasses:
     def test_required(self):
-        """What is required must be given."""
+        """A required attribute must be given."""
         with pytest.raises(OneLoggerError, match="train_samples_start"):
             TrainingLoopAttributes.create(train_iterations_start=1)
 
     def test_none(self):
-        """What is None is left out, and read as None."""
+        """An attribute that is None is left out, and read as None."""
         attributes = TrainingLoopAttributes.create(1, 2, train_tokens_target=None)
         assert (attributes.to_json(), attributes.train_tokens_target) == (
             {"train_iterations_start": 1, "train_samples_start": 2},
@@ -91,14 +91,14 @@ class TestAttributeClasses:
         )
 
     def test_unknown(self):
-        """What the class does not have is an error."""
+        """An attribute that the class does not have is an error."""
         with pytest.raises(OneLoggerError, match="no_such"):
             TrainingLoopAttributes.create(1, 2, no_such=3)
         with pytest.raises(AttributeError):
             TrainingLoopAttributes.create(1, 2).no_such  # noqa: B018
 
     def test_from_json(self):
-        """Read back, the class's values are properties again."""
+        """After reading back, the class's values are properties again."""
         attributes = SaveCheckpointSuccessEventAttributes.from_json({"checkpoint_size": 5})
         assert attributes.checkpoint_size == 5
 
@@ -111,11 +111,11 @@ class TestTracingTimestamp:
         assert abs(now.perf_counter_seconds - time.perf_counter()) < 10
 
     def test_milliseconds(self):
-        """Milliseconds are whole, and cut."""
+        """Milliseconds are whole numbers, rounded down."""
         assert TracingTimestamp(1_700_000_000.2509, 0.0).milliseconds_since_epoch == 1_700_000_000_250
 
     def test_estimated_counter(self):
-        """The counter of a moment in the past lies back as far."""
+        """The counter of a moment in the past is as much smaller."""
         past = TracingTimestamp.for_timestamp(time.time() - 100)
         assert time.perf_counter() - past.perf_counter_seconds == pytest.approx(100, abs=1)
 
@@ -124,20 +124,20 @@ class TestTracingTimestamp:
         assert TracingTimestamp.for_timestamp(time.time(), 0.0).perf_counter_seconds == 0.0
 
     def test_eleven_minutes(self):
-        """Eleven minutes ago is near enough: the limit is ten hours, as is said."""
+        """Eleven minutes ago is accepted: the limit is ten hours, as documented."""
         then = time.time() - 660
         assert TracingTimestamp.for_timestamp(then).seconds_since_epoch == then
 
     @pytest.mark.parametrize("ahead_s", [-11 * 3600, 11 * 3600])
     def test_far_off(self, ahead_s):
-        """What is further off is probably in other units, and refused unless it is not to be checked."""
+        """A moment further away is probably in other units, and refused unless the check is turned off."""
         far_off = time.time() + ahead_s
         with pytest.raises(OneLoggerError, match="ten hours"):
             TracingTimestamp.for_timestamp(far_off)
         assert TracingTimestamp.for_timestamp(far_off, validate_timestamp=False).seconds_since_epoch == far_off
 
     def test_json(self):
-        """What was written is read back, also zeros; what lacks a reading is an error."""
+        """A time that was written is read back, also zeros; one that lacks a reading is an error."""
         zero = TracingTimestamp(0.0, 0.0)
         assert TracingTimestamp.from_json(zero.to_json()) == zero
         with pytest.raises(OneLoggerError):
@@ -155,7 +155,7 @@ class TestEvent:
         assert event.attributes.to_json() == {"share": 0.5, "timestamp_msec": 1_700_000_000_250}
 
     def test_now(self):
-        """Without a time it is now."""
+        """Without a time the event has the present one."""
         assert abs(Event.create("x").timestamp.seconds_since_epoch - time.time()) < 10
 
     def test_name_of_an_enum(self):
@@ -163,18 +163,18 @@ class TestEvent:
         assert Event.create(StandardSpanName.APPLICATION, None, AT).name_str == "application"
 
     def test_json(self):
-        """What was written is read back."""
+        """An event that was written is read back."""
         event = Event.create("x", Attributes({"a": 1}), AT)
         assert Event.from_json(event.to_json()) == event
         assert len({event, Event.from_json(event.to_json())}) == 1
 
     def test_incomplete_json(self):
-        """What lacks a name or a time is an error."""
+        """An event that lacks a name or a time is an error."""
         with pytest.raises(OneLoggerError):
             Event.from_json({"name": "x"})
 
     def test_error(self):
-        """An error tells of its exception."""
+        """An error carries its exception."""
         error = ErrorEvent.create("it broke", ValueError("why"))
         assert (error.name_str, error.error_message, error.exception_type, error.exception_message) == (
             "error",
@@ -237,20 +237,20 @@ class TestSpan:
         assert span.attributes.to_json()["a"] == 1
 
     def test_changed_attributes(self):
-        """What came later is known apart; both together are of the class of the first."""
+        """Attributes that were added later are kept apart; both together are of the class of the first."""
         span = Span.create("x", span_attributes=TrainingLoopAttributes.create(1, 2))
         span.add_attribute(StandardSpanAttributeName.NVTX_COLOR, NVTXColor.RAPIDS)
         assert span.updated_attributes.to_json() == {"nvtx_color": "rapids"}
         assert (type(span.attributes), span.attributes.train_samples_start) == (TrainingLoopAttributes, 2)
 
     def test_parent(self):
-        """A span knows its parent."""
+        """A span has its parent."""
         parent = Span.create("outer")
         child = Span.create("inner", parent_span=parent)
         assert (child.parent_span, child.parent_id) == (parent, parent.id)
 
     def test_json(self):
-        """What was written is read back."""
+        """A span that was written is read back."""
         span = Span.create("x", span_attributes=Attributes({"a": 1}))
         span.stop()
         again = Span.from_json(span.to_json())

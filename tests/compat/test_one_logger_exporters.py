@@ -34,7 +34,7 @@ def work(count=1):
 
 class TestSeveralExporters:
     def test_all_get_all(self, one_logger, failing):
-        """Every exporter gets everything."""
+        """Every exporter gets every span, event and error."""
         exporters = [failing(), failing()]
         one_logger.start(*exporters)
         work()
@@ -54,8 +54,11 @@ class TestSeveralExporters:
         work(10)
         assert recording.calls == [("start", "work"), ("stop", "work")] * 10
 
-    def test_is_told_once(self, one_logger, failing):
-        """One that fails is told once that its data is not whole: none, if there never was any."""
+    def test_one_notice(self, one_logger, failing):
+        """
+        An exporter that fails gets one notice that its data is incomplete, or that there is none if none was ever
+        exported.
+        """
         exporter = failing(lambda call: call != "data error")
         one_logger.start(exporter)
         work(10)
@@ -63,7 +66,7 @@ class TestSeveralExporters:
         assert exporter.sent[0]["telemetry_data_error_type"] == "no_telemetry_data"
 
     def test_fails_later(self, one_logger, failing):
-        """One that fails later has incomplete data, and gets what comes when it works again."""
+        """One that fails later has incomplete data, and gets later records when it works again."""
         broken = []
         exporter = failing(lambda call: bool(broken) and call != "data error")
         one_logger.start(exporter)
@@ -91,7 +94,7 @@ class TestSeveralExporters:
         assert [call for call, _ in exporter.calls].count("stop") == 20
 
     def test_cannot_be_initialized(self, one_logger, recording, caplog, tmp_path):
-        """One that cannot start is an error where errors propagate; elsewhere it is left out, with a word."""
+        """One that cannot start is an error where errors propagate; elsewhere it is left out, with a warning."""
         (tmp_path / "file").write_text("")
         impossible = FileExporter(tmp_path / "file" / "below.jsonl")
         quiet = "disable_quietly_and_report_metric_error"
@@ -114,7 +117,7 @@ class TestFileExporter:
         assert kinds == ["start", "event", "stop"]
 
     def test_keys(self, one_logger):
-        """Records have One Logger's keys, and a parent."""
+        """Records have One Logger's keys, and the parent's id."""
         one_logger.start()
         with timed_span("outer"), timed_span("inner"):
             pass
@@ -133,7 +136,7 @@ class TestFileExporter:
         assert modes == [0o700, 0o600]
 
     def test_complete(self, tmp_path):
-        """A span that is known only when it is over is one record; one with events of its own is more."""
+        """A span that becomes known when it is over is one record; one with events of its own is more."""
         exporter = FileExporter(tmp_path / "f")
         exporter.initialize()
         handler = ExportHandler(exporter)
@@ -141,14 +144,14 @@ class TestFileExporter:
             with training_iteration(step=3, loss=0.5):
                 pass
             with span("short") as short:
-                short.event("told")
+                short.event("noted")
             assert default_bus.flush(10)
         records = [json.loads(line) for line in (tmp_path / "f").read_text().splitlines()]
         assert [record["type"] for record in records] == ["complete", "start", "event", "stop"]
         assert {"step": 3, "loss": 0.5}.items() <= records[0]["attributes"].items()
 
     def test_before_and_after(self, tmp_path):
-        """It is of no use before it is initialized and after it is closed."""
+        """An exporter cannot be used before it is initialized and after it is closed."""
         exporter, made = FileExporter(tmp_path / "f"), Span.create("x")
         with pytest.raises(ExportError, match="not initialized"):
             exporter.export_start(made)
@@ -183,7 +186,7 @@ class TestLoggerExporter:
 
 class TestExportHandler:
     def test_of_a_recording(self, tmp_path, recording):
-        """What was recorded can be exported later."""
+        """Recorded events can be exported later."""
         with default_bus.subscribe(EventLog(tmp_path)):
             with context.application(), context.training_loop(0), context.training_iteration():
                 pass
@@ -201,7 +204,7 @@ class TestExportHandler:
         ]
 
     def test_ids(self):
-        """Span ids are unique in the world, and the same wherever they are worked out."""
+        """Span ids are unique in the world, and the same whichever process computes them."""
         one, other = Source(), Source()
         ids = {span_uuid(source.id, number) for source in (one, other, one) for number in (1, 2)}
         assert len(ids) == 4
@@ -217,7 +220,7 @@ class TestExportHandler:
         with default_bus.subscribe(handler, to=READS):
             opened = [span("short") for _ in range(1000)]
             for each in opened:
-                each.open().event("told")
+                each.open().event("noted")
             assert default_bus.flush(10)
             assert len(handler._early) <= 64
             for each in reversed(opened):
@@ -228,7 +231,7 @@ class TestExportHandler:
 class TestExportConfig:
     @pytest.fixture(autouse=True)
     def elsewhere(self, tmp_path, monkeypatch):
-        """Let the current directory be an empty one."""
+        """Make an empty directory the current one."""
         monkeypatch.chdir(tmp_path)
 
     def write(self, path, *exporters):
@@ -237,7 +240,7 @@ class TestExportConfig:
         return path
 
     def test_none(self):
-        """Nothing named is no exporter."""
+        """Without names there is no exporter."""
         assert exporters_from(None, None) == []
 
     def test_list(self, tmp_path):
@@ -247,7 +250,7 @@ class TestExportConfig:
         assert type(made) is FileExporter
 
     def test_class_itself(self, recording):
-        """A class of one's own is given itself."""
+        """A class of the user's own is used itself."""
         (made,) = exporters_from([ExporterConfig(type(recording))], None)
         assert type(made) is type(recording)
 
@@ -262,7 +265,7 @@ class TestExportConfig:
         assert exporters_from([config], None) == []
 
     def test_file(self, tmp_path, monkeypatch):
-        """The file is the one that is named, else the variable's, else the one in the current directory."""
+        """The file is the named one, else the variable's, else the one in the current directory."""
         for name in ("named", "variable", FILE_NAME):
             self.write(tmp_path / name, {"class_name": "FileExporter", "config": {"file_path": f"from-{name}"}})
         found = [exporters_from(None, None)[0]._path.name]
@@ -283,7 +286,7 @@ class TestExportConfig:
 
     @pytest.mark.parametrize("text", [None, "{", "[]", '{"exporters": [{"no_class": 1}]}', "{}"])
     def test_bad_file(self, tmp_path, text):
-        """A file that is named and missing, or holds something else, is an error."""
+        """A named file that is missing, or holds other data, is an error."""
         if text is not None:
             (tmp_path / "f.json").write_text(text)
         with pytest.raises(OneLoggerError, match=r"f\.json"):
@@ -291,12 +294,12 @@ class TestExportConfig:
 
     @pytest.mark.parametrize("entry", [{"class_name": "os.system"}, {"class_name": "FileExporter", "config": {"x": 1}}])
     def test_bad_entry(self, entry):
-        """A class that is not known is not imported; one that cannot be made is an error."""
+        """An unknown class is not imported; one that cannot be made is an error."""
         with pytest.raises(OneLoggerError):
             exporters_from([entry], None)
 
     def test_real_write(self, one_logger, tmp_path):
-        """What is configured so is written to."""
+        """Exporters from the configuration get the records."""
         provider = TrainingTelemetryProvider.instance().with_base_config(one_logger.config())
         file = self.write(
             tmp_path / "f.json", {"class_name": "FileExporter", "config": {"file_path": str(one_logger.path)}}

@@ -50,7 +50,7 @@ class TestSynchronous:
     """
     Ten iterations of 0.5, 0.25, 1.5, 0.75, 1 and 0.5, 0.5, 2, 0.25, 1 s, reported every five.
 
-    Each but the first begins 0.25 s after the one before, the sixth 1.25 s, and that belongs to its step too.
+    Each but the first begins 0.25 s after the one before, the sixth 1.25 s, and that time belongs to its step too.
     """
 
     def test_times(self, events):
@@ -60,7 +60,7 @@ class TestSynchronous:
         assert figures(second, *ITERATION_TIMES) == (1.15, 0.5, 2.25, 11.5)
 
     def test_window(self, events):
-        """What is about the window says so."""
+        """Figures of the window have a name that says so."""
         _, second = sent(events("synchronous"), "training_metrics_update")
         assert figures(second, *(f"window_{name}" for name in ITERATION_TIMES)) == (1.3, 0.5, 2.25, 6.5)
 
@@ -72,12 +72,12 @@ class TestSynchronous:
         assert figures(first, *names) == pytest.approx((0.32 / 1.0 / 4, 0.32 / 0.5 / 4, 0.32 / 1.75 / 4))
 
     def test_tokens(self, events):
-        """There are 128 tokens to a sample."""
+        """Each sample has 128 tokens."""
         first, _ = sent(events("synchronous"), "training_metrics_update")
         assert figures(first, "train_tokens", "avg_tokens_per_second") == (20_480, 4_096.0)
 
     def test_productive(self, events):
-        """At the second success everything is saved: the failed save between made nothing of it."""
+        """At the second success all iterations are saved: the failed save between saved none."""
         _, second = sent(events("synchronous"), "save_checkpoint_success")
         names = [
             "train_iterations",
@@ -96,7 +96,7 @@ class TestSynchronous:
         assert figures(updates[-1], *names) == (5.75, 0.25, 3.25)
 
     def test_metadata(self, events):
-        """What else is to be kept is kept as texts."""
+        """Additional values are kept as texts."""
         (job,) = sent(events("synchronous"), "one_logger_initialization")
         (training,) = sent(events("synchronous"), "update_training_telemetry_config")
         metadata = (job["custom_metadata"], training["custom_metadata"])
@@ -107,7 +107,7 @@ class TestAsynchronous:
     """From iteration 3 on: 0.5, 1, 0.25, 0.75 s, a save, 2 s, a save, 2 s; the second succeeds first."""
 
     def test_order(self, events):
-        """What is productive is what the furthest checkpoint holds: eight iterations, and then still eight."""
+        """Productive iterations are those in the furthest checkpoint: eight, and then still eight."""
         updates = sent(events("asynchronous"), "save_checkpoint_success")
         names = ["current_iteration", "productive_train_iterations", "productive_train_iterations_sec"]
         assert [figures(update, *names) for update in updates] == [(8, 8, 5.75), (7, 8, 5.75)]

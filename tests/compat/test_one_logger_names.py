@@ -1,5 +1,5 @@
 """
-Every name of One Logger's is there, and the tables of the documentation say where.
+Every name of One Logger's exists, and the tables of the documentation map it.
 
 The names stand here as One Logger 2.3.1 has them, so that neither the code nor the page can lose one unnoticed.
 """
@@ -97,7 +97,7 @@ class TestSpans:
         assert {name.value for name in StandardTrainingJobSpanName} == set(SPANS) - {"application"}
 
     def test_not_exported(self):
-        """What comes every iteration is not exported unless asked for."""
+        """Spans of every iteration are not exported unless chosen."""
         assert [name.value for name in DEFAULT_SPANS_EXPORT_BLACKLIST] == NOT_EXPORTED
 
     def test_ours(self):
@@ -123,7 +123,10 @@ class TestEvents:
 
     @pytest.mark.parametrize("name", EVENTS)
     def test_class(self, name):
-        """Every attribute is one of the attribute class that the page names; one that One Logger never writes too."""
+        """
+        Every attribute is one of the attribute class that the page names, including the one that One Logger never
+        writes.
+        """
         cls = getattr(attributes, self.ROWS[name][1])
         assert {*cls.REQUIRED, *cls.OPTIONAL} - {"app_type"} == set(EVENTS[name].split())
 
@@ -148,7 +151,7 @@ class TestAttributesOfSpans:
         assert {*cls.REQUIRED, *cls.OPTIONAL} == set(OF_SPANS[name].split())
 
     def test_loop(self):
-        """A loop that knows everything tells every attribute."""
+        """A loop that sets every parameter writes every attribute."""
         instruments.set_training_defaults(
             instruments.TrainingDefaults(global_batch_size=2, seq_length=3, flops_per_sample=4)
         )
@@ -159,6 +162,6 @@ class TestAttributesOfSpans:
         assert set(sent) == set(OF_SPANS["TrainingLoopAttributes"].split())
 
     def test_save(self):
-        """A save tells every attribute."""
+        """A save that sets every parameter writes every attribute."""
         with instruments.checkpoint_save(1) as save:
             assert set(save._given) == set(OF_SPANS["CheckpointSaveSpanAttributes"].split())

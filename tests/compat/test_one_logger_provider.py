@@ -1,4 +1,4 @@
-"""Configuring One Logger over trackside, and what a job then does."""
+"""Configuring One Logger over trackside, and the records of a job after it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def provider():
 
 class TestTrainingTelemetryProvider:
     def test_one_for_each_process(self, one_logger):
-        """There is one, and no other can be made."""
+        """There is one provider, and no other can be made."""
         assert provider() is provider()
         with pytest.raises(OneLoggerError, match="instance"):
             TrainingTelemetryProvider()
@@ -109,20 +109,20 @@ class TestTrainingTelemetryProvider:
 
     @pytest.mark.parametrize("text", [None, "{", "[1]"])
     def test_bad_file(self, one_logger, tmp_path, text):
-        """A file that is not there or holds something else is an error."""
+        """A file that does not exist or holds other data is an error."""
         if text is not None:
             (tmp_path / "o.json").write_text(text)
         with pytest.raises(OneLoggerError):
             provider().with_config_override_from_json_file(tmp_path / "o.json")
 
     def test_overrides_alone(self, one_logger):
-        """Overrides may say everything."""
+        """Overrides may set every field."""
         sent = {"application_name": "a", "world_size_or_fn": 1, "session_tag_or_fn": "s"}
         provider().with_config_override(sent).configure_provider()
         assert provider().config.application_name == "a"
 
     def test_nothing(self, one_logger):
-        """Nothing configured is an error."""
+        """An empty configuration is an error."""
         with pytest.raises(OneLoggerError):
             provider().configure_provider()
 
@@ -144,7 +144,7 @@ class TestTrainingTelemetryProvider:
                 late()
 
     def test_not_configured(self, one_logger):
-        """What is asked for before is an error; what is done before is nothing."""
+        """Reading the provider before is an error; recording before does nothing."""
         for early in (lambda: provider().config, lambda: provider().recorder, get_recorder):
             with pytest.raises(OneLoggerError, match="configure"):
                 early()
@@ -154,7 +154,7 @@ class TestTrainingTelemetryProvider:
         callbacks.on_app_end()
 
     def test_training_later(self, one_logger, recording):
-        """What the training is may be said later, once."""
+        """The training may be configured later, once."""
         provider().with_base_config(one_logger.config()).with_exporter(recording).configure_provider()
         with context.application():
             provider().set_training_telemetry_config(one_logger.training())
@@ -164,7 +164,7 @@ class TestTrainingTelemetryProvider:
             provider().set_training_telemetry_config(one_logger.training())
 
     def test_training_before_the_application(self, one_logger, recording):
-        """It may be said before the application starts, too, and belongs to it."""
+        """It may be configured before the application starts, too, and belongs to it."""
         provider().with_base_config(one_logger.config()).with_exporter(recording).configure_provider()
         provider().set_training_telemetry_config(one_logger.training())
         with context.application():
@@ -172,12 +172,12 @@ class TestTrainingTelemetryProvider:
         assert len(recording.of("event on application", "update_training_telemetry_config")) == 1
 
     def test_no_exporters(self, one_logger, caplog):
-        """No exporters are worth a warning, and no more."""
+        """A job without exporters logs a warning, and no more."""
         provider().with_base_config(one_logger.config()).configure_provider()
         assert "no exporters" in caplog.text
 
     def test_configured_by_hand(self, one_logger, recording):
-        """Any recorder will do: configured once, the same ones again change nothing, others are an error."""
+        """Any recorder is accepted: configured once, the same one again changes nothing, others are an error."""
         config, recorder = one_logger.config(), DefaultRecorder([recording])
         for _ in range(2):
             OneLoggerProvider.instance().configure(config, recorder)
@@ -201,7 +201,7 @@ class TestDisabled:
         assert not OneLoggerProvider.instance().one_logger_enabled
 
     def test_recorder_of_its_own(self, one_logger, recording):
-        """That holds for a recorder that was made by hand, too."""
+        """The same holds for a recorder that was made by hand."""
         config = one_logger.config(enable_for_current_rank=False)
         OneLoggerProvider.instance().configure(config, DefaultRecorder([recording]))
         with timed_span("work"):
@@ -209,7 +209,7 @@ class TestDisabled:
         assert (recording.ready, default_bus.is_idle) == (False, True)
 
     def test_silence(self, one_logger, recording, caplog):
-        """On a rank that is off, no call says a word."""
+        """On a rank that is off, no call logs a message."""
         one_logger.start(recording, enable_for_current_rank=False)
         caplog.clear()
         for _ in range(100):
@@ -231,7 +231,7 @@ class TestDisabled:
 
 class TestExportCustomization:
     def exported(self, one_logger, recording, customization):
-        """Return the names of the spans that are exported of a small job."""
+        """Return the names of the exported spans of a small job."""
         one_logger.start(recording, customization=customization)
         with context.application(), context.training_loop(0):
             for _ in range(2):
@@ -242,7 +242,7 @@ class TestExportCustomization:
         return {name for call, name in recording.calls if call == "start"}
 
     def test_default(self, one_logger, recording):
-        """By default everything is exported but what comes every iteration."""
+        """By default every span is exported except those of every iteration."""
         assert self.exported(one_logger, recording, None) == {"application", "training_loop", "mine"}
 
     def test_all(self, one_logger, recording):
@@ -294,7 +294,7 @@ class TestRecorder:
         assert recording.sent[3] == {"a": 1, "b": 2, "c": 3, "duration_msec": 2000}
 
     def test_ids(self, one_logger):
-        """What a job holds has the id that is exported."""
+        """The job's own record of a span has the id that is exported."""
         recorder = one_logger.start().recorder
         span = recorder.start("work")
         recorder.stop(span)
@@ -328,7 +328,7 @@ class TestRecorder:
         assert len(recorder._held) < 300
 
     def test_close_with_active_spans(self, one_logger, recording):
-        """Closing closes what is open, the innermost first, then the exporters."""
+        """Closing closes the open spans, the innermost first, then the exporters."""
         recorder = one_logger.start(recording).recorder
         recorder.start("outer")
         recorder.start("inner")
@@ -336,7 +336,7 @@ class TestRecorder:
         assert recording.calls[-3:] == [("stop", "inner"), ("stop", "outer"), ("close", "")]
 
     def test_data_error(self, one_logger, recording):
-        """A gap in the telemetry is told once."""
+        """A gap in the telemetry is reported once."""
         recorder = one_logger.start(recording).recorder
         recorder.telemetry_data_error("lost some", Attributes({"how many": 3}))
         recorder.telemetry_data_error("lost more")
@@ -346,7 +346,7 @@ class TestRecorder:
         assert (sent["error_message"], sent["how many"]) == ("lost some", 3)
 
     def test_data_error_from_a_signal(self, one_logger, recording):
-        """A signal handler can say so, whatever is open."""
+        """A signal handler can report it, whatever is open."""
         one_logger.start(recording)
         before = signal.signal(signal.SIGUSR1, lambda *_: get_recorder().telemetry_data_error("terminated"))
         try:
@@ -397,7 +397,7 @@ class TestTimedSpan:
 
     @pytest.mark.parametrize("name", [Name.TRAINING_SINGLE_ITERATION, Name.TESTING_SINGLE_ITERATION, Name.ZERO_GRAD])
     def test_standard_names(self, one_logger, recording, name):
-        """A span of a moment that trackside knows is that moment's, and exported under One Logger's name."""
+        """A span at a moment that trackside knows is that moment's, and exported under One Logger's name."""
         one_logger.start(recording, customization=(ALL, None))
         with timed_span(name):
             pass
@@ -405,7 +405,7 @@ class TestTimedSpan:
         assert recording.calls == [("start", name.value), ("stop", name.value)]
 
     def test_attributes(self, one_logger, recording):
-        """What is added while it is open is exported when it stops."""
+        """Attributes added while it is open are exported when it stops."""
         one_logger.start(recording)
         with timed_span("mine", span_attributes=Attributes({"a": 1})) as span:
             span.add_attribute("b", 2)
@@ -431,7 +431,7 @@ class TestOrder:
             callbacks.on_model_init_end()
 
     def test_quietly(self, one_logger, recording):
-        """Where they are to be quiet, it is told to the exporters, once, and telemetry goes on."""
+        """Where errors are not propagated, one is reported to the exporters, once, and telemetry goes on."""
         one_logger.start(recording, error_handling_strategy="disable_quietly_and_report_metric_error")
         callbacks.on_model_init_end()
         callbacks.on_train_end()
@@ -480,7 +480,7 @@ class TestJob:
         ]
 
     def test_callbacks(self, one_logger):
-        """Every pair of callbacks has its span, at the times that are told."""
+        """Every pair of callbacks has its span, at the given times."""
         one_logger.start()
         callbacks.on_app_start(1000.0)
         for phase in ("distributed_init", "model_init", "dataloader_init", "optimizer_init", "load_checkpoint"):
@@ -500,7 +500,7 @@ class TestJob:
         assert one_logger.names("stop") == ["training_loop", "application"]
 
     def test_crash_between_updates(self, one_logger, recording):
-        """A crash between two updates reports what was completed until then: all seven of seven."""
+        """A crash between two updates reports the iterations completed until then: all seven of seven."""
         one_logger.start(recording, training=one_logger.training(log_every_n_train_iterations=5))
         with pytest.raises(ValueError, match="lost"):
             train_and_crash(7)
@@ -508,7 +508,7 @@ class TestJob:
         assert [(update["num_iterations"], update["num_failed_iterations"]) for update in sent] == [(5, 0), (7, 1)]
 
     def test_forgotten_ends(self, one_logger):
-        """What was never ended is closed with the application."""
+        """Spans that were never ended are closed with the application."""
         one_logger.start(error_handling_strategy="disable_quietly_and_report_metric_error")
         callbacks.on_app_start()
         callbacks.on_load_checkpoint_start()
@@ -517,7 +517,7 @@ class TestJob:
         assert one_logger.names("stop") == ["training_loop", "checkpoint_load", "application"]
 
     def test_asynchronous_save(self, one_logger, recording):
-        """An asynchronous save succeeds when that is told, on the application, also after it ended."""
+        """An asynchronous save succeeds when its success is reported, on the application, also after it ended."""
         one_logger.start(recording, training=one_logger.training(save_checkpoint_strategy=CheckPointStrategy.ASYNC))
         with context.application(), context.training_loop(0), context.checkpoint_save(3):
             pass
@@ -528,7 +528,7 @@ class TestJob:
         assert (sent["checkpoint_strategy"], sent["current_iteration"]) == ("async", 3)
 
     def test_asynchronous_success_at_once(self, one_logger, recording):
-        """That is so, too, if the success is told while the save still blocks training."""
+        """The same holds if the success is reported while the save still blocks training."""
         one_logger.start(recording, training=one_logger.training(save_checkpoint_strategy=CheckPointStrategy.ASYNC))
         with context.application(), context.checkpoint_save(3):
             callbacks.on_save_checkpoint_success(3)

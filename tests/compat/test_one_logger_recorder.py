@@ -1,4 +1,4 @@
-"""The recorder's own methods, a recorder of the job's own, and what configurations and errors can be asked."""
+"""The recorder's own methods, a recorder of the job's own, and the properties of configurations and errors."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class TestTrainingRecorder:
 
 class TestTolerance:
     def test_end_of_the_application(self, one_logger, recording):
-        """What is still open at the end is closed, and no error, although errors are propagated."""
+        """Spans still open at the end are closed, and no error, although errors are propagated."""
         one_logger.start(recording)
         callbacks.on_app_start()
         callbacks.on_train_start(0)
@@ -130,7 +130,9 @@ class TestExportedSpan:
 
 @pytest.mark.parametrize("is_wanted", [True, False])
 def test_throughput(one_logger, recording, is_wanted):
-    """Throughput is exported only where it is wanted: 4 samples of 10¹² operations in 1 s on each of 2 GPUs are 2."""
+    """
+    Throughput is exported only where it is configured: 4 samples of 10¹² operations in 1 s on each of 2 GPUs are 2.
+    """
     training = one_logger.training(flops_per_sample_or_fn=10**12, is_log_throughput_enabled_or_fn=is_wanted)
     recorder = one_logger.start(recording, training=training).recorder
     recorder.on_app_start(at(0))
@@ -146,7 +148,7 @@ def test_throughput(one_logger, recording, is_wanted):
 
 
 class Own(Recorder):
-    """A recorder of the job's own, which keeps what it is called with."""
+    """A recorder of the job's own, which keeps its calls."""
 
     def __init__(self):
         self.calls = []
@@ -207,7 +209,7 @@ class TestTimer:
         assert (found, timer.running) == ([2.0, 5.0, 4.0], False)
 
     def test_start_given(self, monkeypatch):
-        """A stretch begins when it is said."""
+        """A stretch begins at the given time."""
         monkeypatch.setattr(time, "perf_counter", lambda: 107.0)
         timer = Timer()
         timer.start(TracingTimestamp(1.0, 100.0))
@@ -238,14 +240,14 @@ class TestTelemetryDataError:
         assert (back, back.error_type, back.attributes["rank"].value) == (made, kind, 3)
 
     def test_bad_json(self):
-        """What lacks a type that there is is no such error."""
+        """JSON with an unknown error type is refused."""
         with pytest.raises(OneLoggerError, match="error_type"):
             TelemetryDataError.from_json({"timestamp": TracingTimestamp.now().to_json(), "error_type": "bad"})
 
 
 class TestSettings:
     def test_copy(self, one_logger):
-        """A copy has what it is updated with, and the original keeps its own."""
+        """A copy has the updated values, and the original keeps its own."""
         config = one_logger.config()
         copied = config.model_copy(update={"session_tag_or_fn": "other"})
         assert (config.session_tag, copied.session_tag, copied.world_size) == ("session", "other", 2)
@@ -266,14 +268,14 @@ class TestSettings:
         assert again.model_dump() == config.model_dump()
 
     def test_validate(self, one_logger):
-        """What is a configuration already is returned; what lacks a field is refused by its name."""
+        """A value that is a configuration already is returned; one that lacks a field is refused by its name."""
         config = one_logger.config()
         assert OneLoggerConfig.model_validate(config) is config
         with pytest.raises(OneLoggerError, match="world_size_or_fn"):
             OneLoggerConfig.model_validate({"application_name": "a", "session_tag_or_fn": "b"})
 
     def test_copied_base(self, one_logger, recording):
-        """A copy configures the provider as it says."""
+        """A copy configures the provider by its values."""
         config = one_logger.config(telemetry_config=one_logger.training())
         provider = TrainingTelemetryProvider.instance()
         provider.with_base_config(config.model_copy(update={"session_tag_or_fn": "copied"}))

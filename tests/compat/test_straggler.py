@@ -52,12 +52,12 @@ def timed(ticking):
 
 class TestLife:
     def test_no_object(self):
-        """There are no objects of it."""
+        """No objects of the detector's class can be made."""
         with pytest.raises(RuntimeError, match="instantiated"):
             Detector()
 
     def test_before(self):
-        """A section before the start is an error, and says what to do."""
+        """A section before the start is an error, and names the remedy."""
         with pytest.raises(RuntimeError, match="initialize"):
             Detector.detection_section("a")
 
@@ -98,7 +98,7 @@ class TestSections:
         }
 
     def test_from_report_to_report(self, detector, timed):
-        """Each report is on what was timed since the last one."""
+        """Each report covers the sections timed since the last one."""
         detector()
         timed("a", 10)
         Detector.generate_report()
@@ -106,7 +106,7 @@ class TestSections:
         assert Detector.generate_report().local_section_summaries["a"][Statistic.NUM] == 2
 
     def test_nothing(self, detector):
-        """Two reports on nothing at all do no harm."""
+        """Two reports without any section raise nothing."""
         detector()
         for _ in range(2):
             assert Detector.generate_report().local_section_summaries == {}
@@ -127,7 +127,7 @@ class TestSections:
         assert name.startswith("test_straggler.py:")
 
     def test_no_gpu(self, detector, ticking):
-        """Without a GPU a section that wants one is timed all the same, and the reason is in the report."""
+        """Without a GPU a section that wants one is timed all the same, and the report names the reason."""
         pytest.importorskip("torch")
         detector()
         with Detector.detection_section("a"):
@@ -138,7 +138,7 @@ class TestSections:
         assert report.missing[0][0].startswith("gpu: ")
 
     def test_events(self, detector, timed):
-        """What is timed is published too."""
+        """Timed sections are published too."""
         captured = Capture()
         with default_bus.subscribe(captured):
             detector()
@@ -149,7 +149,7 @@ class TestSections:
 
 
 class FakeKernels:
-    """What records kernels: each entry that is profiled launches those that a test says."""
+    """A stand-in for the kernel recorder: each entry that is profiled launches the kernels that a test names."""
 
     def __init__(self):
         self.launches = {}
@@ -168,7 +168,7 @@ class FakeKernels:
         self.open -= 1
 
     def flush(self):
-        """Have everything at once."""
+        """Wait for nothing."""
 
     def take(self):
         """Return the statistics."""
@@ -230,7 +230,7 @@ class TestKernels:
 
 
 class Counted:
-    """Something with a method."""
+    """A class with a method."""
 
     def work(self):
         """Do nothing."""
@@ -261,7 +261,7 @@ class TestScores:
     )
     @pytest.mark.parametrize("gather", [True, False])
     def test_kinds(self, detector, timed, asked, there, gather):
-        """The scores asked for are there, and the tables of the others are empty."""
+        """The requested scores are in the report, and the tables of the others are empty."""
         detector(scores_to_compute=asked, gather_on_rank0=gather)
         timed("a", 10)
         report = Detector.generate_report()
@@ -310,7 +310,7 @@ class TestWrapping:
         assert Detector.generate_report().local_section_summaries == {}
 
     def test_wrapped_in_two_goes(self, detector):
-        """Whatever was wrapped first is restored too."""
+        """Callables that were wrapped in several calls are all restored."""
         detector()
         first, second = Model(), Model()
         for model in (first, second):
@@ -319,7 +319,7 @@ class TestWrapping:
         assert (vars(first), vars(second)) == ({}, {})
 
     def test_other_arguments(self):
-        """The arguments that the peer takes and does not use are taken here too."""
+        """The arguments that the peer accepts and does not use are accepted here too."""
         assert str(CallableId(Model(), "forward", arg_filter_fn=print, extra_args_fn=None, ignored_args=())) == (
             "Model.forward"
         )
@@ -327,7 +327,7 @@ class TestWrapping:
 
 class TestStatistic:
     def test_text(self):
-        """A statistic is written as its name."""
+        """A statistic is printed as its name."""
         assert (str(Statistic.MED), repr(Statistic.MED)) == ("MED", "Statistic.MED")
 
 
@@ -350,9 +350,7 @@ class TestInterval:
         return count
 
     def test_by_the_median(self, run):
-        """
-        A few slow steps at first do not matter: half a second at 1/64 s a step are 32 steps.
-        """
+        """A few slow steps at first do not matter: half a second at 1/64 s a step are 32 steps."""
         due, iterations = run(0.5, *[0.25] * 8, *[1 / 64] * 60)
         assert iterations == 32
         assert due == [32, 64]
@@ -366,7 +364,7 @@ class TestInterval:
         assert run(0.0, *[1.0] * 20, profiling_interval=1000)[1] == 1000
 
     def test_in_the_detector(self, detector, timed):
-        """The detector's own report comes with the seventeenth iteration if it is wanted at once."""
+        """The detector's own report comes with the seventeenth iteration if it is due at once."""
         detector(report_time_interval=0.0)
         got = []
         for _ in range(18):
@@ -399,7 +397,7 @@ class TestReportGenerator:
         assert second.section_individual_perf_scores["s"] == pytest.approx({0: 0.5})
 
     def test_weights(self):
-        """A kernel counts by the time that is spent in it."""
+        """A kernel counts by its share of the time."""
         generator = ReportGenerator("individual_perf_scores")
         generator.generate_report({}, {"a": took(1.0), "b": took(3.0)})
         report = generator.generate_report({}, {"a": took(2.0), "b": took(3.0)})
@@ -407,13 +405,13 @@ class TestReportGenerator:
         assert report.gpu_individual_perf_scores == pytest.approx({0: (2 * 0.5 + 3 * 1.0) / 5})
 
     def test_summaries(self):
-        """What was given is in the report, in its units."""
+        """The given values are in the report, in its units."""
         report = ReportGenerator("relative_perf_scores").generate_report({"s": took(2.0, 4.0)}, {"k": took(3.0)})
         assert report.local_section_summaries["s"][Statistic.MED] == pytest.approx(3.0)
         assert report.local_kernel_summaries["k"][Statistic.MAX] == pytest.approx(3.0)
 
     def test_numbers(self):
-        """Names are numbered in the order in which they came, kernels and sections by themselves."""
+        """Names are numbered in the order of their first use, kernels and sections separately."""
         generator = ReportGenerator(["relative_perf_scores"])
         generator.generate_report({"s0": took(1.0)}, {"k0": took(1.0), "k1": took(1.0)})
         generator.generate_report({"s1": took(1.0), "s0": took(1.0)}, {"k2": took(1.0), "ncclDevKernel": took(1.0)})
@@ -425,7 +423,7 @@ class TestReportGenerator:
             mapper.get_kernel_name(3)
 
     def test_no_numbers(self):
-        """Where nothing is exchanged nothing is numbered, as with the peer."""
+        """Where nothing is exchanged no name is numbered, as with the peer."""
         generator = ReportGenerator(["individual_perf_scores"], gather_on_rank0=False)
         generator.generate_report({"s": took(1.0)}, {"k": took(1.0)})
         with pytest.raises(KeyError):

@@ -21,8 +21,8 @@ from trackside.compat.torch_monitor import TorchMonitorEvent, ToTorchMonitor, fr
 WHEN = datetime.datetime(2026, 1, 2, 3, 4, 5)
 
 
-@trackside.event("test.torch_monitor.told")
-class Told(trackside.Event):
+@trackside.event("test.torch_monitor.stepped")
+class Stepped(trackside.Event):
     step_time_s: float
     parts: dict[str, float]
     note: str | None = None
@@ -36,7 +36,7 @@ def bus():
 
 @pytest.fixture
 def heard():
-    """Return what is logged through torch.monitor meanwhile, as names and data."""
+    """Return the events logged through torch.monitor meanwhile, as names and data."""
     found = []
     handle = monitor.register_event_handler(lambda event: found.append((event.name, event.data)))
     yield found
@@ -54,7 +54,7 @@ class TestFrom:
         assert event.at_ns == WHEN.timestamp() * 1e9
 
     def test_stat(self, bus):
-        """A window of a stat is a window of a counter, with the totals so far."""
+        """A window of a stat becomes a window of a counter, with the totals so far."""
         with bus.subscribe(Capture(), to=CounterWindow) as capture:
             with from_torch_monitor(bus):
                 for value in (1.0, 2.0, 3.0, 4.0):
@@ -66,17 +66,19 @@ class TestFrom:
         assert (windows[-1].total_count, windows[-1].total_sum) == (8, 110.0)
 
     def test_closed(self, bus):
-        """After it was closed nothing comes, and closing it again is harmless."""
+        """After the bridge was closed no event comes, and closing it again is harmless."""
         with bus.subscribe(Capture()) as capture:
-            tap = from_torch_monitor(bus)
-            tap.close()
-            tap.close()
+            bridge = from_torch_monitor(bus)
+            bridge.close()
+            bridge.close()
             monitor.log_event(monitor.Event(name="job.said", timestamp=WHEN, data={}))
         assert capture.handler.events == []
 
     @pytest.mark.hang_guard(60)
     def test_threads(self, bus, scaled):
-        """Threads that log through torch.monitor while a handler of ours is slow stop no other, and nothing is lost."""
+        """
+        While a handler is slow, threads that log through torch.monitor do not block each other, and nothing is lost.
+        """
         each = scaled(10_000)
 
         def log():
@@ -93,7 +95,7 @@ class TestFrom:
             assert len(capture.handler.events) == 4 * each
 
     def test_exit(self):
-        """A process that ends with it open ends well, and what was logged last arrives."""
+        """A process that ends with the bridge open ends well, and the events logged last arrive."""
         source = """
             import datetime, torch.monitor, trackside
             from trackside.compat.torch_monitor import from_torch_monitor
@@ -110,14 +112,14 @@ class TestFrom:
 
 class TestTo:
     def test_event(self, bus, heard):
-        """An event of ours is one of torch.monitor's, with nested fields under dotted names and None left out."""
-        with bus.subscribe(ToTorchMonitor(), to=Told):
-            bus.log(Told(step_time_s=0.5, parts={"forward": 0.25}))
+        """A trackside event becomes one of torch.monitor's, with nested fields under dotted names and None left out."""
+        with bus.subscribe(ToTorchMonitor(), to=Stepped):
+            bus.log(Stepped(step_time_s=0.5, parts={"forward": 0.25}))
             bus.flush()
-        assert heard == [("test.torch_monitor.told", {"step_time_s": 0.5, "parts.forward": 0.25})]
+        assert heard == [("test.torch_monitor.stepped", {"step_time_s": 0.5, "parts.forward": 0.25})]
 
     def test_counter(self, bus, heard):
-        """A counter's window is what torch.monitor's own TensorBoard handler takes for a stat."""
+        """A counter's window becomes the event that torch.monitor's own TensorBoard handler reads as a stat."""
         counter = bus.stat("loss", aggregations=[Aggregation.SUM])
         with bus.subscribe(ToTorchMonitor(), to=CounterWindow):
             with bus.collect(interval_s=3600):
@@ -127,11 +129,11 @@ class TestTo:
         assert heard == [("torch.monitor.Stat", {"loss.sum": 5.0})]
 
     def test_no_echo(self, bus, heard):
-        """Both ways at once: what came from one side does not come back to it."""
-        both = (Told, TorchMonitorEvent)
+        """With both directions at once, an event from one side does not come back to it."""
+        both = (Stepped, TorchMonitorEvent)
         with bus.subscribe(Capture()) as capture, bus.subscribe(ToTorchMonitor(), to=both), from_torch_monitor(bus):
-            bus.log(Told(step_time_s=0.5, parts={}))
+            bus.log(Stepped(step_time_s=0.5, parts={}))
             monitor.log_event(monitor.Event(name="job.said", timestamp=WHEN, data={}))
             bus.flush()
-        assert [type(event) for event in capture.handler.events] == [Told, TorchMonitorEvent]
-        assert sorted(name for name, _ in heard) == ["job.said", "test.torch_monitor.told"]
+        assert [type(event) for event in capture.handler.events] == [Stepped, TorchMonitorEvent]
+        assert sorted(name for name, _ in heard) == ["job.said", "test.torch_monitor.stepped"]

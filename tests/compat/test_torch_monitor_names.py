@@ -1,4 +1,4 @@
-"""torch.monitor's names over the bus: what PyTorch's own tests ask for, beside torch itself where it is there."""
+"""torch.monitor's names over the bus: the facts of PyTorch's own tests, beside torch itself if it is installed."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def the_peer():
 
 @pytest.fixture(params=["trackside", "torch"])
 def monitor(request):
-    """Give the names of ours, and then those of torch: each fact holds for both."""
+    """Give trackside's names, and then those of torch: each fact holds for both."""
     return torch_monitor if request.param == "trackside" else the_peer()
 
 
 @pytest.fixture
 def events(monitor):
-    """Collect what is logged."""
+    """Collect the logged events."""
     found = []
     handle = monitor.register_event_handler(found.append)
     yield found
@@ -64,7 +64,7 @@ class TestSameAsTorch:
             monitor.Event("e", datetime.datetime.now(), {"a": [1]})
 
     def test_fixed_count(self, monitor, events):
-        """A window with all its samples is logged at once; what is added later in its time is left out."""
+        """A window with all its samples is logged at once; samples added later in its time are left out."""
         kinds = monitor.Aggregation
         stat = monitor.Stat("asdf", (kinds.SUM, kinds.COUNT), HOUR, 3)
         stat.add(1)
@@ -88,7 +88,7 @@ class TestSameAsTorch:
         assert dict(events[0].data) == {"asdf.mean": 2.0, "asdf.min": 2.0, "asdf.max": 2.0}
 
     def test_rest(self, monitor, events):
-        """What a stat has when it goes is logged."""
+        """The last samples of a stat are logged when it is deleted."""
         stat = monitor.Stat("asdf", (monitor.Aggregation.SUM,), HOUR)
         stat.add(4)
         del stat
@@ -115,7 +115,7 @@ class TestSameAsTorch:
 
 class TestOurs:
     def test_names(self):
-        """Every public name of torch.monitor is there."""
+        """Every public name of torch.monitor exists."""
         public = {name for name in vars(the_peer()) if name[0].isupper() and not name.isupper()}
         assert public - {"TYPE_CHECKING"} <= set(torch_monitor.__all__)
 
@@ -128,7 +128,7 @@ class TestOurs:
         assert stat.get() == {kinds.VALUE: 3.0}
 
     def test_windows(self):
-        """A stat's windows are those of a counter of ours, with the totals so far."""
+        """A stat's windows are those of a trackside counter, with the totals so far."""
         windows = []
         with trackside.subscribe(windows.append, to=CounterWindow):
             stat = torch_monitor.Stat("asdf", (torch_monitor.Aggregation.SUM,), datetime.timedelta(milliseconds=1), 2)
@@ -140,7 +140,7 @@ class TestOurs:
         assert (windows[-1].total_count, windows[-1].total_sum) == (4, 10.0)
 
     def test_a_handler_that_fails(self):
-        """A handler's error does not reach what logs; the other handlers get the event."""
+        """A handler's error does not reach the caller of log; the other handlers get the event."""
         found = []
 
         def fail(event):

@@ -56,7 +56,7 @@ def write(tmp_path):
 
 class TestTitanFiles:
     def test_spans(self, write):
-        """A start and its end are a span, as long as the end says."""
+        """A start and its end become a span, whose length is the one that the end records."""
         events = TitanFiles([write(step_of(1, 0))])
         spans = [(event.name, event.duration_ns, event.step) for event in events if isinstance(event, SpanEnded)]
         assert spans == [("fwd_bwd", 60_000_000, 1), ("optimizer", 30_000_000, 1)]
@@ -91,7 +91,7 @@ class TestTitanFiles:
         assert (windows[-1].total_count, windows[-1].total_sum) == (2, 1.5)
 
     def test_error(self, write):
-        """A span that failed says so."""
+        """A failed span carries its error."""
         lines = [
             line("load_start", 0),
             line("load_error", 5, message="[step N/A] load_error: ValueError: no"),
@@ -101,7 +101,7 @@ class TestTitanFiles:
         assert span.error == {"type": "", "message": "[step N/A] load_error: ValueError: no"}
 
     def test_instants(self, write):
-        """A point in time without a step belongs to the step that it is in."""
+        """A point in time without a step belongs to the step in progress."""
         lines = [*step_of(3, 0), line("checkpoint_staged", 97_000, log_type="instant")]
         (sent,) = [event for event in TitanFiles([write(lines)]) if isinstance(event, SpanEventAdded)]
         assert (sent.name, sent.step) == ("checkpoint_staged", 3)
@@ -118,14 +118,14 @@ class TestTitanFiles:
         ]
 
     def test_source(self, write):
-        """The events come from the rank that wrote the file, the same one whenever it is read."""
+        """The events belong to the source of the rank that wrote the file, the same one whenever it is read."""
         directory = write(step_of(1, 0))
         first, again = (next(TitanFiles([directory])).source for _ in range(2))
         assert (first.rank, first.host, first.pid, first.id) == (1, "node-1", 77, again.id)
 
     @pytest.mark.parametrize("value", ["NaN", "Infinity", "1e308", "-5.0"])
     def test_length_that_is_none(self, write, value):
-        """A span whose length is no possible one is as long as its times say."""
+        """A span whose recorded length is impossible is as long as its times say."""
         lines = [line("load_start", 0), line("load_end", 6, value=float(value))]
         (span,) = [event for event in TitanFiles([write(lines)]) if isinstance(event, SpanEnded)]
         assert span.duration_ns == 6_000
@@ -139,7 +139,7 @@ class TestTitanFiles:
         assert "1 line(s) hold no record of torchtitan's: line 1" in str(problem)
 
     def test_large_integers(self, write):
-        """A step, a thread or a process id that no event can hold counts as none was given."""
+        """A step, a thread or a process id that no event can hold counts as missing."""
         huge = {"tid": 2**70, "pid": 2**70, "global_rank": -(2**70)}
         events = list(TitanFiles([write([line("begun", 0, 2**70, log_type="instant", **huge)])]))
         assert [event.step for event in events] == [-1, -1, -1]
@@ -156,7 +156,7 @@ class TestTitanFiles:
         assert "3 line(s) hold no record of torchtitan's: line 6, 7, 8" in str(files.problems[0])
 
     def test_unpaired(self, write):
-        """An end without its start is counted, and nothing is made of it."""
+        """An end without its start is counted, and makes no event."""
         files = TitanFiles([write([line("a_end", 0, value=1.0), line("b_start", 1)])])
         assert [event for event in files if isinstance(event, SpanEnded)] == []
         assert files.unpaired == 1
@@ -165,7 +165,7 @@ class TestTitanFiles:
 class TestTitanHandler:
     @pytest.fixture
     def logger(self):
-        """Give torchtitan's logger, set up as it does."""
+        """Give torchtitan's logger, set up as torchtitan does it."""
         logger = logging.getLogger("torchtitan.structured_logger")
         logger.propagate = False
         logger.setLevel(logging.INFO)
@@ -174,7 +174,7 @@ class TestTitanHandler:
             logger.removeHandler(handler)
 
     def test_records(self, logger):
-        """What is logged as torchtitan does it becomes spans and iterations, and metrics come of them."""
+        """Records logged as torchtitan logs them become spans and iterations, from which metrics are computed."""
         with Bus() as bus:
             capture, metrics = Capture(), TrainingMetrics()
             bus.subscribe(capture)
@@ -207,7 +207,7 @@ class TestTitanHandler:
         assert spans == [("a", 4), ("b", 4)]
 
     def test_plain_text(self, logger):
-        """Plain text that strays in is passed over."""
+        """Plain text between the records is skipped."""
         with Bus() as bus, bus.subscribe(Capture()) as capture:
             logger.addHandler(TitanHandler(bus))
             logger.info("hello")
@@ -260,7 +260,7 @@ class TestFactory:
 
 class TestImport:
     def test_log(self, write, tmp_path, capsys):
-        """What was imported is read like any log of ours, and the command says how much it was."""
+        """Imported records are read like any log of trackside's, and the command prints their number."""
         directory = write(step_of(1, 0) + step_of(2, 100_000))
         write(step_of(1, 0), name="training.global_rank_0.jsonl")
         assert main(["import", str(directory), "-o", str(tmp_path / "runs")]) == 0
@@ -275,7 +275,7 @@ class TestImport:
         assert "holds no .jsonl or .json file; give the files of torchtitan's" in capsys.readouterr().err
 
     def test_keeps_what_is_there(self, write, tmp_path, capsys):
-        """A directory that has something in it is not written to."""
+        """A directory that is not empty is not written to."""
         directory = write(step_of(1, 0))
         assert main(["import", str(directory), "-o", str(directory)]) == 2
         assert "exists and is not empty" in capsys.readouterr().err

@@ -9,19 +9,19 @@ from trackside.core import ThreadSafeCount
 
 class TestThreadSafeCount:
     def test_ahead(self):
-        """It returns how many there were before, plus what it is ahead, and its value is how often it was raised."""
+        """add() returns the number of calls before plus the offset *ahead*; value is the number of calls."""
         count = ThreadSafeCount(ahead=2**40)
         assert [count.add(), count.add()] == [2**40, 2**40 + 1]
         assert count.value == 2
 
     def test_below_zero(self):
-        """It may begin below zero."""
+        """The count may begin below zero."""
         count = ThreadSafeCount(ahead=-2)
         assert [count.add() for _ in range(4)] == [-2, -1, 0, 1]
         assert count.value == 4
 
     def test_threads(self):
-        """Of what several threads count nothing is lost."""
+        """No increment of several threads is lost."""
         count = ThreadSafeCount()
         threads = [threading.Thread(target=lambda: [count.add() for _ in range(20_000)]) for _ in range(4)]
         for each in threads:

@@ -45,22 +45,22 @@ def run(*command, checkout, **variables):
 
 class TestSwitch:
     def test_says_what_runs(self):
-        """What runs is one of two."""
+        """The implementation in use is one of two."""
         assert trackside.implementation in {"compiled", "pure"}
 
     def test_asked_for_python(self):
-        """TRACKSIDE_PURE_PYTHON=1 selects pure Python, without a word."""
+        """TRACKSIDE_PURE_PYTHON=1 selects pure Python, without a message."""
         assert run("-c", SHOW, checkout=ROOT, TRACKSIDE_PURE_PYTHON="1") == ("pure\n", "")
 
     def test_never_built(self, checkout):
-        """Without a build, trackside runs in pure Python, without a word."""
+        """Without a build, trackside runs in pure Python, without a message."""
         assert run("-c", SHOW, checkout=checkout) == ("pure\n", "")
 
 
 @pytest.mark.skipif(FREE_THREADED, reason="the core is not built where there is no interpreter lock")
 class TestWithoutCompiler:
     def test_one_line(self, checkout):
-        """Where the compiler fails, the build says so in one line, leaves nothing, and is no failure."""
+        """If the compiler fails, the build says so in one line, leaves no file, and does not fail."""
         said, problems = run("native/build.py", checkout=checkout, CC="/bin/false")
 
         assert (said, problems) == (
@@ -70,7 +70,7 @@ class TestWithoutCompiler:
         assert list(checkout.glob("src/trackside/_native*")) == []
 
     def test_no_such_program(self, checkout):
-        """A compiler that is not there is named."""
+        """A compiler that does not exist is named."""
         said, _ = run("native/build.py", checkout=checkout, CC="/no/such/compiler")
 
         assert said.startswith("trackside: goes without its compiled core: /no/such/compiler: ")

@@ -62,7 +62,7 @@ class TestQuantiles:
 
     @given(st.lists(numbers, min_size=1))
     def test_without_a_sketch(self, values):
-        """The quantiles of sorted values are the very numbers that a sketch of them tells."""
+        """The quantiles of sorted values are exactly those of a sketch of them."""
         assert quantiles_of(sorted(values), QUANTILES) == Sketch(values).quantiles(QUANTILES)
 
     def test_more_values_than_floats_tell_apart(self):
@@ -121,7 +121,7 @@ class TestMerge:
         assert merged.to_wire() == Sketch([value for values in ranks for value in values]).to_wire()
 
     def test_leaves_the_other_alone(self):
-        """What is merged in does not change."""
+        """Merging does not change the sketch that is merged in."""
         other = Sketch([1.0])
         sketch = Sketch([2.0])
         sketch.merge(other)
@@ -184,7 +184,7 @@ class TestWire:
         ],
     )
     def test_malformed(self, data, what):
-        """What is not a sketch is a DecodeError that says why."""
+        """Data that is no sketch is a DecodeError that says why."""
         with pytest.raises(DecodeError, match=what):
             Sketch.from_wire(data)
 

@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Numbers in readable form."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TestDuration:
         assert text.duration(length_ns) == expected
 
     def test_seconds(self):
-        """Seconds are written as the same number of ns is."""
+        """Seconds are written like the same number of ns."""
         assert (text.seconds(0.0221), text.seconds(None)) == ("22.1 ms", "–")
 
 
@@ -48,7 +48,7 @@ class TestAmount:
         ],
     )
     def test_unit(self, value, unit, expected):
-        """Bytes are in the multiple that suits them, all else in its own unit."""
+        """Bytes are in the unit that keeps the number short, all other values in their own unit."""
         assert text.amount(value, unit) == expected
 
 
@@ -64,7 +64,7 @@ class TestClock:
         ],
     )
     def test_utc(self, at_ns, has_ms, expected):
-        """A time is that of UTC; what no calendar holds stays a number."""
+        """A time is that of UTC; a time outside the calendar stays a number."""
         assert text.clock(at_ns, has_ms=has_ms) == expected
 
 
@@ -74,7 +74,7 @@ class TestRanges:
         [([], None, ""), ([3], None, "3"), ([7, 0, 1, 7, 3], None, "0-1, 3, 7"), ([0, 1, 5], 1, "0-1 …")],
     )
     def test_neighbours(self, numbers, most, expected):
-        """Numbers come in order, each once, neighbours together; an ellipsis stands for what there is no room for."""
+        """Numbers come in order, each once, neighbours as a range; an ellipsis stands for those that do not fit."""
         assert text.ranges(numbers, most=most) == expected
 
 
@@ -96,5 +96,5 @@ class TestPrintable:
         [("ünïcode 中", "ünïcode 中"), ("\x1b[2J", r"\x1b[2J"), ("\u202e", r"\u202e"), ("\ud800", r"\ud800")],
     )
     def test_escapes(self, given, expected):
-        """Control characters, invisible ones and halves of pairs are escaped, and nothing else is."""
+        """Control characters, invisible ones and lone surrogates are escaped, and nothing else is."""
         assert text.printable(given) == expected

@@ -1,4 +1,4 @@
-"""The thread that is started once."""
+"""A thread that is started once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trackside.core._thread import LateThread
 class TestStart:
     @pytest.fixture
     def interrupted(self):
-        """Let the first Ctrl-C interrupt, also where the tests were started deaf to it; tell whether it came."""
+        """Let the first Ctrl-C interrupt, also where the tests run with it ignored; return whether it came."""
         came = threading.Event()
 
         def interrupt_once(*_):
@@ -27,7 +27,7 @@ class TestStart:
         signal.signal(signal.SIGINT, before)
 
     def test_interrupted(self, monkeypatch, interrupted):
-        """A thread whose starter was interrupted before it was born does nothing: another may be started instead."""
+        """A thread whose starter was interrupted before the thread ran does nothing: another may be started instead."""
         runs, may_run, births = [], threading.Event(), []
         late = LateThread(lambda: runs.append(threading.get_native_id()), "late")
 
@@ -60,7 +60,7 @@ class TestJoin:
     """Waiting for a thread that another thread is starting."""
 
     def test_while_being_started(self, monkeypatch):
-        """In the moment when it runs and `threading` does not say so yet, its end is waited for like any other."""
+        """In the moment when it runs and `threading` does not report it yet, its end is waited for like any other."""
         may_start, is_born, may_run = threading.Event(), threading.Event(), threading.Event()
         late = LateThread(lambda: None, "late")
 

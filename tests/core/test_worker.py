@@ -13,7 +13,7 @@ DEADLINE_S = 20.0
 
 
 class Rounds:
-    """Work that records its rounds, and may be held up."""
+    """Work that records its rounds, and may be blocked."""
 
     def __init__(self):
         self.rounds = []
@@ -68,7 +68,7 @@ class TestRounds:
         worker.close(DEADLINE_S)
 
     def test_goes_on_after_a_failure(self, caplog):
-        """What a round raises is reported, once a minute, and the next round is done."""
+        """An exception raised in a round is reported, once a minute, and the next round is done."""
         failures = []
 
         def fail(*, insist, is_last):
@@ -104,7 +104,7 @@ class TestFlush:
         worker.close(DEADLINE_S)
 
     def test_timeout(self, work):
-        """A flush returns False when its time is over, whatever the work does."""
+        """A flush returns False when its time is over, however long the work takes."""
         work.is_held = True
         worker = make(work)
         worker.start()
@@ -152,7 +152,7 @@ class TestClose:
         assert not worker.flush(DEADLINE_S)
 
     def test_without_a_thread(self, work):
-        """Where there is no thread, the caller does the last round, once."""
+        """If there is no thread, the caller does the last round, once."""
         worker = make(work)
         assert [worker.close(DEADLINE_S), worker.close(DEADLINE_S)] == [True, True]
         assert work.rounds == [(True, True)]

@@ -1,4 +1,4 @@
-"""A registry without a thread, whose time the test moves."""
+"""Fixtures: a registry without a thread, whose clock the test moves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SECOND = 10**9
 
 
 class Station:
-    """A registry with everything around it."""
+    """A registry with the functions that a test needs."""
 
     def __init__(self, **options):
         self.clock = FakeClock()
@@ -31,11 +31,11 @@ class Station:
         self.published.append(event)
 
     def wants(self, cls):
-        """Return whether *cls* are windows, unless nothing is wanted."""
+        """Return whether windows are wanted, as a test sets it."""
         return self.wanted and issubclass(cls, CounterWindow)
 
     def tick(self, seconds=1.0):
-        """Let *seconds* pass, and the sampler come by."""
+        """Let *seconds* pass, and run the sampler."""
         self.clock.advance(seconds)
         self.registry.tick()
 
@@ -55,7 +55,7 @@ class Station:
         return [window.count for window in self.windows(name)]
 
     def values(self, name="x"):
-        """Return what each of the windows tells."""
+        """Return the values of each of the windows."""
         return [window.values for window in self.windows(name)]
 
 

@@ -21,7 +21,7 @@ START = 1000 * SECOND
 
 class TestTimeWindows:
     def test_the_event(self, station):
-        """A window says what was counted, when, in what, and since when."""
+        """A window has the count, its start and end, its unit, and the totals since the start."""
         station.stat("x", unit="tokens", aggregations=["sum", "max"])
         station.collect(interval_s=10)
         station.add("x", 3, 4)
@@ -45,7 +45,7 @@ class TestTimeWindows:
         ]
 
     def test_each_sample_in_one_window(self, station):
-        """What is added before a tick is in the window that it ends, what is added after in the next."""
+        """Samples added before a tick are in the window that it ends, those added after in the next."""
         station.collect(interval_s=1)
         station.add("x", 1, 2)
         station.tick()
@@ -118,7 +118,7 @@ class TestTimeWindows:
         assert station.values() == [{"min": -5, "max": 50}, {"min": 1, "max": 2}]
 
     def test_begins_with_the_collector(self, station):
-        """What was added before the collector came is in no window of its."""
+        """Samples added before the collector began are in none of its windows."""
         station.add("x", 1, 2, 3)
         station.collect(interval_s=1)
         station.tick()
@@ -160,7 +160,7 @@ class TestTimeWindows:
 
 class TestCountWindows:
     def test_exact(self, station):
-        """Windows of 3 samples hold three each, in the order in which they were added, however they were folded."""
+        """Windows of 3 samples hold three each, in the order in which they were added, whenever they were folded."""
         station.collect(count=3, aggregations=["sum"])
         station.add("x", *range(8))
         station.tick()
@@ -168,7 +168,7 @@ class TestCountWindows:
         assert station.values() == [{"sum": 0 + 1 + 2}, {"sum": 3 + 4 + 5}]
 
     def test_over_many_folds(self, station):
-        """Windows of 1,000 do not care that the buffer holds 1,024: 10,240 samples make ten, exact to the sample."""
+        """Windows of 1,000 samples are exact though the buffer holds 1,024: 10,240 samples make ten."""
         station.collect(count=1000, aggregations=["count", "sum", "min", "max"])
         station.add("x", *range(10_240))
         station.tick()
@@ -204,7 +204,7 @@ class TestCountWindows:
         )
 
     def test_the_last_partial_one(self, station):
-        """Closing publishes what is left over."""
+        """Closing publishes the last, incomplete window."""
         collector = station.collect(count=3)
         station.add("x", 1, 2, 3, 4)
         collector.close()
@@ -212,7 +212,7 @@ class TestCountWindows:
         assert station.counts() == [3, 1]
 
     def test_no_empty_last_one(self, station):
-        """Where the samples came out even, closing publishes no empty window."""
+        """If the last window was complete, closing publishes no empty one."""
         with station.collect(count=2):
             station.add("x", 1, 2)
 
@@ -236,7 +236,7 @@ class TestCountWindows:
         assert station.counts() == [3, 1, 0]
 
     def test_standing_still(self, station):
-        """A stat that stands still completes no window of samples."""
+        """A stat without new samples completes no window of samples."""
         station.collect(count=3)
         station.add("x", 1)
         station.tick(100)
@@ -245,7 +245,7 @@ class TestCountWindows:
 
     @pytest.mark.parametrize("threads", [4, 16])
     def test_exact_in_threads(self, station, in_threads, threads):
-        """Whatever the threads do, each window holds 100 samples, and all of them together every sample once."""
+        """However threads interleave, each window holds 100 samples, and all of them together every sample once."""
         station.collect(count=100, aggregations=["sum"])
         stat = station.stat("x")
         done = threading.Event()
@@ -269,7 +269,7 @@ class TestCountWindows:
         assert [window.total_count for window in station.windows()] == list(range(100, threads * 5000 + 1, 100))
 
     def test_more_than_can_wait(self, station):
-        """Of windows that are not published, 4,096 wait; the rest is counted, and the totals stay right."""
+        """Of windows that cannot be published, 4,096 wait; the rest is counted, and the totals stay right."""
         collector = station.collect(count=1)
         station.add("x", *[1] * (MAX_WAITING + 10))
         station.tick()
@@ -286,7 +286,7 @@ class TestCountWindows:
 
 class TestAggregations:
     def test_default(self, station):
-        """Where it is not said, a window has count, sum and mean."""
+        """By default a window has count, sum and mean."""
         station.collect(interval_s=1)
         station.add("x", 1, 2)
         station.tick()
@@ -294,7 +294,7 @@ class TestAggregations:
         assert station.values() == [{"count": 2, "sum": 3, "mean": 1.5}]
 
     def test_as_declared(self, station):
-        """What the stat was declared with is told, in a fixed order."""
+        """The aggregations that a stat was declared with are in its windows, in a fixed order."""
         station.stat("x", aggregations=[Aggregation.MAX, "mean", "max"])
         station.collect(interval_s=1)
         station.add("x", 1, 2)
@@ -303,7 +303,7 @@ class TestAggregations:
         assert [list(values.items()) for values in station.values()] == [[("mean", 1.5), ("max", 2)]]
 
     def test_declared_later(self, station):
-        """What is declared while a window is empty is told of it, and of all that follow."""
+        """An aggregation declared while a window is empty is in it, and in all that follow."""
         station.collect(interval_s=1)
         station.stat("x")
         station.stat("x", aggregations=["min", "max", "stddev"])
@@ -315,7 +315,7 @@ class TestAggregations:
         assert station.values() == [{"min": 1, "max": 3, "stddev": 1}, {"min": 5, "max": 5, "stddev": 0}]
 
     def test_declared_too_late(self, station):
-        """What is declared when a window has values already is told from the next window on, and never made up."""
+        """An aggregation declared when a window has values already is in the windows from the next one on."""
         station.collect(interval_s=1)
         station.add("x", 1, 3)
         station.stat("x", aggregations=["max", "sum"])
@@ -327,7 +327,7 @@ class TestAggregations:
         assert station.values() == [{"sum": 6}, {"sum": 5, "max": 5}]
 
     def test_collectors_override(self, station):
-        """What a collector asks for goes before what the stat was declared with, and for that collector alone."""
+        """A collector's aggregations replace those that the stat was declared with, for that collector alone."""
         station.stat("x", aggregations=["max"])
         station.collect(interval_s=1, aggregations=["min"])
         station.collect(interval_s=1)
@@ -338,7 +338,7 @@ class TestAggregations:
 
     @pytest.mark.parametrize("name", [member.value for member in Aggregation])
     def test_each_alone(self, station, name):
-        """Each aggregation can be asked for alone, and tells itself and nothing else."""
+        """Each aggregation can be asked for alone, and then is the only one."""
         station.collect(interval_s=1, aggregations=[name])
         station.add("x", 4.0, 4.0)
         station.tick()
@@ -401,7 +401,7 @@ class TestAggregations:
 
     @pytest.mark.parametrize("given", [[], ["p42"], "median", ["mean", 3]])
     def test_unknown(self, station, given):
-        """What is not an aggregation is refused with the list of those there are."""
+        """A value that is no aggregation is refused with the list of those there are."""
         with pytest.raises(
             ConfigError, match="value, count, sum, mean, min, max, stddev, histogram, p50, p90, p95, p99"
         ):
@@ -410,7 +410,7 @@ class TestAggregations:
 
 class TestSeveral:
     def test_windows_of_their_own(self, station):
-        """Two collectors of one stat do not disturb each other's windows."""
+        """Two collectors of one stat have independent windows."""
         station.collect(interval_s=1, aggregations=["count"])
         station.collect(interval_s=3, aggregations=["sum"])
         for _ in range(3):
@@ -450,7 +450,7 @@ class TestClose:
         assert [(window.count, window.end_ns - window.start_ns) for window in station.windows()] == [(2, 3 * SECOND)]
 
     def test_right_after_a_tick(self, station):
-        """A collector closed at the very moment of a tick has no last window of no length."""
+        """A collector closed at the very moment of a tick has no last window of length zero."""
         collector = station.collect(interval_s=1)
         station.add("x", 1)
         station.tick()
@@ -488,7 +488,7 @@ class TestClose:
         assert station.counts() == [1, 1]
 
     def test_no_collecting_after(self, station):
-        """Who collects after the end learns it."""
+        """A collector after the end is refused."""
         station.registry.close()
 
         with pytest.raises(ConfigError, match="before closing"):
@@ -520,7 +520,7 @@ class TestClose:
 
 class TestFlush:
     def test_complete_windows_only(self, station):
-        """To flush publishes windows of samples that are complete, and ends none of a time."""
+        """A flush publishes complete windows of samples, and ends none of a time."""
         station.collect(count=2, aggregations=["sum"])
         station.collect(interval_s=10)
         station.add("x", 1, 2, 3)
@@ -561,7 +561,7 @@ class TestFlush:
 
 class TestWanted:
     def test_nothing_is_built_for_nobody(self, station):
-        """Where no handler wants windows, none are published, and the samples are not kept for later."""
+        """If no handler wants windows, none are published, and the samples are not kept for later."""
         station.collect(interval_s=1)
         station.wanted = False
         station.add("x", 1)
@@ -575,7 +575,7 @@ class TestWanted:
 
 class TestRaw:
     def test_samples_of_each_window(self, station):
-        """Who asks for raw samples gets those of each window, in the order in which they were added."""
+        """A raw callback gets the samples of each window, in the order in which they were added."""
         got = []
         station.collect(interval_s=1, raw=lambda name, samples: got.append((name, list(samples))))
         station.add("x", 3, 1, 2)
@@ -596,7 +596,7 @@ class TestRaw:
         assert (got, station.counts()) == ([65_536], [70_000])
 
     def test_that_raises(self, station, caplog):
-        """What the callback raises is reported, and the window is published all the same."""
+        """An exception raised by the callback is reported, and the window is published all the same."""
 
         def fail(name, samples):
             raise ValueError("no space")
@@ -620,7 +620,7 @@ class TestRaw:
 
 class TestPublishing:
     def test_that_raises(self, station, caplog):
-        """What publishing raises, as a strict bus may, costs that window and no other."""
+        """An exception raised in publishing, as on a strict bus, costs that window and no other."""
         failed = []
 
         def publish(event):
@@ -642,7 +642,10 @@ class TestPublishing:
 
 class TestFork:
     def test_child_has_its_own_windows(self, station):
-        """A child's windows hold what the child added, counters it left alone have none, and the parent's go on."""
+        """
+        A child's windows hold the samples that the child added, counters it did not use have none, and the parent's go
+        on.
+        """
         station.collect(interval_s=100)
         station.add("x", 1, 2)
         station.add("y", 1)
@@ -672,7 +675,7 @@ class TestArguments:
         ],
     )
     def test_refused(self, station, options, field):
-        """A window that could not be is refused where it is asked for, with the name of the field."""
+        """An impossible window is refused where it is asked for, with the name of the field."""
         with pytest.raises(ConfigError) as raised:
             station.collect(**options)
 

@@ -60,7 +60,7 @@ class TestSame:
         ),
     )
     def test_any_samples(self, kind, method, *, samples, repeated, options):
-        """Whatever is recorded, totals, windows and counts of invalid samples are equal to the last bit."""
+        """For any samples, totals, windows and counts of invalid samples are equal to the last bit."""
         results = [
             recorded(getattr(module, kind), method, samples * repeated, **options) for module in (compiled, PURE)
         ]
@@ -141,7 +141,7 @@ class TestCompiled:
         assert counter.sum == 2.0
 
     def test_subclass(self):
-        """A subclass of a user records too."""
+        """A subclass records too."""
 
         class Own(compiled.Stat):
             pass

@@ -1,4 +1,4 @@
-"""The stat: exact under threads and signals, bounded, and never a reason to stop training."""
+"""The stat: exact under threads and signals, bounded, and it never raises in training."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TestAdd:
         assert (snapshot.count, snapshot.sum, snapshot.last, snapshot.minimum) == (0, 0, None, None)
 
     def test_beyond_the_buffer(self):
-        """Nothing is lost where the buffer is folded: 5,000 values have count 5,000 and sum 12,497,500."""
+        """No sample is lost where the buffer is folded: 5,000 values have count 5,000 and sum 12,497,500."""
         stat = filled(*range(5000))
 
         assert (stat.count, stat.sum) == (5000, 12_497_500)
@@ -71,7 +71,7 @@ class TestAdd:
         assert stat.sum == pytest.approx(1000, rel=1e-13)
 
     def test_infinity_is_a_value(self):
-        """An overflowed loss is counted as what it is."""
+        """An infinite loss is counted as infinite."""
         snapshot = filled(1.0, math.inf, aggregations=None).snapshot()
 
         assert (snapshot.count, snapshot.sum, snapshot.invalid) == (2, math.inf, 0)
@@ -109,7 +109,7 @@ class TestInvalid:
         ]
 
     def test_strict_raises_where_it_is_added(self, strict_station):
-        """In strict mode the caller learns at once, and nothing is counted."""
+        """In strict mode an invalid sample raises, and nothing is counted."""
         stat = strict_station.stat("x")
         stat.record(1)
         for value, error in ((math.nan, ValueError), ("3", TypeError), (None, TypeError), (10**400, OverflowError)):
@@ -121,19 +121,19 @@ class TestInvalid:
 
 class TestExtremes:
     def test_cumulative(self):
-        """Where they were asked for, minimum and maximum are over all values."""
+        """Where they were declared, minimum and maximum are over all values."""
         snapshot = filled(3, -1, 2, aggregations=_all("min", "max")).snapshot()
 
         assert (snapshot.minimum, snapshot.maximum, snapshot.last) == (-1, 3, 2)
 
     def test_not_asked_for(self):
-        """Where they were not asked for, they are None and not something else."""
+        """Where they were not declared, they are None."""
         snapshot = filled(3, -1).snapshot()
 
         assert (snapshot.minimum, snapshot.maximum) == (None, None)
 
     def test_asked_for_too_late(self, station):
-        """Asked for after the first value, they would not be those of all values, and stay None."""
+        """Declared after the first value, they would not be those of all values, and stay None."""
         stat = station.add("x", 3)
         stat.fold()
         station.stat("x", aggregations=["min"])
@@ -142,7 +142,7 @@ class TestExtremes:
         assert stat.snapshot().minimum is None
 
     def test_stay_when_the_collector_is_closed(self, station):
-        """The report at the end still knows the extremes that a collector had asked for."""
+        """The report at the end still has the extremes that a collector had asked for."""
         with station.collect(interval_s=1, aggregations=["max"]):
             station.add("x", 3, 8, 5)
         station.add("x", 11)
@@ -159,7 +159,7 @@ def _all(*names):
 class TestThreads:
     @pytest.mark.parametrize(("threads", "each"), [(4, 100_000), (16, 20_000)])
     def test_exact(self, threads, each, in_threads):
-        """No update of any thread is lost, however often they change places."""
+        """No update of any thread is lost, however often threads switch."""
         stat = Stat("x")
 
         def work(index):
@@ -171,7 +171,7 @@ class TestThreads:
         assert (stat.count, stat.sum) == (threads * each, threads * each * (each - 1) // 2)
 
     def test_exact_while_others_read(self, in_threads):
-        """Readers see counts that only grow, and cost the writers nothing."""
+        """Readers see counts that only grow, and do not delay the writers."""
         stat = Stat("x")
         backwards = []
 
@@ -217,7 +217,7 @@ class TestSignals:
         assert stat.count == added + fired * 3 + (fired // 50) * (3 * FOLD_AT - 3)
 
     def test_reading_inside_a_fold(self, monkeypatch):
-        """Code that runs in the middle of a fold may add and read; it reads what was folded before."""
+        """Code that runs in the middle of a fold may add and read; it reads the totals before the fold."""
         stat = Stat("x")
         seen = []
 
@@ -256,7 +256,7 @@ class TestSignals:
 
 
 class Stuck:
-    """A number that takes for ever to read."""
+    """A number whose reading takes for ever."""
 
     def __init__(self):
         self.entered = threading.Event()
@@ -307,7 +307,7 @@ class TestStuckFold:
         assert (waiting, snapshot.refused, snapshot.count) == (FULL_AT, 500, FULL_AT + 2)
 
     def test_reading_does_not_hang(self, stuck):
-        """Reading waits a second at most, then tells what was folded before."""
+        """Reading waits a second at most, then returns the totals before the fold."""
         stat = filled(1)
         stat.fold()
         stat.record(stuck)
@@ -361,7 +361,7 @@ class TestFork:
 
 class TestSize:
     def test_of_a_quiet_counter(self):
-        """A stat that waits costs less than 2 KiB, so that a thousand of them cost nothing."""
+        """An idle stat takes less than 2 KiB, so that a thousand of them are affordable."""
         stat = Stat("x")
         parts = [stat, *(getattr(stat, slot) for slot in Instrument.__slots__)]
 

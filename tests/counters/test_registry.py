@@ -1,4 +1,4 @@
-"""The registry: one stat for each name, found again, observed and sampled."""
+"""The registry: one instrument for each name, and callbacks that are read when collected."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class TestCounter:
         assert station.stat("x") is station.stat("x")
 
     def test_declaration(self, station):
-        """A stat knows its unit, what it is for and what windows tell of it."""
+        """A stat has its unit, its description and the aggregations of its windows."""
         stat = station.stat("x", unit="s", help="Time to load a batch.", aggregations=["p99", "mean"])
 
         assert (stat.name, stat.unit, stat.help) == ("x", "s", "Time to load a batch.")
         assert stat.aggregations == (Aggregation.MEAN, Aggregation.P99)
 
     def test_said_later(self, station):
-        """What the first caller left open, a later one may say."""
+        """Settings that the first caller left open may be made by a later one."""
         stat = station.stat("x")
         station.stat("x", unit="s", help="h", aggregations=["max"])
 
@@ -37,7 +37,7 @@ class TestCounter:
         ("field", "given"), [("unit", "ms"), ("help", "Another."), ("aggregations", [Aggregation.MIN])]
     )
     def test_said_otherwise(self, station, field, given):
-        """Who says something else than before learns it at once, with both."""
+        """A caller whose declaration contradicts an earlier one gets an error at once, with both."""
         station.stat("x", unit="s", help="One.", aggregations=["max"])
 
         with pytest.raises(ConfigError, match="stat 'x' has") as raised:
@@ -46,7 +46,7 @@ class TestCounter:
         assert raised.value.field == field
 
     def test_said_again(self, station):
-        """Who says the same again gets the stat."""
+        """A caller whose declaration equals an earlier one gets the stat."""
         stat = station.stat("x", unit="s", aggregations=["max", "min"])
 
         assert station.stat("x", unit="s", aggregations=("min", "max")) is stat
@@ -74,7 +74,7 @@ class TestCounter:
         assert [stat.count for stat in station.registry.counters()] == [16] * 50
 
     def test_a_name_for_each_step(self, station, monkeypatch, caplog):
-        """Names without end do not fill the memory: beyond the limit they share one stat, and it is said once."""
+        """Very many names do not fill the memory: beyond the limit they share one stat, and this is reported once."""
         monkeypatch.setattr(registry_module, "MAX_INSTRUMENTS", 3)
         with caplog.at_level(logging.WARNING, "trackside"):
             for step in range(10):
@@ -103,7 +103,7 @@ class TestCounters:
         assert [stat.name for stat in station.registry.counters("train.*")] == ["train.loss", "train.tokens"]
 
     def test_snapshots(self, station):
-        """A report gets what each has counted."""
+        """A report gets the totals of each counter."""
         station.add("a", 1, 2)
         station.add("b", None)
 
@@ -117,7 +117,7 @@ class TestCounters:
 
 class TestObserve:
     def test_once_in_a_cycle(self, station):
-        """The callback is asked once in each cycle of a collector, and its value is the window's."""
+        """The callback is called once in each cycle of a collector, and its value is the window's."""
         values = iter([10, 20, 30])
         station.gauge("gpu.memory", callback=lambda: next(values), unit="bytes", help="Allocated.")
         station.collect(interval_s=1)
@@ -148,7 +148,7 @@ class TestObserve:
         assert asked == []
 
     def test_no_value_now(self, station):
-        """A callback that returns None has no value now: the window says so."""
+        """A callback that returns None has no value now, and the window has none."""
         station.gauge("x", callback=lambda: None)
         station.collect(interval_s=1)
         station.tick()
@@ -156,7 +156,7 @@ class TestObserve:
         assert (station.counts(), station.values()) == ([0], [{}])
 
     def test_that_raises(self, station, caplog):
-        """A callback that raises is counted and reported, and the next one is asked."""
+        """A callback that raises is counted and reported, and the next one is called."""
         gauge = station.gauge("a", callback=lambda: 1 / 0)
         station.gauge("b", callback=lambda: 2)
         station.collect(interval_s=1)
@@ -178,7 +178,7 @@ class TestObserve:
         assert gauge.failed == 1
 
     def test_that_returns_no_number(self, station):
-        """What is not a number is an invalid sample."""
+        """A value that is no number is an invalid sample."""
         station.gauge("x", callback=lambda: "much")
         station.collect(interval_s=1)
         station.tick()
@@ -206,7 +206,7 @@ class TestObserve:
             station.gauge("x", callback=lambda: 2)
 
     def test_not_callable(self, station):
-        """What cannot be called is refused."""
+        """An object that cannot be called is refused."""
         with pytest.raises(ConfigError, match="callback: got 3"):
             station.gauge("x", callback=3)
 
@@ -220,7 +220,7 @@ class TestObserve:
         assert station.values() == [{"max": 7}]
 
     def test_dropped_in_a_child(self, station):
-        """A forked child does not ask the parent's callbacks: they may speak to a device that it must not touch."""
+        """A forked child does not call the parent's callbacks: they may use a device that a child must not touch."""
         asked = []
         station.gauge("x", callback=lambda: asked.append(1))
         station.collect(interval_s=1)
@@ -240,7 +240,7 @@ def samplers():
 
 class TestSampler:
     def test_no_thread_before_a_collector(self):
-        """Counters and observations alone start nothing; the first collector does, and a second nothing more."""
+        """Counters and callbacks alone start no thread; the first collector does, and a second none."""
         of_others = samplers()
         registry = make_threaded(lambda event: None)
         registry.stat("x").record(1)
@@ -254,7 +254,7 @@ class TestSampler:
         assert [count - len(of_others) for count in (before, after, len(samplers()))] == [0, 1, 0]
 
     def test_ticks_by_itself(self):
-        """With a thread, windows come without anybody asking, idle ones included."""
+        """With a thread, windows are published without a flush, idle ones included."""
         published = threading.Event()
         windows = []
 
@@ -284,7 +284,7 @@ class TestSampler:
         registry.close()
 
     def test_stop_while_being_started(self, monkeypatch):
-        """A caller that stops the thread in the moment when another starts it waits for its end, like anybody."""
+        """A caller that stops the thread in the moment when another starts it waits for its end, like any caller."""
         is_born, may_start, may_run = threading.Event(), threading.Event(), threading.Event()
         sampler = Sampler(lambda: None)
 
@@ -309,7 +309,7 @@ class TestSampler:
         registry = make_threaded(lambda window: None)
 
         class Interposed:
-            """Lets the registry be closed when its lock is taken for the second time."""
+            """A lock during whose second acquisition the registry is closed."""
 
             def __init__(self, lock):
                 self.lock, self.entries = lock, 0
@@ -330,7 +330,7 @@ class TestSampler:
         assert not registry._sampler.is_running
 
     def test_close_with_a_callback_that_never_returns(self):
-        """A callback that blocks for ever costs close() its time and no window."""
+        """A callback that blocks for ever delays close() until its timeout, and costs no window."""
         entered, release = threading.Event(), threading.Event()
         windows = []
 
@@ -390,7 +390,7 @@ class TestSampler:
         assert results == [True]
 
     def test_goes_on_after_a_failure(self, monkeypatch):
-        """Whatever goes wrong in one round, the next one comes."""
+        """Whatever fails in one round, the next one comes."""
         monkeypatch.setattr(_registry, "_RETRY_S", 0.001)
         rounds = threading.Semaphore(0)
         failures = [RuntimeError("once"), SystemExit(3)]
@@ -427,7 +427,7 @@ class TestSampler:
 
 class TestKinds:
     def test_in_the_window(self, station):
-        """A window says which instrument it is of, and has the figures that make sense for it."""
+        """A window names its kind of instrument, and has the values that make sense for it."""
         station.counter("a").add(2)
         station.stat("b").record(-3)
         station.gauge("c").set(-4)
@@ -444,7 +444,7 @@ class TestKinds:
         ]
 
     def test_in_the_snapshot(self, station):
-        """A snapshot says which instrument it is of."""
+        """A snapshot names its kind of instrument."""
         station.counter("a")
         station.stat("b")
         station.gauge("c")
@@ -474,7 +474,9 @@ class TestKinds:
     @pytest.mark.parametrize("before", [[], [1.5], [1.5, None]])
     @pytest.mark.parametrize("amount", [-1, -0.5, float("-inf")])
     def test_a_counter_only_grows(self, station, before, amount):
-        """A negative amount is an invalid sample of a counter, whatever stands next to it, and lowers no sum."""
+        """
+        A negative amount is an invalid sample of a counter, whatever amounts are added beside it, and lowers no sum.
+        """
         counter = station.counter("x")
         for value in [*before, amount, 3]:
             counter.add(value)

@@ -27,7 +27,7 @@ def summary_of(*chunks, needs=EVERYTHING):
 
 
 def cut(values, sizes):
-    """Cut *values* into parts of the *sizes* given, and the rest."""
+    """Cut *values* into parts of the *sizes* given, and a last part."""
     parts = []
     for size in sizes:
         parts.append(values[:size])
@@ -55,11 +55,11 @@ class TestSummary:
         assert summary_of().values(ALL) == {"count": 0, "sum": 0}
 
     def test_only_what_was_asked_for(self):
-        """A summary tells nothing that was not asked for."""
+        """A summary has only the statistics that were asked for."""
         assert summary_of([1, 2]).values((Aggregation.MEAN,)) == {"mean": 1.5}
 
     def test_one_value(self):
-        """A single value has no spread."""
+        """A single value has a deviation of 0."""
         assert summary_of([3.5]).values(ALL)["stddev"] == 0
 
     @given(st.lists(st.floats(-1e9, 1e9), min_size=1), st.lists(st.integers(0, 5)))
@@ -90,7 +90,7 @@ class TestSummary:
         assert [recorded[name] for name in ("p50", "p90", "p95", "p99")] == pytest.approx([51, 91, 96, 100], rel=0.01)
 
     def test_of_infinities(self):
-        """What is not defined is left out: both infinities have neither sum nor mean, but a minimum."""
+        """Undefined statistics are left out: both infinities have neither sum nor mean, but a minimum."""
         recorded = summary_of([math.inf, -math.inf, 1.0]).values(ALL)
 
         assert "sum" not in recorded
@@ -118,7 +118,7 @@ class TestTotal:
         assert total.value == math.fsum([chunk] * 10_000)
 
     def test_small_next_to_large(self):
-        """What a large amount swallows comes back when it is gone."""
+        """Small amounts lost in the sum beside a large one are restored when it is subtracted."""
         total = Total()
         for amount in (1e16, 1.0, 1.0, -1e16):
             total.add(amount)
@@ -127,7 +127,7 @@ class TestTotal:
 
     @given(st.lists(st.floats(allow_nan=False, allow_infinity=False, min_value=-1e300, max_value=1e300)))
     def test_against_fsum(self, amounts):
-        """The sum is the exact one but for a rounding of the roundings."""
+        """The sum differs from the exact one by a few roundings at most."""
         total = Total()
         for amount in amounts:
             total.add(amount)
@@ -217,7 +217,7 @@ class TestChecked:
     )
     @pytest.mark.parametrize("around", [[], [1.0], [1]])
     def test_invalid(self, sample, reason, around):
-        """What is not one number is left out with a reason; its neighbours count."""
+        """A sample that is not one number is left out with a reason; its neighbours count."""
         samples = [*around, sample, *around]
         chunk, invalid, recorded, _ = checked(samples, EVERYTHING, None)
 
@@ -274,7 +274,7 @@ class TestChecked:
         assert checked([2**60, None, 1], EVERYTHING, None)[0].total == 2**60 + 1
 
     def test_parts(self):
-        """A part of a chunk knows of its own values alone."""
+        """A part of a chunk depends on its own values alone."""
         chunk, *_ = checked([5.0, 1.0, 9.0, 3.0], EVERYTHING, None)
         part = chunk.part(1, 3)
 

@@ -26,7 +26,7 @@ class TestBlock:
         ("unit", "expected"), [("", 0.25), ("s", 0.25), ("ms", 250), ("us", 250_000), ("µs", 250_000)]
     )
     def test_in_the_counters_unit(self, now, unit, expected):
-        """A block of 250 ms adds that in the stat's unit; in seconds where there is none."""
+        """A block of 250 ms adds that in the stat's unit, or in seconds if it has none."""
         stat = Stat("x", unit=unit)
         with stat.time():
             now[0] += 250 * MS
@@ -42,12 +42,12 @@ class TestBlock:
         assert stat.sum == 2**60 + 1
 
     def test_wrong_unit(self):
-        """A stat of bytes takes no times, and says so where it is asked to."""
+        """A stat of bytes refuses times when the timer is made."""
         with pytest.raises(ConfigError, match=r"unit: got 'bytes'; stat 'x' cannot record durations"):
             Stat("x", unit="bytes").time()
 
     def test_that_raises(self, now):
-        """A block that raised adds nothing, and the error goes on its way."""
+        """A block that raised adds nothing, and the error reaches the caller."""
         stat = Stat("x")
         with pytest.raises(ValueError, match="boom"), stat.time():
             raise ValueError("boom")
@@ -55,7 +55,7 @@ class TestBlock:
         assert stat.count == 0
 
     def test_that_raises_and_counts(self, now):
-        """Where failed blocks were asked for too, they are added, and the error goes on its way."""
+        """If failed blocks were asked for too, they are added, and the error reaches the caller."""
         stat = Stat("x", unit="ms")
 
         def fail():
@@ -94,7 +94,7 @@ class TestFunction:
         assert (stat.count, stat.sum, work.__name__) == (2, 5, "work")
 
     def test_that_raises(self, now):
-        """A call that raised is added only where that was asked for, and the error goes on its way."""
+        """A call that raised is added only if that was asked for, and the error reaches the caller."""
         stat = Stat("x", unit="ms")
 
         def fail():
@@ -108,7 +108,7 @@ class TestFunction:
         assert (stat.count, stat.sum) == (1, 3)
 
     def test_recursion(self, now):
-        """A function that calls itself adds each call with all that is in it: 3 + 2 + 1 ms."""
+        """A function that calls itself adds each call with all calls inside it: 3 + 2 + 1 ms."""
         stat = Stat("x", unit="ms")
 
         @stat.time()
@@ -160,7 +160,7 @@ class TestFunction:
         assert stat.sum == 5
 
     def test_coroutines_interleaved(self, now):
-        """Coroutines that take turns are timed each for itself: from 0 to 2 ms, and from 1 to 4."""
+        """Coroutines that run alternately are timed independently: from 0 to 2 ms, and from 1 to 4."""
         stat = Stat("x", unit="ms", aggregations=(Aggregation.MIN, Aggregation.MAX))
 
         @stat.time()
@@ -178,7 +178,7 @@ class TestFunction:
         assert (snapshot.count, snapshot.minimum, snapshot.maximum) == (2, 2, 3)
 
     def test_generator(self):
-        """To time a generator function would time nothing, and is refused."""
+        """A timer refuses generator functions, whose calls take no time."""
 
         def generate():
             yield 1

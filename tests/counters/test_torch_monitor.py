@@ -181,12 +181,12 @@ class TestStatRows:
             station.stat("x", unit="ms")
 
     def test_empty_name(self, station):
-        """Stat: an empty name gives a figure called ".sum". Here it is refused."""
+        """Stat: an empty name gives a metric called ".sum". Here it is refused."""
         with pytest.raises(ConfigError, match="name: got ''"):
             station.stat("")
 
     def test_open_window_is_not_visible(self, station):
-        """Stat: get() tells of the window before, zeros at first. Here a snapshot has all that was added."""
+        """Stat: get() returns the window before, zeros at first. Here a snapshot has all that was added."""
         assert (station.add("x", 1, 2).count, station.stat("x").sum) == (2, 3)
 
     def test_registry_is_not_readable(self, station):
@@ -198,7 +198,9 @@ class TestStatRows:
 
 class TestHandlerRows:
     def test_handler_raises_in_add(self):
-        """Stat: what a handler raises comes out of add(). Here it does not, and the next handler has the window."""
+        """
+        Stat: an exception raised by a handler leaves add(). Here it does not, and the next handler has the window.
+        """
         windows = []
         with Bus() as bus:
             bus.subscribe(lambda window: 1 / 0, to=CounterWindow)
@@ -210,7 +212,7 @@ class TestHandlerRows:
         assert [window.count for window in windows] == [1]
 
     def test_handler_raises_while_a_stat_is_destroyed(self):
-        """Stat: a handler that raises then aborts the process. Here counters publish nothing when they go."""
+        """Stat: a handler that raises then aborts the process. Here counters publish nothing when they are deleted."""
         bus = Bus()
         asked = []
 
@@ -359,7 +361,7 @@ class TestReviewRequests:
         assert station.counts() == [0]
 
     def test_24_collection_apart_from_aggregation(self, station):
-        """Request 24: who collects says how long, who declares says what; the collector may override it."""
+        """Request 24: the collector says how long, the declaration says which values; the collector may override it."""
         station.stat("x", aggregations=["max"])
         station.collect(interval_s=1)
         station.collect(interval_s=2, aggregations=["min"])
