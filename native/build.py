@@ -20,6 +20,7 @@ from pathlib import Path
 
 NATIVE = Path(__file__).resolve().parent
 PACKAGE = NATIVE.parent / "src" / "trackside"
+HEADER = PACKAGE / "include" / "trackside.h"
 TIMEOUT_S = 300
 # NDEBUG leaves out the assertions in the interpreter's headers, and with them the paths of this machine.
 FLAGS = (
@@ -44,7 +45,7 @@ class NotBuiltError(Exception):
 def fingerprint() -> str:
     """Return a digest of the sources, as `trackside._implementation` computes it when it looks for a stale build."""
     digest = 0
-    for source in sorted(NATIVE.glob("*.[ch]")):
+    for source in (*sorted(NATIVE.glob("*.[ch]")), HEADER):
         digest = zlib.crc32(source.read_bytes(), digest)
     return f"{digest:08x}"
 

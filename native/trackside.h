@@ -96,5 +96,6 @@ int ts_add_rows(PyObject *module);
 int ts_add_decoder(PyObject *module);
 int ts_add_events(PyObject *module);
 int ts_add_spans(PyObject *module);
+int ts_add_extensions(PyObject *module);
 
 #endif

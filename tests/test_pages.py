@@ -80,6 +80,7 @@ RUN_BY = {
     "write-a-handler.md": "handlers/test_extension_pages.py",
     "write-a-model.md": "handlers/test_extension_pages.py",
     "write-a-rule.md": "handlers/test_extension_pages.py",
+    "write-an-extension.md": "examples/test_extension.py",
     "write-an-integration.md": "integrations/test_integration_page.py",
 }
 """Which test runs a page's code, as it stands there."""

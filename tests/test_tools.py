@@ -295,6 +295,10 @@ class TestWheel:
         """Type checkers find the marker that says that trackside is typed."""
         assert "trackside/py.typed" in names
 
+    def test_has_the_header(self, names):
+        """Extensions find the header where `trackside.get_include` says, below the package."""
+        assert "trackside/include/trackside.h" in names
+
     def test_carries_the_licence(self, names):
         """The licence comes with it."""
         assert any(name.endswith("/licenses/LICENSE") for name in names)
@@ -304,6 +308,7 @@ class TestDist:
     dist = load("dist")
     WHOLE = (
         "trackside/__init__.py",
+        "trackside/include/trackside.h",
         "trackside/py.typed",
         "_trackside_command.py",
         "trackside/_native.cpython-312-x86_64-linux-gnu.so",
@@ -329,7 +334,8 @@ class TestDist:
             ("trackside/py.typed", "trackside/py.typed is missing"),
             ("_trackside_command.py", "_trackside_command.py is missing"),
             ("trackside-0.2.0.dist-info/licenses/LICENSE", "the licence is missing"),
-            (WHOLE[3], "0 compiled cores in a wheel that is to be compiled"),
+            ("trackside/include/trackside.h", "trackside/include/trackside.h is missing"),
+            (WHOLE[4], "0 compiled cores in a wheel that is to be compiled"),
         ],
     )
     def test_missing(self, tmp_path, missing, problem):

@@ -29,6 +29,7 @@ DIST = ROOT / "dist"
 MOST_BYTES = 1_000_000
 COMMAND = "_trackside_command.py"
 """Beside the package, as it says itself."""
+ALWAYS = ("trackside/py.typed", "trackside/__init__.py", "trackside/include/trackside.h", COMMAND)
 
 
 class NotReleasableError(Exception):
@@ -147,9 +148,7 @@ def wrong_with(wheel: Path, implementation: str) -> list[str]:
         names = archive.namelist()
     compiled = [name for name in names if name.startswith("trackside/_native.")]
     metadata = [name for name in names if ".dist-info/" in name]
-    problems = [
-        f"{name} is missing" for name in ("trackside/py.typed", "trackside/__init__.py", COMMAND) if name not in names
-    ]
+    problems = [f"{name} is missing" for name in ALWAYS if name not in names]
     if not any(name.endswith("/licenses/LICENSE") for name in metadata):
         problems.append("the licence is missing")
     problems += [

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os as _os
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from trackside._implementation import implementation
+from trackside._implementation import get_include, implementation
 from trackside._later import load_later as _load_later
 from trackside.bus import (
     Bus,
@@ -110,6 +110,7 @@ __all__ = [
     "follow",
     "fraction",
     "gauge",
+    "get_include",
     "implementation",
     "instrument",
     "log",

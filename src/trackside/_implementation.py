@@ -42,10 +42,15 @@ def _fingerprint_of_checkout() -> str | None:
         return None
     sources = sorted(name for name in os.listdir(directory) if name.endswith((".c", ".h")))
     digest = 0
-    for source in sources:
+    for source in (*sources, os.path.join(get_include(), "trackside.h")):
         with open(os.path.join(directory, source), "rb") as file:
             digest = zlib.crc32(file.read(), digest)
     return f"{digest:08x}" if sources else None
+
+
+def get_include() -> str:
+    """Return the directory of ``trackside.h``, with which C and C++ extensions record what they do."""
+    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "include")
 
 
 def _warn(problem: str) -> None:
