@@ -38,6 +38,13 @@ take_exception(void)
 #endif
 }
 
+static int
+interrupt(void *Py_UNUSED(nothing))
+{
+    PyErr_SetNone(PyExc_KeyboardInterrupt);
+    return -1;
+}
+
 /* Report the exception that is set, if any, and set ERROR, a reference that is given up, instead. */
 static void
 give_back(PyObject *error, PyObject *about)
@@ -45,7 +52,7 @@ give_back(PyObject *error, PyObject *about)
     if (PyErr_Occurred()) {
         if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
             PyErr_Clear();
-            PyErr_SetInterrupt();
+            Py_AddPendingCall(interrupt, NULL);
         }
         else {
             PyErr_WriteUnraisable(about);
