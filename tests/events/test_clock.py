@@ -13,7 +13,7 @@ NOON_NS = 1_800_000_000_000_000_000
 
 
 class Machine:
-    """A machine whose clocks a test moves: true time, and how far the wall clock is off."""
+    """A machine whose clocks a test sets: true time, and the error of the wall clock."""
 
     def __init__(self):
         self.elapsed_ns = 0
@@ -42,11 +42,11 @@ def tick():
 
 class TestTime:
     def test_anchored(self, machine):
-        """Time starts as the wall clock says."""
+        """Time starts at the wall clock's reading."""
         assert tick() == NOON_NS
 
     def test_advances(self, machine):
-        """And goes on as the monotonic clock does."""
+        """It goes on as the monotonic clock does."""
         machine.elapsed_ns += 7
         assert (tick(), clock.now_ns()) == (NOON_NS + 7, NOON_NS + 7)
 
@@ -61,7 +61,7 @@ class TestTime:
         assert times == [NOON_NS, NOON_NS + 1000, NOON_NS + 2000, NOON_NS + 3000]
 
     def test_random_jumps(self, machine, rng):
-        """However often and far it jumps."""
+        """The same holds however often and far it jumps."""
         before = tick()
         for _ in range(1000):
             step_ns = rng.randrange(1, 10**9)
@@ -94,7 +94,7 @@ class TestInstalled:
         assert tick() > NOON_NS / 2
 
     def test_undone_after_an_error(self):
-        """Also if the block fails."""
+        """The same holds if the block fails."""
         before = clock.process_anchor
         with pytest.raises(ZeroDivisionError), clock.installed(lambda: 0, lambda: 0):
             raise ZeroDivisionError
@@ -122,13 +122,13 @@ class TestInstalled:
 
 class TestReadAnchor:
     def test_tightest(self):
-        """Of several readings the one that took least counts, and half of what it took is its uncertainty."""
+        """Of several readings the one that took least counts, and half of its duration is its uncertainty."""
         monotonic = iter([0, 100, 200, 210, 300, 390]).__next__
         wall = iter([1_000, 1_205, 1_345]).__next__
         assert clock.read_anchor(monotonic, wall, tries=3) == clock.Anchor(205, 1_205, 5)
 
     def test_first_of_equals(self):
-        """Of equally tight readings the first."""
+        """Of equally tight readings the first counts."""
         monotonic = iter([0, 10, 20, 30]).__next__
         wall = iter([1, 2]).__next__
         assert clock.read_anchor(monotonic, wall, tries=2) == clock.Anchor(5, 1, 5)

@@ -1,4 +1,4 @@
-"""Comparing, hashing and showing: what attrs would do for each class, done once for all."""
+"""Comparison, hashing and representation of values, equal to those that attrs generates for each class."""
 
 from __future__ import annotations
 
@@ -63,25 +63,25 @@ PAIRS = [
 class TestEquality:
     @pytest.mark.parametrize(("one", "other"), PAIRS)
     def test_as_attrs(self, one, other):
-        """Two values are equal just where attrs finds them so."""
+        """Two values are equal exactly where attrs finds them so."""
         assert (Place(**one) == Place(**other)) is (AsAttrsDoes(**one) == AsAttrsDoes(**other))
 
     def test_every_field(self):
-        """One field that differs is enough, be it the last."""
+        """One field that differs is enough, even the last."""
         assert Place(1, tags={"a": 1}) != Place(1)
 
     def test_derived_class(self):
-        """A value of a derived class is another."""
+        """A value of a derived class is not equal."""
         assert Place(1) != Spot(1)
 
     def test_something_else(self):
-        """What is no such value is not compared at all, so that it may answer itself."""
+        """Comparison with an object of another class returns NotImplemented, so that the other object may answer."""
         assert Place(1).__eq__((1, 0.0)) is NotImplemented
 
 
 class TestHash:
     def test_equal(self):
-        """Equal values have one hash, whatever stands in fields that do not count."""
+        """Equal values have one hash, whatever the fields that do not count hold."""
         assert hash(Place(1, label="A", note="a", tags={"a": 1})) == hash(Place(1, label="a", note="b"))
 
     @pytest.mark.parametrize("other", [Place(2), Place(1, 1.0), Place(1, secret="s")])
@@ -90,25 +90,25 @@ class TestHash:
         assert len({Place(1), other}) == 2
 
     def test_changing(self):
-        """What may change has none."""
+        """A mutable value has no hash."""
         with pytest.raises(TypeError, match="unhashable"):
             hash(Box())
 
 
 class TestShowing:
     def test_as_built(self):
-        """A value is shown as it is built, without what is not to be shown."""
+        """A value is shown as its constructor call, without the fields that are hidden."""
         shown = "Place(x=1, y=0.5, note='n', label='', tags={})"
         assert repr(Place(1, 0.5, note="n", secret="s")) == shown
 
     def test_itself_inside(self):
-        """What holds itself is shown to the end."""
+        """A value that holds itself is shown without endless recursion."""
         box = Box()
         box.content = [box]
         assert repr(box) == "Box(content=[...])"
 
     def test_inner_class(self):
-        """A class of a function is shown by its own name."""
+        """A class defined in a function is shown by its own name."""
 
         @attrs.frozen(eq=False, repr=False)
         class Inner(Value):
@@ -123,12 +123,12 @@ class TestEvents:
         assert repr(Event(at_ns=1, span_id=2, step=3)) == "Event(at_ns=1, span_id=2, step=3)"
 
     def test_unhashable(self):
-        """An event has no hash: nothing stops anybody from changing it."""
+        """An event has no hash, as its fields can be changed."""
         with pytest.raises(TypeError, match="unhashable"):
             hash(Event())
 
     def test_own_way(self, forgetful):
-        """A class may say for itself when its events are equal."""
+        """A class may define for itself when its events are equal."""
 
         @event("test.compared.own")
         class Alike(Event):

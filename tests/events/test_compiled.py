@@ -1,4 +1,4 @@
-"""The compiled initializer of events against attrs's own: the same events, errors and classes to look at."""
+"""The compiled initializer of events against attrs's own: the same events, errors and class attributes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def by_attrs(cls, *args, **keywords):
 
 
 def outcome(build, cls, args, keywords):
-    """Return the fields of what is built, or the error."""
+    """Return the fields of the built event, or the error."""
     try:
         return attrs.asdict(build(cls, *args, **keywords))
     except (TypeError, ValueError) as error:  # the latter is a converter's
@@ -130,7 +130,7 @@ class TestSame:
         assert Plain(index=1).at_ns > 10**18
 
     def test_surroundings_of_tasks(self):
-        """Each asyncio task has the surroundings of its own."""
+        """Each asyncio task has its own span and step."""
 
         async def of_task(number):
             ambient.set((number, number + 1))
@@ -146,7 +146,7 @@ class TestSame:
 
 class TestTheClass:
     def test_attrs(self):
-        """What attrs offers works: fields, evolve, asdict."""
+        """The functions of attrs work: fields, evolve, asdict."""
         happened = attrs.evolve(Plain(index=1, at_ns=5), index=2)
         assert (happened.index, happened.at_ns) == (2, 5)
         assert attrs.asdict(happened)["items"] == []
@@ -154,7 +154,7 @@ class TestTheClass:
 
     @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda given: pickle.loads(pickle.dumps(given))])
     def test_copies(self, copied):
-        """Copies and pickles are equal to what they were made of."""
+        """Copies and pickles are equal to their originals."""
         happened = Plain(index=1, items=[1, 2])
         assert copied(happened) == happened
 
@@ -177,13 +177,13 @@ class TestTheClass:
         assert made == ["3 at 9"]
 
     def test_factories_are_called_each_time(self):
-        """No two events share what a factory makes."""
+        """No two events share an object that a factory makes."""
         first, second = Plain(index=1), Plain(index=1)
         assert first.items is not second.items
         assert first.options is not second.options
 
     def test_factory_that_raises(self):
-        """What a factory raises comes out, and nothing is kept."""
+        """An exception raised by a factory comes out, and nothing is kept."""
 
         def fail():
             raise LookupError("nothing to give")
@@ -197,7 +197,7 @@ class TestTheClass:
             Failing()
 
     def test_initializer_replaced(self, monkeypatch):
-        """An initializer that is put in the place of attrs's is called from then on."""
+        """An initializer that replaces attrs's is called from then on."""
         assert Plain(index=1).index == 1
 
         def other(self, index):
@@ -237,7 +237,7 @@ class TestTheClass:
         assert least_growth(build) < 10
 
     def test_threads(self):
-        """Threads that build events of one class at once build what they asked for."""
+        """Threads that build events of one class at once get the events they asked for."""
         wrong = []
 
         def build(number):

@@ -1,4 +1,4 @@
-"""The event: its envelope, its declaration, and what it is to a reader."""
+"""The event: its envelope, its declaration, and its use by readers."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def noon():
 
 class TestEnvelope:
     def test_time(self, noon):
-        """An event happens when it is built."""
+        """An event's time is the time of its construction."""
         assert Skipped(reason="nan").at_ns == noon
 
     def test_given_time(self):
-        """Unless another time is given."""
+        """The time can be given."""
         assert Skipped(reason="nan", at_ns=5).at_ns == 5
 
     def test_given_zeros(self, surroundings):
@@ -77,22 +77,22 @@ class TestEnvelope:
         assert (skipped.span_id, skipped.step) == (0, -1)
 
     def test_surroundings(self, surroundings):
-        """The span and the step are those around the code that emits."""
+        """The span and the step are those open around the code that builds the event."""
         skipped = Skipped(reason="nan")
         assert (skipped.span_id, skipped.step) == (7, 42)
 
     def test_given_span(self, surroundings):
-        """A given span leaves the step to the surroundings."""
+        """With a given span the step is still that of the context."""
         skipped = Skipped(reason="nan", span_id=8)
         assert (skipped.span_id, skipped.step) == (8, 42)
 
     def test_given_step(self, surroundings):
-        """A given step leaves the span to the surroundings."""
+        """With a given step the span is still that of the context."""
         skipped = Skipped(reason="nan", step=43)
         assert (skipped.span_id, skipped.step) == (7, 43)
 
     def test_given_none(self, surroundings):
-        """To be in no span and at no step can be said inside of one."""
+        """Inside a span and a step, an event can be given none of either."""
         skipped = Skipped(reason="nan", span_id=0, step=-1)
         assert (skipped.span_id, skipped.step) == (0, -1)
 
@@ -101,12 +101,12 @@ class TestEnvelope:
         assert Skipped(reason="nan", at_ns=int("-9223372036854775808")).at_ns == -(2**63)
 
     def test_own_step(self, surroundings):
-        """A class may ask for the step; then the surroundings do not answer."""
+        """A class may declare the step as a field of its own; then the context does not set it."""
         numbered = Numbered(step=3)
         assert (numbered.span_id, numbered.step) == (7, 3)
 
     def test_own_step_is_needed(self):
-        """And it must be given."""
+        """Such a step must be given."""
         with pytest.raises(TypeError):
             Numbered()
 
@@ -159,17 +159,17 @@ class TestProvenance:
         assert Skipped(reason="nan").source is process_source()
 
     def test_seq(self):
-        """And has no number before it got one."""
+        """It has no number before it gets one."""
         assert Skipped(reason="nan").seq is None
 
     def test_written(self):
-        """Who numbers or reads it writes both."""
+        """The bus or the reader sets both."""
         skipped, source = Skipped(reason="nan"), Source(rank=3)
         skipped._source, skipped._seq = source, 9
         assert (skipped.source, skipped.seq) == (source, 9)
 
     def test_equality(self):
-        """Events are equal by what they say, wherever they come from."""
+        """Events are equal if their fields are, whatever their sources."""
         one, other = Skipped(reason="nan", at_ns=1), Skipped(reason="nan", at_ns=1)
         one._source, one._seq = Source(rank=3), 9
         assert one == other
@@ -180,7 +180,7 @@ class TestProvenance:
         ids=["copy", "deepcopy", "pickle"],
     )
     def test_copies(self, duplicate):
-        """A copy is still the event that it was."""
+        """A copy has the number and the source of its original."""
         skipped = Skipped(reason="nan")
         skipped._source, skipped._seq = Source(rank=3), 9
         twin = duplicate(skipped)
@@ -189,7 +189,7 @@ class TestProvenance:
 
 class TestDeclaration:
     def test_attributes(self):
-        """A class says under which name, at which level, in which version and whether derived it travels."""
+        """A class declares its wire name, its priority, its version and whether it is derived."""
         assert (Numbered.wire_name, Numbered.priority, Numbered.version, Numbered.derived) == (
             "test.event.numbered",
             PROFILE,
@@ -198,11 +198,13 @@ class TestDeclaration:
         )
 
     def test_defaults(self):
-        """What is not said is: once a step or so, the first version, not derived."""
+        """The defaults are priority ITERATION, version 1, not derived."""
         assert (Skipped.priority, Skipped.version, Skipped.derived) == (ITERATION, 1, False)
 
     def test_inheritance(self):
-        """A derived class has its base's fields, a name and a level of its own, and is one of its base's events."""
+        """
+        A derived class has its base's fields, a name and a priority of its own, and its events are events of its base.
+        """
         again = SkippedAgain(reason="nan", times=2)
         assert isinstance(again, Skipped)
         assert (again.reason, again.count, again.times) == ("nan", 1, 2)
@@ -264,16 +266,16 @@ class TestDeclaration:
             event("test.event.bad", priority=priority)
         assert (caught.value.field, caught.value.given) == ("event priority", priority)
 
-    @pytest.mark.parametrize("thing", [object, int, print, "Event", None])
-    def test_no_event(self, thing):
-        """Only what derives from Event can be declared."""
+    @pytest.mark.parametrize("given", [object, int, print, "Event", None])
+    def test_no_event(self, given):
+        """Only a class that derives from Event can be declared."""
         with pytest.raises(ConfigError) as caught:
-            event("test.event.bad")(thing)
+            event("test.event.bad")(given)
         assert caught.value.field == "@event"
 
     @pytest.mark.parametrize("name", ["source", "seq", "version", "priority", "derived", "wire_name"])
     def test_taken_field(self, name):
-        """A field cannot hide what every event has."""
+        """A field cannot have the name of an envelope field."""
         with pytest.raises(ConfigError) as caught:
             event("test.event.bad")(type("Bad", (Event,), {"__annotations__": {name: "str"}}))
         assert caught.value.given == name
@@ -306,7 +308,7 @@ class TestDuplicates:
         assert "Other" in str(caught.value)
 
     def test_refused(self):
-        """And the second of them is not declared."""
+        """The second of them is not declared."""
         other = type("Other", (Event,), {})
         with pytest.raises(DuplicateEventError) as caught:
             event("test.event.skipped")(other)
@@ -332,7 +334,7 @@ class TestDuplicates:
         assert lookup("test.event.reloaded") is second
 
     def test_older_self(self, forgetful):
-        """Code that still has the older class goes on publishing it."""
+        """Code that still has the older class can go on publishing it."""
         older = event("test.event.reloaded")(type("Reloaded", (Event,), {}))
         event("test.event.reloaded")(type("Reloaded", (Event,), {}))
         assert is_declared(older)
@@ -347,18 +349,18 @@ class TestDuplicates:
 
 class TestIsDeclared:
     def test_declared(self):
-        """A decorated class is."""
+        """A decorated class is declared."""
         assert is_declared(Skipped)
 
     def test_derived(self):
-        """A class derived from one, and not decorated itself, is not: it would travel under its base's name."""
+        """A class derived from one, and not decorated itself, is not: it would have its base's wire name."""
         assert not is_declared(type("Sub", (Skipped,), {}))
 
     @pytest.mark.parametrize("cls", [Event, int])
     def test_others(self, cls):
-        """Nor is anything else."""
+        """No other object is."""
         assert not is_declared(cls)
 
     def test_unknown(self):
-        """What stands for unknown events is a declared class as well."""
+        """The class of unknown events is declared as well."""
         assert is_declared(UnknownEvent)

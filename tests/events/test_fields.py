@@ -35,7 +35,7 @@ class TestOwnFields:
         assert own_fields(Ordered) == ("b", "a")
 
     def test_inherited(self):
-        """Inherited ones first."""
+        """Inherited fields come first."""
         assert own_fields(Derived) == ("b", "a", "c")
 
 
@@ -46,40 +46,40 @@ class TestHintsOf:
         assert (hints["b"], hints["a"], hints["c"], hints["at_ns"]) == (int, str, float | None, int)
 
     def test_types_for_checkers(self):
-        """A type that is imported for type checkers alone may be anything; the others are what they are."""
+        """A type that is imported for type checkers alone counts as Any; the others keep their types."""
         hints = hints_of(Hidden)
         assert (hints["when"], hints["count"], hints["step"]) == (Any, int, int)
 
     def test_local_types(self):
-        """So may one that is local to a function."""
+        """So does one that is local to a function."""
 
         class Local:
             pass
 
         @event("test.fields.local")
         class UsesLocal(Event):
-            thing: Local
+            value: Local
             count: int
 
         hints = hints_of(UsesLocal)
-        assert (hints["thing"], hints["count"]) == (Any, int)
+        assert (hints["value"], hints["count"]) == (Any, int)
 
     def test_inherited_scope(self):
         """Types are found in the module of the class that names them."""
 
         @event("test.fields.elsewhere")
         class Elsewhere(IterationEnded):
-            thing: Missing  # noqa: F821
+            value: Missing  # noqa: F821
 
         assert hints_of(Elsewhere)["loss"] == float | None
 
 
 class TestIsFlat:
     def test_scalars(self):
-        """Scalars are flat, and unions of them."""
+        """Scalars are flat, and so are unions of them."""
         assert is_flat([int, str, bool, float, bytes, type(None), int | None, str | int | None])
 
     def test_else(self):
-        """What may hold more than one value is not, nor what may be anything."""
+        """Types that hold several values are not flat, nor is Any."""
         for hint in (list, dict[str, float], tuple[int, ...], Any, object, list[int] | None, int | dict[str, int]):
             assert not is_flat([int, hint])

@@ -1,4 +1,4 @@
-"""The source of events: what a process finds out about itself, and what it passes on."""
+"""The source of events: the identity that a process finds out about itself and passes on."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class TestDetect:
         assert (source.rank, source.local_rank, source.world_size) == (5, 1, 8)
 
     def test_slurm(self):
-        """Under SLURM too."""
+        """The same holds under SLURM."""
         source = Source.detect(SLURM)
         assert (source.run_id, source.attempt) == ("slurm-4711", 1)
         assert (source.rank, source.local_rank, source.world_size) == (3, 1, 16)
@@ -104,7 +104,7 @@ class TestDetect:
         assert Source.detect().run_id == "job-17"
 
     def test_given(self):
-        """What is given goes before what is found."""
+        """Given values take precedence over detected ones."""
         source = Source.detect(TORCHRUN, run_id="mine", rank=6, application="gpt")
         assert (source.run_id, source.rank, source.application) == ("mine", 6, "gpt")
         assert source.world_size == 8
@@ -124,7 +124,7 @@ class TestDetect:
 
     @pytest.mark.parametrize("variable", sorted(TORCHRUN))
     def test_empty(self, variable):
-        """A variable that is set to nothing is not set."""
+        """An empty variable counts as not set."""
         kept = {name: value for name, value in TORCHRUN.items() if name != variable}
         empty, missing = Source.detect({**TORCHRUN, variable: ""}), Source.detect(kept)
         assert (empty.rank, empty.local_rank, empty.world_size) == (
@@ -151,11 +151,11 @@ def on_one_node(attempt, local_rank):
 
 class TestAnonymousRun:
     def test_one_node(self):
-        """On one node the run has the name of what torchrun made for it, for its port is always the same."""
+        """On one node the run is named after torchrun's own directory, since its port is always the same."""
         assert Source.detect(on_one_node(0, 0)).run_id == "none_txq9uldw"
 
     def test_attempts(self):
-        """All ranks and attempts of it."""
+        """All ranks and attempts of it have the same run id."""
         run_ids = {Source.detect(on_one_node(attempt, rank)).run_id for attempt in range(3) for rank in range(3)}
         assert run_ids == {"none_txq9uldw"}
 
@@ -165,12 +165,12 @@ class TestAnonymousRun:
         assert Source.detect({**TORCHRUN, "TORCHELASTIC_RUN_ID": run_id}).run_id == "10.0.0.7-29500"
 
     def test_no_torchrun(self):
-        """So has that of a launcher that sets only what torch.distributed needs."""
+        """So has a run of a launcher that sets only the variables that torch.distributed needs."""
         env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "master-0", "MASTER_PORT": "23456"}
         assert Source.detect(env).run_id == "master-0-23456"
 
     def test_no_address(self):
-        """Where there is not even that, the id is random, and no "none"."""
+        """Without even those, the id is random, and not "none"."""
         assert Source.detect({"RANK": "0"}).run_id.startswith("run-")
 
 
@@ -201,11 +201,11 @@ sys.stdout.buffer.write(RowEncoder().encode(event, 0)[1] + to_json(event).encode
 
 class TestConstruction:
     def test_one_tag(self):
-        """One tag need not stand in a list."""
+        """A single tag need not be in a list."""
         assert Source(perf_tags="fast").perf_tags == ("fast",)
 
     def test_tags(self):
-        """Several may stand in any sequence."""
+        """Several tags may be any sequence."""
         assert Source(perf_tags=["a", "b"]).perf_tags == ("a", "b")
 
     def test_numbers(self):
@@ -213,7 +213,7 @@ class TestConstruction:
         assert Source(metadata={"seed": 7, "lr": 0.5}).metadata == {"seed": "7", "lr": "0.5"}
 
     def test_no_objects(self):
-        """Anything else is refused where it is given, not when it is written."""
+        """Any other type is refused where it is given, not when it is written."""
         with pytest.raises(ConfigError, match="metadata"):
             Source(metadata={"model": object()})
 
@@ -230,7 +230,7 @@ class TestConstruction:
         assert {source: 1}[source] == 1
 
     def test_anchor(self):
-        """A source stands on the clock reading of its process."""
+        """A source has the clock reading of its process."""
         assert Source().anchor is clock.process_anchor
 
 
@@ -240,19 +240,19 @@ class TestProcessSource:
         assert process_source() is process_source()
 
     def test_set(self):
-        """Which can be given."""
+        """The identity can be set."""
         source = Source(rank=3)
         set_process_source(source)
         assert process_source() is source
 
     def test_forget(self):
-        """And found out anew."""
+        """It can be detected anew."""
         first = process_source()
         set_process_source(None)
         assert process_source().id != first.id
 
     def test_malformed(self, monkeypatch):
-        """It never raises: where the launcher's variables make no sense the identity says so itself."""
+        """It never raises: if the launcher's variables are invalid the identity records that."""
         monkeypatch.setenv("RANK", "zero")
         source = process_source()
         assert (source.rank, source.world_size) == (0, 1)
@@ -311,7 +311,7 @@ class TestFork:
         assert child["pid"] != os.getpid()
 
     def test_parent(self):
-        """It knows its parent, and the span under which it was started."""
+        """It has its parent's id, and the span under which it was started."""
         token = ambient.set((7, 42))
         try:
             parent = process_source()
@@ -328,7 +328,7 @@ class TestFork:
         assert child["anchor"]["mono_ns"] == clock.process_anchor.mono_ns
 
     def test_parent_unchanged(self):
-        """The parent stays who it was."""
+        """The parent keeps its identity."""
         parent = process_source()
         in_fork(identity)
         assert process_source() is parent
@@ -340,7 +340,7 @@ class TestFork:
         assert grandchild["role"] == "worker"
 
     def test_unasked(self, monkeypatch):
-        """The child of a launcher that never asked who it is finds out for itself."""
+        """The child of a launcher that never asked for its identity detects its own."""
         set_process_source(None)
 
         def ask():
@@ -381,30 +381,30 @@ class TestWire:
     )
 
     def test_round_trip(self):
-        """What a source tells is read back as it was."""
+        """A source that was written is read back as it was."""
         assert Source.from_wire(self.full.to_wire()) == self.full
 
     def test_through_a_stream(self):
-        """Also as an event among others."""
+        """The same holds in a frame with other events."""
         _, row = RowEncoder().encode(SourceStarted(identity=self.full.to_wire()), 0)
         assert Source.from_wire(msgpack.unpackb(row)[-1]) == self.full
 
     def test_json(self):
-        """Also as JSON."""
+        """The same holds in JSON."""
         assert Source.from_wire(json.loads(json.dumps(self.full.to_wire()))) == self.full
 
     def test_nothing(self):
-        """Of an unknown source nothing is said that is not known."""
+        """An unknown source has no facts besides its id."""
         assert Source.from_wire({}) == Source(id="", anchor=clock.Anchor(0, 0, 0))
 
     def test_newer(self):
-        """What a newer release says in addition is ignored."""
+        """Fields that a newer release adds are ignored."""
         wire = {**self.full.to_wire(), "quantum_rank": [1], "mood": {}}
         assert Source.from_wire(wire) == self.full
 
     @pytest.mark.parametrize("name", KEYS)
     def test_older(self, name):
-        """What an older release did not say gets its default."""
+        """Fields that an older release did not have get their defaults."""
         wire = self.full.to_wire()
         del wire[name]
         default = Source(id="", anchor=clock.Anchor(0, 0, 0))
@@ -435,17 +435,17 @@ class TestWire:
         ],
     )
     def test_wrong(self, name, value):
-        """A value that cannot be gets the default."""
+        """An impossible value is replaced by the default."""
         read = Source.from_wire({**self.full.to_wire(), name: value})
         assert getattr(read, name) == getattr(Source(id="", anchor=clock.Anchor(0, 0, 0)), name)
 
     def test_wrong_members(self):
-        """Of a list or a table what can be is kept."""
+        """Of a list or a table the possible elements are kept."""
         read = Source.from_wire({"perf_tags": ["a", 1, None, "b"], "metadata": {"x": "y", "n": 1, 2: "z"}})
         assert (read.perf_tags, read.metadata) == (("a", "b"), {"x": "y"})
 
     def test_deep(self):
-        """Not even a value too deep to be shown raises."""
+        """A value too deeply nested to be printed does not raise either."""
         deep = []
         for _ in range(100_000):
             deep = [deep]
@@ -455,7 +455,7 @@ class TestWire:
 
     @given(plain | st.dictionaries(st.sampled_from(KEYS), plain))
     def test_anything(self, data):
-        """Whatever comes is a source, and can be written again."""
+        """Any data is read as a source, and can be written again."""
         source = Source.from_wire(data)
         assert Source.from_wire(source.to_wire()) == source
         RowEncoder().encode(SourceStarted(identity=source.to_wire()), 0)

@@ -1,4 +1,4 @@
-"""Plain data to declared types: what may stand for what, and what may not."""
+"""Plain data to declared types: the values that a type accepts, and those that it refuses."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class TestAccepted:
         ],
     )
     def test_value(self, value, hint, expected):
-        """A value of the declared type, or one that can only stand for it, becomes it."""
+        """A value of the declared type, or one that unambiguously stands for it, is converted."""
         result = structured(value, hint)
         assert result == expected
         assert type(result) is type(expected)
@@ -99,7 +99,7 @@ class TestAccepted:
 class TestForeign:
     @pytest.mark.parametrize("hint", [collections.abc.Callable, numpy.float32, threading.Thread], ids=str)
     def test_value(self, hint):
-        """A value of a type that nothing makes of plain data is left as it was written."""
+        """A value of a type without a conversion from plain data is left as it was written."""
         assert structured(0.5, hint) == 0.5
 
 
@@ -143,6 +143,6 @@ class TestRefused:
         ],
     )
     def test_value(self, value, hint):
-        """A value of another type is refused, and not bent into shape."""
-        with pytest.raises(Exception):  # noqa: B017  whoever notices, in whatever way
+        """A value of another type is refused, and not converted."""
+        with pytest.raises(Exception):  # noqa: B017  the class of the error does not matter
             structured(value, hint)

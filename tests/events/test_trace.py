@@ -1,4 +1,4 @@
-"""The ids under which others know our spans."""
+"""The OpenTelemetry ids of trackside's spans."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ GRANDCHILD = Source(id="2222222222222222", parent=Parent(WORKER.id, 9))
 
 class TestTraceOf:
     def test_of_its_own(self):
-        """Who was started by no process has a trace of its own."""
+        """A process that no other process started has a trace of its own."""
         assert trace_of(MAIN) == "00c0ffee00c0ffee0000000000000000"
 
     def test_of_the_starter(self):
-        """Who was started by a process of ours is in that one's trace."""
+        """A process that a trackside process started is in that one's trace."""
         assert trace_of(WORKER) == trace_of(MAIN)
 
     def test_of_others(self):
-        """Who was started in another's trace is in it."""
+        """A process that was started in another program's trace is in it."""
         assert trace_of(Source(id=MAIN.id, parent=Parent(TRACE, 5))) == TRACE
 
     def test_further_up(self):
-        """Of starters that are known, the first one's trace counts."""
+        """Of several known starters, the first one's trace counts."""
         assert trace_of(GRANDCHILD, {MAIN.id: MAIN, WORKER.id: WORKER}) == trace_of(MAIN)
 
     def test_circle(self):
-        """Who claims to be its own starter gets a trace all the same."""
+        """A source that names itself as its starter gets a trace all the same."""
         odd = Source(id="3333333333333333", parent=Parent("3333333333333333", 1))
         assert re.fullmatch("[0-9a-f]{32}", trace_of(odd, {odd.id: odd}))
 
     @pytest.mark.parametrize("source_id", ["", "my-source", "0" * 16, "FFFFFFFFFFFFFFFF"])
     def test_odd_id(self, source_id):
-        """An id that makes no trace gets one all the same, always the same."""
+        """A source id that makes no valid trace id is mapped to one, always the same."""
         trace = trace_of(Source(id=source_id))
         assert re.fullmatch("[0-9a-f]{32}", trace)
         assert trace == trace_of(Source(id=source_id))
@@ -57,21 +57,21 @@ class TestGlobalId:
         assert global_id(WORKER, 12) != global_id(GRANDCHILD, 12)
 
     def test_never_none(self):
-        """No span has the id that means none."""
+        """No span has the id that stands for none."""
         assert global_id(WORKER, 0x1111111111111111) != 0
 
 
 class TestParentId:
     def test_none(self):
-        """Who was started by no process, or outside of any span, hangs under nothing."""
+        """A process that no process started, or that was started outside of any span, has no parent span."""
         assert (parent_id(MAIN), parent_id(Source(parent=Parent(MAIN.id, 0)))) == (0, 0)
 
     def test_starter_alone(self):
-        """A starter with a trace of its own is meant by its span's number."""
+        """A parent in a trace of its own is given by its span's number."""
         assert parent_id(WORKER) == parent_id(WORKER, {MAIN.id: MAIN}) == 7
 
     def test_starter_in_a_shared_trace(self):
-        """A starter that shares a trace is meant by the id that its span has there."""
+        """A parent in a shared trace is given by its span's id there."""
         assert parent_id(GRANDCHILD, {WORKER.id: WORKER}) == global_id(WORKER, 9)
 
     def test_of_others(self):
@@ -81,7 +81,7 @@ class TestParentId:
 
 class TestIsTraceable:
     def test_all(self):
-        """A source tells its trace if its id or its starter's makes one."""
+        """A source has its trace id if its own id or its starter's makes one."""
         assert is_traceable(MAIN)
         assert is_traceable(Source(id="x", parent=Parent(TRACE, 5)))
         assert not is_traceable(Source(id="x"))

@@ -1,4 +1,4 @@
-"""To a type checker events are frozen and their constructors know their fields."""
+"""To a type checker, events are frozen and their constructors have typed parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The vocabulary: every event of trackside's own comes back as it was, today and from old files."""
+"""The vocabulary: every event of trackside's own is read back as it was written, today and from old files."""
 
 from __future__ import annotations
 
@@ -101,14 +101,14 @@ class TestRoundTrip:
     @settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
     @given(data=st.data())
     def test_equal(self, cls, data):
-        """Whatever its fields hold, an event is read as it was written: the first, and the next of its kind."""
+        """With any values, an event is read as it was written: the first, and the next of its type."""
         one, other = data.draw(events_of(cls)), data.draw(events_of(cls))
         assert there_and_back(one, other, one) == [one, other, one]
         to_json(one)
 
     @given(st.lists(st.one_of([events_of(cls) for cls in OURS]), max_size=10))
     def test_mixed(self, happened):
-        """Also among others."""
+        """The same holds in a frame with other events."""
         assert there_and_back(*happened) == happened
 
     def test_nan(self):
@@ -119,16 +119,16 @@ class TestRoundTrip:
 class TestDeclarations:
     @pytest.mark.parametrize("cls", OURS, ids=lambda cls: cls.__name__)
     def test_documented(self, cls):
-        """Each class says what it stands for."""
+        """Each class has a docstring."""
         assert (cls.__doc__ or "").strip().endswith((".", "``"))
 
     @pytest.mark.parametrize("cls", OURS, ids=lambda cls: cls.__name__)
     def test_own_name(self, cls):
-        """Each travels under our name, in the past tense's dotted form."""
+        """Each has a wire name that begins with ours, and ends in the past tense."""
         assert cls.wire_name.startswith("trackside.")
 
     def test_spans(self):
-        """Spans of all levels are read by who reads spans."""
+        """Readers of spans get spans of all levels."""
         assert issubclass(IterationSpanEnded, SpanEnded)
         assert issubclass(ProfileSpanEnded, SpanEnded)
         assert IterationSpanEnded.priority < SpanEnded.priority == LIFECYCLE
@@ -254,11 +254,11 @@ class TestVersionTwo:
     frame = FrameDecoder().decode((DATA / "frame-v2.msgpack").read_bytes())
 
     def test_events(self):
-        """All its events are what they were."""
+        """All its events are unchanged."""
         assert self.frame.events == EXPECTED
 
     def test_numbers(self):
-        """They have the numbers that they had: of seventeen, two were left out by a filter."""
+        """They have their numbers: of seventeen, two were left out by a filter."""
         assert [happened.seq for happened in self.frame.events] == [
             *range(100, 104),
             *range(105, 116),
@@ -266,11 +266,11 @@ class TestVersionTwo:
         assert (self.frame.first_seq, self.frame.last_seq) == (100, 116)
 
     def test_dropped(self):
-        """What was dropped is counted."""
+        """Dropped events are counted."""
         assert self.frame.dropped == {"trackside.span.ended.profile": 7, "acme.batch.skipped": 1}
 
     def test_source(self):
-        """And its source is known from within."""
+        """Its source is the one that the stream introduced."""
         assert self.frame.source == Source(
             id="00112233445566ff",
             run_id="job-17",

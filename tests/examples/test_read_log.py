@@ -1,4 +1,4 @@
-"""The example that reads event logs without trackside: it agrees with trackside, and with the page on the format."""
+"""The example that reads event logs without trackside agrees with trackside, and with the page on the format."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def log(tmp_path):
 
 
 def recorded(reader, path):
-    """Return what the example reads."""
+    """Return the events that the example reads."""
     return [json.loads(json.dumps(reader.plain(event))) for event in reader.read_log(path)]
 
 
@@ -96,7 +96,7 @@ class TestAgrees:
 
 class TestVectors:
     def test_frame(self, reader):
-        """The frame on the page is the event that the page says."""
+        """The frame on the page is the event that the page describes."""
         source, first, last, (event,) = reader.read_frame(FRAME)
         assert (source, first, last) == ("0123abcd", 7, 7)
         assert event == {
@@ -110,14 +110,14 @@ class TestVectors:
         }
 
     def test_record(self, reader):
-        """The record on the page is a frame of the writer and sequence that the page says, and is not stuffed."""
+        """The record on the page is a frame of the writer and sequence that the page gives, and is not stuffed."""
         ((kind, stream, sequence, payload),) = reader.read_records(RECORD)
         assert (kind, stream, sequence) == (2, 0x1234, 1)
         assert reader.read_frame(payload)[3][0]["fields"] == {"reason": b"\xc1TS"}
 
     @pytest.mark.parametrize("at", [0, 4, 8, 12, 20, 24, len(RECORD) - 1])
     def test_damaged(self, reader, at):
-        """The record with another byte in any of its parts is none that a reader of this version takes."""
+        """The record with another byte in any of its parts is accepted by no reader of this version."""
         data = bytearray(RECORD)
         data[at] ^= 1
         assert list(reader.read_records(bytes(data))) == []

@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.torch, pytest.mark.hang_guard
 
 @attrs.frozen
 class Demo:
-    """One run of the demo: its directory and what it said."""
+    """One run of the demo: its directory and its output."""
 
     out: Path
     status: int
@@ -52,11 +52,11 @@ class Demo:
 
     @property
     def commands(self):
-        """The lines under the last title, which are there to be pasted."""
+        """Return the lines under the last title, which are commands to paste."""
         return [line.strip() for line in self.section("Look further") if line.strip()]
 
     def buckets(self):
-        """Return what the time went into, by bucket: seconds and percent."""
+        """Return the time by bucket: seconds and percent."""
         lines = map(re.compile(r" +(\S.*?) +([\d.]+) +([\d.]+)$").match, self.section("Where the time went"))
         return {line[1]: (float(line[2]), float(line[3])) for line in lines if line}
 
@@ -73,7 +73,7 @@ def train(out, *options):
 
 
 def train_and_watch(out, *options):
-    """Train, and meanwhile do what the demo says: paste its line into another terminal."""
+    """Train, and meanwhile paste the demo's line into another terminal."""
     command = [sys.executable, str(SCRIPT), f"--out={out}", *TINY, *EVERY, *options]
     said, seen = out.parent / "said", out.parent / "seen"  # files: they are read while they are written
     with said.open("w") as stdout, seen.open("w") as shown:
@@ -137,15 +137,11 @@ def kill(demo):
 
 class TestTraining:
     def test_ends_well(self, demo):
-        """
-        The demo succeeds and complains of nothing, nor does torch.
-        """
+        """The demo succeeds and prints no warning, nor does torch."""
         assert (demo.status, demo.complained) == (0, "")
 
     def test_watched_from_another_terminal(self, demo):
-        """
-        Who pastes the line that the demo prints sees both ranks, in both attempts, and who was killed.
-        """
+        """A viewer started with the line that the demo prints sees both ranks, in both attempts, and the kill."""
         iterations_of = Counter(re.findall(r"rank (\d) .* iteration\.ended", demo.watched))
 
         assert set(iterations_of) == {"0", "1"}, demo.watched
@@ -186,7 +182,7 @@ class TestTraining:
             (0, 1): list(range(40, STEPS)),
             (1, 1): list(range(40, STEPS)),
         }
-        assert cut_short == list(range(len(cut_short)))  # what it had not written when it was killed is missing
+        assert cut_short == list(range(len(cut_short)))  # the events it had not written when it was killed are missing
 
     def test_broken_step(self, demo):
         """
@@ -254,9 +250,7 @@ class TestSummary:
             assert re.search(rf"^ +{path} +{file.size_bytes:,}$", demo.printed, re.MULTILINE)
 
     def test_counts(self, demo):
-        """
-        The table of events tells how many iterations each rank recorded, and that its workers recorded none.
-        """
+        """The table of events gives the number of iterations of each rank, and none for its workers."""
         kinds = ("training", "validation")
         everything = [event for kind in kinds for event in iterations(demo.out, kind)] + iterations(
             demo.out, failed=True
@@ -294,7 +288,7 @@ class TestSummary:
 
     def test_open_spans(self, demo):
         """
-        What the killed rank was within is told, as its log has it: the application, and whatever was open inside.
+        The spans that were open in the killed rank are named, as in its log: the application, and those inside it.
         """
         builder = SpanBuilder()
         trackside.feed(trackside.replay(demo.out), builder)
@@ -352,17 +346,13 @@ class TestSummary:
         assert int(line.split()[2]) >= KILL_AT + 2 * (STEPS - 40)
 
     def test_costs(self, demo):
-        """
-        What telemetry cost is said in percent, each way it was measured.
-        """
+        """The cost of telemetry is given in percent, for each of its measurements."""
         recorded = "\n".join(demo.section("What telemetry cost"))
 
         assert len(re.findall(r"^ +\S.* [+-]?\d+\.\d\d % ", recorded, re.MULTILINE)) == 3
 
     def test_ends(self, demo):
-        """
-        The report and the trace are written, and the last that is said are three lines to look further.
-        """
+        """The report and the trace are written, and the output ends with three commands to look further."""
         assert (demo.out / "report.html").read_text().startswith("<!DOCTYPE html>")
         assert json.loads((demo.out / "trace.json").read_text())["traceEvents"]
         assert len(demo.commands) == 3
@@ -370,9 +360,7 @@ class TestSummary:
 
     @pytest.mark.parametrize("place", [0, 1, 2])
     def test_commands_run(self, demo, place):
-        """
-        What is said to try next can be pasted as it is.
-        """
+        """The suggested commands can be pasted as they are."""
         command = demo.commands[place]
 
         ran = subprocess.run(
@@ -385,14 +373,13 @@ class TestSummary:
 
 class TestStragglers:
     def test_truth(self, demo):
-        """
-        The script says which rank it slowed down, from when on and by how much.
-        """
+        """The script prints which rank it slowed down, from when on and by how much."""
         assert f"from step {SLOW_FROM} on rank 1 took {SLOW_MS} ms longer" in "\n".join(demo.section("Who is slow"))
 
     def test_named(self, demo):
         """
-        Telemetry names the rank, the section, the score and since when, as they are worked out here from the windows.
+        Telemetry names the rank, the section, the score and since when, equal to the values computed here from the
+        windows.
         """
         scores = scores_by_first_step(demo.out)
         since = None
@@ -409,9 +396,7 @@ class TestStragglers:
 
 class TestGoodput:
     def test_truth(self, demo, kill):
-        """
-        The script says which rank it killed, before which step, and that 10 steps had to be repeated.
-        """
+        """The script prints which rank it killed, before which step, and that 10 steps had to be repeated."""
         recorded = "\n".join(demo.section("Where the time went"))
 
         assert (kill["rank"], kill["step"], kill["resumes_at"]) == (1, KILL_AT, 40)
@@ -439,12 +424,12 @@ class TestGoodput:
         wasted_s, _ = demo.buckets()["WASTED_PROGRESS_FROM_DISRUPTION"]
 
         assert f"{kill['lost_s']:.2f} s, and {broken_s:.2f} s until" in demo.printed
-        assert abs(wasted_s - kill["lost_s"] - broken_s) <= kill["longest_step_s"] + 0.01  # what is printed is rounded
+        assert (
+            abs(wasted_s - kill["lost_s"] - broken_s) <= kill["longest_step_s"] + 0.01
+        )  # the printed values are rounded
 
     def test_command(self, demo):
-        """
-        The command that is said to tell more tells the same, with a total of 100.0 %.
-        """
+        """The command for more details prints the same account, with a total of 100.0 %."""
         (command,) = [command for command in demo.commands if " goodput " in command]
         ran = subprocess.run(
             shlex.split(command), cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
@@ -467,9 +452,7 @@ class TestGoodput:
             assert recorded.get(bucket, (0.0, 0.0))[0] == pytest.approx(spent_s, abs=0.006, rel=0.005)
 
     def test_recovery(self, demo, kill):
-        """
-        The recovery lasts from the last that was heard of the killed attempt until the next one began.
-        """
+        """The recovery lasts from the last event of the killed attempt until the next one began."""
         restart = json.loads((demo.out / "restart.json").read_text())
         noticed_s = json.loads((demo.out / "witness.json").read_text())["noticed_s"]
 

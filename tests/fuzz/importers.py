@@ -27,7 +27,7 @@ ODD = (None, "", "x", "\ud800", [], {}, [1, [2]], {"a": {"b": None}}, "170000000
 
 
 def mostly(rng: random.Random, value: Any) -> Any:
-    """Return *value*, or now and then something else."""
+    """Return *value*, or now and then another value."""
     return value if rng.random() < 0.95 else rng.choice(ODD)
 
 
@@ -108,7 +108,7 @@ class MlGoodput(_Files):
             yield json.dumps({"jsonPayload": record} if rng.random() < 0.1 else record).encode() + b"\n"
 
     def check(self, data: bytes) -> bool:
-        """Return whether there is a session of which goodput can be told."""
+        """Return whether there is a session with a goodput."""
         model = GoodputAccumulator()
         events = list(RecordFiles([self.write(data)]))
         written_and_read(events)
@@ -126,7 +126,7 @@ class MlGoodput(_Files):
 
 
 class Torchtitan(_Files):
-    """Any bytes are events that an event log takes, or lines that are counted as no record."""
+    """Any bytes are events that an event log accepts, or lines that are counted as no record."""
 
     names = "step_start step_end fwd_bwd_start fwd_bwd_end fwd_bwd_error metric_value begun_start _start _end".split()
 

@@ -1,4 +1,4 @@
-"""The fuzz target for the protocol: a collector, a publisher and a viewer that are sent anything at all."""
+"""The fuzz target for the protocol: a collector, a publisher and a viewer that are sent any bytes at all."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Clock:
 
 
 class Wire:
-    """What an end sent to each address, and the streams that it named."""
+    """The messages that an end sent to each address, and the streams that it named."""
 
     endpoint = "fuzzed"
 
@@ -65,7 +65,7 @@ class Wire:
         self.streams: list[str] = []
 
     def send(self, address: bytes, parts: list[bytes]) -> Sent:
-        """Take a message: every one that is sent must be one that can be read."""
+        """Accept a message: every one that is sent must be readable."""
         message = decode(parts)
         self.sent.setdefault(address, []).append(message)
         assert len(self.sent[address]) < MOST_SENT, f"{len(self.sent[address])} answers to one message"
@@ -75,11 +75,11 @@ class Wire:
         return Sent.QUEUED
 
     def renew(self, now_s: float) -> bool:
-        """Never be silent."""
+        """Never time out."""
         return False
 
     def receive(self, most: int) -> Iterator[tuple[bytes, list[bytes], str]]:
-        """Yield what was put in."""
+        """Yield the messages that were put in."""
         while self.inbox and most:
             most -= 1
             yield b"", self.inbox.pop(0), ""
@@ -126,7 +126,7 @@ class Ends:
             wire.sent.clear()
 
     def deliver(self, end: str, address: bytes, user: str, parts: list[bytes]) -> None:
-        """Give a message to one of the ends."""
+        """Deliver a message to one of the ends."""
         if end == "receiver":
             self.receiver.receive([(address, parts, user)])
         elif end == "server":
@@ -140,7 +140,7 @@ class Ends:
             self.viewer.receive()
 
     def check(self) -> None:
-        """Say whether everything is bounded, and nothing went past the checks of messages."""
+        """Return whether all state is bounded, and no message got past the checks."""
         for name, counts in (
             ("collection", self.streams.counts),
             ("receiver", self.receiver.counts),
@@ -152,14 +152,16 @@ class Ends:
 
 
 class Protocol:
-    """Whatever is sent in whatever order, no message is more than dropped: no guard is reached, no role overstepped."""
+    """
+    Whichever messages come in whichever order, a bad one is only dropped: no guard is reached, no role is overstepped.
+    """
 
     def __init__(self) -> None:
         self._clock = Clock()
         self._frames = frames.seeds()
 
     def make(self, rng: random.Random) -> bytes:
-        """Return a schedule: who sends which parts to which end, and how much time passes between."""
+        """Return a schedule: which end sends which parts to which other end, and how much time passes between."""
         return rng.randbytes(8)
 
     def check(self, data: bytes) -> bool:
@@ -185,7 +187,7 @@ class Protocol:
                 ends.turn(rng.choice((0.0, 0.06, 0.3, 1.0, 5.0, 40.0)))
         ends.turn(1.0)
         ends.check()
-        # Whatever was heard, the next viewer must be able to begin.
+        # Whatever came before, the next viewer must be able to begin.
         snapshot = Snapshot(list(ends.streams._places()), {}, 1)
         decode_snapshot(encode_snapshot(snapshot))
         return bool(ends.streams.registry.states or ends.entries or ends.server.viewers)

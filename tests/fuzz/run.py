@@ -1,8 +1,9 @@
 """
-Fuzz what reads bytes of others: ``python tests/fuzz/run.py [--seconds 60] [--seed N] [TARGET …]``.
+Fuzz the readers of other programs' bytes: ``python tests/fuzz/run.py [--seconds 60] [--seed N] [TARGET …]``.
 
-Each target makes inputs from a random generator and checks what must hold for all of them. The first input that breaks
-it is printed with the seed that repeats it, and the exit code is 1.
+Each target makes inputs from a random generator and checks the properties that hold for all of them. The first input
+that breaks
+one is printed with the seed that repeats it, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Decoder:
         self._decoder = FrameDecoder()
 
     def make(self, rng: random.Random) -> bytes:
-        """Return random bytes, something of the shape of a frame, or a damaged frame."""
+        """Return random bytes, bytes of the shape of a frame, or a damaged frame."""
         kind = rng.randrange(20)
         if kind == 0:
             return rng.randbytes(rng.randrange(100))
@@ -73,7 +74,7 @@ class CompiledDecoder:
         self._compiled, self._pure = FrameDecoder(), frames.pure_decoder()
 
     def make(self, rng: random.Random) -> bytes:
-        """Return a frame of any types, whole or damaged, or something of the shape of one."""
+        """Return a frame of any types, whole or damaged, or bytes of the shape of one."""
         kind = rng.randrange(20)
         if kind == 0:
             return frames.composed(rng)

@@ -17,7 +17,7 @@ TARGETS += ["compiled"] if implementation == "compiled" else []
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_holds(target, seed):
-    """Whatever is read, what must hold does, and a part of the inputs is accepted: they are no mere noise."""
+    """All properties hold, and a part of the inputs is accepted: they are no mere noise."""
     command = [sys.executable, RUN, "--seconds", "1", "--seed", str(seed), target]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
 

@@ -34,7 +34,7 @@ def round_trip(frame_of):
 
 @pytest.fixture
 def forged():
-    """Give a function that returns a frame as another program might write it: any part of it anything."""
+    """Give a function that returns a frame as another program might write it, with any value in any part."""
 
     def build(*, version=2, source_id="s", first=0, last=0, dropped=None, schemas=(), rows=()):
         dropped = {} if dropped is None else dropped

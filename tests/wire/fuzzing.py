@@ -1,7 +1,8 @@
 """
-Feed a decoder what no writer writes, in a process with little memory; started by `test_hostile.py`.
+Feed a decoder bytes that no writer writes, in a process with little memory; started by `test_hostile.py`.
 
-Prints one line of JSON: how many inputs were read and refused, what else was raised, the slowest input and the growth.
+Prints one line of JSON: how many inputs were read and refused, which other errors were raised, the slowest input and
+the growth.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def anything(rng, depth=0):
 
 
 def composed(rng):
-    """Return something of the shape of a frame, whose parts are mostly what they should be."""
+    """Return bytes of the shape of a frame, whose parts are mostly valid."""
 
     def mostly(value):
         return value if rng.random() < 0.97 else anything(rng)
@@ -129,7 +130,7 @@ TEXTS = ("", "a", "forward", "p99", "\0", "é", "\u20ac" * 9, "\U0001f600", "x" 
 
 
 def fitting(rng, hint, depth=0):
-    """Return a random value of the type *hint*, as it is on the wire, or something else now and then."""
+    """Return a random value of the type *hint*, as it is on the wire, or another value now and then."""
     if rng.random() < 0.03 or depth > 4:
         return anything(rng, depth)
     kind, arguments = typing.get_origin(hint) or hint, typing.get_args(hint)
@@ -170,7 +171,7 @@ def plausible(rng):
 
 
 def outcome(decoder, data):
-    """Return everything that *decoder* makes of *data*, such that equal outcomes are equal to the bit."""
+    """Return all results of *decoder* for *data*, such that equal results are equal to the bit."""
     try:
         frame = decoder.decode(data)
     except DecodeError:
@@ -219,7 +220,7 @@ def limit_memory():
 
 
 def main(seed, count):
-    """Decode what comes, and say how it went."""
+    """Decode the inputs, and print the results."""
     decoder = FrameDecoder()
     for data in seeds():
         decoder.decode(data)
@@ -248,7 +249,7 @@ def main(seed, count):
 
 
 def show(frame, number, outcome):
-    """Write what was read once more: whatever got in must get out."""
+    """Encode a decoded event again: any event that was read must be writable."""
     encoder = RowEncoder()
     for happened in frame.events:
         try:

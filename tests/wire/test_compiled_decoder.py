@@ -43,7 +43,7 @@ RANDOM = st.randoms(use_true_random=False)
 
 @trackside.event("tests.compiled.decoded")
 class Decoded(trackside.Event):
-    """An event whose fields admit different things."""
+    """An event whose fields admit several types."""
 
     number: float = 0.5
     either: int | str | None = None
@@ -68,7 +68,7 @@ def both(data):
 
 
 def checked_same(data):
-    """Assert that both decoders make the same of *data*; return whether that is a frame."""
+    """Assert that both decoders return the same for *data*; return whether that is a frame."""
     compiled, pure = both(data)
     assert compiled == pure
     return compiled is not None
@@ -98,46 +98,46 @@ def is_plain(data):
 class TestSame:
     @given(RANDOM)
     def test_valid(self, rng):
-        """Of frames of registered types, whose values are nearly all of the declared types."""
+        """Both decoders agree on frames of registered types, whose values are nearly all of the declared types."""
         checked_same(fuzzing.plausible(rng))
 
     @given(RANDOM)
     def test_damaged(self, rng):
-        """Of frames that were truncated, whose bytes were changed, or that were put together of two."""
+        """They agree on frames that were truncated, whose bytes were changed, or that were put together of two."""
         corpus = [fuzzing.plausible(rng), fuzzing.plausible(rng)]
         checked_same(fuzzing.mutated(rng, corpus))
         checked_same(corpus[0][: rng.randrange(len(corpus[0]) + 1)])
 
     @given(RANDOM)
     def test_composed(self, rng):
-        """Of what has the shape of a frame, and any value in any place of it."""
+        """They agree on data of the shape of a frame, with any value in any place of it."""
         checked_same(fuzzing.composed(rng))
 
     @given(st.binary(max_size=200))
     def test_bytes(self, data):
-        """Of any bytes, which are no frame, and of any in the place of rows."""
+        """They agree on any bytes, which are no frame, and on any in the place of rows."""
         assert not checked_same(data)
         checked_same(frame()[:-1] + data)
 
     @pytest.mark.parametrize("extension", [b"\xd4\x05\0", b"\xd6\xff\0\0\0\7", b"\xca\x3f\x80\0\0"], ids=bytes.hex)
     def test_seldom_written(self, extension):
-        """Of a row with an extension, a time or a double of single precision."""
+        """They agree on a row with an extension, a time or a double of single precision."""
         data = frame((0.5, None, [], None, None))
         assert checked_same(data[:-1] + extension)
 
     @pytest.mark.parametrize("count", [1, 2, 20])
     def test_own_initializer(self, count):
-        """Of a class with an initializer of its own, which builds each event."""
+        """They agree on a class with an initializer of its own, which builds each event."""
         data = frame(*[(3,)] * count, name="tests.compiled.doubled")
         assert checked_same(data)
         assert [event.number for event in FrameDecoder().decode(data).events] == [6] * count
 
     def test_golden_frame(self):
-        """Of the recorded frame."""
+        """They agree on the recorded frame."""
         assert checked_same((DATA / "frame-v2.msgpack").read_bytes())
 
     def test_golden_log(self):
-        """Of each frame of the recorded log."""
+        """They agree on each frame of the recorded log."""
         data = (DATA / "eventlog-v2.tslog").read_bytes()
         scanner = Scanner(lambda offset, size: data[offset : offset + size])
         records = [found for found in chain(scanner.scan(), scanner.finish()) if isinstance(found, Record)]
@@ -148,7 +148,9 @@ class TestSame:
 
     @pytest.mark.parametrize("name", [name for name in declared() if name.startswith("trackside.")])
     def test_every_type(self, name):
-        """Of each type of events, with a hundred rows of values of the declared types, by themselves and together."""
+        """
+        They agree on each type of events, with a hundred rows of values of the declared types, alone and together.
+        """
         rng = random.Random(1)
         cls = declared()[name]
         hints = [fuzzing.hints_of(cls)[field] for field in own_fields(cls)]
@@ -159,7 +161,7 @@ class TestSame:
 
 
 class TestPlain:
-    """Which rows become events without the decoder in Python."""
+    """The rows that become events without the decoder in Python."""
 
     @pytest.mark.parametrize(
         "fields",
@@ -170,7 +172,7 @@ class TestPlain:
         ],
     )
     def test_plain(self, fields):
-        """A row whose values are of the declared types, or are anything where anything is admitted."""
+        """A row whose values are of the declared types, or any values where Any is declared."""
         assert is_plain(frame(fields))
 
     @pytest.mark.parametrize(
@@ -193,7 +195,7 @@ class TestPlain:
 
     @pytest.mark.parametrize("names", [("number",), ("either", "number", "new"), ()])
     def test_other_version(self, names):
-        """Fields of another version of the class: missing ones have their defaults, and new ones are passed over."""
+        """Fields of another version of the class: missing ones have their defaults, and new ones are ignored."""
         assert checked_same(frame(*[[7, 0.5, 8][: len(names)]] * 3, names=names))
 
     def test_lacking(self):
@@ -202,7 +204,7 @@ class TestPlain:
         assert (event.at_ns, event.step, event.duration_ns, event.kind, event.loss) == (9, -1, 7, "training", None)
 
     def test_too_deep(self):
-        """A value nested more than 32 deep costs the frame."""
+        """A value nested more than 32 deep makes the frame invalid."""
         with pytest.raises(DecodeError, match="deeper"):
             FrameDecoder().decode(frame((0.5, None, [], None, fuzzing.nested(33))))
 
@@ -212,7 +214,7 @@ class TestPlain:
         assert (type(event), event.fields) == (UnknownEvent, {"a": 1})
 
     def test_untracked(self):
-        """The garbage collector looks at no event of scalars, and at each that holds a list."""
+        """The garbage collector tracks no event of scalars, and each that holds a list."""
         (holder,) = FrameDecoder().decode(frame((0.5, None, [], None, None))).events
         (scalars,) = FrameDecoder().decode(frame((7,), names=["duration_ns"], name="trackside.iteration.ended")).events
         assert (gc.is_tracked(holder), gc.is_tracked(scalars)) == (True, False)

@@ -104,7 +104,7 @@ class TestSame:
         offset=st.integers(0, 2**40),
     )
     def test_scalars(self, fields, offset):
-        """Whatever the values of scalar fields are, rows, cuts and errors are equal."""
+        """For any values of scalar fields, rows, cuts and errors are equal."""
         happened = Scalars()
         for name, given_value in fields.items():
             setattr(happened, name, given_value)
@@ -124,7 +124,7 @@ class TestSame:
         )
     )
     def test_containers(self, fields):
-        """Whatever lists and maps hold, rows, cuts and errors are equal."""
+        """For any lists and maps, rows, cuts and errors are equal."""
         results = both(Containers(**fields))
         assert results[0] == results[1]
 
@@ -149,7 +149,7 @@ class TestSame:
         ],
     )
     def test_vocabulary(self, happened):
-        """What a training step publishes is equal."""
+        """The events that a training step publishes are equal."""
         results = both(happened)
         assert results[0] == results[1]
 
@@ -174,7 +174,7 @@ class TestCompiled:
         assert encode(event=Scalars(at_ns=1), offset=2) == encode(Scalars(at_ns=1), 2)
 
     def test_shown_in_another_way(self):
-        """A field that a class shows in another way than by a slot is read as Python reads it."""
+        """A field that a class exposes by another descriptor than a slot is read as Python reads it."""
 
         @event("test.compiled.shown")
         class Shown(Event):
@@ -194,7 +194,7 @@ class TestCompiled:
 
         def run():
             for happened in events * 100:
-                with contextlib.suppress(Exception):  # of what cannot be encoded
+                with contextlib.suppress(Exception):  # for values that cannot be encoded
                     encode(happened, 0)
 
         assert least_growth(run) < 60

@@ -107,7 +107,7 @@ class Mixed(Mixin, Event):
 
 
 def decode(wire_name, version, fields, *, envelope=(9, 2, 3), twice=True):
-    """Return what a row of these *fields* becomes; the same the second time, when it is known."""
+    """Return the decoded row of these *fields*; the same the second time, when it is known."""
     decoder = RowDecoder(wire_name, version, list(fields))
     row = [0, 0, *envelope, *fields.values()]
     first = decoder.decode(list(row))
@@ -124,12 +124,12 @@ class TestKnown:
         )
 
     def test_order(self):
-        """In whatever order the writer had the fields."""
+        """The writer may have the fields in any order."""
         saved = decode("test.decoder.saved", 2, {"tags": [], "took_s": 1.5, "size_bytes": 7, "path": "a"})
         assert (saved.path, saved.size_bytes, saved.took_s, saved.tags) == ("a", 7, 1.5, [])
 
     def test_whole_number(self):
-        """A whole number will do where any number is asked for."""
+        """A whole number is accepted where any number is declared."""
         saved = decode("test.decoder.saved", 2, {"path": "a", "size_bytes": 7, "took_s": 1, "tags": []})
         assert saved.took_s == 1.0
         assert type(saved.took_s) is float
@@ -154,14 +154,14 @@ class TestKnown:
         assert type(getattr(typed, name)) is type(expected)
 
     def test_each_value(self):
-        """What one value of a type became does not decide over the next one."""
+        """The conversion of one value does not decide over the next one of the same type."""
         decoder = RowDecoder("test.decoder.typed", 1, ["colour"])
         read = [decoder.decode([0, 0, 0, 0, 0, text]) for text in ("red", "blue", "green", "red")]
         assert [type(typed) for typed in read] == [Typed, Typed, UnknownEvent, Typed]
         assert [typed.colour for typed in read if type(typed) is Typed] == [Colour.RED, Colour.BLUE, Colour.RED]
 
     def test_validators(self):
-        """A class's own validators and converters are asked about each value."""
+        """A class's own validators and converters are called for each value."""
         decoder = RowDecoder("test.decoder.checked", 1, ["kind", "upper"])
         read = [decoder.decode([0, 0, 0, 0, 0, kind, "x"]) for kind in "abca"]
         assert [type(checked) for checked in read] == [Checked, Checked, UnknownEvent, Checked]
@@ -178,7 +178,7 @@ class TestKnown:
         assert (hidden.when, hidden.count) == ("today", 3)
 
     def test_own_step(self):
-        """A class's own step is the envelope's."""
+        """A class's own step field is the envelope's."""
         assert decode("test.decoder.stepped", 1, {"loss": 0.5}).step == 3
 
     def test_mixed_in(self):
@@ -205,7 +205,7 @@ class TestGrowth:
         assert (saved.took_s, saved.tags) == (0.5, ["x"])
 
     def test_older_writer_factory(self):
-        """Also one that is made anew each time."""
+        """The same holds for a default that is made anew each time."""
         saved = decode("test.decoder.saved", 2, {"path": "a", "size_bytes": 7})
         assert (type(saved), saved.took_s, saved.tags) == (Saved, 0.5, [])
 
@@ -227,13 +227,13 @@ class TestGrowth:
         )
 
     def test_newer_writer(self):
-        """A field that this release does not have is ignored, whatever it holds."""
+        """A field that this release does not have is ignored, with any value."""
         fields = {"path": "a", "extra": {"x": [1]}, "size_bytes": 7, "took_s": 1.0, "tags": [], "more": None}
         saved = decode("test.decoder.saved", 2, fields)
         assert (type(saved), fields_of(saved)) == (Saved, {"path": "a", "size_bytes": 7, "took_s": 1.0, "tags": []})
 
     def test_both(self):
-        """A writer may be newer in one and older in another."""
+        """A writer may be newer in one type and older in another."""
         saved = decode("test.decoder.saved", 2, {"extra": 1, "size_bytes": 7, "path": "a"})
         assert fields_of(saved) == {"path": "a", "size_bytes": 7, "took_s": 0.5, "tags": []}
 
@@ -244,7 +244,7 @@ class TestGrowth:
         )
 
     def test_no_fields(self):
-        """Also one without fields."""
+        """The same holds for one without fields."""
         assert fields_of(decode("acme.never.declared", 1, {})) == {}
 
     @pytest.mark.parametrize(
@@ -274,15 +274,15 @@ class TestGrowth:
             UnknownEvent(name="test.decoder.saved", fields={"path": 1, "x": None}, at_ns=1),
             UnknownEvent(name="trackside.event.unknown", fields={"name": "x"}, at_ns=1),
         ],
-        ids=["unknown", "misfit", "impostor"],
+        ids=["unknown", "wrong type", "impostor"],
     )
     def test_handed_on(self, unknown, round_trip, frame_of):
-        """Who writes an unknown event again writes what was read: name, version and fields."""
+        """An unknown event is written again as it was read: name, version and fields."""
         assert round_trip(unknown) == unknown
         assert frame_of(round_trip(unknown)) == frame_of(unknown)
 
     def test_two_hops(self, forgetful, frame_of):
-        """A release that does not know a type hands it on to one that does."""
+        """A release that does not know a type passes it on to one that does."""
         frame = frame_of(Saved(path="a", size_bytes=7, took_s=1.5, tags=["x"], at_ns=1, span_id=0, step=0))
         known = _registry._classes.pop("test.decoder.saved")
         unknown = FrameDecoder().decode(frame).events[0]
@@ -293,7 +293,7 @@ class TestGrowth:
 
 
 class TestManyRows:
-    """Rows decoded together are what each is by itself."""
+    """Rows decoded together equal rows decoded alone."""
 
     source = Source(id="abc", rank=3)
 
@@ -307,7 +307,7 @@ class TestManyRows:
 
     @pytest.mark.parametrize("count", [1, 3, 40])
     def test_values(self, count):
-        """Each has its own values, the defaults of what the writer did not know, and its number."""
+        """Each has its own values, the defaults of missing fields, and its number."""
         decoder = RowDecoder("test.decoder.saved", 2, ["path", "size_bytes"])
         rows = [[0, 2 * place, place, 2, 3, str(place), place] for place in range(count)]
         read = self.check(decoder, rows)
@@ -316,20 +316,20 @@ class TestManyRows:
         ]
 
     def test_converted(self):
-        """Values that are not yet of the declared type become so, each by itself."""
+        """Values that are not of the declared type yet are converted, each by itself."""
         decoder = RowDecoder("test.decoder.typed", 1, ["colour", "by_rank"])
         rows = [[0, place, 0, 0, 0, ("red", "blue")[place % 2], {str(place): 1}] for place in range(40)]
         assert [typed.by_rank for typed in self.check(decoder, rows)] == [{place: 1.0} for place in range(40)]
 
-    def test_misfit(self):
-        """One value that its class cannot have costs the others nothing."""
+    def test_wrong_type(self):
+        """One value that its class refuses leaves the others intact."""
         decoder = RowDecoder("test.decoder.typed", 1, ["colour"])
         rows = [[0, place, 0, 0, 0, "red" if place != 30 else "green"] for place in range(40)]
         read = self.check(decoder, rows)
         assert [place for place, typed in enumerate(read) if type(typed) is UnknownEvent] == [30]
 
     def test_other_types(self):
-        """Nor does one of another type, known or not."""
+        """So does one of another type, known or not."""
         decoder = RowDecoder("test.decoder.stepped", 1, ["loss"])
         losses = [0.5] * 40
         losses[10], losses[20], losses[30] = None, 1, "x"
@@ -339,13 +339,13 @@ class TestManyRows:
 
     @pytest.mark.parametrize("wire_name", ["test.decoder.checked", "acme.never.declared"])
     def test_careful(self, wire_name):
-        """Types with validators, looked at one by one, and unknown ones are what they are alone."""
+        """Types with validators, decoded one by one, and unknown ones equal those decoded alone."""
         decoder = RowDecoder(wire_name, 1, ["kind", "upper"])
         self.check(decoder, [[0, place, 0, 0, 0, "abc"[place % 3], "x"] for place in range(40)])
 
     @pytest.mark.parametrize("names", [(), ("loss",), ("a", "b")], ids=repr)
     def test_unknown(self, names):
-        """Of a type that nobody declared, each has its own map of what was read."""
+        """Of a type that is not declared, each event has its own map of fields."""
         decoder = RowDecoder("acme.never.declared", 3, names)
         read = self.check(decoder, [[0, place, place, 2, 3, *[place] * len(names)] for place in range(40)])
         assert read[30] == UnknownEvent(
@@ -355,7 +355,7 @@ class TestManyRows:
 
     @pytest.mark.parametrize("extra", [{b"x": 1}, {"x": {b"x": 1}}], ids=repr)
     def test_unsound(self, extra):
-        """A map whose keys are no texts is refused wherever it stands."""
+        """A map whose keys are no texts is refused wherever it is."""
         decoder = RowDecoder("test.decoder.free", 1, ["extra"])
         rows = [[0, place, 0, 0, 0, {"x": 1}] for place in range(40)]
         self.check(decoder, rows)
@@ -364,7 +364,7 @@ class TestManyRows:
             decoder.decode_all(rows, 7, self.source)
 
     def test_envelope(self):
-        """So is an envelope that is no whole numbers."""
+        """So is an envelope of values that are no whole numbers."""
         decoder = RowDecoder("test.decoder.stepped", 1, ["loss"])
         rows = [[0, place, 0, 0, 0, 0.5] for place in range(40)]
         rows[30][2] = 1.5
@@ -382,7 +382,7 @@ class TestMalformed:
     @pytest.mark.parametrize("column", range(5))
     @pytest.mark.parametrize("value", [None, "1", 1.0, True, b"", [], {}], ids=repr)
     def test_envelope(self, column, value):
-        """Type, number, time, span and step are whole numbers, or the row is nothing."""
+        """Type, number, time, span and step are whole numbers, or the row is refused."""
         decoder = RowDecoder("test.decoder.stepped", 1, ["loss"])
         row = [0, 0, 0, 0, 0, None]
         decoder.decode(list(row))
@@ -406,7 +406,7 @@ class TestMalformed:
             with pytest.raises(DecodeError, match="deeper than 32"):
                 decoder.decode([0, 0, 0, 0, 0, "a", 7, value])
 
-    def test_depth_behind_a_misfit(self):
+    def test_depth_behind_a_wrong_type(self):
         """So is one behind a value that its field does not admit, in a row of types that were fine before."""
         decoder = RowDecoder("test.decoder.painted", 1, ["colours", "ranks"])
         assert type(decoder.decode([0, 0, 0, 0, 0, ["red"], [1]])) is Painted
@@ -434,14 +434,14 @@ class TestBounds:
         assert len(decoder._learned) == 64
 
     def test_wide_rows(self):
-        """And fewer of wide rows."""
+        """It remembers fewer of wide rows."""
         decoder = RowDecoder("acme.never.declared", 1, [f"f{column}" for column in range(1000)])
         for number in range(100):
             decoder.decode([0, 0, 0, 0, 0, *(1 if column == number else "" for column in range(1000))])
         assert len(decoder._learned) == 4
 
     def test_beyond(self):
-        """What it does not remember it reads all the same."""
+        """Rows of forgotten types are read all the same."""
         names = [f"f{column}" for column in range(12)]
         decoder = RowDecoder("acme.never.declared", 1, names)
         rows = [[0, 0, 0, 0, 0, *(1 if number >> bit & 1 else "" for bit in range(12))] for number in range(100)]
@@ -449,7 +449,7 @@ class TestBounds:
 
 
 class TestSpeedIsNoExcuse:
-    """The quick way and the careful way say the same."""
+    """The fast path and the general path agree."""
 
     @pytest.mark.parametrize(
         "happened",
@@ -471,7 +471,7 @@ class TestSpeedIsNoExcuse:
         assert FrameDecoder().decode(frame_of(*[happened] * 100)).events == [happened] * 100
 
     def test_nothing_shared(self):
-        """Values of one event do not show up in another."""
+        """Values of one event do not appear in another."""
         encoder = RowEncoder()
         decoder = RowDecoder("test.decoder.saved", 2, ["path", "size_bytes", "took_s", "tags"])
         read = [

@@ -1,4 +1,4 @@
-"""Events to rows: what is written, what is made to fit, and what is refused."""
+"""Events to rows: the encoding, the conversions, and the refusals."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class TestRow:
         assert row_of(RowEncoder(), happened, 4) == [0, 4, 9, 2, 3, "a", 7, 0.5]
 
     def test_bytes(self):
-        """And these are its bytes: an array of 8, small numbers, a text of one, a double, nothing."""
+        """Its bytes are an array of 8, small numbers, a text of one, a double, nothing."""
         assert RowEncoder().encode(at(Flat, text="a", number=7), 4)[1] == b"\x98\x00\x04\x09\x02\x03\xa1a\x07\xc0"
 
     def test_schema(self):
@@ -104,20 +104,20 @@ class TestRow:
         assert msgpack.unpackb(schema.entry) == [0, "test.encoder.hidden", 7, ["when"]]
 
     def test_numbers(self):
-        """Types are numbered as they come, each once."""
+        """Types are numbered in the order of their first use, each once."""
         encoder = RowEncoder()
         numbers = [encoder.encode(happened, 0)[0].number for happened in (Flat(), Open(), Flat(), Hidden(), Open())]
         assert numbers == [0, 1, 0, 2, 1]
 
     def test_by_class(self):
-        """Who encodes many events of one class may ask for its schema and a function once."""
+        """A caller that encodes many events of one class may get its schema and a function once."""
         encoder = RowEncoder()
         schema = encoder.schema_of(Flat)
         assert encoder.encoding(schema)(at(Flat), 1) == encoder.encode(at(Flat), 1)[1]
         assert encoder.encode(at(Flat), 1)[0] is schema
 
     def test_undeclared(self):
-        """A class that was not declared has no name to travel under."""
+        """A class that was not declared has no wire name."""
         with pytest.raises(TypeError, match="not declared"):
             RowEncoder().encode(type("Sub", (Flat,), {})(), 0)
 
@@ -157,12 +157,12 @@ class TestMadeToFit:
         ids=lambda value: type(value).__name__,
     )
     def test_value(self, value, expected, round_trip):
-        """A value of the user's becomes plain where the field admits anything."""
+        """A value of the user's is converted where the field admits anything."""
         assert round_trip(Open(value=value)).value == expected
 
     @pytest.mark.torch
     def test_torch(self, round_trip):
-        """So does the loss as training has it: a tensor of one number."""
+        """So is a loss as training has it: a tensor of one number."""
         import torch
 
         assert round_trip(IterationEnded(duration_ns=1, loss=torch.tensor(0.5))).loss == 0.5
@@ -184,7 +184,7 @@ class TestMadeToFit:
         assert round_trip(Flat(text="ü" * 40_000)).text == "ü" * 32_768
 
     def test_uncounted(self):
-        """Of an event that is refused no string was cut."""
+        """Cut strings of a refused event are not counted."""
         encoder = RowEncoder()
         with pytest.raises(TypeError):
             encoder.encode(Open(value=["a" * 70_000, object()]), 0)
@@ -192,7 +192,7 @@ class TestMadeToFit:
 
     @pytest.mark.parametrize("odd", [{1: 2}, {"a": {1: 2}}, {"a": (1,)}, {"a": numpy.float64(1)}], ids=str)
     def test_after_others(self, odd, frame_of):
-        """That the values before were plain says nothing about the next one of the same type."""
+        """Plain values in earlier rows do not exempt the next one of the same type from the checks."""
         read = FrameDecoder().decode(frame_of(Open(value={"a": 1}), Open(value={}), Open(value=odd))).events
         assert [type(happened) for happened in read] == [Open] * 3
         assert list(read[2].value) == [str(key) for key in odd]
@@ -268,7 +268,7 @@ class TestDeclaredTypes:
             assert row_of(encoder, at(Typed, number=7))[6] == 7
 
     def test_bus(self, caplog):
-        """On a bus such an event is invalid: counted as that, reported with its field, and nothing else is lost."""
+        """On a bus such an event is invalid: counted as such, reported with its field, and nothing else is lost."""
         with contextlib.closing(Bus()) as bus:
             seen = []
             bus.subscribe(seen.append, to=Typed, runs_on=RunsOn.DISPATCHER)
@@ -302,7 +302,7 @@ class TestRefused:
     )
     @pytest.mark.parametrize("cls", [Flat, Open])
     def test_value(self, cls, value):
-        """What is too deep, too long, too large, or nothing that can be recorded, is an error."""
+        """A value that is too deep, too long, too large, or cannot be recorded, is an error."""
         with pytest.raises((TypeError, ValueError, OverflowError)):
             RowEncoder().encode(cls(**{own_fields(cls)[0]: value}), 0)
 
@@ -314,7 +314,7 @@ class TestRefused:
             RowEncoder().encode(Flat(**{name: value}), 0)
 
     def test_whole_number_in_a_field_of_floats(self, round_trip):
-        """A whole number beyond 64 bits is written as the float that it is read as where a float is declared."""
+        """A whole number beyond 64 bits is written as the float that readers get where a float is declared."""
         assert round_trip(at(Typed, real=10**20, maybe=-(2**63) - 1)) == at(
             Typed, real=1e20, maybe=-9.223372036854775808e18
         )
@@ -337,7 +337,7 @@ class TestRefused:
             RowEncoder().encode(at(Open, value=largest + b"a"), 0)
 
     def test_large_is_forgotten(self):
-        """A huge event costs its memory only while it is looked at."""
+        """A huge event takes its memory only while it is encoded."""
         tracer = pytest.importorskip("resource")
 
         def peak_after(count):
@@ -405,12 +405,12 @@ class TestUnknown:
         ids=range(7),
     )
     def test_refused(self, unknown):
-        """What no reader would read is refused here too."""
+        """A type that no reader would accept is refused here too."""
         with pytest.raises((TypeError, ValueError)):
             RowEncoder().encode(unknown, 0)
 
     def test_many_types(self):
-        """However many types come by, an encoder keeps at most 1,024 of them, and never gives a number twice."""
+        """However many types come, an encoder keeps at most 1,024 of them, and never gives a number twice."""
         encoder = RowEncoder()
         numbers = {encoder.encode(UnknownEvent(name=f"acme.x{key}"), 0)[0].number for key in range(5000)}
         assert len(numbers) == 5000
@@ -458,7 +458,7 @@ anything = st.recursive(
 class TestProperty:
     @given(st.lists(st.tuples(st.sampled_from([Flat, Open]), anything, anything), min_size=1, max_size=5))
     def test_readable(self, happened):
-        """Whatever is not refused is read back: none of the others is lost by it."""
+        """Every value that is not refused is read back: none of the others is lost by it."""
         encoder = RowEncoder()
         schemas, rows, names = {}, [], []
         for cls, value, step in happened:
@@ -475,7 +475,7 @@ class TestProperty:
 
     @given(anything)
     def test_stable(self, value):
-        """What was read and is written again is the same bytes."""
+        """Events that were read and are written again are the same bytes."""
         encoder = RowEncoder()
         try:
             schema, row = encoder.encode(SpanEventAdded(name="x", attributes={"value": value}, at_ns=1), 0)

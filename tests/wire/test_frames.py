@@ -1,4 +1,4 @@
-"""Frames: what they account for, and what makes them none."""
+"""Frames: the numbers they account for, and their validation."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class TestBytes:
     )
 
     def test_written(self):
-        """This is what is written."""
+        """Encoding gives these bytes."""
         unknown = UnknownEvent(name="acme.x", fields={"a": True}, name_version=3, at_ns=9, span_id=2, step=3)
         schema, data = RowEncoder().encode(unknown, 1)
         assert encode_frame("s", 5, 6, dropped={"acme.x": 2}, schemas=[schema.entry], rows=[data]) == self.frame
 
     def test_read(self):
-        """And this is what is read."""
+        """Decoding gives back the events."""
         frame = FrameDecoder().decode(self.frame)
         assert frame.source == Source.unknown("s")
         assert (frame.first_seq, frame.last_seq, frame.dropped) == (5, 6, {"acme.x": 2})
@@ -65,17 +65,17 @@ class TestBytes:
 
     @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
     def test_buffers(self, kind):
-        """From any kind of bytes."""
+        """Any kind of bytes object is accepted."""
         assert FrameDecoder().decode(kind(self.frame)).last_seq == 6
 
     @pytest.mark.parametrize("length", range(len(frame)))
     def test_torn(self, length):
-        """A part of a frame is none."""
+        """A part of a frame is refused."""
         with pytest.raises(DecodeError):
             FrameDecoder().decode(self.frame[:length])
 
     def test_more(self):
-        """Nor is a frame with something behind it."""
+        """So is a frame with bytes after its end."""
         with pytest.raises(DecodeError):
             FrameDecoder().decode(self.frame + b"\xc0")
 
@@ -97,12 +97,12 @@ class TestEncode:
         ids=lambda parts: next(iter(parts)),
     )
     def test_too_large(self, parts):
-        """One that no reader would accept is not made."""
+        """A frame that no reader would accept is not made."""
         with pytest.raises(ValueError, match="too large"):
             encode_frame("s", 0, 0, **{"dropped": {}, "schemas": [], "rows": [], **parts})
 
     def test_largest(self):
-        """One of 16,384 rows is, and can be read."""
+        """One of 16,384 rows is made, and can be read."""
         encoder = RowEncoder()
         encoded = [encoder.encode(Noted(number=number), number) for number in range(16_384)]
         schema = encoded[0][0].entry
@@ -112,7 +112,7 @@ class TestEncode:
 
 class TestNumbers:
     def test_offsets(self, forged):
-        """Rows are numbered from the first; what a filter left out leaves a hole and no gap."""
+        """Rows are numbered from the first; rows that a filter left out leave a hole and no gap."""
         frame = FrameDecoder().decode(forged(first=10, last=15, schemas=[SCHEMA], rows=[row(1), row(4)]))
         assert [happened.seq for happened in frame.events] == [11, 14]
 
@@ -128,7 +128,7 @@ class TestNumbers:
 
     @pytest.mark.parametrize("place", [1, 20, 39])
     def test_one_of_many(self, forged, place):
-        """Also where one row of many has the number of the one before."""
+        """The same holds where one row of many has the number of the one before."""
         rows = [row(offset) for offset in range(40)]
         FrameDecoder().decode(forged(last=39, schemas=[SCHEMA], rows=rows))
         rows[place] = row(place - 1)
@@ -146,14 +146,14 @@ class TestNumbers:
         ids=str,
     )
     def test_span(self, forged, first, last):
-        """The first and the last number are whole, in order, and not beyond all measure."""
+        """The first and the last number are whole, in order, and within 64 bits."""
         with pytest.raises(DecodeError):
             FrameDecoder().decode(forged(first=first, last=last))
 
 
 class TestSchemas:
     def test_numbers(self, forged):
-        """Types have whatever numbers the writer gave them."""
+        """Types may have any numbers."""
         schemas = [[70_000, "acme.x", 1, ["a"]], [-5, "acme.y", 1, ["a"]]]
         rows = [row(0, number=-5), row(1, number=70_000)]
         read = FrameDecoder().decode(forged(last=1, schemas=schemas, rows=rows)).events
@@ -168,7 +168,7 @@ class TestSchemas:
         assert [happened.seq for happened in read] == list(range(5, 105))
 
     def test_per_frame(self, forged):
-        """And other ones in the next frame."""
+        """Other types may follow in the next frame."""
         decoder = FrameDecoder()
         decoder.decode(forged(schemas=[SCHEMA], rows=[row()]))
         read = decoder.decode(forged(schemas=[[0, "acme.y", 1, ["b"]]], rows=[row()])).events
@@ -182,7 +182,7 @@ class TestSchemas:
 
     @pytest.mark.parametrize("number", [False, 0.0])
     def test_equal_number(self, forged, number):
-        """Also one whose number only equals a type's."""
+        """So is one whose number only equals a type's."""
         with pytest.raises(DecodeError):
             FrameDecoder().decode(forged(schemas=[SCHEMA], rows=[row(number=number)]))
 
@@ -194,7 +194,7 @@ class TestSchemas:
 
     @pytest.mark.parametrize("value", [None, 0, "x", b"\0\0\0\0\0\0", {0: 0}, {"0": 0}], ids=repr)
     def test_row(self, forged, value):
-        """A row is a list, and not another thing that has parts."""
+        """A row is a list, and no other sequence."""
         with pytest.raises(DecodeError):
             FrameDecoder().decode(forged(schemas=[SCHEMA], rows=[value]))
 
@@ -281,7 +281,7 @@ class TestHeader:
 
 class TestSource:
     def test_unknown(self, frame_of):
-        """Of a source that was not introduced the id is known."""
+        """Of a source that was not introduced only the id is known."""
         read = FrameDecoder().decode(frame_of(Noted(), source_id="abc"))
         assert read.source == read.events[0].source == Source.unknown("abc")
 
@@ -299,13 +299,13 @@ class TestSource:
         assert [happened.source for happened in (*first.events, *second.events)] == [source] * 3
 
     def test_midway(self, frame_of):
-        """What was read before it is of the source as it was known."""
+        """Rows before the introduction have the source as it was known."""
         started = SourceStarted(identity=Source(id="abc", rank=3).to_wire())
         frame = FrameDecoder().decode(frame_of(*[Noted()] * 30, started, *[Noted()] * 30, source_id="abc"))
         assert [happened.source.rank for happened in frame.events] == [0] * 30 + [3] * 31
 
     def test_under_its_own_name(self, frame_of):
-        """It cannot introduce another one: the frame says who it is."""
+        """It cannot introduce another source: the frame names its own."""
         decoder = FrameDecoder()
         liar = SourceStarted(identity=Source(id="other", rank=3).to_wire())
         assert decoder.decode(frame_of(liar, source_id="abc")).source.id == "abc"
@@ -327,7 +327,7 @@ class TestSource:
         assert ranks == [2, 0, 1]
 
     def test_of_a_bad_frame(self, forged, frame_of):
-        """Of a frame with a mistake anywhere nothing is used, the introduction neither."""
+        """Of a frame with a mistake anywhere no part is used, not even the introduction."""
         decoder = FrameDecoder()
         schemas = [SCHEMA, [1, "trackside.source.started", 1, ["identity"]]]
         with pytest.raises(DecodeError):
@@ -357,7 +357,7 @@ class TestMemory:
         assert 5 * 16_384 * weigh(attrs.astuple(source)) < _frame_decoder._SOURCES_BYTES
 
     def test_types(self, monkeypatch, forged):
-        """So with types."""
+        """The number of remembered types is bounded too."""
         from trackside.wire import _frame_decoder
 
         monkeypatch.setattr(_frame_decoder, "_SCHEMAS_BYTES", 1 << 20)
@@ -380,7 +380,7 @@ class TestMemory:
 
 class TestInheritance:
     def test_class(self, round_trip):
-        """Who asks for a base gets what is read of its derived classes."""
+        """An event that is read is an instance of its class's bases."""
 
         @event("test.frames.base")
         class Base(Event):
@@ -393,7 +393,7 @@ class TestInheritance:
         assert isinstance(round_trip(Derived(a=1, b=2)), Base)
 
     def test_ours(self, round_trip):
-        """A user's class may derive from one of ours."""
+        """A user's class may derive from one of trackside's."""
 
         @event("test.frames.oom")
         class RanOutOfMemory(SpanEventAdded):

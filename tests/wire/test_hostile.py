@@ -1,4 +1,4 @@
-"""Hostile bytes: whatever comes in is read or refused, quickly, within bounded memory."""
+"""Hostile bytes are read or refused, quickly, within bounded memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def in_rows(value):
 
 
 class TestClaims:
-    """Sizes that are claimed and not there."""
+    """Claimed sizes without the bytes."""
 
     @pytest.mark.parametrize(
         "claim",
@@ -48,7 +48,7 @@ class TestClaims:
         "wrap", [bytes, in_rows, lambda claim: HEAD + claim], ids=["alone", "in a row", "as types"]
     )
     def test_claim(self, claim, wrap):
-        """Four billion elements that do not follow cost nothing."""
+        """Four billion elements that do not follow take no memory."""
         began = time.thread_time()
         assert_refused(wrap(claim))
         assert time.thread_time() - began < 1
@@ -93,7 +93,7 @@ class TestDepth:
         assert_refused(place(kind * depth + b"\xc0"))
 
     def test_learned(self):
-        """Also where a row's number was a list before, and a shallow one."""
+        """The same holds where a row's number was a list before, and a shallow one."""
         decoder = FrameDecoder()
         for depth in (1, 1, 900):
             deep = b"\x91" * depth + b"\xc0"
@@ -104,7 +104,7 @@ class TestDepth:
 
 class TestSizes:
     def test_oversize(self, monkeypatch):
-        """What is larger than 640 KiB is refused before anything looks into it."""
+        """Data larger than 640 KiB is refused before it is parsed."""
         monkeypatch.setattr(values.msgpack, "unpackb", None)
         assert assert_refused(b"\xc0" * (MOST + 1)) == "655361 bytes; at most 655360"
 
@@ -138,13 +138,13 @@ class TestTypes:
          (b"\xd6\xff\0\0\0\7", 7.0), (b"\xd7\xff" + bytes(8), 0.0), (b"\xc7\x0c\xff" + bytes(12), 0.0)],
     )  # fmt: skip
     def test_extension(self, extension, read):
-        """Of an extension type only the bytes are read, of the one for times the seconds: nothing is made of either."""
+        """Of an extension type only the bytes are read, of the one for times the seconds: neither is interpreted."""
         for value, expected in ((extension, read), (b"\x91" + extension, [read])):
             assert FrameDecoder().decode(in_rows(value)).events[0].fields == {"a": expected}
 
     @pytest.mark.parametrize("extension", [b"\xc7\x00\xff", b"\xd4\xff\0", b"\xc9\0\x04\0\x01\x05" + bytes(262_145)])
     def test_bad_extension(self, extension):
-        """A time of a length that times do not have is refused, and what is longer than bytes may be."""
+        """A time of an invalid length is refused, and so are bytes beyond the limit."""
         assert_refused(in_rows(extension))
         assert_refused(in_rows(b"\x91" + extension))
 
@@ -173,7 +173,7 @@ def frame(schemas, rows):
 def takes_no_longer(data):
     """Decode *data*, which is well-formed, in five seconds of a processor."""
     assert len(data) <= MOST
-    gc.freeze()  # what other tests left is not looked through again and again
+    gc.freeze()  # the garbage of other tests is not traversed again and again
     try:
         began = time.thread_time()
         FrameDecoder().decode(data)
@@ -183,44 +183,44 @@ def takes_no_longer(data):
 
 
 class TestTime:
-    """No frame takes long, whatever else the machine does."""
+    """No frame takes long, whatever other load the machine has."""
 
     def test_not_events(self):
-        """Also if no row is what its class says."""
+        """The same holds if no row fits its class."""
         names = own_fields(CounterWindow)
         row = [0, 0, 0, *({"a": "x"} if name == "values" else 0 for name in names)]
         schema = [0, "trackside.counter.window", 1, names]
         takes_no_longer(frame([schema], [[0, offset, *row] for offset in range(16_384)]))
 
     def test_combinations(self):
-        """Also if no two rows have values of the same types."""
+        """The same holds if no two rows have values of the same types."""
         rows = [[0, n, 0, 0, 0, *(1 if n >> bit & 1 else "" for bit in range(14))] for n in range(16_384)]
         takes_no_longer(frame([[0, "acme.x", 1, [str(bit) for bit in range(14)]]], rows))
 
     def test_types(self):
-        """Also with as many types as there may be, of a class that is known."""
+        """The same holds with as many types as there may be, of a class that is known."""
         schemas = [[n, "trackside.source.ended", 1, ["reason", f"x{n}"]] for n in range(1024)]
         takes_no_longer(frame(schemas, [[n % 1024, n, 0, 0, 0, "", 1] for n in range(16_384)]))
 
     def test_sources(self):
-        """Also if every row introduces its source."""
+        """The same holds if every row introduces its source."""
         rows = [[0, n, 0, 0, 0, {"rank": n}] for n in range(16_384)]
         takes_no_longer(frame([[0, "trackside.source.started", 1, ["identity"]]], rows))
 
     def test_nested(self):
-        """Also if every value is as deep as may be."""
+        """The same holds if every value is as deep as may be."""
         deep = []
         for _ in range(31):
             deep = [deep]
         takes_no_longer(frame([[0, "acme.x", 1, ["a"]]], [[0, n, 0, 0, 0, deep] for n in range(16_384)]))
 
     def test_empties(self):
-        """Also if there is nothing in half a million lists."""
+        """The same holds for half a million empty lists."""
         takes_no_longer(in_rows(b"\x99" + (b"\xdc\xff\xff" + b"\x90" * 65_535) * 9))
 
 
 def fuzzed(*, seed, count, timeout_s):
-    """Return how decoding *count* inputs went in a process of its own, of bounded memory."""
+    """Return the results of decoding *count* inputs in a process of its own, of bounded memory."""
     child = subprocess.run(
         [sys.executable, FUZZING, str(seed), str(count)], capture_output=True, text=True, timeout=timeout_s, check=False
     )
@@ -231,7 +231,7 @@ def fuzzed(*, seed, count, timeout_s):
 class TestMemory:
     @pytest.mark.parametrize("element", [b"\x80", b"\x90", b"\x81\xa0\x80", b"\x81\xa0\xc0", b"\xc0"], ids=bytes.hex)
     def test_empties(self, element):
-        """A frame of empty maps, or of anything else, costs at most 64 MiB while it is looked at."""
+        """A frame of empty maps, or of any other values, takes at most 64 MiB while it is decoded."""
         script = """
 import resource, sys
 sys.path.insert(0, sys.argv[1])
@@ -261,7 +261,7 @@ class TestFuzz:
     def test_decoder(self, seed, scaled):
         """
         Of a million inputs, random, composed and mutated, each is read or refused with a DecodeError, in bounded time
-        and memory; and what was read can be written again.
+        and memory; and events that were read can be written again.
         """
         count = scaled(1_000_000)
         outcome = fuzzed(seed=seed, count=count, timeout_s=2000)

@@ -1,4 +1,4 @@
-"""Events as others read them: by name, and as JSON."""
+"""Events as other programs read them: by name, and as JSON."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def refuse(constant):
 
 
 def parsed(happened):
-    """Return what a strict reader makes of the event's line."""
+    """Return the event's line as a strict JSON reader parses it."""
     line = to_json(happened)
     assert line.isascii()
     assert "\n" not in line
@@ -55,18 +55,18 @@ class TestNames:
         assert fields_of(SpanEventAdded(name="x", attributes={"a": 1})) == {"name": "x", "attributes": {"a": 1}}
 
     def test_unknown(self):
-        """An unknown event shows what it was read as, and not what it is kept in."""
+        """An unknown event shows the name that it was read with, and not the class that holds it."""
         unknown = UnknownEvent(name="acme.x", fields={"a": 1})
         assert (wire_name_of(unknown), fields_of(unknown)) == ("acme.x", {"a": 1})
 
     def test_wire_name(self):
-        """A known one its class's name."""
+        """A known one shows its class's name."""
         assert wire_name_of(Noted()) == "test.export.noted"
 
 
 class TestLine:
     def test_keys(self):
-        """A line says who, which, when, where and what."""
+        """A line has source, type, time, place and fields."""
         happened = IterationEnded(at_ns=9, span_id=2, parent_span_id=1, step=3, duration_ns=7, loss=0.5)
         happened._source, happened._seq = Source(id="abc", rank=4), 11
         assert parsed(happened) == {
@@ -90,7 +90,7 @@ class TestLine:
         }
 
     def test_order(self):
-        """In this order, so that people find it."""
+        """The keys are in this order, so that people find them."""
         assert list(parsed(Noted())) == ["source", "rank", "seq", "time_ns", "span_id", "step", "type", "fields"]
 
     def test_not_numbered(self):
@@ -134,23 +134,23 @@ class TestValues:
 
     @pytest.mark.torch
     def test_torch(self):
-        """Also a loss that is a tensor, and no number any more."""
+        """The same holds for a loss that is a tensor and NaN."""
         import torch
 
         assert noted(torch.tensor(math.nan)) == "NaN"
         assert noted(torch.tensor(0.5)) == 0.5
 
     def test_envelope(self):
-        """Also a time that is none."""
+        """The same holds for a time outside the calendar."""
         assert parsed(Noted(at_ns=math.nan))["time_ns"] == "NaN"
 
     def test_control_characters(self):
-        """Nothing that moves a terminal's cursor is in a line."""
+        """No control character of a terminal is in a line."""
         line = to_json(Noted(value="".join(map(chr, range(0x2100)))))
         assert line.isprintable()
 
     def test_deepest(self):
-        """What may be written to a file may be shown."""
+        """Every value that can be recorded can be shown."""
         value = 0
         for _ in range(32):
             value = [value]
@@ -158,7 +158,7 @@ class TestValues:
 
     @pytest.mark.parametrize("value", [object(), {1: "a", "1": "b"}, [0] * 65_537], ids=["object", "keys", "long"])
     def test_refused(self, value):
-        """What may not is an error here too."""
+        """A value that cannot be recorded is an error here too."""
         with pytest.raises((TypeError, ValueError)):
             to_json(Noted(value=value))
 

@@ -1,4 +1,4 @@
-"""The bounded table of a decoder: it keeps the newest entries, as many as there is room for."""
+"""The bounded table of a decoder keeps the newest entries, as many as there is room for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def kept(memo, keys):
 
 class TestMemo:
     def test_get(self):
-        """What was put is found, what was not is not."""
+        """An entry that was put is found, another is not."""
         memo = Memo(10)
         memo.put("a", 1, 5)
         assert (memo.get("a"), memo.get("b")) == (1, None)
@@ -26,7 +26,7 @@ class TestMemo:
         assert kept(memo, "abc") == ["b", "c"]
 
     def test_used(self):
-        """What is used is not old."""
+        """An entry that is used counts as new."""
         memo = Memo(10)
         memo.put("a", 1, 4)
         memo.put("b", 2, 4)
@@ -35,7 +35,7 @@ class TestMemo:
         assert kept(memo, "abc") == ["a", "c"]
 
     def test_again(self):
-        """What is put again takes the place of what it was."""
+        """An entry that is put again replaces the earlier one."""
         memo = Memo(10)
         memo.put("a", 1, 8)
         memo.put("a", 2, 4)
@@ -43,14 +43,14 @@ class TestMemo:
         assert (memo.get("a"), memo.get("b"), memo.weight) == (2, 3, 10)
 
     def test_too_heavy(self):
-        """The newest is kept even alone too heavy: it is about to be used."""
+        """The newest is kept even if it alone exceeds the capacity: it is about to be used."""
         memo = Memo(10)
         memo.put("a", 1, 4)
         memo.put("b", 2, 100)
         assert kept(memo, "ab") == ["b"]
 
     def test_weight(self, seed):
-        """After anything, the weight is that of what is kept, within the capacity."""
+        """After any operation, the weight is that of the kept entries, within the capacity."""
         rng = random.Random(seed)
         memo = Memo(100)
         for _ in range(2000):

@@ -1,4 +1,4 @@
-"""A value of any kind arrives, or what stands for it does, or its event alone is refused: the neighbours arrive."""
+"""A value of any kind arrives, converted if need be, or its event alone is refused: the neighbours arrive."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Text(str):
 
 
 class LyingText(str):
-    """A text that says it is short, and plain."""
+    """A text whose methods claim that it is short and plain."""
 
     __slots__ = ()
 
@@ -83,12 +83,12 @@ class LyingText(str):
         return 1
 
     def isascii(self):
-        """Lie."""
+        """Return a wrong value."""
         return True
 
 
 class RaisingText(str):
-    """A text that raises whatever it is asked."""
+    """A text all of whose methods raise."""
 
     __slots__ = ()
 
@@ -100,7 +100,7 @@ class RaisingText(str):
 
 
 class Whole(int):
-    """A number that cannot be made a plain one by asking it."""
+    """A number whose conversion to a plain one raises."""
 
     def __int__(self):
         raise RuntimeError("not telling")
@@ -109,7 +109,7 @@ class Whole(int):
 
 
 class LyingList(list):
-    """A list that says it is short."""
+    """A list that claims to be short."""
 
     def __len__(self):
         return 1
@@ -124,14 +124,14 @@ class EndlessList(list):
 
 
 class LyingMap(dict):
-    """A map that says it is small."""
+    """A map that claims to be small."""
 
     def __len__(self):
         return 1
 
 
 class Unspeakable:
-    """Something that raises when it is to be described."""
+    """An object whose repr raises."""
 
     def __str__(self):
         raise RuntimeError("not telling")
@@ -140,14 +140,14 @@ class Unspeakable:
 
 
 class Impostor:
-    """Something that passes for something else."""
+    """An object that claims another class."""
 
     def __init__(self, kind):
         self._kind = kind
 
     @property
     def __class__(self):
-        """Return what it passes for."""
+        """Return the claimed class."""
         return self._kind
 
 
@@ -247,7 +247,7 @@ WRAPS = (lambda value: value, lambda value: [value], lambda value: {"a": value},
 
 
 def arrived(*happened):
-    """Return what a reader gets of those that are not refused."""
+    """Return the events that a reader gets of those that are not refused."""
     encoder = RowEncoder()
     schemas, rows = {}, []
     for each in happened:
@@ -262,10 +262,10 @@ def arrived(*happened):
 
 
 def fate_of(cls, place):
-    """Return the value of `ODD` at *place* and what a field of a *cls* makes of it."""
+    """Return the value of `ODD` at *place* and the value that a field of a *cls* makes of it."""
     value, expected = ODD[place]
     if cls is OF_REAL and type(value) in (int, Whole) and expected is REFUSED and abs(value) < 2**1023:
-        expected = float(value)  # a whole number of more than 64 bits is written as what readers would make of it
+        expected = float(value)  # a whole number of more than 64 bits is written as readers would convert it
     return value, expected
 
 
@@ -280,11 +280,11 @@ class TestEachKindOfField:
     @pytest.mark.parametrize("place", range(len(ODD)))
     @pytest.mark.parametrize("cls", KINDS, ids=lambda cls: cls.wire_name.rpartition(".")[2])
     def test_odd(self, cls, place):
-        """It arrives if the field's type admits it, and else it alone does not arrive."""
+        """The value arrives if the field's type admits it; otherwise only its event does not arrive."""
         value, expected = fate_of(cls, place)
         arrives = ADMITTED[cls](expected)
         if cls is OF_REAL and type(expected) is int:
-            expected = float(expected)  # as every reader makes of a whole number in such a field
+            expected = float(expected)  # as every reader converts a whole number in such a field
         before, after = Neighbour(text="before", number=1), Neighbour(text="after", number=2)
         read = arrived(before, cls(value=value), after)
 
@@ -313,7 +313,7 @@ class TestEachKindOfField:
         st.lists(st.tuples(st.sampled_from([*KINDS, Neighbour]), st.sampled_from(FLAT), st.integers(0, 3)), max_size=8)
     )
     def test_many(self, drawn):
-        """So it is with any number of them in one frame, also within lists and maps."""
+        """The same holds for any number of them in one frame, also within lists and maps."""
         happened, expected = [], []
         for cls, place, wrap in drawn:
             value, fate = fate_of(cls, place)

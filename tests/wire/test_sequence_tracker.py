@@ -1,4 +1,4 @@
-"""Each event once, in order, and what is not there."""
+"""Each event once, in order, and the missing numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def frame(first, last):
 class TestLedger:
     @given(st.lists(st.tuples(st.integers(0, 30), st.integers(-1, 8))))
     def test_brute_force(self, spans):
-        """Whatever frames come, events rise by number, none twice, and what is missing is what was skipped."""
+        """For any frames, events rise by number, none twice, and missing events are those that were skipped."""
         tracker, admitted, offered = SequenceTracker(), [], 0
         for first, more in spans:
             one = frame(first, first + more)

@@ -1,4 +1,4 @@
-"""Values on the wire: what is made of each, and where the limits are."""
+"""Values on the wire: the conversion of each kind, and the limits."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class TestPlain:
         assert plain(torch.tensor(True)) is True
 
     def test_mixed_set(self):
-        """A set of things without an order has at least always the same one."""
+        """A set without an order is written in the same order each time."""
         assert plain({None, "a", 1}) == plain({1, "a", None})
 
     def test_set_of_members(self):
@@ -99,12 +99,12 @@ class TestPlain:
         ids=lambda value: type(value).__name__,
     )
     def test_refused(self, value):
-        """Nothing is made of what has no sensible form."""
+        """A value without a sensible plain form is refused."""
         with pytest.raises(TypeError):
             plain(value)
 
     def test_array(self):
-        """Nor of an array of several numbers, which would be long."""
+        """So is an array of several numbers, which would be long."""
         with pytest.raises(ValueError):
             plain(numpy.zeros(3))
 
@@ -134,7 +134,7 @@ class TestMended:
         ids=lambda value: type(value).__name__,
     )
     def test_value(self, value, expected):
-        """All within is plain afterwards."""
+        """All values inside are plain afterwards."""
         assert mended(value) == (expected, 0)
 
     @pytest.mark.parametrize("value", [numpy.float64(1), numpy.int32(1), enum.IntEnum("E", "A").A, True])
@@ -143,7 +143,7 @@ class TestMended:
         assert type(mended(value)[0]) in (int, float, bool)
 
     def test_lone_surrogate(self):
-        """A surrogate without its other half has no UTF-8, and becomes its escape."""
+        """A lone surrogate has no UTF-8, and becomes its escape."""
         assert mended("a\udc80b") == ("a\\udc80b", 0)
 
     def test_longest(self):
@@ -160,7 +160,7 @@ class TestMended:
         ids=["two bytes", "three bytes", "four bytes"],
     )
     def test_cut_characters(self, character, kept):
-        """Cut is between characters: 64 KiB hold so many of two, three or four bytes."""
+        """The cut is between characters: 64 KiB hold so many of two, three or four bytes."""
         assert mended(character * 70_000) == (character * kept, 1)
         assert mended(character * kept) == (character * kept, 0)
 
@@ -171,12 +171,12 @@ class TestMended:
         assert mended({long: [long, {"b": long}], "c": "d"}) == ({cut: [cut, {"b": cut}], "c": "d"}, 3)
 
     def test_equal_keys(self):
-        """Two keys that become one would lose an entry: refused."""
+        """Two keys that become equal would lose an entry: refused."""
         with pytest.raises(ValueError, match="two keys"):
             mended({1: "a", "1": "b"})
 
     def test_equal_cut_keys(self):
-        """Also by being cut."""
+        """The same holds if they become equal by being cut."""
         with pytest.raises(ValueError, match="two keys"):
             mended({"a" * 65_537: 1, "a" * 65_538: 2})
 
@@ -186,12 +186,12 @@ class TestMended:
 
     @pytest.mark.parametrize("value", [nested(33), nested(32, inner=[]), nested(32, inner={})])
     def test_too_deep(self, value):
-        """And no deeper."""
+        """Deeper ones are refused."""
         with pytest.raises(ValueError, match="deeper than 32"):
             mended(value)
 
     def test_circle(self):
-        """A list that holds itself is deeper than anything."""
+        """A list that holds itself counts as too deep."""
         circle = []
         circle.append(circle)
         with pytest.raises(ValueError, match="deeper than 32"):
@@ -220,7 +220,7 @@ class TestMended:
 class TestCheckPlain:
     @pytest.mark.parametrize("value", [1, 0.5, "a", b"a", None, True, [], {}, [{"a": [1]}], nested(32)])
     def test_plain(self, value):
-        """What msgpack reads back as it was is plain."""
+        """A value that msgpack reads back unchanged is plain."""
         assert check_plain([value]) is None
 
     @pytest.mark.parametrize(
@@ -240,13 +240,13 @@ class TestCheckPlain:
         ids=lambda value: type(value).__name__,
     )
     def test_else(self, value):
-        """Nothing else is."""
+        """No other value is."""
         with pytest.raises(TypeError):
             check_plain([value])
 
     @pytest.mark.parametrize("value", [nested(33), nested(32, inner={}), {"a": nested(32)}])
     def test_deep(self, value):
-        """Nor what is nested deeper than 32."""
+        """Nor is a value nested deeper than 32."""
         with pytest.raises(ValueError):
             check_plain([value])
 
@@ -266,7 +266,7 @@ class TestIsSound:
 
     @pytest.mark.parametrize("value", [nested(depth) for depth in range(1, 40)] + [nested(d, {}) for d in range(1, 40)])
     def test_as_written(self, value):
-        """What may be written may be read, and nothing else."""
+        """Every value that may be written may be read, and no other."""
         try:
             mended(value)
         except ValueError:
@@ -278,7 +278,7 @@ class TestIsSound:
 
 class TestCheckSchema:
     def test_accepted(self):
-        """A name, a version and some names of fields are how a type is written."""
+        """A type is written as a name, a version and some names of fields."""
         assert check_schema("a.b", 1, ["x", "y"]) is None
 
     def test_limits(self):
@@ -301,7 +301,7 @@ class TestCheckSchema:
         ],
     )
     def test_types(self, name, version, names):
-        """Nothing else is."""
+        """Other values are refused."""
         with pytest.raises(TypeError):
             check_schema(name, version, names)
 
@@ -316,29 +316,29 @@ class TestCheckSchema:
         ],
     )
     def test_values(self, name, names):
-        """Nor names that are too long, too many, or there already."""
+        """So are names that are too long, too many, or repeated."""
         with pytest.raises(ValueError):
             check_schema(name, 1, names)
 
 
 class TestUnpack:
     def test_value(self):
-        """What was packed is unpacked."""
+        """Packed data is unpacked unchanged."""
         assert unpack(msgpack.packb([1, "ü", {"a": b"b", "c": None}])) == [1, "ü", {"a": b"b", "c": None}]
 
     def test_size(self):
-        """What is too large is refused before it is looked at."""
+        """Data that is too large is refused before it is parsed."""
         with pytest.raises(DecodeError, match="11 bytes; at most 10"):
             unpack(b"\xc0" * 11, max_bytes=10)
 
     @pytest.mark.parametrize("data", ["text", None, 5, [1]], ids=lambda value: type(value).__name__)
     def test_no_bytes(self, data):
-        """What is no bytes is a mistake of the caller, and said in one way or another."""
+        """An argument that is no bytes is an error of the caller."""
         with pytest.raises((DecodeError, TypeError)):
             unpack(data)
 
     def test_nan(self):
-        """Not every number is one."""
+        """NaN is unpacked as NaN."""
         assert math.isnan(unpack(msgpack.packb(math.nan)))
 
 
@@ -348,5 +348,5 @@ class TestWeigh:
         assert 1_000_000 < weigh({str(key): "x" * 1000 for key in range(1000)}) < 1_500_000
 
     def test_nested(self):
-        """What is within counts."""
+        """Nested values count."""
         assert weigh([["x" * 1000]]) > 1000

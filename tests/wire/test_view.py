@@ -24,21 +24,21 @@ THERE = Source(id="there")
 
 @event("tests.view.noted")
 class Noted(Event):
-    """Something with a value."""
+    """An event with a value."""
 
     value: int = 0
 
 
 @event("tests.view.noted_twice")
 class NotedTwice(Noted):
-    """The same with another value."""
+    """A derived event with another value."""
 
     again: int = 0
 
 
 @event("tests.view.added_up", derived=True)
 class AddedUp(Noted):
-    """Derived from others."""
+    """An event that models derive."""
 
 
 def numbered(events, source=HERE, first_seq=0):
@@ -50,7 +50,7 @@ def numbered(events, source=HERE, first_seq=0):
 
 @pytest.fixture
 def frame():
-    """Return a frame of several types, in turns."""
+    """Return a frame of several types, alternating."""
     events = [Noted(value=1), IterationEnded(duration_ns=5, step=3), NotedTwice(value=2), AddedUp(value=9)]
     return FrameView(HERE, numbered([*events, Noted(value=3)], first_seq=10))
 
@@ -72,7 +72,7 @@ class TestColumns:
         assert list(frame.columns(Noted).rows("seq", "value")) == [(10, 1), (12, 2), (14, 3)]
 
     def test_absent_type(self, frame):
-        """Of a type that the frame has no events of, the columns are empty."""
+        """For a type without events in the frame, the columns are empty."""
         columns = frame.columns(SpanEnded)
 
         assert (len(columns), columns.seqs, columns["name"]) == (0, [], [])
@@ -93,7 +93,7 @@ class TestInOrder:
         assert [one.seq for one in frame.of(NotedTwice, IterationEnded)] == [11, 12]
 
     def test_all_but_derived(self, frame):
-        """Of the base of all events these are all that are not derived."""
+        """For the base of all events these are all that are not derived."""
         assert [one.seq for one in frame.of(Event)] == [10, 11, 12, 14]
 
     def test_one_type_only(self):
@@ -105,7 +105,7 @@ class TestInOrder:
 
 class TestViews:
     def test_stretches_of_a_source(self):
-        """Merged events are cut where the source changes, and nowhere else."""
+        """Merged events are split where the source changes, and nowhere else."""
         events = [*numbered([Noted(), Noted()]), *numbered([Noted()], THERE), *numbered([Noted()], HERE, 2)]
 
         assert [(view.source, len(view)) for view in views(events)] == [(HERE, 2), (THERE, 1), (HERE, 1)]

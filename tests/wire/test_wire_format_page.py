@@ -1,4 +1,4 @@
-"""The page on the wire format: its figures are those of the code."""
+"""The numbers on the page on the wire format equal those in the code."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class TestFigures:
         ],
     )
     def test_is_the_codes(self, text, figure):
-        """Each limit on the page is the one that readers and writers keep."""
+        """Each limit on the page is the one that readers and writers enforce."""
         assert text.format(f"{figure:,}") in PAGE
 
     def test_kinds(self):
-        """So are the kinds of records."""
+        """The same holds for the kinds of records."""
         kinds = ", ".join(f"{int(kind)} {kind.name.lower()}" for kind in _format.Kind)
         assert f"| {kinds} |" in PAGE
 
     def test_row(self):
-        """And the places of the envelope in a row."""
+        """The same holds for the places of the envelope in a row."""
         assert re.findall(r"^\| ([234]) \| `(\w+)`", PAGE, re.MULTILINE)[:3] == [
             ("2", "at_ns"),
             ("3", "span_id"),
@@ -67,7 +67,7 @@ KINDS = {
 
 class TestMessages:
     def test_table(self):
-        """Each message is there, with its number and its fields in their order and of their kinds."""
+        """Each message is on the page, with its number and its fields in their order and of their kinds."""
         rows = re.findall(r"^\| (\d+) \| ([A-Z]\w+) \| (.*?) \| .* \|$", PAGE, re.MULTILINE)
         expected = [
             (
@@ -107,7 +107,7 @@ class TestMessages:
         ids=lambda value: type(value).__name__,
     )
     def test_bytes(self, message, parts):
-        """The messages in hex are on the page, and mean what it says of them, in both directions."""
+        """The messages in hex are on the page, and mean what the page says of them, in both directions."""
         assert all(f"\n{part}\n" in PAGE for part in parts)
         given = [bytes.fromhex(part) for part in parts]
         assert _protocol.encode(message) == given

@@ -1,4 +1,4 @@
-"""Disks that fail on demand, clocks that stand still, and frames of real events."""
+"""Fixtures: disks that fail on demand, clocks that stand still, and frames of real events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trackside.wire import RowEncoder, encode_frame
 
 @event("test.eventlog.noted", priority=ITERATION)
 class Noted(Event):
-    """Something for the log."""
+    """An event for the log."""
 
     text: str = ""
     number: int = 0
@@ -35,15 +35,15 @@ class FakeClock:
         return self.now_ns
 
     def pass_s(self, seconds):
-        """Let so much time pass."""
+        """Let *seconds* pass."""
         self.now_ns += int(seconds * 1e9)
 
 
 class Disk:
     """
-    A real disk that fails as told.
+    A real disk that fails on demand.
 
-    `errors` are raised by the next writes, one each; `room_bytes` is what fits before writes get short.
+    `errors` are raised by the next writes, one each; `room_bytes` is the room until writes get short.
     """
 
     def __init__(self, monkeypatch):

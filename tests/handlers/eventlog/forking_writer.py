@@ -2,7 +2,7 @@
 Write an event log and fork at the worst moments: ``forking_writer.py DIRECTORY ROUNDS``.
 
 The moments are: while another thread holds a lock of the log, and while the log's thread is inside a write. Each
-child writes a hundred events to a file of its own. Prints, as JSON, who wrote how much.
+child writes a hundred events to a file of its own. Prints, as JSON, how much each process wrote.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class SlowWrite:
         self.inside, self.go_on = threading.Event(), threading.Event()
 
     def __call__(self, fd, data):
-        """Write to *fd*, as slowly as was asked for."""
+        """Write to *fd*, as slowly as the test asked for."""
         if not self.armed or fd < 3:
             return self.write(fd, data)
         self.armed = False

@@ -23,7 +23,7 @@ def mode_of(path):
 
 @pytest.fixture
 def make(tmp_path, disk, fake_clock):
-    """Give a function that makes an appender to ``logs/0``, ``logs/1``, … on a disk that fails as it is set to."""
+    """Give a function that makes an appender to ``logs/0``, ``logs/1``, … on a disk that the test sets to fail."""
 
     def appender(**options):
         return Appender(tmp_path / "logs", str, **{"monotonic_ns": fake_clock, "create": disk.create, **options})
@@ -39,7 +39,7 @@ def logs(tmp_path):
 class TestCreateFile:
     @pytest.fixture(autouse=True)
     def open_umask(self):
-        """Take no bits away, so that the modes are those that were asked for."""
+        """Set the umask to 0, so that modes are the requested ones."""
         before = os.umask(0)
         yield
         os.umask(before)
@@ -72,7 +72,7 @@ class TestCreateFile:
         assert list((tmp_path / "elsewhere").iterdir()) == []
 
     def test_given_directory_may_be_link(self, tmp_path):
-        """The directory that was asked for may be one: the user chose it."""
+        """The requested directory may be a link: the user chose it."""
         (tmp_path / "scratch").mkdir()
         (tmp_path / "runs").symlink_to(tmp_path / "scratch")
         os.close(create_file(tmp_path / "runs", "file"))
@@ -102,7 +102,7 @@ class TestCreateFile:
 
 class TestMakeDirectory:
     def test_again(self, tmp_path):
-        """Making a directory that is there does nothing."""
+        """Making a directory that exists does nothing."""
         make_directory(tmp_path / "a")
         make_directory(tmp_path / "a")
         assert list((tmp_path / "a").iterdir()) == []
@@ -110,12 +110,12 @@ class TestMakeDirectory:
 
 class TestWrite:
     def test_nothing_before(self, make, logs):
-        """No file is made before there is something to write."""
+        """No file is made before the first write."""
         make()
         assert not logs.exists()
 
     def test_written(self, make, logs):
-        """What was written is in the file at once."""
+        """Written bytes are in the file at once."""
         appender = make()
         assert appender.write(b"one ")
         assert appender.write(b"two")
@@ -161,7 +161,7 @@ class TestFailure:
         assert (logs / "0").read_bytes() == b"before after"
 
     def test_cut_back(self, make, logs, disk):
-        """What fits of a write that does not fit whole is taken back."""
+        """If only a part of a write fits, that part is removed again."""
         appender = make()
         appender.write(b"before ")
         disk.room_bytes = 4
@@ -171,7 +171,7 @@ class TestFailure:
         assert (logs / "0").read_bytes() == b"before "
 
     def test_not_cut_back(self, make, logs, disk, monkeypatch):
-        """If it cannot be taken back the file ends torn there, and another is begun."""
+        """If it cannot be removed the file ends torn there, and another is begun."""
         appender = make()
         appender.write(b"before ")
         disk.room_bytes = 4
@@ -247,21 +247,21 @@ class TestFileLimit:
 
 class TestRest:
     def rests_s(self, appender, clock, count):
-        """Fail as soon as is allowed, *count* times; return how long each time it was not."""
-        rests = []
+        """Fail at each time a try is allowed, *count* times; return the length of each pause."""
+        pauses = []
         for _ in range(count):
             appender.write(b"x")
-            rests.append(appender.rest_ns / 1e9)
-            clock.pass_s(rests[-1])
-        return rests
+            pauses.append(appender.rest_ns / 1e9)
+            clock.pass_s(pauses[-1])
+        return pauses
 
     def test_doubling(self, make, disk, fake_clock):
-        """After a failure the disk is left alone for 0.25 s, then twice as long each time, at most 30 s."""
+        """After a failure the disk is not tried for 0.25 s, then twice as long each time, at most 30 s."""
         disk.room_bytes = 0
         assert self.rests_s(make(), fake_clock, 9) == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
 
     def test_untouched(self, make, disk, logs):
-        """While it is left alone, nothing is tried and the reason is repeated."""
+        """During the pause, the disk is not tried and the reason is repeated."""
         appender = make()
         disk.errors = [OSError(28, "full")]
         appender.write(b"x")
@@ -269,7 +269,7 @@ class TestRest:
         assert appender.errors == 1
 
     def test_success(self, make, disk, fake_clock):
-        """A success ends it: the next failure is a first one."""
+        """A success ends the pauses: the next failure counts as the first."""
         appender = make()
         disk.room_bytes = 0
         self.rests_s(appender, fake_clock, 3)
@@ -281,7 +281,7 @@ class TestRest:
 
 class TestVanished:
     def test_removed_file(self, make, logs):
-        """A file that was removed is noticed before the next write, with what was in it; then another is begun."""
+        """A file that was removed is noticed before the next write, with the bytes it held; then another is begun."""
         appender = make()
         appender.write(b"12345", events=2)
         appender.write(b"678", events=1)
@@ -311,7 +311,7 @@ class TestVanished:
         assert (tmp_path / "moved" / "0").read_bytes() == b"before after"
 
     def test_emptied(self, make, logs):
-        """A file that was emptied in place has lost what was in it."""
+        """A file that was emptied in place has lost its content."""
         appender = make()
         appender.write(b"12345")
         os.truncate(logs / "0", 0)
@@ -351,7 +351,7 @@ class TestRotation:
             appender.write(b"1234")
         assert [path.read_bytes() for path in appender.paths] == [b"12341234", b"12341234", b"1234"]
 
-    def test_told(self, make):
+    def test_is_full(self, make):
         """`is_full` says when a part is full, for a writer that ends it with a last record."""
         appender = make(rotate_bytes=8)
         appender.write(b"1234")
@@ -360,7 +360,7 @@ class TestRotation:
         assert appender.is_full
 
     def test_last_word(self, make):
-        """A last word goes to the end of its own part, however full that is."""
+        """A last record goes to the end of its own part, however full that is."""
         appender = make(rotate_bytes=8)
         appender.write(b"12345678")
         assert appender.finish(b" end")
@@ -368,7 +368,7 @@ class TestRotation:
         assert [path.read_bytes() for path in appender.paths] == [b"12345678 end", b"next"]
 
     def test_last_word_refused(self, make, disk):
-        """If it is refused, the part ends without it."""
+        """If the last record is refused, the part ends without it."""
         appender = make()
         appender.write(b"12345678")
         disk.room_bytes = 2
@@ -389,7 +389,7 @@ class TestRotation:
 
 class TestFsync:
     def test_never(self, make, disk, fake_clock):
-        """None leaves it to the kernel."""
+        """None leaves the forcing to the kernel."""
         appender = make(fsync_s=None)
         appender.write(b"x")
         fake_clock.pass_s(1000)

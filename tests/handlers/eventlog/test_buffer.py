@@ -1,4 +1,4 @@
-"""Frames on their way to the disk, and what had no room."""
+"""Frames that wait for the disk, and the losses among them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def buffer(fake_clock):
 
 class TestBuffer:
     def test_order(self, buffer):
-        """Frames come out as they went in."""
+        """Frames come out in the order they went in."""
         for frame in (b"a", b"b", b"c"):
             buffer.put(frame, 1)
         assert buffer.batch(1000) == [WaitingFrame(b"a", 1), WaitingFrame(b"b", 1), WaitingFrame(b"c", 1)]
@@ -27,7 +27,7 @@ class TestBuffer:
         assert len(buffer.batch(25)) == 3
 
     def test_kept_until_settled(self, buffer):
-        """What was looked at is there until it is settled, and takes its room until then."""
+        """An entry that was read stays until it is settled, and takes its room until then."""
         buffer.put(b"x" * 60, 2)
         assert buffer.batch(1000) == buffer.batch(1000)
         assert not buffer.put(b"y" * 60, 1)
@@ -42,7 +42,7 @@ class TestBuffer:
         assert (buffer.taken, buffer.settled, buffer.waiting_events, buffer.size_bytes) == (2, 1, 3, 30)
 
     def test_refused_in_place(self, buffer, fake_clock):
-        """What had no room is named between what came before it and what came after."""
+        """A loss stands between the frames before it and those after it."""
         buffer.put(b"x" * 100, 1)
         buffer.put(b"refused", 4)
         fake_clock.pass_s(1)
@@ -53,7 +53,7 @@ class TestBuffer:
         assert buffer.batch(1000) == [Loss(5, 10, reason, 1_000_000_000), WaitingFrame(b"next", 1)]
 
     def test_refused_at_last(self, buffer):
-        """Also if nothing came after it."""
+        """The same holds if no frame came after it."""
         buffer.put(b"x" * 100, 1)
         buffer.put(b"refused", 4)
         assert [type(entry) for entry in buffer.batch(1000)] == [WaitingFrame, Loss]
@@ -73,7 +73,7 @@ class TestBuffer:
         assert buffer.batch(1000)[0].reason == "No space left on device"
 
     def test_put_first(self, buffer):
-        """A loss of what was written before comes before what waits."""
+        """A loss of frames that were written before comes before the frames that wait."""
         buffer.put(b"x", 1)
         loss = Loss(7, 70, "vanished", 0)
         buffer.put_first(loss)

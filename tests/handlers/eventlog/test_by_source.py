@@ -18,7 +18,7 @@ class TestBySource:
         assert found == [(0, ["b", "d"]), (1, ["a", "c", "f"])]
 
     def test_not_asked_for(self, record, tmp_path):
-        """Of a source that is not asked for nothing is read, and nothing of it is missing."""
+        """A source that is not asked for is not read, and none of its events count as missing."""
         record(tmp_path, Source(id="a"), [(10, "a")])
         (path,) = record(tmp_path, Source(id="b"), [(20, "b")])
         recorded = replay(tmp_path)
@@ -30,7 +30,7 @@ class TestBySource:
         assert len(recorded.problems) == 1
 
     def test_counts(self, record, tmp_path):
-        """What is missing is counted as it is when all is merged."""
+        """Missing events are counted as in a merged replay."""
         (path,) = record(tmp_path, Source(id="a"), [(10, "a")], [(20, "b")], [(30, "c")])
         data = bytearray(path.read_bytes())
         data[data.index(b"\xa1b")] ^= 0xFF

@@ -1,4 +1,4 @@
-"""The check of logs: what they hold, and what is damaged."""
+"""The check of logs: their content, and their damage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trackside.handlers.eventlog._format import Kind, encode_record
 
 class TestSources:
     def test_events(self, tmp_path, source, framed, noted):
-        """Events are counted by type; their numbers and times span what was read."""
+        """Events are counted by type; their numbers and times span those that were read."""
         log = EventLog(tmp_path)
         log.open(source)
         events = [noted(at_ns=50), IterationEnded(at_ns=20, duration_ns=1), noted(at_ns=30)]
@@ -29,7 +29,7 @@ class TestSources:
         """
         A step every quarter of a second, after a minute of setting up: the last second holds up to five ends of steps.
 
-        Validation is no step, and nothing is unwritten where an end is recorded.
+        Validation is no step, and no step counts as unwritten where an end is recorded.
         """
         log = EventLog(tmp_path)
         log.open(source)
@@ -56,7 +56,7 @@ class TestSources:
         ],
     )
     def test_busiest_second(self, ends_s, steps):
-        """As many steps may be missing as ended in the busiest second; of less than a second, as many as would."""
+        """As many steps may be missing as ended in the busiest second; a span of less than a second is scaled up."""
         assert unwritten_steps(round(end_s * 1e9) for end_s in ends_s) == steps
 
     def test_in_order(self, record, tmp_path):
@@ -90,7 +90,7 @@ class TestSources:
         assert (report.events, report.missing) == (2, 0)
 
     def test_repeated(self, record, tmp_path, source):
-        """What is found twice is counted once, and the other time as repeated."""
+        """A record found twice is counted once, and once as repeated."""
         (path,) = record(tmp_path, source, [(0, "x")] * 3)
         (tmp_path / "copy.tslog").write_bytes(path.read_bytes())
         (report,) = check_logs(tmp_path).sources
@@ -106,7 +106,7 @@ class TestSources:
         assert check_logs(tmp_path).sources[0].dropped == {"a.b": 8}
 
     def test_losses(self, tmp_path, source, framed, noted):
-        """What the writer knows it lost is listed and summed."""
+        """Losses that the writer recorded are listed and summed."""
         log = EventLog(tmp_path)
         log.open(source)
         for n in range(2):
@@ -118,7 +118,7 @@ class TestSources:
         assert (report.lost_events, report.lost_bytes, report.missing) == (8, 2 * ((1 << 20) + 1), 8)
 
     def test_ended(self, tmp_path, source, framed):
-        """A source that ended says why; of one that did not nothing is known."""
+        """A source that ended has the reason of its end; one that did not has none."""
         log = EventLog(tmp_path)
         log.open(source)
         log.accept(framed(source, 0, [IterationEnded(duration_ns=1)]), events=1)
@@ -150,7 +150,7 @@ class TestFiles:
         assert [file.is_continued for file in check_logs(tmp_path).files] == [True, False]
 
     def test_size(self, record, tmp_path, source):
-        """A file's size and frames are counted, and whose it is."""
+        """A file's size, frames and source are reported."""
         (path,) = record(tmp_path, source, [(0, "x")], [(1, "y")])
         (file,) = check_logs(path).files
         assert (file.path, file.size_bytes, file.frames, file.source_id) == (path, path.stat().st_size, 2, source.id)
@@ -194,7 +194,7 @@ class TestFiles:
 
 class TestUnreadable:
     def test_nothing(self, tmp_path):
-        """If nothing can be read, that is an error."""
+        """If no file can be read, that is an error."""
         with pytest.raises(UnreadableError, match="holds no"):
             check_logs(tmp_path)
         (tmp_path / "x.tslog").write_bytes(b"something else")
@@ -202,7 +202,7 @@ class TestUnreadable:
             check_logs(tmp_path)
 
     def test_some(self, record, tmp_path, source):
-        """If something can, the rest is listed."""
+        """If some can, they are listed."""
         record(tmp_path, source, [(0, "x")])
         (tmp_path / "x.tslog").write_bytes(b"something else")
         report = check_logs(tmp_path, tmp_path / "nowhere")

@@ -41,18 +41,18 @@ class TestHeader:
         assert before_ns <= anchor.wall_ns <= time.time_ns()
 
     def test_no_clocks(self):
-        """One without is read all the same."""
+        """A header without them is read all the same."""
         entry = msgpack.unpackb(encode_header(Source(), 0))
         entry["anchor"] = {"mono_ns": "soon"}
         assert decode_header(msgpack.packb(entry)).anchor == clock.Anchor(0, 0, 0)
 
     def test_too_large(self):
-        """An identity that no reader would take is refused when it is given."""
+        """An identity that no reader would accept is refused when it is given."""
         with pytest.raises(ConfigError, match="metadata"):
             encode_header(Source(metadata={"note": "x" * 70_000}), 0)
 
     def test_not_plain(self):
-        """So is one of things that are no data."""
+        """So is one that holds objects that are no data."""
         with pytest.raises(ConfigError, match="source"):
             encode_header(Source(metadata={"note": object()}), 0)
 
@@ -64,19 +64,19 @@ class TestHeader:
 
 class TestLoss:
     def test_round(self):
-        """A gap record gives back what was lost, why and since when."""
+        """A gap record gives back the number of lost events, why they were lost and since when."""
         loss = Loss(12, 345, "No space left on device", 678)
         assert decode_loss(encode_loss(loss)) == loss
 
     def test_incomplete(self):
-        """One that does not say how much is malformed."""
+        """A gap record without a number is malformed."""
         with pytest.raises(DecodeError):
             decode_loss(msgpack.packb({"events": "many"}))
 
     @pytest.mark.parametrize("field", ["events", "bytes", "since_ns"])
     @pytest.mark.parametrize("value", [-1, 1 << 63, True, 1.0, "1", None], ids=repr)
     def test_out_of_range(self, field, value):
-        """Nor is one believed that claims what no writer can have lost."""
+        """So is one that claims more losses than possible."""
         entry = {"events": 1, "bytes": 1, "since_ns": 1, "reason": "", field: value}
         with pytest.raises(DecodeError):
             decode_loss(msgpack.packb(entry))
@@ -110,7 +110,7 @@ class TestHostile:
         ids=["list", "extension", "deep", "endless map", "not text", "large"],
     )
     def test_named(self, payload):
-        """What msgpack allows and an entry does not is a DecodeError."""
+        """A value that msgpack allows and an entry does not is a DecodeError."""
         for decode in DECODERS:
             with pytest.raises(DecodeError):
                 decode(payload)

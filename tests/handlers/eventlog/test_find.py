@@ -1,4 +1,4 @@
-"""The files that paths lead to."""
+"""The search for log files in paths."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TestFindFiles:
 
 class TestIdentify:
     def test_header(self, record, tmp_path, source):
-        """A log says whose it is."""
+        """A log's source is known from its header."""
         (path,) = record(tmp_path, source, [(0, "x")])
         assert identify(path, FrameDecoder()).source == source
 
@@ -63,7 +63,7 @@ class TestIdentify:
         assert identify(path, FrameDecoder()).source.run_id == r"run\udcff"
 
     def test_second_header(self, record, tmp_path, source):
-        """If the first header is damaged a later one says it, or else a frame says the id."""
+        """If the first header is damaged a later one gives the source, or else a frame gives its id."""
         (path,) = record(tmp_path, source, [(0, "x")])
         data = bytearray(path.read_bytes())
         data[40] ^= 1
@@ -74,7 +74,7 @@ class TestIdentify:
         assert identify(path, decoder).source.id == source.id
 
     def test_torn_header(self, tmp_path, record, source):
-        """A file of half a header is not anybody's yet; that is no error."""
+        """A file with half a header has no source yet; that is no error."""
         (path,) = record(tmp_path, source, [(0, "x")])
         path.write_bytes(path.read_bytes()[:50])
         assert identify(path, FrameDecoder()).source is None

@@ -23,8 +23,8 @@ class Reader:
         """Return the texts of the next events."""
         return [next(self.events).text for _ in range(count)]
 
-    def rest(self):
-        """Return the texts of all that is left, after telling it to stop."""
+    def remaining(self):
+        """Return the texts of all remaining events, after the request to stop."""
         self.stop.set()
         return [event.text for event in self.events]
 
@@ -51,7 +51,7 @@ def say(log, source, framed, noted):
 
 class TestFollow:
     def test_as_written(self, say, tmp_path):
-        """What was there comes first, then what is written, as it is written."""
+        """Events in the file come first, then later ones as they are written."""
         say("before")
         reader = Reader(tmp_path)
         assert reader.next(1) == ["before"]
@@ -60,15 +60,15 @@ class TestFollow:
         assert reader.next(2) == ["during", "still"]
 
     def test_stop(self, say, tmp_path):
-        """It ends once *stop* is set and it has read what was written by then."""
+        """It ends once *stop* is set and all events written by then were read."""
         say("one")
         reader = Reader(tmp_path)
         assert reader.next(1) == ["one"]
         say("two")
-        assert reader.rest() == ["two"]
+        assert reader.remaining() == ["two"]
 
     def test_waits(self, say, tmp_path):
-        """Where nothing is written yet it waits, in a directory that holds nothing yet too."""
+        """If nothing is written yet it waits, also in an empty directory."""
         reader = Reader(tmp_path)
         got = []
         thread = threading.Thread(target=lambda: got.extend(reader.next(1)))
@@ -78,7 +78,7 @@ class TestFollow:
         assert got == ["at last"]
 
     def test_half_written(self, say, log, tmp_path):
-        """A record that is half written is waited for, and read once it is whole."""
+        """A half-written record is waited for, and read once it is whole."""
         say("one")
         say("two")
         data = log.paths[0].read_bytes()
@@ -88,10 +88,10 @@ class TestFollow:
         reader = Reader(copy)
         assert reader.next(1) == ["one"]
         copy.write_bytes(data)
-        assert reader.rest() == ["two"]
+        assert reader.remaining() == ["two"]
 
     def test_half_written_header(self, say, log, tmp_path):
-        """So is a file whose first record is."""
+        """So is a file whose first record is half-written."""
         say("one")
         data = log.paths[0].read_bytes()
         (tmp_path / "copy").mkdir()
@@ -111,40 +111,40 @@ class TestFollow:
         log = EventLog(tmp_path)
         log.close()
         record(tmp_path, source, *groups[1:], first_seq=15, rotate_bytes=1 << 20)
-        assert [text[0] for text in first + reader.rest()] == [str(n) for n in range(6) for _ in range(15)]
+        assert [text[0] for text in first + reader.remaining()] == [str(n) for n in range(6) for _ in range(15)]
 
     def test_new_sources(self, tmp_path, record):
-        """New sources join, merged by time with what else came."""
+        """New sources join, merged by time with the others."""
         record(tmp_path, Source(rank=0), [(10, "a")])
         reader = Reader(tmp_path)
         assert reader.next(1) == ["a"]
         record(tmp_path, Source(rank=1), [(30, "c"), (50, "e")])
         record(tmp_path, Source(rank=2), [(20, "b"), (40, "d")])
-        assert reader.rest() == ["b", "c", "d", "e"]
+        assert reader.remaining() == ["b", "c", "d", "e"]
 
     def test_vanished(self, say, log, tmp_path):
-        """A file that is removed is no reason to stop."""
+        """A removed file does not end it."""
         say("one")
         reader = Reader(tmp_path)
         assert reader.next(1) == ["one"]
         log.paths[0].unlink()
         log.flush()
         say("two")
-        assert reader.rest() == ["two"]
+        assert reader.remaining() == ["two"]
 
     def test_stranger(self, say, tmp_path):
-        """Nor is a file that is no log."""
+        """Nor does a file that is no log."""
         (tmp_path / "other.tslog").write_bytes(b"something else")
         say("one")
         reader = Reader(tmp_path)
         assert reader.next(1) == ["one"]
-        assert reader.rest() == []
+        assert reader.remaining() == []
 
     def test_to(self, say, tmp_path, noted):
         """Only the event types that are asked for come."""
         say("one")
-        assert Reader(tmp_path, to=IterationEnded).rest() == []
-        assert Reader(tmp_path, to=noted).rest() == ["one"]
+        assert Reader(tmp_path, to=IterationEnded).remaining() == []
+        assert Reader(tmp_path, to=noted).remaining() == ["one"]
 
     def test_keep(self, say, tmp_path):
         """Only the events that the rule keeps come, over all looks at the files."""
@@ -153,7 +153,7 @@ class TestFollow:
         assert reader.next(1) == ["one"]
         say("two")
         say("three")
-        assert reader.rest() == ["three"]
+        assert reader.remaining() == ["three"]
 
     def test_missing(self, tmp_path):
         """A path that does not exist is an error at once."""
@@ -167,7 +167,7 @@ class TestFollow:
             say(str(n))
             if n % 7 == 0:
                 assert reader.next(1 if n == 0 else 7)[-1] == str(n)
-        assert reader.rest() == [str(n) for n in range(295, 300)]
+        assert reader.remaining() == [str(n) for n in range(295, 300)]
 
 
 class TestSources:
@@ -181,4 +181,4 @@ class TestSources:
         other.accept(framed(asked_for, 0, [noted(text="this")]), events=1)
         other.close()
         say("nor this")
-        assert reader.rest() == ["this"]
+        assert reader.remaining() == ["this"]

@@ -29,17 +29,19 @@ class TestVersion1:
     )
 
     def test_replay(self):
-        """A log of the version before is refused: its version, ours, and what can read it."""
+        """
+        A log of the version before is refused, with its version, the supported one, and the release that can read it.
+        """
         with pytest.raises(UnreadableError, match=self.REFUSAL):
             list(replay(DATA / "eventlog-v1.tslog"))
 
     def test_inspect(self):
-        """So it is where logs are reported on."""
+        """A check of such a log refuses it in the same way."""
         with pytest.raises(UnreadableError, match=self.REFUSAL):
             check_logs(DATA / "eventlog-v1.tslog")
 
     def test_commands(self, capsys, tmp_path):
-        """Commands say the same in one line, and exit with 2."""
+        """Commands print the same in one line, and exit with 2."""
         export = ["export", "--jsonl", str(tmp_path / "events.jsonl")]
         trace = ["trace", "-o", str(tmp_path / "trace.json")]
         for command in (["info"], ["tail"], ["report"], ["goodput"], ["scores"], ["runs"], trace, export):
@@ -56,7 +58,7 @@ class TestVersion2:
         return DATA / "eventlog-v2.tslog"
 
     def test_events(self, path):
-        """Every event is read: known ones as what they are, one of a class that is not declared here as unknown."""
+        """Every event is read: known ones as their classes, one of a class that is not declared here as unknown."""
         started, iteration, unknown, mark, ended = replay(path)
         assert type(started) is SourceStarted
         assert iteration == IterationEnded(
@@ -84,7 +86,7 @@ class TestVersion2:
         assert [event.seq for event in replay(path)] == [0, 1, 2, 6, 7]
 
     def test_source(self, path):
-        """All of the identity is read."""
+        """The whole identity is read."""
         source = next(replay(path)).source
         assert (source.id, source.run_id, source.session_tag) == ("0123456789abcdef", "golden", "s")
         assert (source.attempt, source.rank, source.local_rank, source.world_size) == (2, 5, 1, 8)

@@ -1,4 +1,4 @@
-"""The beginning and the end of logs, without what is between."""
+"""The outline of a log, read from its beginning and its end."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def write(tmp_path, framed):
 
 class TestOneSource:
     def test_whole(self, write, tmp_path, source):
-        """Of a log the first and the last time, the last step and the reason of its end are known."""
+        """The outline has the first and the last time, the last step and the reason of the end."""
         write(source, [iteration(3), iteration(2)], [iteration(4), SourceEnded(reason="exit", at_ns=9 * S)])
         (seen,) = outline(tmp_path).sources
         assert seen.source == source
@@ -58,7 +58,7 @@ class TestOneSource:
         assert seen.ended is None
 
     def test_went_on(self, write, tmp_path, source):
-        """What goes on after an end has not ended."""
+        """A log that goes on after an end has not ended."""
         write(source, [SourceEnded(reason="closed"), iteration(1)])
         (seen,) = outline(tmp_path).sources
         assert seen.ended is None
@@ -123,7 +123,7 @@ class TestLongLogs:
         assert (seen.last_ns, seen.last_step) == (8 * S, 8)
 
     def test_beginning(self, write, tmp_path, noted):
-        """Of the first events the earliest counts, and the tags are the source's, however long the log is."""
+        """The earliest of the first events counts, and the tags are the source's, however long the log is."""
         filler = [noted(text="x" * 60_000, step=-1, at_ns=5 * S) for _ in range(8)]
         write(
             Source(perf_tags=("a",)),
@@ -141,7 +141,7 @@ class TestLongLogs:
         assert seen.perf_tags == ("c",)
 
     def test_parts(self, write, tmp_path, source, noted):
-        """A log of several parts begins with the first and ends with the last, whatever they are called."""
+        """A log of several parts begins with the first and ends with the last, whatever their names are."""
         filler = [noted(text="x" * 60_000, step=-1, at_ns=5 * S) for _ in range(9)]
         groups = [[iteration(1)], filler, filler, [iteration(6), SourceEnded(reason="closed", at_ns=7 * S)]]
         first, second = write(source, *groups, rotate_bytes=1 << 20)
@@ -151,7 +151,7 @@ class TestLongLogs:
 
     @pytest.mark.parametrize("cut", range(1, 400, 7))
     def test_torn(self, write, tmp_path, source, cut):
-        """However a kill cut it off, what is whole is read."""
+        """If a kill cut the log off, its sound part is read."""
         (path,) = write(source, *[[iteration(step)] for step in range(1, 9)])
         os.truncate(path, path.stat().st_size - cut)
         (seen,) = outline(tmp_path).sources
@@ -168,7 +168,7 @@ class TestSeveral:
         assert found == [("a", 0, 9), ("a", 0, 10), ("a", 1, 0), ("b", 0, 0)]
 
     def test_unreadable(self, write, tmp_path, source):
-        """What cannot be read is named, and the rest is read."""
+        """An unreadable file is named, and the rest is read."""
         write(source, [iteration(1)])
         (tmp_path / "notes.tslog").write_text("nothing of the kind\n" * 100)
         found = outline(tmp_path)
@@ -178,6 +178,6 @@ class TestSeveral:
         ]
 
     def test_nothing(self, tmp_path):
-        """Where there is nothing to read, that is an error."""
+        """If there is nothing to read, that is an error."""
         with pytest.raises(UnreadableError, match=r"holds no \.tslog file"):
             outline(tmp_path)

@@ -1,9 +1,11 @@
 """
 The event log on a disk that loses its power.
 
-What a log does to its files is recorded, and every moment of it is a power loss: what was forced to the device is
+All operations of a log on its files are recorded, and each moment of them is a power loss: bytes that were forced to
+the device are
 there; of the rest any sectors are there, as they were at any time since, and any are zeros; the file has any length
-that it had; and a file or directory whose name was not forced may be missing. So it is with a disk that fills up in the
+that it had; and a file or directory whose name was not forced may be missing. The tests do the same with a disk that
+fills up in the
 middle of a write, whose first half is then cut away, and with logs of several parts.
 """
 
@@ -26,7 +28,7 @@ SOURCE = Source(id="0123456789abcdef", run_id="run-1")
 
 
 class RecordedDisk:
-    """Stands for the module `os` in the appender, and notes what reaches the files."""
+    """Stands in for the module `os` in the appender, and records the operations on files."""
 
     def __init__(self, root, *, full_every=0):
         self.root = root
@@ -72,7 +74,7 @@ class RecordedDisk:
 
 
 class Disk:
-    """What is on the disk, and what is only in the kernel."""
+    """The bytes on the disk, and those that are only in the kernel."""
 
     def __init__(self):
         self.forced, self.written = {}, {}
@@ -100,7 +102,7 @@ class Disk:
             self.names |= {known for known in below if known != Path() and known.parent == path}
 
     def after_power_loss(self, rng):
-        """Return a legal state: the bytes of each file that is there. Without *rng*, only what was forced."""
+        """Return a legal state: the bytes of each file that exists. Without *rng*, only those that were forced."""
         state = {}
         lost = set()
         for path in self.written:
@@ -113,7 +115,7 @@ class Disk:
         return state
 
     def _torn(self, forced, since, rng):
-        """Return what may follow what was *forced*, of a file that was all of *since*."""
+        """Return a possible content of a file of which *forced* was forced and *since* was the content since."""
         end = rng.randint(len(forced), max(map(len, since)))
         tail = bytearray(end - len(forced))
         kept = rng.random()
@@ -153,7 +155,7 @@ def recorded(tmp_path, monkeypatch, framed, noted):
 
 @pytest.fixture
 def replayed(tmp_path):
-    """Give a function that replays a state of the disk and returns what was read, and how many events are missing."""
+    """Give a function that replays a state of the disk and returns the events read, and how many are missing."""
 
     def read(state):
         directory = tmp_path / "after"
@@ -180,7 +182,9 @@ class TestPowerLoss:
     @pytest.mark.parametrize("kind", [{}, {"rotate_bytes": 1500}, {"rotate_bytes": 1500, "full_every": 5}], ids=str)
     @pytest.mark.parametrize("fsync_s", [0, 1000.0, None], ids=str)
     def test_every_legal_state(self, recorded, replayed, fsync_s, kind, seed):
-        """What is left is read: each event once, in order, as it was; the missing ones before the last are counted."""
+        """
+        The remaining events are read, each once, in order, unchanged; the missing ones before the last are counted.
+        """
         rng = random.Random(seed)
         disk = Disk()
         for operation in recorded(fsync_s=fsync_s, **kind):
@@ -194,7 +198,7 @@ class TestPowerLoss:
 
     @pytest.mark.parametrize("rotate_bytes", [1 << 20, 1500])
     def test_flushed_and_forced(self, recorded, replayed, rotate_bytes):
-        """With fsync_s=0 everything that was flushed is there after any power loss, from the first event on."""
+        """With fsync_s=0 all flushed events are there after any power loss, from the first event on."""
         disk = Disk()
         for what, path, data in recorded(fsync_s=0, rotate_bytes=rotate_bytes):
             disk.apply(what, path, data)

@@ -36,7 +36,7 @@ class TestKilled:
     @pytest.mark.hang_guard(120)
     def test_any_moment(self, tmp_path, seed, scaled):
         """
-        Killed at any moment, a log holds what was flushed and some of what was not, without a hole; the only damage
+        A log that was killed at any moment holds all flushed events and some others, without a hole; the only damage
         is a torn tail.
         """
         rounds = run_script("killed_writer.py", tmp_path, scaled(300), seed, timeout_s=300)
@@ -60,7 +60,8 @@ class TestForked:
     @pytest.mark.hang_guard(120)
     def test_any_moment(self, tmp_path, scaled):
         """
-        Whatever the log's threads do at that moment, a forked child writes to a file of its own and does not hang,
+        Whichever lock the log's threads hold at that moment, a forked child writes to a file of its own and does not
+        hang,
         and the parent's file has each of the parent's events once.
         """
         (recorded,) = run_script("forking_writer.py", tmp_path, scaled(600), timeout_s=300)

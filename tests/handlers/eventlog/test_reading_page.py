@@ -1,4 +1,4 @@
-"""The page on reading logs: its code runs over a job's log and prints what the log holds."""
+"""The code on the page on reading logs prints the content of a job's log."""
 
 from __future__ import annotations
 

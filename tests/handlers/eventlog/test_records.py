@@ -47,7 +47,7 @@ class TestEncodeRecord:
 class TestStuff:
     @given(st.lists(st.sampled_from([MAGIC, MAGIC[:3], MAGIC[:2], b"\xc1", b"\0", b"L", b"S"])).map(b"".join))
     def test_no_magic(self, payload):
-        """Whatever the payload, its stored form does not hold the magic."""
+        """For any payload, its stored form does not hold the magic."""
         assert MAGIC not in stuff(payload)
 
     @given(st.lists(st.sampled_from([MAGIC, MAGIC[:3], MAGIC[:2], b"\xc1", b"\0", b"L", b"S"])).map(b"".join))
@@ -56,6 +56,6 @@ class TestStuff:
         assert unstuff(stuff(payload)) == payload
 
     def test_seam(self):
-        """A payload that ends as the magic begins forms none with the next record."""
+        """A payload that ends like the beginning of the magic forms none with the next record."""
         two = encode_record(Kind.FRAME, MAGIC[:3], sequence=0) + encode_record(Kind.FRAME, b"", sequence=1)
         assert two.count(MAGIC) == 2

@@ -1,4 +1,4 @@
-"""Reading events back, whatever happened to the files."""
+"""Reading events back, from sound and from damaged files."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TestOneSource:
             assert texts(replay(given)) == ["a"]
 
     def test_any_name(self, record, tmp_path, source):
-        """A file that is named is read whatever its name is."""
+        """A named file is read whatever its name is."""
         (path,) = record(tmp_path, source, [(10, "a")])
         assert texts(replay(path.rename(tmp_path / "log.bin"))) == ["a"]
 
@@ -88,7 +88,7 @@ class TestOneSource:
 
     @pytest.mark.parametrize("options", [{"to": int}, {"to": "word"}, {"to": ()}, {"keep": 5}], ids=str)
     def test_refused(self, record, tmp_path, source, options):
-        """What is no type, name, glob or rule is refused at once, as by subscribe."""
+        """A value that is no type, name, glob or rule is refused at once, as by subscribe."""
         record(tmp_path, source, [(10, "a")])
         with pytest.raises(ConfigError):
             replay(tmp_path, **options)
@@ -101,14 +101,14 @@ class TestOneSource:
         assert texts(replay(tmp_path, sources=lambda found: False)) == []
 
     def test_next(self, record, tmp_path, source):
-        """What replay returns is an iterator: it can be taken from one by one, and then looped over."""
+        """The result of replay is an iterator: a caller can take events one by one, and then loop over the rest."""
         record(tmp_path, source, [(10, "a"), (20, "b"), (30, "c")])
         events = replay(tmp_path)
         assert next(events).text == "a"
         assert texts(events) == ["b", "c"]
 
     def test_running(self, record, tmp_path, source):
-        """The log of a job that is still running is read up to what was flushed."""
+        """The log of a job that is still running is read up to the last flush."""
         record(tmp_path, source, [(10, "a")], end=False)
         assert texts(replay(tmp_path)) == ["a"]
 
@@ -122,7 +122,7 @@ class TestParts:
         assert [event.seq for event in replay(tmp_path)] == list(range(80))
 
     def test_any_order(self, record, tmp_path, source):
-        """In whatever order they are named, and whatever they are called."""
+        """The same holds whatever their order and names are."""
         groups = [[(n, str(n) + "x" * 40_000) for _ in range(15)] for n in range(4)]
         paths = record(tmp_path / "logs", source, *groups, rotate_bytes=1 << 20)
         renamed = [path.rename(tmp_path / f"{9 - n}.tslog") for n, path in enumerate(paths)]
@@ -161,7 +161,7 @@ class TestParts:
         assert sorted(set(range(300)) - set(whole)) == [(cut // 60_100)]
 
     def test_copy(self, record, tmp_path, source):
-        """A copy of a log beside it adds nothing, and says how much it would have."""
+        """A copy of a log beside it adds no event, and its events are counted as repeated."""
         (path,) = record(tmp_path, source, [(10, "a"), (20, "b")])
         (tmp_path / "copy.tslog").write_bytes(path.read_bytes())
         events = replay(tmp_path)
@@ -248,7 +248,7 @@ class TestDamage:
         assert events.damaged_bytes > 0
 
     def test_not_a_frame(self, record, tmp_path, source):
-        """A record that is whole but holds no frame is passed over and counted."""
+        """A sound record that holds no frame is skipped and counted."""
         (path,) = record(tmp_path, source, [(0, "a")])
         stray = encode_record(Kind.FRAME, b"no frame", sequence=3, stream=1)
         path.write_bytes(path.read_bytes() + stray)
@@ -265,7 +265,7 @@ class TestDamage:
 
 class TestUnreadable:
     def test_missing(self, tmp_path):
-        """A path that does not exist is an error at once: what, where, and what to do."""
+        """A path that does not exist is an error at once, with the path and a remedy."""
         with pytest.raises(UnreadableError, match=r"nowhere: does not exist; give a \.tslog file or a directory"):
             replay(tmp_path / "nowhere")
 
@@ -280,7 +280,7 @@ class TestUnreadable:
             replay(tmp_path)
 
     def test_rest_is_read(self, record, tmp_path, source):
-        """If something else can be read, it is; the error comes after it."""
+        """If another path can be read, it is; the error comes after it."""
         (path,) = record(tmp_path, source, [(0, "a")])
         events = replay(tmp_path / "nowhere", path)
         assert next(events).text == "a"

@@ -1,4 +1,4 @@
-"""Finding the records in bytes that something happened to."""
+"""Finding the sound records in damaged bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BLOCK = 4096
 
 
 class Bytes:
-    """A file in memory that remembers how it was read."""
+    """A file in memory that records how it was read."""
 
     def __init__(self, data):
         self.data = data
@@ -55,7 +55,7 @@ def damage_of(found):
 
 
 def numbered(count, *, first=0, stream=5):
-    """Return records whose payloads say their number."""
+    """Return records with numbered payloads."""
     return [encode_record(Kind.FRAME, b"record %d" % n, sequence=n, stream=stream) for n in range(first, first + count)]
 
 
@@ -83,7 +83,7 @@ class Log:
 
 class TestWhole:
     def test_all(self):
-        """Of whole records every one is found, with its place."""
+        """Every record of a sound file is found, with its place."""
         data = b"".join(numbered(3))
         assert found_in(data) == [
             Record(Kind.FRAME, 0, b"record 0", 0, 32, 5),
@@ -92,12 +92,12 @@ class TestWhole:
         ]
 
     def test_nothing(self):
-        """An empty file has nothing, not even damage."""
+        """An empty file has no record and no damage."""
         assert found_in(b"") == []
 
     @pytest.mark.parametrize("block_bytes", [1, 23, 24, 25, 33, 100, 1000, 1 << 18])
     def test_any_block_size(self, block_bytes, rng):
-        """How much is read at once makes no difference."""
+        """The size of reads makes no difference."""
         log = Log(rng, count=20, most_bytes=200)
         assert records_of(found_in(log.data, block_bytes=block_bytes)) == log.all()
 
@@ -125,7 +125,7 @@ class TestWhole:
         assert records_of(found_in(b"".join(numbered(2, first=90)))) == [(90, b"record 90"), (91, b"record 91")]
 
     def test_unknown_kind(self):
-        """A kind that this release does not know is passed on."""
+        """A record of a kind that this release does not know is passed on."""
         assert [item.kind for item in found_in(encode_record(99, b"", sequence=0))] == [99]
 
 
@@ -150,7 +150,7 @@ class TestTorn:
 class TestFlips:
     @pytest.mark.hang_guard(300)
     def test_single_bytes(self, rng, scaled):
-        """A byte changed anywhere costs the one record it belongs to, and that is what the damage says."""
+        """A byte changed anywhere costs the record that holds it and no other, and the damage covers that one."""
         log = Log(rng)
         for _ in range(scaled(10_000)):
             data = bytearray(log.data)
@@ -176,7 +176,7 @@ class TestBlocks:
 
     @pytest.mark.hang_guard(300)
     def test_inserted_twice(self, rng, scaled):
-        """A block written twice costs at most the record it was put into; nothing comes twice or out of turn."""
+        """A block written twice costs at most the record it was put into; no record comes twice or out of order."""
         log = Log(rng)
         for _ in range(scaled(1000)):
             source, at = rng.randrange(len(log.data) - BLOCK), rng.randrange(len(log.data))
@@ -189,7 +189,7 @@ class TestBlocks:
 
     @pytest.mark.hang_guard(300)
     def test_overwritten(self, rng, scaled):
-        """A block written over another costs at most the records it covers; nothing comes twice or out of turn."""
+        """A block written over another costs at most the records it covers; no record comes twice or out of order."""
         log = Log(rng)
         for _ in range(scaled(1000)):
             source, at = (rng.randrange(len(log.data) - BLOCK) for _ in range(2))
@@ -201,13 +201,13 @@ class TestBlocks:
             assert set(read) <= set(log.all())
 
     def test_duplicates_are_named(self):
-        """A record that comes again is passed over as a duplicate."""
+        """A record that comes again is skipped as a duplicate."""
         records = numbered(5)
         found = found_in(b"".join([*records, *records[1:3]]))
         assert damage_of(found) == [Damage(160, 32, DUPLICATE), Damage(192, 32, DUPLICATE)]
 
-    def test_misplaced_are_named(self):
-        """A copy from further on is passed over where it does not belong, and read where it does."""
+    def test_out_of_order_are_named(self):
+        """A copy from further on is skipped where it is out of order, and read where it belongs."""
         records = numbered(50)
         found = found_in(b"".join([*records[:5], records[40], *records[6:]]))
         assert damage_of(found)[0].reason == MISPLACED
@@ -216,14 +216,14 @@ class TestBlocks:
 
 class TestCut:
     def test_middle_missing(self):
-        """If bytes were cut out of a file, what follows them is read."""
+        """If bytes were cut out of a file, the records after them are read."""
         records = numbered(100)
         found = found_in(b"".join(records[:10] + records[60:]))
         assert [n for n, _ in records_of(found)] == [*range(10), *range(60, 100)]
 
     @pytest.mark.parametrize("count", [3000, 20_000])
     def test_long_sequel(self, count):
-        """Also if what follows is longer than what a reader holds back."""
+        """The same holds if they are longer than a reader holds back."""
         sequel = (encode_record(Kind.FRAME, bytes(100), sequence=10_000 + n, stream=5) for n in range(count))
         found = found_in(b"".join([*numbered(10), *sequel]))
         assert [n for n, _ in records_of(found)] == [*range(10), *range(10_000, 10_000 + count)]
@@ -237,21 +237,21 @@ class TestCut:
         assert halves == log.without(cut - 1, cut)
 
     def test_concatenated(self):
-        """Two writers' files in one are both read, though both count from nought."""
+        """Two writers' records in one file are both read, though both count from 0."""
         found = found_in(b"".join(numbered(3, stream=1) + numbered(3, stream=2)))
         assert [item.sequence for item in found] == [0, 1, 2, 0, 1, 2]
 
 
 class TestUnknownVersion:
     def test_named(self):
-        """Records of another version are passed over by their number; the others are read."""
+        """Records of another version are skipped and counted by version; the others are read."""
         new = encode_record(Kind.FRAME, b"new", sequence=2, stream=5, version=7)
         found = found_in(b"".join([*numbered(2), new, *numbered(2, first=3)]))
         assert damage_of(found) == [Damage(64, 27, "unknown version 7")]
         assert [n for n, _ in records_of(found)] == [0, 1, 3, 4]
 
     def test_flipped(self):
-        """A version that a fault changed is no other version: its checksum says so."""
+        """A version number that was damaged is no other version: its checksum is wrong."""
         data = bytearray(b"".join(numbered(2)))
         data[4] = 7
         assert damage_of(found_in(data)) == [Damage(0, 32, DAMAGED)]
@@ -259,7 +259,7 @@ class TestUnknownVersion:
 
 class TestNeverWritten:
     def test_record_in_payload(self):
-        """A record within a record's payload is not taken for one when the outer header is damaged."""
+        """A record within a record's payload is not read as one when the outer header is damaged."""
         inner = encode_record(Kind.FRAME, b"from elsewhere", sequence=1, stream=5)
         outer = bytearray(encode_record(Kind.FRAME, b"see: " + inner, sequence=1, stream=5))
         outer[8] ^= 1
@@ -272,7 +272,7 @@ class TestNeverWritten:
 
 
 class TestHostile:
-    """A file made to be slow to read costs work in proportion to its size."""
+    """A file made to be slow to read takes work in proportion to its size."""
 
     @pytest.fixture
     def read(self, monkeypatch):
@@ -296,7 +296,7 @@ class TestHostile:
         return read
 
     def fake(self, length):
-        """Return a header of a record that is none."""
+        """Return a header without a valid record."""
         return HEADER.pack(MAGIC, 1, Kind.FRAME, 5, length, 1, 0)
 
     def test_overlapping_lengths(self, read):
@@ -305,16 +305,16 @@ class TestHostile:
 
     @pytest.mark.parametrize("length", [250, 5000, 200_000, 900_000])
     def test_overlapping_after_each_record(self, read, length):
-        """The same with a record after each header, which ends the search each time."""
+        """The same holds with a record after each header, which ends the search each time."""
         pairs = (self.fake(length) + encode_record(Kind.FRAME, b"", sequence=n, stream=5) for n in range(20_000))
         assert read(b"".join(pairs)) > 0
 
     def test_sparse_claims(self, read):
-        """Claims of the largest length, each just out of sight of the one before."""
+        """Headers that claim the largest length, each just beyond the bytes read."""
         assert read((self.fake(MAX_STORED_BYTES) + bytes(300_000)) * 20) == 1
 
     def test_magic_only(self, read):
-        """Nothing but magic."""
+        """A file of nothing but magic."""
         assert read(MAGIC * (1 << 18)) == 1
 
 
@@ -333,7 +333,7 @@ class TestFollow:
         assert list(scanner.finish()) == []
 
     def test_cut_back(self):
-        """What a writer takes back and writes differently is read as it is in the end."""
+        """Bytes that a writer takes back and writes differently are read as they are in the end."""
         first, second, third = numbered(3)
         source = Bytes(first + third[:20])
         scanner = Scanner(source)
@@ -357,7 +357,7 @@ class TestFollow:
         assert [first.sequence, *(n for n, _ in records_of(scanner.scan()))] == [0, 1, 2, 3, 4]
 
     def test_offset(self):
-        """The scanner says up to where it has read."""
+        """The scanner reports its position."""
         scanner = Scanner(Bytes(b"".join(numbered(5)) + b"rest"))
         list(scanner.scan())
         assert scanner.offset == 5 * (HEADER_BYTES + 8)

@@ -1,4 +1,4 @@
-"""The event log as the dispatcher sees it, on disks that fail."""
+"""The event log as a frame sink, on disks that fail."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def gaps_in(contents):
 
 
 class Pipe:
-    """A disk that takes 64 KiB and then nothing, until it is read."""
+    """A disk that accepts 64 KiB and then nothing, until it is read."""
 
     def __init__(self):
         self.reader, self.writer = os.pipe()
@@ -75,7 +75,7 @@ class Pipe:
         return os.dup(self.writer)
 
     def drain(self, log):
-        """Read all that *log* has to write, until it closes its end; return what its close says."""
+        """Read all bytes that *log* has to write, until it closes its end; return the result of its close."""
         pieces = []
         thread = threading.Thread(target=lambda: pieces.extend(iter(lambda: os.read(self.reader, MIB), b"")))
         thread.start()
@@ -125,7 +125,7 @@ class TestConfiguration:
             EventLog(tmp_path).open(Source(metadata={"x": object()}))
 
     def test_relative_directory(self, tmp_path, monkeypatch):
-        """A relative directory is meant where the job was when it said so."""
+        """A relative directory is resolved when the log is made, not when it is opened."""
         monkeypatch.chdir(tmp_path)
         log = EventLog("logs")
         monkeypatch.chdir("/")
@@ -165,7 +165,7 @@ class TestFiles:
         ],
     )
     def test_hostile_run(self, tmp_path, run_id, directory):
-        """Whatever the run is called, its directory lies below the log's."""
+        """For any run id, the directory lies below the log's."""
         log = EventLog(tmp_path)
         log.open(Source(run_id=run_id))
         log.accept(b"frame", events=1)
@@ -197,7 +197,9 @@ class TestFiles:
         assert [decode_header(contents(path)[0].payload).part for path in paths] == [0, 1]
 
     def test_begins_and_ends(self, opened, contents, source):
-        """A file begins with who writes it and ends with an end; in between are the frames, as they were taken."""
+        """
+        A file begins with the source and ends with an end; in between are the frames, in the order of their acceptance.
+        """
         log = opened()
         for n in range(3):
             log.accept(b"frame %d" % n, events=1)
@@ -218,7 +220,7 @@ class TestFiles:
         assert [record.sequence for record in contents(log.paths[0])] == list(range(22))
 
     def test_header_again(self, opened, contents):
-        """The header comes again after every 8 MiB, so that each piece of a file says whose it is."""
+        """The header comes again after every 8 MiB, so that each piece of a file names its source."""
         log = opened()
         for _ in range(40):
             while not log.accept(bytes(MIB), events=1):
@@ -263,20 +265,20 @@ class TestTake:
         assert gaps_in(log.paths[0]) == [(9, MAX_PAYLOAD_BYTES + 1, "a frame of 1048577 bytes")]
 
     def test_after_close(self, opened):
-        """A closed log refuses, and counts it."""
+        """A closed log refuses frames, and counts them."""
         log = opened()
         log.close()
         assert not log.accept(b"late", events=2)
         assert log.losses() == {"refused": 2, "vanished": 0, "unwritten": 0}
 
     def test_before_open(self, tmp_path):
-        """A log that was not opened does not know whose frames these are, and refuses."""
+        """A log that was not opened does not know the frames' source, and refuses them."""
         assert not EventLog(tmp_path).accept(b"early", events=1)
 
 
 class TestFlush:
     def test_true(self, opened, frames_in):
-        """After True, what was taken is in the file."""
+        """After flush returns True, all accepted frames are in the file."""
         log = opened()
         for n in range(100):
             log.accept(b"%d" % n, events=1)
@@ -284,7 +286,7 @@ class TestFlush:
         assert frames_in(log.paths[0]) == [b"%d" % n for n in range(100)]
 
     def test_by_itself(self, opened, frames_in):
-        """Without it a frame is written after flush_s."""
+        """Without a flush a frame is written after flush_s."""
         log = opened(flush_s=0.02)
         log.accept(b"frame", events=1)
         wait_for(lambda: log.stats()["records"] == 2)
@@ -349,7 +351,7 @@ class TestClose:
         assert descriptors() <= before[1]
 
     def test_unwritten(self, opened, disk, caplog):
-        """What a disk refused to the end is counted and reported."""
+        """Frames that a disk refused to the end are counted and reported."""
         log = opened(create=disk.create)
         disk.room_bytes = 0
         log.accept(b"frame", events=7)
@@ -359,10 +361,10 @@ class TestClose:
 
 
 class TestStalledDisk:
-    """A disk that neither takes nor refuses."""
+    """A disk that blocks."""
 
     def test_close_in_time(self, opened, pipe):
-        """It holds up neither take, nor flush, nor close."""
+        """It blocks neither accept, nor flush, nor close."""
         log = opened(create=pipe.create)
         start = time.monotonic()
         for _ in range(100):
@@ -373,7 +375,7 @@ class TestStalledDisk:
         pipe.drain(log)
 
     def test_not_written_by_then(self, opened, pipe):
-        """What waits when the time to close is over counts as lost, until the disk comes back after all."""
+        """Frames that wait when the time to close is over count as lost, until the disk returns after all."""
         log = opened(create=pipe.create)
         log.accept(bytes(100_000), events=5)
         assert log.lost == 0
@@ -383,7 +385,7 @@ class TestStalledDisk:
         assert log.lost == 0
 
     def test_bounded(self, opened, pipe):
-        """What waits is bounded; the rest is refused."""
+        """The number of waiting bytes is bounded; further frames are refused."""
         log = opened(create=pipe.create, buffer_bytes=MIB)
         taken = [log.accept(bytes(100_000), events=1) for _ in range(20)]
         assert taken == [True] * 10 + [False] * 10
@@ -391,7 +393,7 @@ class TestStalledDisk:
         pipe.drain(log)
 
     def test_resumption(self, opened, pipe, frames_in, gaps_in):
-        """When it takes again, all that was taken is written, and what was refused is named in its place."""
+        """When the disk accepts again, all accepted frames are written, and a gap stands where others were refused."""
         log = opened(create=pipe.create, buffer_bytes=MIB)
         taken = [n for n in range(20) if log.accept(b"%02d" % n * 50_000, events=3)]
         assert taken == list(range(10))
@@ -402,7 +404,10 @@ class TestStalledDisk:
 
 class TestFullDisk:
     def test_limit_raised(self, opened, file_limit, frames_in, gaps_in):
-        """A file limit refuses; what waits is written when it is raised, and nothing is lost."""
+        """
+        At the process's file size limit writes are refused; the waiting frames are written when it is raised, and
+        nothing is lost.
+        """
         log = opened()
         with file_limit(200):
             for n in range(10):
@@ -477,7 +482,7 @@ class TestFullDisk:
 
 class TestVanished:
     def test_directory(self, opened, frames_in, gaps_in, tmp_path):
-        """If the log's directory is removed, a new one says how many events and bytes went with it."""
+        """If the log's directory is removed, a new one records how many events and bytes were lost with it."""
         log = opened()
         log.accept(b"one", events=2)
         log.accept(b"two", events=3)
@@ -498,7 +503,7 @@ class TestVanished:
         assert log.stats()["vanished_bytes"] == size_bytes
 
     def test_flush(self, opened):
-        """A flush that finds its file gone does not say that all is well; the next one does."""
+        """A flush that finds its file removed returns False; the next one True."""
         log = opened()
         log.accept(b"one", events=1)
         assert log.flush(60)
@@ -508,7 +513,7 @@ class TestVanished:
         assert log.flush(60)
 
     def test_close(self, opened, gaps_in):
-        """A file that is gone at the end is noticed, too."""
+        """A file that was removed is noticed at the end, too."""
         log = opened()
         log.accept(b"one", events=4)
         log.flush()
@@ -528,7 +533,7 @@ class TestVanished:
         assert frames_in(tmp_path / "moved" / name) == [b"one", b"two"]
 
     def test_blocked_rotation(self, opened, tmp_path, frames_in):
-        """If the next part cannot be made, what waits is kept until it can."""
+        """If the next part cannot be made, the waiting frames are kept until it can."""
         log = opened(rotate_bytes=MIB)
         log.accept(bytes(MIB), events=1)
         log.flush()
@@ -543,7 +548,7 @@ class TestVanished:
 
 class TestReports:
     def test_once_a_minute(self, opened, disk, caplog, fake_clock):
-        """Trouble is reported once a minute, with the reason and what waits."""
+        """A failing disk is reported once a minute, with the reason and the number of waiting events."""
         log = opened(create=disk.create, monotonic_ns=fake_clock)
         disk.room_bytes = 0
         log.accept(b"frame", events=3)
@@ -557,7 +562,7 @@ class TestReports:
 
     @pytest.mark.parametrize("act", ["flush", "close"])
     def test_logging_that_flushes(self, opened, disk, monkeypatch, act):
-        """A logging handler that flushes or closes the log it hears of does not wait for itself."""
+        """A logging handler that flushes or closes the log from its warning does not wait for itself."""
         log = opened(create=disk.create)
         answers = []
         monkeypatch.setattr(
@@ -581,7 +586,7 @@ class TestReports:
         assert frames_in(log.paths[0]) == [b"frame"]
 
     def test_own_mistake(self, opened, frames_in, monkeypatch):
-        """Whatever goes wrong on the thread, it lives, and writes once it can."""
+        """After any exception on the thread, it lives, and writes once it can."""
         log = opened()
         with monkeypatch.context() as patch:
             patch.setattr(log._series, "write", explode)
@@ -594,7 +599,7 @@ class TestReports:
 
 class TestFsync:
     def test_each_batch(self, opened, disk):
-        """With 0, what was flushed is on the device."""
+        """With 0, flushed frames are on the device."""
         log = opened(create=disk.create, fsync_s=0.0)
         log.accept(b"frame", events=1)
         log.flush()

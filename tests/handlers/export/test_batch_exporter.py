@@ -11,7 +11,7 @@ from trackside.handlers.export import CLOSED, QUEUE_FULL, BatchExporter, Refused
 
 
 class System:
-    """Another system: it keeps batches, hangs, or raises."""
+    """Another system: it keeps batches, blocks, or raises."""
 
     def __init__(self):
         self.batches = []
@@ -21,7 +21,7 @@ class System:
         self.entered = threading.Event()
 
     def accept(self, batch):
-        """Hang, raise, or keep *batch*."""
+        """Block, raise, or keep *batch*."""
         self.entered.set()
         self.open.wait()
         if self.error is not None:
@@ -29,7 +29,7 @@ class System:
         self.batches.append(batch)
 
     def items(self):
-        """Return everything in the order in which it came."""
+        """Return all items in the order in which they came."""
         return [item for batch in self.batches for item in batch]
 
 
@@ -50,7 +50,7 @@ def exporter(system):
 
 class TestDelivery:
     def test_in_order(self, exporter, system):
-        """Everything arrives in the order in which it was put, in batches."""
+        """All items arrive in the order in which they were put, in batches."""
         for number in range(1_300):
             assert exporter.put(number)
         assert exporter.flush(5)
@@ -162,7 +162,7 @@ class TestFailures:
         assert exporter.close(5)
 
     def test_strange_error(self, exporter, system):
-        """An error whose text cannot be had loses nothing."""
+        """An error whose text cannot be read loses nothing."""
 
         class UnprintableError(Exception):
             def __str__(self):
@@ -187,7 +187,7 @@ class TestFailures:
 
 class TestEnd:
     def test_hanging(self, exporter, system):
-        """With a system that hangs, close returns in time and counts what was not delivered."""
+        """With a system that blocks, close returns in time and counts the items that were not delivered."""
         system.open.clear()
         exporter.put(1, events=4)
         exporter.put(2, events=5)

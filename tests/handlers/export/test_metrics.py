@@ -95,7 +95,7 @@ class TestCatalogue:
         assert all(metric.name or metric.prometheus or metric.curve for metric in CATALOGUE)
 
     def test_iteration(self):
-        """An iteration yields its duration in seconds, what was processed in it, its loss and its step."""
+        """An iteration yields its duration in seconds, its samples and tokens, its loss and its step."""
         event = IterationEnded(duration_ns=5 * 10**8, samples=5, loss=1.0, step=7)
         loop = {"loop": "training"}
         assert points(event) == [
@@ -209,7 +209,7 @@ class TestJobMetrics:
         }
 
     def test_of_several_ranks(self):
-        """What was processed is summed over the ranks; the furthest step stands for all."""
+        """Samples and tokens are summed over the ranks; the largest step stands for all."""
         events = [
             of(Source(run_id="run", rank=rank), IterationEnded(duration_ns=1, step=step, samples=step))
             for rank, step in ((0, 3), (1, 5), (0, 4))
@@ -288,7 +288,7 @@ class TestJobMetrics:
         assert self.families(*events, of(first, SourceEnded()))["trackside_dropped"] == expected
 
     def test_nothing_known(self):
-        """A family of which nothing is known is left out."""
+        """A family without values is left out."""
         assert "trackside_mfu_ratio" not in self.families(Heartbeat(sequence=0))
 
     def test_window_of_one_process(self):

@@ -86,7 +86,7 @@ class TestStreamCursor:
         assert place.repeated == 5
 
     def test_gone(self, taken):
-        """A frame that is gone leaves a counted gap, and the source is known all the same."""
+        """A frame that is missing leaves a counted gap, and the source is known all the same."""
         place = StreamCursor()
         events = list(read(place, taken, (2, 4)))
         assert steps(events) == [*range(5, 10), *range(15, 20)]

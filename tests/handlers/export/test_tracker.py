@@ -75,7 +75,7 @@ class TestOrder:
         ]
 
     def test_lone_surrogates(self):
-        """What has no UTF-8 reaches the tracker with an escape, as a client would refuse all of it."""
+        """Text without a UTF-8 form reaches the tracker with an escape, as a client would refuse the whole run."""
         sink = Tracker()
         sink._set_config = lambda _, config: sink.calls.append(config["application_name"])
         with Bus() as bus:
@@ -120,7 +120,7 @@ class TestOrder:
 
 class TestFailure:
     def test_is_tried_again(self, run):
-        """What failed is sent again, in order, and what had arrived is not."""
+        """Failed calls are sent again, in order, and successful ones are not."""
         failures = []
 
         def fail(call):
@@ -147,7 +147,7 @@ class TestFailure:
         assert [call for call, *_ in run(Tracker(fail), *spans(0))] == ["begin", "log", "end"]
 
     def test_refused(self, run):
-        """What is refused for good is counted under its reason, and the rest is sent."""
+        """Calls that are refused for good are counted under their reason, and the rest is sent."""
 
         def fail(call):
             if call == "log" and not sink.lost:
@@ -159,7 +159,7 @@ class TestFailure:
         assert sink.losses() == {"never": 1}
 
     def test_to_the_end(self):
-        """What fails to the end is counted, and the counts balance."""
+        """Calls that fail to the end are counted, and the counts balance."""
 
         def fail(call):
             raise ConnectionError

@@ -1,5 +1,5 @@
 """
-Train until killed: after each change of what is open, flush the log and say what is open.
+Train until killed: after each change of the open spans, flush the log and print the open spans.
 
 Usage: killed_trainer.py DIRECTORY
 """
@@ -28,7 +28,7 @@ LONG = {"application", "training_loop", "validation_loop", "checkpoint_save_sync
 
 
 def say():
-    """Log a heartbeat, flush, and print what is open."""
+    """Log a heartbeat, flush, and print the open spans."""
     default_bus.log(Heartbeat(sequence=0, open_spans=open_spans()))
     assert default_bus.flush(30)
     found = [[span.name, span.start_ns] for span in opened().values()]

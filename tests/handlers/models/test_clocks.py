@@ -9,14 +9,14 @@ ROOT, FORWARDER = (Source.detect({}, id=name, role="collector") for name in ("ro
 
 
 def compared(by, source_id, offset_ns, *, sure_ns=10, at_ns=1):
-    """Return the event in which *by* says how far a source's clock is ahead of its own."""
+    """Return the event in which *by* records how far a source's clock is ahead of its own."""
     event = ClockCompared(source_id=source_id, offset_ns=offset_ns, uncertainty_ns=sure_ns, exchanges=16, at_ns=at_ns)
     event._source = by
     return event
 
 
 def offsets(*events):
-    """Return what the model makes of *events*."""
+    """Return the offsets that the model computes from *events*."""
     model = ClockOffsets()
     for event in events:
         model(event)
@@ -25,9 +25,7 @@ def offsets(*events):
 
 class TestClockOffsets:
     def test_one_link(self):
-        """
-        Over one link the offset is what was told.
-        """
+        """Over one connection the offset is the recorded one."""
         assert offsets(compared(ROOT, "rank", 500)) == {"rank": (500, 10, "root")}
 
     def test_adds_up_along_the_way(self):
@@ -39,33 +37,25 @@ class TestClockOffsets:
         assert offsets(*recorded)["rank"] == offsets(*reversed(recorded))["rank"] == (100, 12, "root")
 
     def test_latest_word_of_each_counts(self):
-        """
-        What was told later replaces what was told before, in whatever order it is read.
-        """
+        """A later measurement replaces an earlier one, in whatever order they are read."""
         recorded = compared(ROOT, "rank", 500, at_ns=1), compared(ROOT, "rank", 900, at_ns=2)
 
         assert offsets(*recorded) == offsets(*reversed(recorded)) == {"rank": (900, 10, "root")}
 
     def test_surest_of_several(self):
-        """
-        Of a collector that was started again and its predecessor the one counts that knew it better.
-        """
+        """Of a collector that was restarted and its predecessor, the measurement with the smaller error counts."""
         recorded = compared(ROOT, "rank", 500, sure_ns=50), compared(FORWARDER, "rank", 480, sure_ns=20)
 
         assert offsets(*recorded)["rank"] == (480, 20, "forwarder")
 
     def test_circle_ends(self):
-        """
-        Two that were compared with each other are no endless way.
-        """
+        """Two processes that were compared with each other make no endless loop."""
         recorded = compared(ROOT, "forwarder", 1), compared(FORWARDER, "root", -1)
 
         assert set(offsets(*recorded)) == {"forwarder", "root"}
 
     def test_dumped_and_loaded(self):
-        """
-        The state survives being plain data.
-        """
+        """The state can be dumped to plain data and loaded."""
         model, other = ClockOffsets(), ClockOffsets()
         model(compared(ROOT, "rank", 500))
         model.missed(Source.unknown(""), 3)
@@ -75,7 +65,7 @@ class TestClockOffsets:
         assert other.result() == model.result()
 
     def test_refused_state(self):
-        """A state that is none is refused, and what was known stays."""
+        """An invalid state is refused, and the model stays as it was."""
         model = ClockOffsets()
         model(compared(ROOT, "rank", 500))
         before = model.dump()

@@ -1,4 +1,4 @@
-"""The board of counters."""
+"""CounterBoard: the totals of all counters over all ranks."""
 
 from __future__ import annotations
 
@@ -38,92 +38,92 @@ RIGHT = Source(id="b", rank=1)
 
 class TestCounterBoard:
     def test_totals_add_up_over_ranks(self):
-        """The total over two ranks is the sum of their latest cumulative figures."""
-        board = CounterBoard()
+        """The total over two ranks is the sum of their latest cumulative values."""
+        model = CounterBoard()
         for window in (recorded(LEFT), recorded(LEFT, total=(5, 9.0), end_ns=20), recorded(RIGHT, total=(3, 4.5))):
-            board(window)
+            model(window)
 
-        totals = board.result().counters["train.loss"]
+        totals = model.result().counters["train.loss"]
 
         assert (totals.count, totals.sum) == (8, 13.5)
 
     def test_lost_window(self):
-        """A window that never came costs nothing of the total, since the next one carries it."""
-        board = CounterBoard()
-        board(recorded(LEFT, count=1, total=(100, 250.0), end_ns=90))
+        """A window that was lost does not change the total, since the next one carries it."""
+        model = CounterBoard()
+        model(recorded(LEFT, count=1, total=(100, 250.0), end_ns=90))
 
-        assert board.result().counters["train.loss"].count == 100
+        assert model.result().counters["train.loss"].count == 100
 
     def test_late_window(self):
-        """A window that comes after a later one does not set the total back."""
-        board = CounterBoard()
-        board(recorded(LEFT, total=(5, 9.0), end_ns=20, values={"mean": 3.0}))
-        board(recorded(LEFT, total=(2, 3.0), end_ns=10))
+        """A window that comes after a later one does not reset the total."""
+        model = CounterBoard()
+        model(recorded(LEFT, total=(5, 9.0), end_ns=20, values={"mean": 3.0}))
+        model(recorded(LEFT, total=(2, 3.0), end_ns=10))
 
-        totals = board.result().counters["train.loss"]
+        totals = model.result().counters["train.loss"]
 
         assert (totals.count, totals.windows) == (5, [{"mean": 3.0}])
 
     def test_empty_window(self):
-        """An empty window leaves the figures of the one before it."""
-        board = CounterBoard()
-        board(recorded(LEFT, end_ns=10, values={"mean": 1.5}))
-        board(recorded(LEFT, end_ns=20, count=0, values={"count": 0.0}))
+        """An empty window keeps the values of the one before it."""
+        model = CounterBoard()
+        model(recorded(LEFT, end_ns=10, values={"mean": 1.5}))
+        model(recorded(LEFT, end_ns=20, count=0, values={"count": 0.0}))
 
-        assert board.result().counters["train.loss"].windows == [{"mean": 1.5}]
+        assert model.result().counters["train.loss"].windows == [{"mean": 1.5}]
 
     def test_quantiles_of_merged_ranks(self):
         """Quantiles over two ranks are those of all values together, within 1 %."""
-        board = CounterBoard()
-        board(recorded(LEFT, sketch=Sketch(range(1, 501)).to_wire()))
-        board(recorded(RIGHT, sketch=Sketch(range(501, 1001)).to_wire()))
+        model = CounterBoard()
+        model(recorded(LEFT, sketch=Sketch(range(1, 501)).to_wire()))
+        model(recorded(RIGHT, sketch=Sketch(range(501, 1001)).to_wire()))
 
-        quantiles = board.result().counters["train.loss"].quantiles
+        quantiles = model.result().counters["train.loss"].quantiles
 
         assert quantiles["p50"] == pytest.approx(500, rel=0.011)
         assert quantiles["p99"] == pytest.approx(990, rel=0.011)
 
     def test_extremes(self):
-        """Minimum and maximum are the extremes over all windows that told theirs."""
-        board = CounterBoard()
-        board(recorded(LEFT, values={"min": -1.0, "max": 2.0}))
-        board(recorded(RIGHT, values={"min": 0.0, "max": 7.0}))
+        """Minimum and maximum are the extremes over all windows that have them."""
+        model = CounterBoard()
+        model(recorded(LEFT, values={"min": -1.0, "max": 2.0}))
+        model(recorded(RIGHT, values={"min": 0.0, "max": 7.0}))
 
-        totals = board.result().counters["train.loss"]
+        totals = model.result().counters["train.loss"]
 
         assert (totals.minimum, totals.maximum) == (-1.0, 7.0)
 
     def test_dump_and_load(self):
-        """A board that loads another's state goes on as that one would."""
-        board, other = CounterBoard(), CounterBoard()
-        board(recorded(LEFT, sketch=Sketch([1.0, 2.0]).to_wire()))
-        board.missed(Source.unknown(""), 3)
-        other.load(board.dump())
-        for each in (board, other):
+        """A model that loads another's state goes on as that one would."""
+        model, other = CounterBoard(), CounterBoard()
+        model(recorded(LEFT, sketch=Sketch([1.0, 2.0]).to_wire()))
+        model.missed(Source.unknown(""), 3)
+        other.load(model.dump())
+        for each in (model, other):
             each(recorded(RIGHT, sketch=Sketch([3.0]).to_wire()))
 
-        assert other.dump() == board.dump()
+        assert other.dump() == model.dump()
 
     def test_result_is_json(self):
         """The result serializes to JSON."""
-        board = CounterBoard()
-        board(recorded(LEFT))
+        model = CounterBoard()
+        model(recorded(LEFT))
 
-        assert json.loads(json.dumps(attrs.asdict(board.result())))["counters"]["train.loss"]["counts"] == [2]
+        assert json.loads(json.dumps(attrs.asdict(model.result())))["counters"]["train.loss"]["counts"] == [2]
 
     def test_missed(self):
-        """What the board did not get is in its result."""
-        board = CounterBoard()
-        board.missed(Source.unknown(""), 4)
-        board.missed(Source.unknown(""), 1)
+        """Missed events are in the result."""
+        model = CounterBoard()
+        model.missed(Source.unknown(""), 4)
+        model.missed(Source.unknown(""), 1)
 
-        assert board.result().missed == 5
+        assert model.result().missed == 5
 
     def test_refused_state(self):
-        """A state that is none is refused, and what was known stays."""
-        board = CounterBoard()
-        board(recorded(LEFT))
-        before = board.dump()
+        """An invalid state is refused, and the model stays as it was."""
+        model = CounterBoard()
+        model(recorded(LEFT))
+        before = model.dump()
 
         for state in (
             {},
@@ -132,13 +132,13 @@ class TestCounterBoard:
             {**before, "missed": None},
         ):
             with pytest.raises(DecodeError):
-                board.load(state)
-        assert board.dump() == before
+                model.load(state)
+        assert model.dump() == before
 
     def test_broken_sketch(self):
-        """A sketch that cannot be read costs the quantiles of its window, and no total."""
-        board = CounterBoard()
-        board(recorded(LEFT, sketch=b"\xff"))
+        """A sketch that cannot be read loses the quantiles of its window, and no total."""
+        model = CounterBoard()
+        model(recorded(LEFT, sketch=b"\xff"))
 
-        totals = board.result().counters["train.loss"]
+        totals = model.result().counters["train.loss"]
         assert (totals.count, totals.quantiles) == (2, {})

@@ -1,4 +1,4 @@
-"""One rule says whether a process runs, is silent, died or ended, and every view gives its answer."""
+"""One rule decides whether a process runs, is silent, died or ended, and every view follows it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ S = 10**9
 
 
 def signs(interval_s=1.0, end_reason=None, **known):
-    """Return the signs of a process that was last heard of at second 100."""
+    """Return the signs of life of a process whose last event was at second 100."""
     interval_ns = None if interval_s is None else round(interval_s * S)
     return LifeSigns(last_ns=100 * S, heartbeat_interval_ns=interval_ns, end_reason=end_reason, **known)
 
@@ -48,12 +48,14 @@ class TestRule:
         ],
     )
     def test_silence(self, interval_s, silent_s, state):
-        """Three intervals and three seconds are silence, ten and a minute death; without heartbeats none is proven."""
+        """
+        Three intervals and three seconds are silence, ten and a minute death; without heartbeats death is never proven.
+        """
         assert liveness(signs(interval_s), (100 + silent_s) * S).state == state
 
     @pytest.mark.parametrize("reason", ["closed", "exit", ""])
     def test_good_end(self, reason):
-        """A process that said that it was done has a good end, however long ago."""
+        """A process that recorded its good end has one, however long ago."""
         life = liveness(signs(end_reason=reason), 10**6 * S)
 
         assert (life.state, life.has_good_end, life.error, life.silent_ns) == (ENDED, True, "", None)
@@ -71,7 +73,7 @@ class TestRule:
         assert (life.state, life.reason) == (DIED, "no end record, and its rank was launched again")
 
     def test_exited(self):
-        """A process that its launcher saw exit, and that said no end, has died."""
+        """A process that its launcher saw exit, and that recorded no end, has died."""
         life = liveness(signs(exit_status=-9), 100 * S)
 
         assert (life.state, life.reason) == (DIED, "no end record, and its program ended with signal 9")
@@ -105,7 +107,7 @@ def stream(source, last_s, interval_s, reason=None):
 
 @attrs.frozen
 class Views:
-    """What each view says of rank 0."""
+    """The state of rank 0 in each view."""
 
     runs: str
     report: str
@@ -116,7 +118,7 @@ class Views:
 
 @pytest.fixture
 def views(tmp_path):
-    """Give a function that returns what every view says of rank 0, over one log of two ranks."""
+    """Give a function that returns the state of rank 0 in every view, over one log of two ranks."""
 
     def look(last_s, newest_s, interval_s, reason=None):
         sources = [Source(id=f"source-{rank}", run_id="run", rank=rank, world_size=2) for rank in (0, 1)]
@@ -151,7 +153,7 @@ def views(tmp_path):
 
 
 def top_state(view):
-    """Return what `top` shows of rank 0, the only one that may not have ended."""
+    """Return the state that `top` shows of rank 0, the only one that may not have ended."""
     why = next((one.why for one in view.worst if one.rank == 0), "")
     if why.startswith("silent"):
         return SILENT
@@ -161,7 +163,7 @@ def top_state(view):
 
 
 def collector_state(events, last_s, now_s):
-    """Return what a collector says of a source that it last heard of at *last_s*; to it a silent one may be dead."""
+    """Return the state that a collector gives a source last heard of at *last_s*; to it a silent one may be dead."""
     registry = SourceRegistry()
     source = events[0].source
     state = registry.state_of(source, float(last_s))
@@ -183,7 +185,7 @@ def gone():
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot be asked without a signal")
 class TestGone:
     def test_every_view_of_logs(self, gone, tmp_path):
-        """A process of this machine that is no more, and left no end, has died at once: to runs, report and top."""
+        """A process of this machine that has exited without an end has died at once: to runs, report and top."""
         log, encoder, schemas, rows, top = EventLog(tmp_path), RowEncoder(), {}, [], Top()
         log.open(gone)
         for place, event in enumerate(stream(gone, 100, 1.0)):
@@ -201,7 +203,7 @@ class TestGone:
         assert top.view(100 * S).worst[0].why.startswith("dead")
 
     def test_lives(self):
-        """This process is not gone, nor is one of another machine known to be."""
+        """This process has not exited, nor is a process of another machine known to have."""
         assert not is_gone(Source(id="a", run_id="run", pid=os.getpid(), host=platform.node()))
         assert not is_gone(Source(id="a", run_id="run", pid=2**22 + 1, host="elsewhere"))
 
@@ -212,11 +214,13 @@ class TestEveryView:
         assert attrs.astuple(views(100, 220, 30.0)) == (SILENT,) * 5
 
     def test_a_short_pause(self, views):
-        """Two seconds of silence are none to every view."""
+        """Two seconds of silence are no silence to any view."""
         assert attrs.astuple(views(100, 102, 1.0)) == (RUNNING,) * 5
 
     def test_long_silence(self, views):
-        """After a minute and ten heartbeats it is dead to all; a collector says when it fell silent, and no more."""
+        """
+        After a minute and ten heartbeats it is dead to all; a collector gives the time of its silence, and no more.
+        """
         assert attrs.astuple(views(100, 161, 1.0)) == (DIED, DIED, DIED, DIED, SILENT)
 
     def test_ended(self, views):

@@ -1,4 +1,4 @@
-"""The model of training metrics: One Logger's figures, right where it errs, and what it lacks."""
+"""The model of training metrics: One Logger's figures, without its errors, and further ones."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def snapshot_of(model):
 
 
 class Job:
-    """A job told to a model event by event; times are in seconds, and pass by what is told."""
+    """A job whose events go to a model one by one; times are in seconds, and advance with the events."""
 
     def __init__(self, source=HERE, **config):
         self.updates = Capture()
@@ -66,10 +66,10 @@ class Job:
         self.next_id = 1
         self.reported = []
         config = {"perf_tag": ["test"], "global_batch_size": 4, "log_every_n_train_iterations": 2} | config
-        self.tell(TrainingConfigured(at_ns=self.now_s * S, span_id=0, step=-1, **config))
+        self.put(TrainingConfigured(at_ns=self.now_s * S, span_id=0, step=-1, **config))
 
-    def tell(self, event):
-        """Tell the model of *event*, as the job's process."""
+    def put(self, event):
+        """Give *event* to the model, as the job's process."""
         event._source = self.source
         self.reported.append(event)
         self.model(event)
@@ -85,19 +85,19 @@ class Job:
         known = {"train_iterations_start": start, "train_samples_start": 4 * start} | attributes
         name = "training_loop"
         event = SpanStarted(at_ns=self.now_s * S, step=-1, span_id=LOOP, parent_span_id=0, name=name, attributes=known)
-        return self.tell(event)
+        return self.put(event)
 
     def loop_end(self, name="training_loop", ended=LOOP):
         """End a loop."""
         parent = 0 if ended == LOOP else LOOP
         ended = SpanEnded(at_ns=self.now_s * S, step=-1, span_id=ended, parent_span_id=parent, name=name, duration_ns=0)
-        return self.tell(ended)
+        return self.put(ended)
 
     def train(self, *durations_s, step=-1, own_id=None, within=LOOP, **done):
         """End a training iteration of each duration."""
         for duration_s in durations_s:
             self.now_s += duration_s
-            self.tell(
+            self.put(
                 IterationEnded(
                     at_ns=int(self.now_s * S),
                     parent_span_id=within,
@@ -110,14 +110,14 @@ class Job:
         return self
 
     def evaluate(self, *durations_s, kind="validation", **done):
-        """Have a loop of validation or testing iterations."""
+        """Run a loop of validation or testing iterations."""
         loop = self.fresh()
         for duration_s in durations_s:
             self.now_s += duration_s
             event = IterationEnded(
                 at_ns=self.now_s * S, parent_span_id=loop, step=-1, kind=kind, duration_ns=duration_s * S, **done
             )
-            self.tell(event)
+            self.put(event)
         return self.loop_end(f"{kind}_loop", loop)
 
     def part(self, name, duration_s, *, parent, own_id=None):
@@ -130,12 +130,12 @@ class Job:
             name=name,
             duration_ns=int(duration_s * S),
         )
-        return self.tell(span)
+        return self.put(span)
 
     def save_start(self, step, strategy="sync"):
         """Begin to save a checkpoint; return its span."""
         span_id = self.fresh()
-        self.tell(
+        self.put(
             SpanStarted(
                 at_ns=self.now_s * S,
                 step=-1,
@@ -150,7 +150,7 @@ class Job:
     def save_end(self, span_id, duration_s=1, strategy="sync"):
         """End the span of a save."""
         self.now_s += duration_s
-        return self.tell(
+        return self.put(
             SpanEnded(
                 at_ns=self.now_s * S,
                 step=-1,
@@ -162,7 +162,7 @@ class Job:
         )
 
     def saved(self, step, span_id=0, strategy="sync", **known):
-        """Say that a checkpoint is complete."""
+        """Publish that a checkpoint is complete."""
         event = CheckpointSaveSucceeded(
             at_ns=self.now_s * S,
             span_id=span_id,
@@ -172,11 +172,11 @@ class Job:
             strategy=strategy,
             **known,
         )
-        return self.tell(event)
+        return self.put(event)
 
     def not_saved(self, step, span_id=0):
-        """Say that a save failed."""
-        return self.tell(
+        """Publish that a save failed."""
+        return self.put(
             CheckpointSaveFailed(at_ns=self.now_s * S, span_id=span_id, step=-1, global_step=step, save_span_id=span_id)
         )
 
@@ -186,7 +186,7 @@ class Job:
         return [Updated(*pair) for pair in pairs]
 
     def productive(self):
-        """Return the updates of what is productive."""
+        """Return the updates of productive work."""
         return self.updates.of(ProductiveWorkSaved)
 
     def now(self):
@@ -195,7 +195,7 @@ class Job:
 
 
 class Updated:
-    """An update over the job and that of its window, whose figures are asked for by a prefix here."""
+    """An update over the job and that of its window, whose figures have a prefix here."""
 
     def __init__(self, of_job, of_window):
         self.of_job = of_job
@@ -216,12 +216,12 @@ def times(event, prefix=""):
 
 class TestTrainingMetricsUpdated:
     def test_over_the_job(self):
-        """What has One Logger's names is about all iterations of the job."""
+        """Figures with One Logger's names cover all iterations of the job."""
         update = Job().loop().train(1, 3, 2, 4).training()[-1]
         assert (update.num_iterations, times(update)) == (4, (2.5, 1.0, 4.0, 10.0))
 
     def test_over_the_window(self):
-        """What has ``window_`` before it is about the iterations since the update before."""
+        """Figures that begin with ``window_`` cover the iterations since the update before."""
         update = Job().loop().train(1, 3, 2, 4).training()[-1]
         assert (update.interval, times(update, "window_")) == (2, (3.0, 2.0, 4.0, 6.0))
 
@@ -235,23 +235,23 @@ class TestTrainingMetricsUpdated:
         assert [(update.current_iteration, times(update)[3]) for update in updates] == [(0, 5.0), (1, 12.0)]
 
     def test_resumed(self):
-        """After a checkpoint was loaded, updates come where they would have come; the interval is the true one."""
+        """After a checkpoint was loaded, updates come at the same steps; the interval is the true one."""
         update = Job(log_every_n_train_iterations=5).loop(start=3).train(1, 1).training()[0]
         reported = fields(update, "train_iterations_start", "current_iteration", "num_iterations", "interval")
         assert reported == (3, 4, 2, 2)
 
     def test_resumed_samples(self):
-        """The samples before the loop are told apart from those of this job."""
+        """The samples before the loop are separate from those of this job."""
         update = Job().loop(start=4).train(1, 1).training()[0]
         assert fields(update, "train_samples_start", "num_train_samples") == (16, 8)
 
     def test_rest_of_a_window(self):
-        """What is left of a window is reported when the loop ends, once."""
+        """The last part of a window is reported when the loop ends, once."""
         updates = Job().loop().train(1, 1, 6).loop_end().loop_end().training()
         assert [(update.interval, times(update, "window_")[3]) for update in updates] == [(2, 2.0), (1, 6.0)]
 
     def test_nothing_left(self):
-        """A loop that ends with an update says nothing more."""
+        """A loop that ends with an update publishes no second one."""
         assert len(Job().loop().train(1, 1).loop_end().training()) == 1
 
     def test_where(self):
@@ -260,16 +260,16 @@ class TestTrainingMetricsUpdated:
         assert fields(job.training()[0], "span_id", "step", "at_ns") == (LOOP, 77, 1002 * S)
 
     def test_deeper_in_the_loop(self):
-        """It belongs to the loop also if the iteration lies deeper there; without a loop, to what is around it."""
+        """It belongs to the loop also if the iteration lies deeper there; without a loop, to the span around it."""
         job = Job().loop().train(1, 1, within=55).loop_end().train(1, 1, within=55)
         assert [update.span_id for update in job.training()] == [LOOP, 55]
 
     def test_step(self):
-        """The current iteration is the one that was told, also if steps are left out."""
+        """The current iteration is the recorded step, also if steps are left out."""
         assert Job().loop().train(1, step=10).train(1, step=20).training()[0].current_iteration == 20
 
     def test_finish_times(self):
-        """The ends of the first and of the latest iteration are told in seconds since the epoch."""
+        """The ends of the first and of the latest iteration are given in seconds since the epoch."""
         update = Job().loop().train(1, 2, 3, 4).training()[-1]
         names = [f"{which}_logged_train_iterations_finish_timestamp_sec" for which in ("first", "last")]
         assert fields(update, *names) == (1001.0, 1010.0)
@@ -283,7 +283,7 @@ class TestTrainingMetricsUpdated:
         assert reported == pytest.approx((0.050, 0.095, 0.099), rel=0.011)
 
     def test_percentiles_within_the_extremes(self):
-        """No percentile lies beyond the extremes, for all that it is an estimate."""
+        """No percentile lies beyond the extremes, although it is an estimate."""
         update = Job().loop().train(7, 7).training()[0]
         assert fields(update, "p50_iteration_time_sec", "p99_iteration_time_sec") == (7.0, 7.0)
 
@@ -300,7 +300,7 @@ class TestTrainingMetricsUpdated:
         assert reported == pytest.approx((1000, 1, 2), rel=0.01)
 
     def test_without_a_configuration(self):
-        """Nothing configured, there is an update every fifty iterations, of what is known."""
+        """Without configuration, there is an update every fifty iterations, of the known figures."""
         updates = Capture()
         model = TrainingMetrics(publish=updates)
         for step in range(50):
@@ -316,18 +316,18 @@ class TestTrainingMetricsUpdated:
 
 class TestFailedIterations:
     def test_are_no_figures(self):
-        """An iteration that an exception ended is in no figure but its own."""
+        """An iteration that an exception ended is only in the count of failed ones."""
         update = Job().loop().train(1).train(100, failed=True).train(3).training()[0]
         assert (update.num_iterations, times(update), update.num_train_samples) == (2, (2.0, 1.0, 3.0, 4.0), 8)
 
     def test_are_counted(self):
-        """They are counted, in the window and in the job."""
+        """Failed iterations are counted, in the window and in the job."""
         job = Job().loop().train(1).train(9, 9, failed=True).train(1).train(1).train(9, failed=True).train(1)
         names = ("num_failed_iterations", "window_num_failed_iterations")
         assert [fields(update, *names) for update in job.training()] == [(2, 2), (3, 1)]
 
     def test_alone(self):
-        """A loop of nothing but failures says so when it ends."""
+        """A loop of nothing but failures publishes an update when it ends."""
         update = Job().loop().train(9, failed=True).loop_end().training()[0]
         assert fields(update, "num_iterations", "num_failed_iterations", "avg_iteration_time_sec") == (0, 1, None)
 
@@ -338,7 +338,7 @@ class TestFailedIterations:
 
 class TestThroughput:
     def test_per_gpu(self):
-        """It is all floating-point operations over all time and ranks."""
+        """Throughput is all floating-point operations over all time and ranks."""
         update = Job(flops_per_sample=TERA).loop().train(1, 4).training()[0]
         # 4 samples each: 8e12 operations, 5 s, 2 ranks.
         assert fields(update, "train_throughput_per_gpu", "avg_tflops", "total_flops") == (0.8, 1.6, 8 * TERA)
@@ -349,18 +349,18 @@ class TestThroughput:
         assert fields(update, "train_throughput_per_gpu_max", "train_throughput_per_gpu_min") == (2.0, 0.5)
 
     def test_extremes_over_windows(self):
-        """The extremes of the job are the furthest of any window."""
+        """The extremes of the job are those over all windows."""
         update = Job(flops_per_sample=TERA).loop().train(1, 4, 2, 2).training()[-1]
         assert fields(update, "train_throughput_per_gpu_max", "train_throughput_per_gpu_min") == (2.0, 0.5)
 
     def test_of_the_window(self):
-        """A window has its own."""
+        """A window has its own extremes."""
         update = Job(flops_per_sample=TERA).loop().train(1, 4, 2, 2).training()[-1]
         names = ("", "_max", "_min")
         assert fields(update, *(f"window_train_throughput_per_gpu{name}" for name in names)) == (1.0, 1.0, 1.0)
 
-    def test_told_by_the_iteration(self):
-        """An iteration tells its own rank's operations; those of all ranks are so many times as many."""
+    def test_recorded_by_the_iteration(self):
+        """An iteration records its own rank's operations; those of all ranks are so many times as many."""
         update = Job().loop().train(1, flops=3e12).train(1, flops=1e12).training()[0]
         assert fields(update, "total_flops", "train_throughput_per_gpu") == (8 * TERA, 2.0)
 
@@ -382,7 +382,7 @@ class TestThroughput:
         assert job.train(1, 1).training()[0].completed_floating_point_operations_overall == 48 * TERA
 
     def test_overall_not_known(self):
-        """They are not known if it was not given what was done before."""
+        """They are unknown if the earlier operations were not given."""
         assert Job(flops_per_sample=1).loop(start=10).train(1, 1).training()[0].total_flops == 8
         reported = Job(flops_per_sample=1).loop(start=10).train(1, 1).training()[0]
         assert reported.completed_floating_point_operations_overall is None
@@ -393,7 +393,7 @@ class TestThroughput:
         assert fields(update, "total_flops", "avg_tflops", "train_throughput_per_gpu", "mfu") == (None,) * 4
 
     def test_mfu(self):
-        """Utilization is the share of the peak that was named."""
+        """Utilization is the share of the given peak."""
         update = Job(flops_per_sample=TERA, peak_flops_per_s=4e12).loop().train(1, 4, 1, 1).training()[-1]
         # 16e12 operations in 7 s on 2 ranks, of 4e12 per second each; in the window 8e12 in 2 s.
         assert fields(update, "mfu", "window_mfu") == pytest.approx((16 / 7 / 2 / 4, 0.5))
@@ -401,7 +401,7 @@ class TestThroughput:
     def test_ranks_of_the_job(self):
         """The number of ranks is the one that the job is configured with."""
         job = Job(flops_per_sample=TERA)
-        job.tell(JobConfigured(world_size=8, rank=0, node_name="n", session_tag="s"))
+        job.put(JobConfigured(world_size=8, rank=0, node_name="n", session_tag="s"))
         assert job.loop().train(1, 1).training()[0].train_throughput_per_gpu == 0.5
 
     def test_an_iteration_of_no_time(self):
@@ -411,23 +411,23 @@ class TestThroughput:
 
 
 class TestSamplesTokensLoss:
-    def test_told_by_the_iteration(self):
-        """What an iteration says of itself goes before the configuration."""
+    def test_recorded_by_the_iteration(self):
+        """Values recorded with an iteration take precedence over the configuration."""
         update = Job(seq_length=10).loop().train(1, samples=7).train(1, samples=2, tokens=5).training()[0]
         assert fields(update, "num_train_samples", "train_tokens", "avg_batch_size") == (9, 75, 4.5)
 
     def test_tokens_per_second(self):
-        """Tokens per second are those of all ranks, over the time of the iterations that told."""
+        """Tokens per second are those of all ranks, over the time of the iterations that recorded some."""
         update = Job(global_batch_size=None).loop().train(3).train(2, tokens=100).training()[0]
         assert fields(update, "avg_tokens_per_second", "train_tokens", "avg_batch_size") == (50.0, 100, None)
 
     def test_batch_size(self):
-        """The mean batch is that of the iterations that told."""
+        """The mean batch is that of the iterations that recorded one."""
         update = Job(global_batch_size=None).loop().train(1).train(1, samples=6).training()[0]
         assert update.avg_batch_size == 6.0
 
     def test_loss(self):
-        """The loss is the latest one that a completed iteration told."""
+        """The loss is the latest one that a completed iteration recorded."""
         job = Job(log_every_n_train_iterations=3).loop().train(1, loss=2).train(1, failed=True, loss=9.0).train(1, 1)
         assert job.training()[0].latest_loss == 2.0
 
@@ -441,7 +441,7 @@ class TestSamplesTokensLoss:
 
     @pytest.mark.parametrize("given", ["many", math.nan, math.inf, [1, 2], object()])
     def test_no_number(self, given):
-        """What is no number is not known, and costs nothing else."""
+        """A value that is no number is unknown, and affects no other figure."""
         update = Job(global_batch_size=None).loop().train(1, 1, tokens=given, flops=given).training()[0]
         assert fields(update, "train_tokens", "total_flops", "num_iterations") == (None, None, 2)
 
@@ -475,7 +475,7 @@ class TestParts:
         assert job.now().training.avg_forward_time_sec == 3.0
 
     def test_of_a_failed_iteration(self):
-        """What belonged to a failed iteration is not counted, nor handed to the next one."""
+        """Parts of a failed iteration are not counted, nor added to the next one."""
         job = Job().loop().part("data_loading", 7, parent=LOOP).part("model_forward", 7, parent=50)
         job.train(10, own_id=50, failed=True).part("model_forward", 1, parent=51).train(10, own_id=51)
         assert fields(job.now().training, "avg_forward_time_sec", "avg_dataloader_time_sec") == (1.0, None)
@@ -483,7 +483,7 @@ class TestParts:
     def test_of_validation(self):
         """Forward passes of a validation are not the training's."""
         job = Job().loop().part("model_forward", 9, parent=70)
-        job.tell(IterationEnded(at_ns=0, parent_span_id=71, step=-1, span_id=70, kind="validation", duration_ns=S))
+        job.put(IterationEnded(at_ns=0, parent_span_id=71, step=-1, span_id=70, kind="validation", duration_ns=S))
         job.part("data_loading", 9, parent=71).loop_end("validation_loop", 71).train(10)
         assert fields(job.now().training, "avg_forward_time_sec", "avg_dataloader_time_sec") == (None, None)
 
@@ -505,7 +505,7 @@ class TestParts:
 
 class TestEvaluation:
     def test_validation(self):
-        """A validation tells of itself as the window, and of all validations of the job."""
+        """A validation's update has itself as the window, and all validations of the job."""
         job = Job().loop().train(1, 1).evaluate(1, 3).train(1).evaluate(5)
         update = job.updates.of(ValidationMetricsUpdated)[1]
         assert (times(update), times(update, "window_")) == ((3.0, 1.0, 5.0, 9.0), (5.0, 5.0, 5.0, 5.0))
@@ -517,7 +517,7 @@ class TestEvaluation:
         assert reported == [(2, 11), (3, 14)]
 
     def test_without_iterations(self):
-        """A validation that tells of no iterations has no times."""
+        """A validation without iterations has no times."""
         update = Job().loop().evaluate().updates.of(ValidationMetricsUpdated)[0]
         assert (update.current_iteration, times(update)) == (0, (None,) * 4)
 
@@ -530,7 +530,7 @@ class TestEvaluation:
         assert job.now().validation.latest_loss == 0.25
 
     def test_testing(self):
-        """Testing is told apart from validation."""
+        """Testing is separate from validation."""
         job = Job().loop().train(1).evaluate(8).evaluate(2, 4, kind="testing")
         update = job.updates.of(TestingMetricsUpdated)[0]
         assert (update.interval, times(update)) == (1, (3.0, 2.0, 4.0, 6.0))
@@ -548,7 +548,7 @@ class TestEvaluation:
 
 class TestCheckpointMetricsUpdated:
     def test_times(self):
-        """How long saves blocked training is summed, failed ones included."""
+        """The time that saves blocked training is summed, failed ones included."""
         job = Job().loop()
         for duration_s in (3, 1):
             job.save_end(job.save_start(1), duration_s)
@@ -557,7 +557,7 @@ class TestCheckpointMetricsUpdated:
         assert (*reported, update.save_checkpoint_count) == (4.0, 1.0, 3.0, 2)
 
     def test_strategies(self):
-        """Saves of the two strategies are counted apart."""
+        """Saves of the two strategies are counted separately."""
         job = Job().loop()
         job.save_end(job.save_start(1), 3).save_end(job.save_start(2, "async"), 1, "async")
         assert {s: u.save_checkpoint_sync_time_total_sec for s, u in job.now().checkpoints.items()} == {
@@ -575,7 +575,7 @@ class TestCheckpointMetricsUpdated:
 
 class TestProductiveWorkSaved:
     def test_what_was_done_when_the_save_began(self):
-        """Productive is what was done when the save began, and not what came after."""
+        """Productive iterations are those done when the save began, and not later ones."""
         job = Job(flops_per_sample=TERA).loop(start=3, completed_floating_point_operations_overall=12 * TERA)
         job.train(2, 3).evaluate(7)
         save = job.save_start(5, "async")
@@ -589,8 +589,8 @@ class TestProductiveWorkSaved:
             "productive_train_tflops",
         ) == (5, 20, 5.0, 7.0, 20.0)
 
-    def test_what_else_is_told(self):
-        """The checkpoint's size and place are told, and when the loop began."""
+    def test_further_fields(self):
+        """The checkpoint's size and path are recorded, and the start of the loop."""
         job = Job().loop().train(1)
         job.saved(1, job.save_start(1), size_bytes=123, path="/there")
         reported = fields(
@@ -599,7 +599,7 @@ class TestProductiveWorkSaved:
         assert reported == (123, "/there", 1000.0)
 
     def test_no_operations(self):
-        """Operations were not given, so nothing is said of them."""
+        """Without recorded operations, the figures of operations are absent."""
         job = Job().loop().train(1)
         assert job.saved(1, job.save_start(1)).productive()[0].productive_train_tflops is None
 
@@ -617,14 +617,14 @@ class TestProductiveWorkSaved:
         assert job.productive()[0].productive_validation_iterations_sec == 2.0
 
     def test_another_save_of_the_step(self):
-        """A success that knows its span is no other save's, of whatever step."""
+        """A success that names its span is no other save's, of whatever step."""
         job = Job().loop().train(1)
         job.save_start(7)
         assert job.saved(7, 999).productive()[0].productive_train_iterations == 0
         assert job.now().open_saves == [7]
 
     def test_any_order(self):
-        """Successes may come in any order; what is productive never shrinks."""
+        """Successes may come in any order; the productive part never shrinks."""
         job = Job().loop()
         saves = []
         for step in (1, 2, 3):
@@ -637,7 +637,7 @@ class TestProductiveWorkSaved:
         assert [fields(u, *names) for u in job.productive()] == [(2, 2, 2), (3, 3, 3), (1, 3, 3)]
 
     def test_times_of_successes(self):
-        """The first and the latest success are told by when they happened, not by when they were told."""
+        """The first and the latest success are chosen by their own times, not by the order of the events."""
         job = Job().loop()
         for step, at_s in ((1, 1005), (2, 1003), (3, 1004)):
             span_id = job.save_start(step)
@@ -654,7 +654,7 @@ class TestProductiveWorkSaved:
         assert job.saved(1, span_id, "async").productive()[0].productive_train_iterations == 1
 
     def test_by_step(self):
-        """A success that does not know its span is found by its step, and is that of the latest save of it."""
+        """A success that names no span is found by its step, and is that of the latest save of it."""
         job = Job().loop().train(1)
         job.save_start(7)
         job.train(1)
@@ -662,7 +662,7 @@ class TestProductiveWorkSaved:
         assert job.saved(7).productive()[0].productive_train_iterations == 2
 
     def test_failed_save(self):
-        """A failed save makes nothing productive, is counted, and is not remembered."""
+        """A failed save makes no iteration productive, is counted, and is then forgotten."""
         job = Job().loop().train(1)
         job.not_saved(1, job.save_start(1))
         assert (job.productive(), job.now().failed_saves, job.now().open_saves) == ([], 1, [])
@@ -674,15 +674,15 @@ class TestProductiveWorkSaved:
         names = ("save_checkpoint_success_count", "save_checkpoint_failure_count", "productive_train_iterations")
         assert fields(job.productive()[0], *names) == (1, 1, 1)
 
-    def test_told_twice(self):
-        """A success that is told twice is one."""
+    def test_recorded_twice(self):
+        """A success recorded twice is one."""
         job = Job().loop().train(1)
         span_id = job.save_start(1)
         job.saved(1, span_id).saved(1, span_id)
         assert [update.save_checkpoint_success_count for update in job.productive()] == [1]
 
     def test_nobody_saw_it_begin(self):
-        """A success of a save whose begin was not seen takes nothing back from what is productive."""
+        """A success of a save whose start was not seen does not shrink the productive part."""
         job = Job().loop().train(1)
         job.saved(1, job.save_start(1)).train(1).saved(99)
         names = ("current_iteration", "productive_train_iterations", "save_checkpoint_success_count")
@@ -696,7 +696,7 @@ class TestProductiveWorkSaved:
         assert (len(job.now().open_saves), job.now().open_saves[0]) == (1024, 476)
 
     def test_open(self):
-        """Saves whose outcome is not known are named."""
+        """Saves whose outcome is unknown are named."""
         job = Job().loop()
         job.save_start(5)
         job.save_start(6)
@@ -712,13 +712,13 @@ class TestSeveralLoops:
         assert reported == (16, 4.0)
 
     def test_that_go_on_by_what_was_counted(self):
-        """What iterations told of their samples goes before what the next loop takes for granted."""
+        """Samples recorded with iterations take precedence over those that the next loop assumes."""
         job = Job().loop().train(1, 1, samples=7).loop_end().loop(start=2).train(1)
         job.saved(3, job.save_start(3))
         assert job.productive()[0].productive_train_samples == 18
 
     def test_that_start_again(self):
-        """A loop that starts again from a checkpoint keeps the work in that, and loses what came after."""
+        """A loop that starts again from a checkpoint keeps the work in that, and loses the work after it."""
         job = Job().loop().train(1, 1)
         job.saved(2, job.save_start(2)).train(50, failed=False).loop_end().loop(start=2).train(1)
         job.saved(3, job.save_start(3))
@@ -732,13 +732,13 @@ class TestSeveralLoops:
         assert job.productive()[0].productive_train_iterations_sec == 1.0
 
     def test_times_are_the_job_s(self):
-        """Times go on over all loops of the job."""
+        """Times accumulate over all loops of the job."""
         update = Job().loop().train(1, 1).loop_end().loop().train(4, 4).training()[-1]
         assert (update.num_iterations, times(update)[3]) == (4, 10.0)
 
 
 def some_job(source, rng):
-    """Tell a job of some length, at random."""
+    """Record a random job of some length."""
     job = Job(source, flops_per_sample=rng.randint(1, 9), seq_length=3, peak_flops_per_s=10.0)
     job.loop(start=rng.randint(0, 5))
     saves = []
@@ -760,14 +760,14 @@ def some_job(source, rng):
 
 @trackside.event("test.metrics.derived", priority=LIFECYCLE, derived=True)
 class IterationDerived(IterationEnded):
-    """What a model might derive."""
+    """A derived event."""
 
 
 class TestTrainingMetrics:
     @given(seed=st.integers(0, 2**32))
     @settings(max_examples=50)
     def test_any_interleaving(self, seed):
-        """Of several sources the result does not depend on the order in which theirs arrive."""
+        """With several sources the result does not depend on the interleaving of their events."""
         rng = random.Random(seed)
         streams = [some_job(Source(id=letter * 16, rank=rank), rng).reported for rank, letter in enumerate("abc")]
         one_by_one, shuffled = TrainingMetrics(), TrainingMetrics()
@@ -783,7 +783,7 @@ class TestTrainingMetrics:
     @given(seed=st.integers(0, 2**32))
     @settings(max_examples=50)
     def test_goes_on_from_a_dump(self, seed):
-        """A model that takes over another one's state, by way of a wire, goes on as that one."""
+        """A model that loads another one's state, over the wire, goes on as that one."""
         rng = random.Random(seed)
         job = some_job(HERE, rng)
         place = rng.randrange(len(job.reported) + 1)
@@ -800,14 +800,14 @@ class TestTrainingMetrics:
 
     @pytest.mark.parametrize("state", [{}, {"places": 3, "missed": 0}, {"places": [{"metrics": 1}], "missed": 0}])
     def test_no_state(self, state):
-        """What is no state is refused, and nothing is forgotten."""
+        """Data that is no state is refused, and the model stays as it was."""
         job = Job().loop().train(1)
         with pytest.raises(DecodeError):
             job.model.load(state)
         assert job.now().training.num_iterations == 1
 
     def test_live_is_replay(self, tmp_path):
-        """Over the recorded events the model gives what it gave while they happened, updates included."""
+        """Over the recorded events the model gives the result and the updates that it gave live."""
         bus, live = Bus(source=HERE), TrainingMetrics()
         live = TrainingMetrics(publish=bus.publish)
         with bus.subscribe(live), bus.subscribe(EventLog(tmp_path)):
@@ -828,16 +828,16 @@ class TestTrainingMetrics:
         assert len(recorded) > 5
 
     def test_derived(self):
-        """What it published itself it does not read."""
+        """It does not read its own updates."""
         job = Job().loop().train(1, 1)
         before = job.model.dump()
         for update in job.updates.events:
-            job.tell(update)
-        job.tell(IterationDerived(duration_ns=1))
+            job.put(update)
+        job.put(IterationDerived(duration_ns=1))
         assert job.model.dump() == before
 
     def test_missed(self):
-        """It says how many events it did not get."""
+        """It counts the events that it missed."""
         model = TrainingMetrics()
         model.missed(Source.unknown(""), 3)
         model.missed(Source.unknown(""), 4)
@@ -849,19 +849,19 @@ class TestTrainingMetrics:
         reported = json.loads(json.dumps(attrs.asdict(result)))
         assert reported["sources"][0]["training"]["num_iterations"] == result.sources[0].training.num_iterations
 
-    def test_nothing_told(self):
-        """A process that told of nothing that metrics are made of is not in the result."""
+    def test_nothing_recorded(self):
+        """A process without events that metrics are computed of is not in the result."""
         assert Job().loop().model.result().sources == []
 
     def test_result_does_not_close_the_window(self):
-        """Looking at the result changes nothing."""
+        """Reading the result changes nothing."""
         job = Job().loop().train(1)
         before = job.model.dump()
         assert times(job.now().window)[3] == 1.0
         assert job.model.dump() == before
 
     def test_order_of_ranks(self):
-        """Processes stand in the order of their ranks, then attempts."""
+        """Processes are in the order of their ranks, then attempts."""
         model = TrainingMetrics()
         for letter, rank, attempt in (("a", 1, 0), ("b", 0, 1), ("c", 0, 0)):
             for event in Job(Source(id=letter * 16, rank=rank, attempt=attempt)).loop().train(1).reported:
@@ -889,7 +889,7 @@ def iterations(model, first, count, rng):
 
 class TestLength:
     def test_memory(self, rng, scaled):
-        """However many iterations there were, the model keeps the same."""
+        """For any number of iterations, the state has the same size."""
         model = TrainingMetrics()
         count = scaled(500_000)
         iterations(model, 0, count, rng)
@@ -901,13 +901,13 @@ class TestLength:
         assert len(msgpack.packb(model.dump())) < 20_000
 
     def test_cost(self, rng, scaled):
-        """The last thousand iterations cost what the second thousand did."""
+        """The last thousand iterations take as long as the second thousand did."""
         lengths = (1_000, 11_000 + scaled(500_000))
         models = [TrainingMetrics() for _ in lengths]
         for model, length in zip(models, lengths, strict=True):
             iterations(model, 0, length, rng)
         best = [math.inf, math.inf]
-        for turn in range(10):  # in turn, and by this thread's own time: both have the same neighbours
+        for turn in range(10):  # alternating, and by this thread's own time: both have the same neighbours
             for place, model in enumerate(models):
                 started = time.thread_time()
                 iterations(model, lengths[place] + turn * 1000, 1000, rng)

@@ -1,4 +1,4 @@
-"""The span tree: from any events, in any order, in bounded room, the same wherever it is built."""
+"""The span tree: from any events, in any order, in bounded memory, the same wherever it is built."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def iteration(number, parent, step, at_ns=0, duration_ns=1, **more):
 
 
 def built(*events, source=RANK0, **limits):
-    """Return what a builder makes of *events* of one source."""
+    """Return the tree that a builder makes of *events* of one source."""
     (builder,) = feed(of(source, *events), SpanBuilder(**limits))
     (found,) = builder.result().sources
     return found
@@ -115,14 +115,14 @@ class TestTree:
         ]
 
     def test_span(self):
-        """A span is told with everything that is known of it."""
+        """A span has all its recorded facts."""
         found = built(started(1, 0, "evaluate", 100, epoch=1), ended(1, 0, "evaluate", 170, 70, epoch=1, score=0.5))
         (view,) = found.spans
         assert (view.id, view.parent_id, view.priority, view.start_ns, view.duration_ns) == (1, 0, "lifecycle", 100, 70)
         assert (view.attributes, view.error, view.failed) == ({"epoch": 1, "score": 0.5}, None, False)
 
     def test_iteration(self):
-        """An iteration is a span with what was done in it."""
+        """An iteration is a span with its samples, tokens and loss."""
         (view,) = built(iteration(4, 3, 7, 170, 70, samples=32, loss=0.5)).spans
         assert (view.name, view.step, view.start_ns, view.duration_ns) == ("training_single_iteration", 7, 100, 70)
         assert (view.parent_id, view.priority, view.attributes) == (3, "iteration", {"samples": 32, "loss": 0.5})
@@ -137,7 +137,7 @@ class TestTree:
         ],
     )
     def test_kinds(self, kind, name):
-        """Each kind has its span's name."""
+        """Each type of event has its span's name."""
         assert built(iteration(1, 0, 0, kind=kind)).spans[0].name == name
 
     def test_open(self):
@@ -146,22 +146,22 @@ class TestTree:
         assert (view.duration_ns, view.start_ns) == (None, 100)
 
     def test_deep(self):
-        """A tree of any depth is told."""
+        """A tree of any depth is built."""
         events = [started(number, number - 1, "x", number) for number in range(1, 5_001)]
         assert [view.depth for view in built(*events).spans] == list(range(5_000))
 
     def test_orphan(self):
-        """A span whose parent is not known stands by itself."""
+        """A span whose parent is unknown is a root."""
         assert tree(built(ended(7, 5, "x", 10), started(1, 0, "application", 20))) == ["x", "application"]
 
     @pytest.mark.parametrize("parents", [{1: 1}, {1: 2, 2: 1}, {1: 2, 2: 3, 3: 1, 4: 3, 5: 0}])
     def test_circle(self, parents):
-        """Spans that claim to be inside each other end no reader's day."""
+        """Spans that are each other's parents do not make an endless loop."""
         events = [started(number, parent, "x") for number, parent in parents.items()]
         assert sorted(view.id for view in built(*events).spans) == sorted(parents)
 
     def test_events(self):
-        """What happened in a span is told with it, whether it had started or not."""
+        """Events within a span are attached to it, whether its start was read before or not."""
         found = built(
             started(1, 0, "application"),
             SpanEventAdded(at_ns=5, span_id=1, name="warmed up", attributes={"s": 3}),
@@ -179,7 +179,7 @@ class TestTree:
         }
 
     def test_identity(self):
-        """Each process says who it is, and under which span of which process it was started."""
+        """Each process has its source, and the span of the process that started it."""
         worker = attrs.evolve(RANK1, role="worker", host="node1", pid=7, attempt=2, parent=Parent(RANK0.id, 17))
         found = built(
             SourceStarted(at_ns=5, identity={}),
@@ -198,7 +198,7 @@ class TestTree:
         assert (found.started_ns, found.ended_ns, found.end_reason, found.last_ns) == (5, 9, "exit", 9)
 
     def test_order_of_processes(self):
-        """Processes stand by run, attempt and rank; main before workers."""
+        """Processes are ordered by run, attempt and rank; main before workers."""
         sources = [
             Source(id="d", run_id="r", attempt=1, rank=0),
             Source(id="c", run_id="r", rank=1),
@@ -215,7 +215,7 @@ class TestErrors:
     ERROR = {"type": "ValueError", "message": "no", "traceback": "…"}
 
     def test_origin(self):
-        """The span that raised has the traceback; those around it failed too, and say where."""
+        """The span that raised has the traceback; those around it failed too, and refer to it."""
         found = built(
             started(1, 0, "training_loop", 0),
             ended(2, 1, "model_forward", 10, kind=ProfileSpanEnded, error=self.ERROR),
@@ -259,7 +259,7 @@ class TestOpen:
         assert (found.ended_ns, found.last_ns) == (None, 50)
 
     def test_short_ones(self):
-        """Short spans are known from the last heartbeat."""
+        """Short open spans are known from the last heartbeat."""
         found = built(
             started(1, 0, "application", 0),
             Heartbeat(
@@ -273,7 +273,7 @@ class TestOpen:
         ]
 
     def test_short_one_that_ended(self):
-        """Unless they ended since."""
+        """A span that ended since is not open."""
         found = built(
             Heartbeat(at_ns=40, sequence=0, open_spans={"MainThread": [5, "data_loading", 35]}),
             ended(5, 0, "data_loading", 50, kind=ProfileSpanEnded),
@@ -281,7 +281,7 @@ class TestOpen:
         assert found.open == ()
 
     def test_short_one_that_ended_before(self):
-        """Or ended while the heartbeat was being made."""
+        """Nor is one that ended while the heartbeat was built."""
         found = built(
             ended(5, 0, "data_loading", 39, kind=ProfileSpanEnded),
             Heartbeat(at_ns=40, sequence=0, open_spans={"MainThread": [5, "data_loading", 35]}),
@@ -298,7 +298,7 @@ class TestOpen:
 
     @pytest.mark.parametrize("odd", [[], [1], ["x", "y", "z"], [[1], "x", 2], [1, "x", None], [1, 2, 3]])
     def test_odd_heartbeat(self, odd):
-        """A heartbeat that tells no spans, tells none."""
+        """A heartbeat without spans adds none."""
         assert built(Heartbeat(at_ns=40, sequence=0, open_spans={"t": odd})).open == ()
 
 
@@ -314,7 +314,7 @@ class TestTotals:
         assert attrs.astuple(totals) == ("training_single_iteration", 3, 1, 60, 10, 30)
 
     def test_without_an_id(self):
-        """An iteration that is not to be read as a span counts there alone."""
+        """An iteration that is not to be read as a span is only in these counts."""
         found = built(iteration(0, 0, 1, 100, 10))
         assert (found.spans, found.totals[0].count) == ((), 1)
 
@@ -327,17 +327,17 @@ class TestTotals:
 
 class TestDisorder:
     def problems(self, found):
-        """Return what was out of order, and how often."""
+        """Return the spans out of order, and how many there were."""
         return [(one.name, one.problem, one.count) for one in found.malformed]
 
     def test_end_without_a_start(self):
-        """A long span whose start was not seen is told from its end, and that is named."""
+        """A long span whose start was not seen is built from its end, and this is reported."""
         found = built(ended(1, 0, "application", 170, 70))
         assert (found.spans[0].start_ns, found.spans[0].duration_ns) == (100, 70)
         assert self.problems(found) == [("application", "ended, and its start was not seen", 1)]
 
     def test_twice(self):
-        """What comes twice counts once."""
+        """A duplicate event counts once."""
         found = built(
             *(started(1, 0, "x", 0), started(1, 0, "x", 5)),
             *(ended(1, 0, "x", 9, 9), ended(1, 0, "x", 9, 9), started(1, 0, "x", 0)),
@@ -346,13 +346,13 @@ class TestDisorder:
         assert self.problems(found) == [("x", "ended twice", 1), ("x", "started twice", 2)]
 
     def test_negative(self):
-        """A duration below nothing is none."""
+        """A negative duration is none."""
         found = built(ended(1, 0, "x", 100, -5, kind=IterationSpanEnded), iteration(2, 0, 0, 100, -5))
         assert [view.duration_ns for view in found.spans] == [0, 0]
         assert [problem for _, problem, _ in self.problems(found)] == ["ended before it started"] * 2
 
     def test_noticed_before(self):
-        """What an instrument noticed is told."""
+        """Spans that an instrument found out of order are reported."""
         found = built(*(SpanOutOfOrder(at_ns=number, name="x", problem="was closed again") for number in (3, 5)))
         assert self.problems(found) == [("x", "was closed again", 2)]
         assert found.malformed[0].last_ns == 5
@@ -380,7 +380,7 @@ class TestRoom:
         assert (len(found.spans), found.forgotten) == (20, 1_980)
 
     def test_long(self):
-        """Of the long ones that ended, too; what is open stays."""
+        """So it is with the long ones that ended; open ones stay."""
         events = [started(1, 0, "application", 0)]
         for number in range(2, 102):
             events += [
@@ -432,25 +432,25 @@ class TestRoom:
 
 @event("test.spans.derived", derived=True)
 class Derived(Event):
-    """Something that a model made of other events."""
+    """A derived event."""
 
 
 class TestModel:
     def test_missed(self):
-        """What it should have had and did not get is told."""
+        """Missed events are reported."""
         builder = SpanBuilder()
         builder.missed(Source.unknown(""), 3)
         builder.missed(Source.unknown(""), 4)
         assert builder.result().missed == 7
 
     def test_derived(self):
-        """What other models derive is none of its business."""
+        """Derived events are not read."""
         builder = SpanBuilder()
         feed(of(RANK0, Derived(at_ns=5)), builder)
         assert builder.result().sources == ()
 
     def test_json(self):
-        """The result goes into JSON, whatever the attributes were."""
+        """The result is JSON, with any attributes."""
         odd = {"path": Path("/x"), "bytes": b"\x00", "tuple": (1, 2), "object": object(), "nested": {"a": [b"b"]}}
         found = built(ended(1, 0, "x", 10, **odd))
         (span,) = json.loads(json.dumps(attrs.asdict(found)))["spans"]
@@ -463,7 +463,7 @@ class TestModel:
         }
 
     def test_dump_and_load(self):
-        """Its state goes over a wire, and it goes on from there as if nothing had happened."""
+        """Its state can be sent over the wire, and a model that loads it goes on the same."""
         events = history(random.Random(5), RANK0, 300)
         for cut in (0, 1, 100, 299):
             whole, first, second = SpanBuilder(max_short=5), SpanBuilder(max_short=5), SpanBuilder(max_short=5)
@@ -475,7 +475,7 @@ class TestModel:
 
     @pytest.mark.parametrize("odd", [{}, [], None, {"version": 1, "missed": 0, "sources": [["a", {}]]}, {"version": 2}])
     def test_odd_state(self, odd):
-        """What is no state of it is refused, and changes nothing."""
+        """Data that is no state of it is refused, and changes nothing."""
         builder = SpanBuilder()
         feed(of(RANK0, started(1, 0, "x")), builder)
         before = builder.result()
@@ -518,17 +518,17 @@ def history(rng, source, count):
 class TestSameEverywhere:
     @given(st.randoms(use_true_random=False))
     def test_interleaving(self, rng):
-        """The state depends on each process's own order, never on how they interleave."""
+        """The state depends on each process's own order, never on the interleaving."""
         histories = [history(rng, source, 60) for source in (RANK0, RANK1, Source(id="c", run_id="r", rank=2))]
         (expected,) = feed([one for events in histories for one in events], SpanBuilder(max_short=4, max_long=4))
-        turns = [place for place, events in enumerate(histories) for _ in events]
-        rng.shuffle(turns)
+        order = [place for place, events in enumerate(histories) for _ in events]
+        rng.shuffle(order)
         iterators = [iter(events) for events in histories]
-        (found,) = feed([next(iterators[place]) for place in turns], SpanBuilder(max_short=4, max_long=4))
+        (found,) = feed([next(iterators[place]) for place in order], SpanBuilder(max_short=4, max_long=4))
         assert found.result() == expected.result()
 
     def test_live_and_replay(self, tmp_path, rng):
-        """Replayed from the log, it is what it was in the job."""
+        """Replayed from the log, it equals the one in the job."""
         live, seen = SpanBuilder(), Capture()
         with Bus(source=RANK0) as bus:
             for handler in (live, EventLog(tmp_path), seen):
@@ -546,7 +546,7 @@ class TestKilled:
     @pytest.mark.hang_guard(240)
     def test_any_moment(self, tmp_path, rng, scaled):
         """
-        Killed at any moment, the log tells which long spans were open and since when, and of short ones those of the
+        Killed at any moment, the log shows which long spans were open and since when, and of short ones those of the
         last heartbeat.
         """
         for attempt in range(scaled(60)):
@@ -568,7 +568,7 @@ class TestKilled:
             (found,) = feed(replay(directory), SpanBuilder())[0].result().sources
             long = [[span.name, span.start_ns] for span in found.open if not span.thread]
             short = [[span.name, span.start_ns] for span in found.open if span.thread]
-            # All that was flushed before the last word is there; what came after it may be, as far as the next word.
+            # All spans flushed before the last printed line are there; later ones may be, up to the next line.
             last = recorded[-1]
             assert long[:2] == last["long"][:2]
             assert [name for name, _ in long[:2]] == ["application", "training_loop"]

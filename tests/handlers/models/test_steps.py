@@ -21,7 +21,7 @@ LOOP = 1
 
 
 class Rank:
-    """The events of one rank, whose clock goes on as it does things."""
+    """The events of one rank, on a clock that advances with them."""
 
     def __init__(self, rank=0, **identity):
         self.source = Source(id=f"rank-{rank}", run_id="run", rank=rank, **identity)
@@ -45,7 +45,7 @@ class Rank:
         )
 
     def step(self, number, *, before=0, parts=(), rest=0, **fields):
-        """Do an iteration: load data before it, then its parts, then what is in no part."""
+        """Do an iteration: load data before it, then its parts, then the time outside all parts."""
         if before:
             self.span(span_names.DATA_LOADING, before, LOOP)
         own, start_ns = next(self.ids), self.at_ns
@@ -64,7 +64,7 @@ class Rank:
         )
 
     def idle(self, ms):
-        """Spend time in nothing that is measured."""
+        """Spend time that is in no span."""
         self.at_ns += ms * MS
 
 
@@ -83,7 +83,7 @@ def times(rank):
 
 class TestStepTime:
     def test_from_step_to_step(self):
-        """A step lasts from the end of the one before, with all that lies between: 3 + 5 + 2 ms."""
+        """A step lasts from the end of the one before, with all the time between: 3 + 5 + 2 ms."""
         rank = Rank()
         for number in range(3):
             rank.step(number, before=3, rest=5)
@@ -93,7 +93,7 @@ class TestStepTime:
 
     @pytest.mark.parametrize("name", ["validation_loop", "checkpoint_save_sync", "checkpoint_load", "testing_loop"])
     def test_interruptions_are_left_out(self, name):
-        """Validation and checkpoints between two steps are no step's time, and are counted apart."""
+        """Validation and checkpoints between two steps are no step's time, and are counted separately."""
         rank = Rank()
         rank.step(0, rest=5)
         rank.span(name, 100, LOOP, SpanEnded)
@@ -130,7 +130,7 @@ class TestStepTime:
         assert times(rank)[1] == (5, 50)
 
     def test_saves_of_other_threads_do_not_interrupt(self):
-        """What a thread in the background saves is time that the step went on in."""
+        """A save in a background thread is not subtracted from the step."""
         rank = Rank()
         rank.step(0, rest=5)
         rank.span("checkpoint_save_async", 50, LOOP, SpanEnded, thread="saver")

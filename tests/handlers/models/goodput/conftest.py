@@ -1,4 +1,6 @@
-"""Streams of events and records of the peer, made up one by one; what the tests of goodput share."""
+"""
+Fixtures shared by the tests of goodput: streams of events and records of ml-goodput-measurement, built one by one.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,7 @@ class Stream:
         return number
 
     def span(self, name, start, end, *, kind=None, id=None, parent=0, **attributes):  # noqa: A002
-        """Publish the end of a span; without *id* it never said that it began."""
+        """Publish the end of a span; without *id* its start was never published."""
         kind = kind or (ProfileSpanEnded if name == "data_loading" else IterationSpanEnded)
         return self.put(
             kind(
@@ -93,7 +95,7 @@ class Stream:
 
 
 def fed(*streams, **settings):
-    """Return a model that was given all of *streams*, one after the other."""
+    """Return a model that read all of *streams*, one after the other."""
     model = GoodputAccumulator(**settings)
     for stream in streams:
         for event in stream.events:
@@ -120,7 +122,7 @@ class Records:
         self.payloads = []
 
     def put(self, **payload):
-        """Write one record; what ends in ``_time`` is a time."""
+        """Write one record; a value whose key ends in ``_time`` is a time."""
         times = {key: value + self.START_S for key, value in payload.items() if key.endswith(("_time", "timestamp"))}
         self.payloads.append({"job_name": self.name, **payload, **times})
         return self
@@ -149,7 +151,7 @@ class Records:
         return at
 
     def orbax(self, event_type, step, start, duration, part):
-        """Write what Orbax writes."""
+        """Write a record of Orbax's."""
         self.payloads.append(
             {
                 "event_type": event_type,
@@ -187,7 +189,7 @@ def stream():
 
 @pytest.fixture
 def feed():
-    """Give a function that returns a model which was given some streams."""
+    """Give a function that returns a model which read some streams."""
     return fed
 
 

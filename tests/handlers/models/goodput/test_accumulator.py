@@ -1,4 +1,4 @@
-"""The model as its users meet it."""
+"""The goodput model through its public interface."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def train(stream, steps, start=1, length=10, first=0):
 
 class TestSessions:
     def test_none(self):
-        """Without events there is nothing to ask about, and that is said."""
+        """Without events a query is an error that says so."""
         with pytest.raises(ConfigError, match="there is no event of any rank"):
             GoodputAccumulator().result()
 
@@ -40,7 +40,10 @@ class TestSessions:
         assert feed(first, second).result().spent_ns == {PRODUCTIVE: 40, RECOVERY: 10}
 
     def test_by_run(self, stream, feed):
-        """Without a tag each run is one; asked for none, the latest answers and says that there are others."""
+        """
+        Without a tag each run is one session; without a name, the result is the latest's, and reports that there are
+        others.
+        """
         model = feed(
             train(stream(id="a", run_id="one").start(1), 2), train(stream(id="b", run_id="two").start(31), 3, 31)
         )
@@ -49,7 +52,7 @@ class TestSessions:
         assert model.result(session="one").productive_s == 20e-9
 
     def test_unknown(self, stream, feed):
-        """A name that is not known is an error that names those that are."""
+        """An unknown name is an error that lists the known ones."""
         with pytest.raises(ConfigError, match="known are run"):
             feed(stream().start(1)).result(session="x")
 
@@ -60,7 +63,7 @@ class TestSessions:
 
 class TestRanks:
     def test_resized(self, stream, feed):
-        """Work that an attempt with other ranks did again was lost, also for a rank that was not there."""
+        """Work that an attempt with other ranks did again was lost, also for a rank that the later attempt lacks."""
         both = [train(stream(rank=rank, attempt=0).start(1), 4) for rank in (0, 1)]
         alone = train(stream(rank=0, attempt=1).start(51), 2, 51, first=2)
         again = [train(stream(rank=rank, attempt=2).start(81), 1, 81, first=4) for rank in (0, 1)]
@@ -76,12 +79,12 @@ class TestRanks:
         assert (feed(*ranks).result().attempts, len(feed(*ranks).result().ranks)) == (1, 2)
 
     def test_silent_rank(self, stream, feed):
-        """A rank that tells of no steps is no slower than those that do."""
+        """A rank without recorded steps counts as no slower than those that have some."""
         result = feed(train(stream(rank=0).start(1), 4), stream(rank=1).start(1).beat(41)).result()
         assert result.spent_ns == {PRODUCTIVE: 40}
 
     def test_first_to_come_last_to_go(self, stream, feed):
-        """Before the slowest rank is there and after it is gone, the others say what the time was spent on."""
+        """Before the slowest rank starts and after it ends, the time is in the buckets of the other ranks."""
         early = stream(rank=0).start(1).span("model_initialization", 1, 6)
         train(early, 3, 11).span("checkpoint_save_sync", 41, 46)
         late = stream(rank=1).start(6).span("data_loading", 11, 15).step(0, 15, 21).step(1, 21, 31).step(2, 31, 41)
@@ -100,22 +103,22 @@ class TestRanks:
 
 class TestStretch:
     def test_clipped(self, stream, feed):
-        """Before the start there is nothing, and neither is there after the end."""
+        """Before the start the account is empty, and so it is after the end."""
         model = feed(train(stream().start(1), 4).end(41))
         result = model.result(start_ns=-100, end_ns=1_000)
         assert (result.start_ns, result.end_ns, result.elapsed_s) == (1, 41, 40e-9)
 
     def test_empty(self, stream, feed):
-        """A stretch without length has no goodput."""
+        """A stretch of length zero has no goodput."""
         result = feed(train(stream().start(1), 4)).result(start_ns=20, end_ns=20)
         assert (result.elapsed_s, result.goodput, result.effective_goodput) == (0.0, None, None)
 
     def test_later_than_known(self, stream, feed):
-        """Beyond the last event nothing is known of a job that has not ended."""
+        """Beyond the last event of a job that has not ended, no time counts."""
         assert feed(train(stream().start(1), 4)).result(end_ns=61).spent_ns == {PRODUCTIVE: 40, OTHER: 20}
 
     def test_alive(self, stream, feed):
-        """A job that is known to be alive goes on with what it was at."""
+        """A job that is known to be alive goes on in its present bucket."""
         job = train(stream().start(1), 4)
         job.open("checkpoint_save_sync", 41)
         assert feed(job).result(end_ns=61, is_alive=True).spent_ns == {PRODUCTIVE: 40, SAVE: 20}
@@ -126,7 +129,7 @@ class TestStretch:
         assert model.result(end_ns=61, is_alive=True).spent_ns == {PRODUCTIVE: 60}
 
     def test_hindsight(self, stream, feed):
-        """What was wasted is wasted in every answer since it is known, also for a stretch before."""
+        """Wasted time is wasted in every result since it is known, also for a stretch before."""
         first, second = train(stream(attempt=0).start(1), 4), train(stream(attempt=1).start(51), 2, 51, first=2)
         assert feed(first).result(end_ns=41).spent_ns == {PRODUCTIVE: 40}
         assert feed(first, second).result(end_ns=41).spent_ns == {PRODUCTIVE: 20, WASTED: 20}
@@ -144,19 +147,19 @@ class TestStretch:
         assert [model.result(end_ns=end).last_step for end in (5, 11, 20, 41, 55, 61)] == [None, 0, 0, 2, 2, 3]
 
     def test_windows(self, stream, feed):
-        """Windows follow each other without a gap; the last one has what is left."""
+        """Windows follow each other without a gap; the last one has the remaining time."""
         windows = feed(train(stream().start(1), 4)).windows(15e-9)
         assert [(window.start_ns, window.end_ns) for window in windows] == [(1, 16), (16, 31), (31, 41)]
 
     def test_windows_of_nothing(self, stream, feed):
-        """A window has a length."""
+        """A window must have a length."""
         with pytest.raises(ConfigError, match="above zero"):
             feed(train(stream().start(1), 4)).windows(0)
 
 
 class TestStepTimes:
     def test_configured(self, stream, feed):
-        """A configured ideal is the ideal, wherever it is configured; the question goes first."""
+        """A configured ideal step time is used, wherever it is configured; the query's own takes precedence."""
         job = train(stream().start(1), 4)
         found = [feed(job, ideal_step_time_s=6e-9), feed(job)]
         assert [found[0].result().step_time.degraded_s, found[1].result().step_time.degraded_s] == [16e-9, 0.0]
@@ -171,7 +174,7 @@ class TestStepTimes:
         assert [times.p50_s, times.p90_s, times.p99_s] == pytest.approx([1.050e-6, 1.090e-6, 1.099e-6], rel=0.004)
 
     def test_own_time(self, stream, feed):
-        """A save within a step is no time of the step's own."""
+        """A save within a step is not part of the step's own time."""
         job = train(stream().start(1), 3).span("checkpoint_save_sync", 35, 41).step(3, 31, 47)
         assert [step.net for step in feed(job).step_times()] == [10, 10, 10, 10]
 
@@ -200,7 +203,7 @@ class TestStepTimes:
         )
 
     def test_stretch_of_steps(self, stream, feed):
-        """Steps can be asked for by the time they ended in."""
+        """Steps can be selected by the time they ended."""
         model = feed(train(stream().start(1), 9))
         assert [step.number for step in model.step_times(start_ns=21, end_ns=51)] == [2, 3, 4]
 
@@ -216,7 +219,7 @@ class TestValidation:
 
 class TestJson:
     def test_keys(self, stream, feed):
-        """The object has the keys that the command promises; every bucket is there."""
+        """The object has the keys that the command documents; every bucket is there."""
         recorded = feed(train(stream().start(1).span("x", 1, 3, badput_type="sdc"), 2, 3).end(23)).result().to_json()
         assert (
             list(recorded)
@@ -235,7 +238,7 @@ class TestJson:
         [("PROGRAM_STARTUP", "PROGRAM_STARTUP"), ("TPU_INITIALIZATION", "ACCELERATOR_INITIALIZATION")],
     )
     def test_peers_buckets(self, stream, feed, kind, bucket):
-        """A span marked with the name of one of ml-goodput's buckets is in that bucket, beside what is found there."""
+        """A span marked with the name of one of ml-goodput's buckets is in that bucket, beside the detected time."""
         one = stream().start(1).span("compile", 1, 6, badput_type=kind)
         one.step(0, 6, 16).step(1, 16, 20).step(2, 20, 24)
         result = feed(one.end(24)).result()
@@ -249,7 +252,7 @@ class TestJson:
         assert feed(first, again).result().spent_ns["PROGRAM_STARTUP"] == 10 - 4
 
     def test_problems(self, stream, feed):
-        """What is wrong with the input is told where anything is."""
+        """Faults in the input are reported in every result."""
         assert feed(stream().start(1).step(0, 1, 5)).result().to_json()["problems"] == {
             "an attempt that fell silent without an end": 1
         }
@@ -284,7 +287,7 @@ class TestState:
         ],
     )
     def test_not_a_state(self, stream, feed, damage):
-        """Anything else is refused, and what was known stays."""
+        """Any other state is refused, and the model stays as it was."""
         model = feed(train(stream().start(1), 3_000))
         before = model.dump()
         with pytest.raises(DecodeError):
@@ -293,7 +296,7 @@ class TestState:
 
     @pytest.mark.parametrize("place", range(6))
     def test_damaged_block(self, stream, feed, place):
-        """A packed block whose parts do not fit together is refused, before it takes any room."""
+        """A packed block whose parts do not fit together is refused, before any memory is allocated for it."""
         state = feed(train(stream().start(1), 3_000)).dump()
         block = state["processes"][0]["tracks"][0][0][0]
         block[place] = {0: "x", 1: 1 << 40, 2: None, 3: [], 4: [[0, 9]] * 4, 5: b"short"}[place]
@@ -323,7 +326,7 @@ class TestGrowth:
         assert (after - before) / 40_000 < 16
 
     def test_one_more_event(self, stream, monkeypatch):
-        """The answer after one more event needs nothing of what is packed, however much that is."""
+        """The result after one more event reads none of the packed blocks, however many there are."""
         job = train(stream().start(1), 20_000)
         model = GoodputAccumulator()
         for event in job.events:
@@ -337,7 +340,7 @@ class TestGrowth:
         assert unpacked == []
 
     def test_open_part_is_bounded(self, stream):
-        """What is not packed is a bounded number of slices."""
+        """The number of unpacked slices is bounded."""
         model = GoodputAccumulator()
         for event in train(stream().start(1), 20_000).events:
             model(event)
@@ -346,7 +349,7 @@ class TestGrowth:
 
 class TestReplay:
     def test_frames(self, stream, feed):
-        """What was written and read again gives the same answer."""
+        """A state that was dumped and loaded gives the same result."""
         job = train(stream().start(1), 100).span("x", 500, 700, badput_type="sdc").end(1_001)
         encoder, schemas, rows = RowEncoder(), {}, []
         for offset, event in enumerate(job.events):

@@ -1,4 +1,4 @@
-"""Input that is wrong: counted, named in the result, and never a wrong sum."""
+"""Wrong input is counted, named in the result, and never makes a wrong sum."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ NO_END = "a span without an end"
 
 
 def problems_of(result):
-    """Return what is wrong with a log besides that the job's end is missing."""
+    """Return the faults of a log besides the missing end of the job."""
     return {name: n for name, n in result.problems.items() if name != "an attempt that fell silent without an end"}
 
 
 class TestTimes:
     @pytest.mark.parametrize("at", [0, -5, 1 << 62, 1 << 70])
     def test_impossible(self, stream, feed, at):
-        """An event before 1970 or after 2116 says nothing but that something is wrong."""
+        """An event before 1970 or after 2116 only counts as a fault."""
         job = stream().start(1).step(0, 1, 5).beat(at).step(1, 5, 9)
         result = feed(job).result()
         assert (result.spent_ns, problems_of(result)) == ({"PRODUCTIVE": 8}, {IMPOSSIBLE: 1})
 
     def test_negative_duration(self, stream, feed):
-        """What ended before it began is left out."""
+        """A span that ended before it began is left out."""
         job = stream().start(1).step(0, 1, 5).span("checkpoint_load", 9, 7).step(1, 10, 6).step(1, 7, 11)
         result = feed(job).result()
         assert (result.spent_ns, problems_of(result)) == ({"PRODUCTIVE": 8, "OTHER": 2}, {IMPOSSIBLE: 2})
@@ -50,18 +50,18 @@ class TestTimes:
 
 class TestRecords:
     def test_repeated_number(self, stream, feed):
-        """An event that was there already is not read again."""
+        """A duplicate event is not read again."""
         job = stream().start(1).step(0, 1, 5)
         job.events += job.events
         assert problems_of(feed(job).result()) == {REPEATED: 2}
 
     def test_repeated_step(self, stream, feed):
-        """The same iteration told twice is one, with nothing added."""
+        """An iteration recorded twice counts once."""
         result = feed(stream().start(1).step(0, 1, 5).step(0, 1, 5).step(1, 5, 9)).result()
         assert (result.spent_ns, problems_of(result)) == ({"PRODUCTIVE": 8}, {OUT_OF_ORDER: 1})
 
     def test_out_of_order(self, stream, feed):
-        """A step that is told late has its place, its number and its time."""
+        """A step recorded late has its place, its number and its time."""
         model = feed(stream().start(1).step(0, 1, 5).step(2, 9, 13).step(1, 5, 9))
         assert (model.result().spent_ns, problems_of(model.result())) == ({"PRODUCTIVE": 12}, {OUT_OF_ORDER: 1})
         assert [step.number for step in model.step_times()] == [0, 1, 2]
@@ -89,33 +89,33 @@ class TestRecords:
         assert problems_of(result) == {"a second process of the same rank at the same time": 1}
 
     def test_attempt_before_the_last_one_ended(self, stream, feed):
-        """An attempt that begins while the last one still breathes has the time from then on."""
+        """An attempt that begins while the last one is still alive has the time from then on."""
         first, second = stream(attempt=0).start(1).step(0, 1, 21), stream(attempt=1).start(11).step(1, 11, 31)
         result = feed(first, second).result()
         assert result.spent_ns == {"PRODUCTIVE": 30}
         assert problems_of(result) == {"an attempt that began before the last one fell silent": 1}
 
     def test_dropped(self, stream, feed):
-        """Events that the job gave up are counted; those that one sink gave up are its business."""
+        """Events that the queue dropped are counted; those that one sink dropped are not."""
         job = stream().start(1)
         for where in ("queue", "TensorBoardSink"):
             job.put(EventsDropped(at_ns=5, by_type={"trackside.iteration.ended": 3}, where=where, span_id=0, step=-1))
         assert problems_of(feed(job).result()) == {"an event that was given up for lack of room": 3}
 
     def test_missed(self, stream, feed):
-        """Events that were lost on the way are told of."""
+        """Events that were lost in transit are reported."""
         model = feed(stream().start(1).step(0, 1, 5))
         model.missed(Source.unknown(""), 3)
         model.missed(Source.unknown(""), 4)
         assert model.result().missed == 7
 
-    def test_misplaced(self, stream, feed):
-        """What an instrument found out of order is named."""
+    def test_spans_out_of_order(self, stream, feed):
+        """Spans that an instrument found out of order are named."""
         job = stream().start(1).put(SpanOutOfOrder(at_ns=3, name="x", problem="was closed again", span_id=0, step=-1))
         assert problems_of(feed(job).result()) == {"a span was closed again": 1}
 
     def test_torn_values(self, stream, feed):
-        """Attributes and heartbeats of another shape than they have cost themselves only."""
+        """Attributes and heartbeats of a wrong shape lose only themselves."""
         job = stream().start(1).step(0, 1, 5)
         job.beat(6, (1,))
         job.put(SlicesCounted(at_ns=7, active="2", total=None, available=2.5, span_id=0, step=-1)).step(1, 5, 9)
@@ -136,7 +136,7 @@ class TestSpansWithoutEnd:
         assert problems_of(result) == {NO_END: 1}
 
     def test_process_ended(self, stream, feed):
-        """What is open when the process comes to a good end, ends then."""
+        """Spans that are open when the process comes to a good end, end then."""
         job = stream().start(1)
         job.open("checkpoint_load", 5)
         result = feed(job.end(9)).result()
@@ -144,7 +144,7 @@ class TestSpansWithoutEnd:
         assert problems_of(result) == {NO_END: 1}
 
     def test_killed(self, stream, feed):
-        """What is open when the process falls silent lasts as long as it is known to have lived."""
+        """Spans that are open when the process falls silent last as long as it is known to have lived."""
         job = stream().start(1)
         job.open("checkpoint_load", 5)
         result = feed(job.beat(9)).result()
@@ -154,7 +154,7 @@ class TestSpansWithoutEnd:
 
 class TestManyLate:
     def test_in_the_order_in_which_they_came(self, stream, feed, monkeypatch):
-        """What is put off comes before what came after it, also where they only touch."""
+        """A deferred slice comes before later ones, also where they only touch."""
         job = stream().step(5, 1030, 1036).span("checkpoint_load", 1003, 1006)
         job.step(0, 1008, 1009).step(3, 1009, 1015).step(2, 1015, 1016)
         expected = [step.number for step in feed(job).step_times()]
@@ -162,7 +162,7 @@ class TestManyLate:
         assert [step.number for step in feed(job).step_times()] == expected == [0, 3, 5]
 
     def test_equals(self, stream, feed, monkeypatch):
-        """Of two equals that came late the first one stays, whichever was put off."""
+        """Of two equal slices that came late the first one stays, whichever was deferred."""
         job = stream().start(1)
         for step in range(4):
             job.step(step, 10 * step + 1, 10 * step + 11)
@@ -172,7 +172,7 @@ class TestManyLate:
         assert customs == {"first": 31e-9, "second": 2e-9}
 
     def test_cost(self, stream):
-        """Thousands of spans that come late, each far back, cost no unpacking of the past each."""
+        """Thousands of spans that come late, each far back, do not unpack the past each."""
         model = GoodputAccumulator()
         job = stream().start(1)
         for step in range(20_000):

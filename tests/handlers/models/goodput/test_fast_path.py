@@ -1,4 +1,4 @@
-"""The faster way for the events of every step, beside the way that reads any event."""
+"""The fast path for the events of every step, beside the general path for any event."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ class OwnSpanEnded(SpanEnded):
 
 
 class Ordinarily(GoodputAccumulator):
-    """The model, to which no event is a usual one."""
+    """The model without its fast path."""
 
     def __call__(self, event):
-        """Learn from *event* as from any."""
+        """Read *event* by the general path."""
         self._consume(event)
 
 
 class Life:
-    """What a process does, made up step by step."""
+    """The events of a random process, generated step by step."""
 
     def __init__(self, job, rng):
         self.job, self.rng = job.start(BEGIN), rng
@@ -86,7 +86,7 @@ class Life:
         ]
 
     def live(self, steps):
-        """Go on for so many steps, with things happening between some and within some, and return the events."""
+        """Go on for so many steps, with other events between and within some of them, and return the events."""
         for _ in range(steps):
             if self.rng.random() < 0.2:
                 self.rng.choice(self.happenings)()
@@ -95,7 +95,7 @@ class Life:
         return self.job.events
 
     def pause(self, *lengths):
-        """Let time go by."""
+        """Let time pass."""
         self.at += self.rng.choice(lengths)
 
     def load(self, **attributes):
@@ -156,7 +156,7 @@ class Life:
         self.pause(5)
 
     def evaluate(self):
-        """Validate a bit."""
+        """Validate."""
         number = self.job.open("validation_loop", self.at) if self.rng.random() < 0.5 else None
         began = self.at
         self.job.step(0, self.at, self.at + 4, kind="validation")
@@ -166,7 +166,7 @@ class Life:
             self.job.span("validation_loop", began, self.at, id=number, kind=SpanEnded)
 
     def beat(self):
-        """Say that it is alive, perhaps within something."""
+        """Publish a heartbeat, perhaps within a span."""
         last = next((event.span_id for event in reversed(self.job.events) if isinstance(event, IterationEnded)), 0)
         start = self.at - self.rng.choice([0, 1, 30])
         name = self.rng.choice(["data_loading", "model_forward", "else"])
@@ -174,7 +174,7 @@ class Life:
         self.job.beat(self.at, inside=self.rng.choice([None, inside, inside]))
 
     def begin(self):
-        """Say that a step has begun."""
+        """Publish the start of a step."""
         self.job.step_start(self.number + self.rng.choice([0, 0, 1, -1]), self.at)
         self.pause(0, 2)
 
@@ -184,7 +184,7 @@ class Life:
         self.job.open(self.rng.choice(["checkpoint_load", "model_initialization"]), self.at, parent=parent)
 
     def mark(self):
-        """Name a bucket for a span."""
+        """Mark a span with a bucket."""
         start = max(1, self.at - self.rng.choice([0, 3, BEGIN]))
         kind = self.rng.choice(["EVAL", "ELASTIC_SLICE_DOWN", "VALIDATION"])
         self.job.span("own", start, self.at + 3, kind=OwnSpanEnded, badput_type=kind)
@@ -202,7 +202,7 @@ class Life:
         self.pause(6)
 
     def come_late(self):
-        """Tell of something long ago."""
+        """Publish a span of long ago."""
         start = self.rng.randrange(BEGIN, self.at)
         if self.rng.random() < 0.5:
             self.job.span("data_loading", start, min(start + 40, self.at))
@@ -210,18 +210,18 @@ class Life:
             self.job.step(self.number // 2, start, min(start + 40, self.at))
 
     def end(self):
-        """Come to a good end, which need not be the end."""
+        """Publish a good end, after which the process may go on."""
         if self.rng.random() < 0.1:
             self.job.end(self.at)
 
     def many(self):
-        """Do many steps with nothing odd about them."""
+        """Do many steps without other events."""
         if self.rng.random() < 0.1:
             for _ in range(300):
                 self.step()
 
     def spoil(self):
-        """Give some events values that they cannot have, or that are another's."""
+        """Give some events impossible values, or values of other events."""
         for event in self.job.events:
             if self.rng.random() < 0.03:
                 name = self.rng.choice([name for name in ODD if hasattr(event, name)])
@@ -258,7 +258,7 @@ def plain(stream, steps, saves=1):
 
 
 def both(events):
-    """Return the model and the one without usual events, each given *events*."""
+    """Return the model and the one without the fast path, each with *events* read."""
     models = GoodputAccumulator(), Ordinarily()
     for model in models:
         for event in events:
@@ -269,7 +269,7 @@ def both(events):
 class TestUsual:
     @pytest.mark.parametrize("seed", range(60))
     def test_any_history(self, stream, seed):
-        """Whatever happens, and whenever it is asked or carried elsewhere, the state is the same."""
+        """For any events, queries and transfers of the state, both models have the same state."""
         rng = random.Random(seed)
         jobs = stream(), stream(rank=1), stream(rank=2, role="worker")
         lives = [Life(job, rng).live(rng.choice([5, 40, 150])) for job in jobs]
@@ -283,14 +283,14 @@ class TestUsual:
                 assert models[0].dump() == models[1].dump(), place
             if rng.random() < 0.002:
                 for model in models:
-                    with contextlib.suppress(DecodeError):  # some odd values can be kept and not be read again
+                    with contextlib.suppress(DecodeError):  # some odd values can be dumped and not be loaded
                         model.load(model.dump())
         assert models[0].dump() == models[1].dump()
         assert models[0].result().to_json() == models[1].result().to_json()
         assert list(models[0].step_times()) == list(models[1].step_times())
 
     def test_plain_job(self, stream, monkeypatch):
-        """In a plain job all is usual but the start, what comes once and the first iteration."""
+        """In a plain job all events take the fast path but the start, one-time events and the first iteration."""
         model, odd = GoodputAccumulator(), []
         take = model._consume
         monkeypatch.setattr(model, "_consume", lambda event: (odd.append(event), take(event)))
@@ -302,7 +302,7 @@ class TestUsual:
 
     @pytest.mark.parametrize("saves", range(3))
     def test_packed(self, stream, saves):
-        """Slices are packed at the same moments, whatever the one is that fills the block."""
+        """Slices are packed at the same moments, whichever slice fills the block."""
         models = GoodputAccumulator(), Ordinarily()
         for place, event in enumerate(plain(stream, 345, saves).events):
             for model in models:
@@ -311,7 +311,7 @@ class TestUsual:
                 assert models[0].dump() == models[1].dump(), place
 
     def test_long_span_within_a_step(self, stream):
-        """A span over the whole past that ends within a step has what is left of it."""
+        """A span over the whole past that ends within a step has the time that others left."""
         job = plain(stream, 400)
         job.span("data_loading", 40_105, 40_110).span("model_initialization", 50, 40_120).step(400, 40_100, 40_150)
         model, reference = both(job.events)
@@ -329,7 +329,7 @@ class TestUsual:
         assert model.result().problems["a step that began before the last one ended"] == 1
 
     def test_begun_again(self, stream):
-        """A step that began after a checkpoint was loaded is the last one again, which so was in vain."""
+        """A step that began after a checkpoint was loaded is the last one again, so that one was wasted."""
         job = plain(stream, 6).long("checkpoint_load", 700, 710).step_start(5, 720)
         job.span("data_loading", 731, 741).step(5, 730, 800)
         model, reference = both(job.events)
@@ -337,33 +337,33 @@ class TestUsual:
         assert model.result().spent_ns["WASTED_PROGRESS_FROM_DISRUPTION"] == 85 + 10
 
     @pytest.mark.parametrize("start", [-1, 0, 20_045, 20_150])
-    def test_carried_oddly(self, stream, start):
-        """What was carried here may say that the process began later than its steps, or never."""
+    def test_loaded_with_an_odd_start(self, stream, start):
+        """A loaded state may have a start of the process later than its steps, or none."""
 
         def spoil(process):
             process["times"][0] = start
 
-        self.check_carried(plain(stream, 201), spoil)
+        self.check_loaded(plain(stream, 201), spoil)
 
-    def test_carried_without_a_first_step(self, stream):
-        """What was carried here may know no first step."""
+    def test_loaded_without_a_first_step(self, stream):
+        """A loaded state may have no first step."""
 
         def spoil(process):
             process["steps"][0] = -1
 
-        self.check_carried(plain(stream, 201), spoil)
+        self.check_loaded(plain(stream, 201), spoil)
 
-    def test_carried_without_slices(self, stream):
-        """What was carried here may have forgotten all slices."""
+    def test_loaded_without_slices(self, stream):
+        """A loaded state may have no slices."""
 
         def spoil(process):
             process["tracks"][0][1] = []
 
-        self.check_carried(plain(stream, 201), spoil)
+        self.check_loaded(plain(stream, 201), spoil)
 
     @staticmethod
-    def check_carried(job, spoil):
-        """Check that the last step is the same after the state before was carried elsewhere and spoilt."""
+    def check_loaded(job, spoil):
+        """Check that the last step is the same after the state before it was dumped, changed and loaded."""
         found = []
         for model in both(job.events[:-4]):
             data = model.dump()
@@ -375,7 +375,7 @@ class TestUsual:
         assert found[0] == found[1]
 
     def test_asked_within_a_step(self, stream):
-        """An answer between a loading and the end of its step changes no later one."""
+        """A query between a loading and the end of its step changes no later result."""
         job = plain(stream, 20)
         model, reference = both(job.events[:-3])
         model.result()

@@ -1,7 +1,7 @@
 """
-Errors of ml-goodput-measurement, as measured: sums of its percentages, and times in the wrong bucket.
+Errors of ml-goodput-measurement that were measured: sums of its percentages, and times in the wrong bucket.
 
-Each test has the true numbers, worked out by hand. In those on two processes or more, one second is one ns.
+Each test has the true numbers, computed by hand. In those on two processes or more, one second is one ns.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ SAVE, RESTORE = "UNPRODUCTIVE_CHECKPOINT_SAVE_TIME", "UNPRODUCTIVE_CHECKPOINT_RE
 
 
 def spent(result):
-    """Return what is not zero, in seconds, the custom types beside the buckets."""
+    """Return the times above zero, in seconds, the custom types beside the buckets."""
     found = {"PRODUCTIVE": result.productive_s, **result.badput_s, **result.badput_s[CUSTOM]}
     del found[CUSTOM]
     return {bucket: length for bucket, length in found.items() if length}
 
 
 class TestSum:
-    """It makes 140 %, 132 %, 107 %, 104 %, 143 %, 127 % and 0 % of these."""
+    """ml-goodput-measurement makes 140 %, 132 %, 107 %, 104 %, 143 %, 127 % and 0 % of these."""
 
     def test_initialization_in_preparation(self, records):
-        """What two spans share is counted once: initialization goes first."""
+        """Time that two spans share is counted once: initialization takes precedence."""
         records.job(0).put(tpu_init_start_time=0).put(training_prep_start_time=2)
         records.put(tpu_init_end_time=6).put(training_prep_end_time=8)
         records.end(records.steps(range(4), 8))
@@ -41,7 +41,7 @@ class TestSum:
         assert spent(records.result()) == {RESTORE: 5.0, PREP: 4.0, "PRODUCTIVE": 6.0}
 
     def test_starts_in_vain(self, records):
-        """Initialization of an attempt that came to nothing is initialization, and no recovery."""
+        """Initialization of an attempt without steps is initialization, and no recovery."""
         records.job(0).steps(range(3), 0)
         records.job(10).pair("tpu_init", 10, 14)
         records.job(20).pair("tpu_init", 20, 24)
@@ -72,7 +72,7 @@ class TestSum:
         assert spent(records.result()) == {"PRODUCTIVE": 12.0, WASTED: 1.0, "ELASTIC_SLICE_DOWN": 15.0}
 
     def test_one_bucket_alone(self, records):
-        """A bucket that has all the time is told with all of it."""
+        """A bucket that has all the time is reported with all of it."""
         records.job(0).pair("tpu_init", 0, 10)
         assert spent(records.result()) == {INIT: 10.0}
 
@@ -135,7 +135,7 @@ class TestAttempts:
         assert records.result().problems["an attempt without a job start"] == 1
 
     def test_other_ranks(self, stream, feed):
-        """13: what another rank lost, the job lost: it waits for it."""
+        """13: a step that another rank lost, the whole job lost: the ranks wait for each other."""
         fast, slow = stream(rank=0).start(1), stream(rank=1).start(1)
         for step in range(4):
             start = 1 + 10 * step
@@ -155,7 +155,7 @@ class TestSteps:
         assert spent(records.result()) == {"PRODUCTIVE": 300.0}
 
     def test_loading_before_each_step(self, records):
-        """6: loads once steps have begun lower no goodput: such records do not say whether a step waited for them."""
+        """6: loads after the first step lower no goodput: such records do not say whether a step waited for them."""
         records.job(0)
         for step in range(5):
             records.pair("data_loading", 5 * step, 5 * step + 2).put(step_count=step, step_start_time=5 * step + 2)
@@ -173,7 +173,7 @@ class TestSteps:
         assert result.effective_goodput == pytest.approx(60 / 1057)
 
     def test_hang(self, stream, feed):
-        """9: in a hang the last step grows, and what it takes beyond the ideal with it; there is no gap."""
+        """9: in a hang the last step grows, and the time beyond the ideal with it; there is no gap."""
         job = stream().start(1)
         for step in range(10):
             job.step(step, 1 + 3 * step, 4 + 3 * step)
@@ -230,7 +230,7 @@ class TestCustom:
         assert spent(records.result()) == {OTHER: 1.0, "PRODUCTIVE": 9.0, WASTED: 4.0, RECOVERY: 2.0}
 
     def test_nested(self, records):
-        """7: of nested events each has its own time, the inner one what both cover."""
+        """7: of nested events each has its own time, the inner one the time that both cover."""
         records.job(0).put(step_count=0, step_start_time=0)
         records.put(custom_badput_event_type="eval", custom_badput_event_start_time=1)
         records.custom("compile", 2, 4)
@@ -238,7 +238,7 @@ class TestCustom:
         assert spent(records.end(10).result()) == {"PRODUCTIVE": 4.0, "eval": 4.0, "compile": 2.0}
 
     def test_in_the_first_step(self, records):
-        """7: a compilation told as an event is no startup: 4 s are, of the first step's 13."""
+        """7: a compilation recorded as an event is no startup: 4 s are, of the first step's 13."""
         records.job(0).put(step_count=0, step_start_time=0).custom("compile", 1, 7)
         records.end(records.steps(range(1, 4), 13))
         assert spent(records.result()) == {STARTUP: 4.0, "compile": 6.0, "PRODUCTIVE": 12.0}
@@ -246,7 +246,7 @@ class TestCustom:
 
 class TestCheckpoints:
     def test_longer_than_the_steps(self, records):
-        """8: a save may take longer than all steps, and there is an answer."""
+        """8: a save may take longer than all steps, and there is a result."""
         records.job(0).steps(range(2), 0)
         records.orbax("save", 1, 4, 20.0, "checkpoint_manager_blocking").end(25)
         assert spent(records.result()) == {"PRODUCTIVE": 5.0, SAVE: 20.0}

@@ -35,7 +35,7 @@ class TestBuckets:
 
 class TestLengths:
     def test_removed(self, rng):
-        """What is removed might never have been counted."""
+        """After their removal, lengths are as if they had never been added."""
         kept = [rng.randrange(1, 10**12) for _ in range(300)]
         gone = [rng.randrange(1, 10**12) for _ in range(300)]
         lengths = lengths_of(*kept, *gone)
@@ -44,7 +44,7 @@ class TestLengths:
         assert (lengths.count, lengths.total) == (300, sum(kept))
 
     def test_merged(self):
-        """To merge is to count both, and to take away is to count one."""
+        """Merging adds the lengths of another set, and merging with -1 removes them."""
         both = lengths_of(1, 5, 9)
         both.merge(lengths_of(5, 700))
         assert both.ordered() == lengths_of(1, 5, 5, 9, 700).ordered()
@@ -52,24 +52,24 @@ class TestLengths:
         assert both.ordered() == lengths_of(5, 5, 700).ordered()
 
     def test_copied(self):
-        """A copy goes its own way."""
+        """A copy is independent."""
         lengths = lengths_of(5)
         lengths.copy().add([7])
         assert lengths.count == 1
 
     def test_beyond(self):
-        """What exceeds a limit is exact where no bucket lies across it."""
+        """The time beyond a limit is exact where no bucket lies across it."""
         assert lengths_of(90, 100, 110, 250).beyond(100) == 160
 
 
 class TestLengthSummary:
     def test_none(self):
-        """Of nothing there is nothing to say."""
+        """An empty set has no statistics."""
         summary = LengthSummary.of(Lengths())
         assert (summary.count, summary.ideal, summary.p50) == (0, 0, 0.0)
 
     def test_alike(self):
-        """Of steps that are alike each figure is theirs, exactly."""
+        """For equal steps each statistic is their length, exactly."""
         summary = LengthSummary.of(lengths_of(*[3 * 10**9] * 50))
         assert (summary.ideal, summary.p50, summary.p99, summary.deviation) == (3 * 10**9, 3e9, 3e9, 0.0)
 
@@ -91,7 +91,7 @@ class TestLengthSummary:
         )
 
     def test_ideal(self):
-        """The ideal is the mean of what is no longer than the median and three median absolute deviations."""
+        """The ideal is the mean of the steps no longer than the median and three median absolute deviations."""
         values = [100, 102, 104, 106, 108, 110, 112, 5_000, 9_000]
         median = statistics.median(values)
         limit = median + 3 * statistics.median(abs(value - median) for value in values)
@@ -116,7 +116,7 @@ class TestLengthSummary:
 
 class TestRandom:
     def test_order_does_not_matter(self, seed):
-        """In whatever order and portions lengths are counted, the figures are the same, to the last bit."""
+        """For any order and portions, the statistics are the same, to the last bit."""
         rng = random.Random(seed)
         values = [rng.randrange(1, 10**10) for _ in range(500)]
         first = LengthSummary.of(lengths_of(*values))

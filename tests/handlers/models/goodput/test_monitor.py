@@ -1,4 +1,4 @@
-"""Goodput while the job runs: when the monitor publishes, and what."""
+"""Goodput while the job runs: the times and the contents of the monitor's updates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ START = 1_000 * SECOND
 
 @pytest.fixture
 def got():
-    """Give a list for what is published."""
+    """Give a list for the published events."""
     return []
 
 
@@ -53,29 +53,29 @@ def job(stream):
 
 class TestInterval:
     def test_none_at_first(self, job, updates_of):
-        """There is nothing to tell with the first event."""
+        """The first event brings no update."""
         assert updates_of(job(0)) == []
 
     def test_every(self, job, updates_of):
-        """An update comes with the first event after each interval, and tells of all until then."""
+        """An update comes with the first event after each interval, and covers the time until then."""
         updates = updates_of(job(35), update_interval_s=10)
         assert [(one.at_ns - START) // SECOND for one in updates] == [10, 20, 30]
         assert [one.elapsed_s for one in updates] == [10.0, 20.0, 30.0]
 
     def test_nothing_new(self, stream, updates_of):
-        """A late event brings no update that tells of nothing new."""
+        """A late event without news brings no update."""
         late = stream().start(START).step(0, START, START + 50 * SECOND).step(1, START + SECOND, START + 2 * SECOND)
         assert len(updates_of(late, update_interval_s=10)) == 1
 
     @pytest.mark.parametrize("at_ns", ["x", None, 5e18, 1 << 62], ids=str)
     def test_impossible_time(self, job, updates_of, at_ns):
-        """An event whose time cannot be is no occasion for an update."""
+        """An event with an impossible time brings no update."""
         odd = job(5)
         odd.events[-1].at_ns = odd.events[-2].at_ns = at_ns
         assert updates_of(odd, update_interval_s=10) == []
 
     def test_asked(self, job, got):
-        """A monitor that is asked publishes with the next heartbeat, so that what is on its way counts."""
+        """A requested update is published with the next heartbeat, so that events in transit count."""
         monitor = GoodputMonitor(got.append, update_interval_s=1_000)
         *before, last_step, last_beat = job(5).events
         for event in before:
@@ -88,7 +88,7 @@ class TestInterval:
         assert [(one.elapsed_s, one.last_step) for one in got] == [(5.0, 4)]
 
     def test_asked_once(self, job, got):
-        """It does so once."""
+        """A request is answered once."""
         monitor = GoodputMonitor(got.append, update_interval_s=1_000)
         monitor.ask(0)
         for event in job(5).events:
@@ -104,12 +104,12 @@ class TestInterval:
         "wrong", [{"update_interval_s": 0}, {"update_interval_s": float("nan")}, {"windows_s": [60, -1]}]
     )
     def test_refused(self, wrong):
-        """Lengths are above zero."""
+        """Intervals and windows are above zero."""
         with pytest.raises(ConfigError, match="above zero"):
             GoodputMonitor(**wrong)
 
-    def test_nobody_to_tell(self, job):
-        """A monitor without a way to publish is the model alone."""
+    def test_without_publish(self, job):
+        """A monitor without a publish function is the model alone."""
         monitor = GoodputMonitor(update_interval_s=1)
         for event in job(5).events:
             monitor(event)
@@ -135,11 +135,11 @@ class TestUpdate:
         assert (update.attempts, update.disruptions, update.last_step, update.step) == (1, 0, 0, 0)
 
     def test_alive(self, job, updates_of):
-        """That the attempt has not ended is no problem: it is running."""
+        """The missing end of the attempt is no fault: it is running."""
         assert updates_of(job(10), update_interval_s=10)[0].problems == {}
 
     def test_windows(self, stream, updates_of):
-        """A rolling window ends with the update and counts its own length, or as much of it as there was."""
+        """A rolling window ends with the update and counts its own length, or the job's if that is shorter."""
         at = START
         recorded = stream().start(at).step(0, at, at + 6 * SECOND).beat(at + 10 * SECOND)
         (update,) = updates_of(recorded, update_interval_s=10, windows_s=[5, 60])
@@ -154,19 +154,19 @@ class TestUpdate:
         assert updates_of(job(10), update_interval_s=10)[0].windows == {}
 
     def test_steps(self, job, updates_of):
-        """Each step is told of once, with its distance from the ideal step time."""
+        """Each step is in one update, with its distance from the ideal step time."""
         updates = updates_of(job(20), update_interval_s=10, ideal_step_time_s=0.75)
         assert [one.steps["step"] for one in updates] == [list(range(10)), list(range(10, 20))]
         assert updates[0].steps["duration_s"] == [1.0] * 10
         assert updates[0].steps["deviation_s"] == [0.25] * 10
 
     def test_most_steps(self, job, updates_of, monkeypatch):
-        """Of very many steps an update tells of the latest."""
+        """Of very many steps an update has the latest."""
         monkeypatch.setattr(_model, "MOST_STEPS", 3)
         assert updates_of(job(10), update_interval_s=10)[0].steps["step"] == [7, 8, 9]
 
     def test_most_steps_of_uneven_length(self, stream, updates_of, monkeypatch):
-        """Also where the latest took much longer than most."""
+        """The same holds where the latest took much longer than most."""
         monkeypatch.setattr(_model, "MOST_STEPS", 8)
         made, at = stream().start(START), START
         for number in range(15):
@@ -177,13 +177,13 @@ class TestUpdate:
         assert update.steps["step"] == list(range(7, 15))
 
     def test_sessions(self, job, updates_of):
-        """Where several sessions are heard of, each has updates of its own, as long as there is news of it."""
+        """With several sessions, each has updates of its own, as long as it has new events."""
         first, second = job(10, id="a", run_id="a"), job(30, id="b", run_id="b", start=START + 10 * SECOND)
         recorded = [(one.session, one.elapsed_s) for one in updates_of(first, second, update_interval_s=10)]
         assert recorded == [("a", 10.0), ("b", 10.0), ("b", 20.0), ("b", 30.0)]
 
     def test_slices(self, records, got):
-        """An elastic job's share of slices is told."""
+        """An elastic job's share of slices is in the update."""
         records.job(0).put(active_slices=2, total_slices=4, available_slices=3, elastic_slice_counts_timestamp=0)
         records.steps(range(5), at=0)
         monitor = GoodputMonitor(got.append, update_interval_s=10)
@@ -195,7 +195,7 @@ class TestUpdate:
 class TestEarlier:
     @pytest.fixture
     def resumed(self, job, got):
-        """Give a function that runs a second attempt, with what it reads of the first, and returns the monitor."""
+        """Give a function that runs a second attempt, which reads events of the first, and returns the monitor."""
 
         def run(read, *, wait=True):
             monitor = GoodputMonitor(got.append, update_interval_s=5, read_earlier=read)
@@ -211,7 +211,7 @@ class TestEarlier:
         return run
 
     def test_all_attempts(self, job, resumed, got):
-        """An update tells of all attempts: of what was lost between them, and in vain."""
+        """An update covers all attempts: the time lost between them, and the wasted time."""
         resumed(lambda: job(5).events)
         assert (got[-1].attempts, got[-1].disruptions, got[-1].elapsed_s) == (2, 1, 30.0)
         assert got[-1].badput_s["INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION"] == 15.0
@@ -219,18 +219,18 @@ class TestEarlier:
         assert got[-1].problems == {}
 
     def test_as_over_the_log(self, job, resumed, feed):
-        """The model is as it would be if it had read both attempts itself."""
+        """The model equals one that read both attempts itself."""
         monitor = resumed(lambda: job(5).events)
         both = feed(job(5), job(10, first=3, start=START + 20 * SECOND, attempt=1))
         assert monitor.dump() == both.dump()
 
     def test_steps_once(self, job, resumed, got):
-        """Steps of earlier attempts were told of by those."""
+        """Steps of earlier attempts were in their own updates."""
         resumed(lambda: job(5).events)
         assert [step for one in got for step in one.steps["step"]] == list(range(3, 13))
 
     def test_not_read_yet(self, job, resumed, got):
-        """As long as they are being read, an update says that it knows nothing of them."""
+        """While they are being read, an update says that it lacks them."""
         go_on = threading.Event()
 
         def read():
@@ -243,7 +243,7 @@ class TestEarlier:
         assert got[-1].problems == {"earlier attempts that were not read": 1}
 
     def test_broken(self, job, resumed, got):
-        """If reading fails, what was read counts, and updates say that it is not all."""
+        """If reading fails, the events read count, and updates say that they are not all."""
 
         def read():
             yield from job(5).events

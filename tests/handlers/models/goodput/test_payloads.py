@@ -37,7 +37,7 @@ def problems(records):
 
 class TestRecords:
     def test_each(self, records, read):
-        """Each record becomes the event that says the same."""
+        """Each record becomes the event of the same meaning."""
         records.job(0).pair("tpu_init", 1, 2).pair("training_prep", 2, 3).pair("data_loading", 3, 4)
         records.put(step_count=7, step_start_time=4).custom("eval", 5, 6)
         records.pair("elastic_wait", 6, 7, elastic_wait_event_type="Scale_Up now").pair("elastic_reinit", 7, 8)
@@ -51,7 +51,7 @@ class TestRecords:
         ]  # fmt: skip
 
     def test_times(self, records, read):
-        """Times are to the microsecond, whatever a float makes of them."""
+        """Times are exact to the microsecond, in spite of the rounding of floats."""
         rng = random.Random(1)
         moments = [rng.randrange(10**12) / 10**6 for _ in range(1_000)]
         records.job(0)
@@ -74,7 +74,7 @@ class TestRecords:
         assert records.model().sessions() == ["job", "other"]
 
     def test_json(self, records):
-        """A log that went through JSON is the same log."""
+        """A log that went through JSON gives the same events."""
         records.job(0).pair("tpu_init", 0, 1.25)
         records.end(records.steps(range(5), 1.25))
         expected = records.result()
@@ -82,7 +82,7 @@ class TestRecords:
         assert records.result() == expected
 
     def test_late_checkpoint(self, records):
-        """A checkpoint that is told after the restart belongs to the attempt that made it."""
+        """A checkpoint recorded after the restart belongs to the attempt that made it."""
         records.job(0).steps(range(5), 0)
         records.job(20).steps(range(3, 5), 20)
         records.orbax("save", 1, 4, 1.0, "checkpoint_manager_blocking").end(26)
@@ -96,7 +96,7 @@ class TestRecords:
         assert records.result().badput_s["UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME"] == 2.0
 
     def test_several_hosts(self, records):
-        """One save told by several hosts blocks once."""
+        """One save recorded by several hosts blocks once."""
         records.job(0).steps(range(2), 0, length=10)
         for _ in range(4):
             records.orbax("save", 1, 12, 3.0, "checkpoint_manager_blocking")
@@ -105,7 +105,7 @@ class TestRecords:
 
 class TestAttempts:
     def test_cut_log(self, records):
-        """A log whose beginning is gone begins with its first record."""
+        """A log whose beginning is missing begins with its first record."""
         records.end(records.steps(range(100, 105), 50))
         assert (records.result().productive_s, records.result().elapsed_s) == (15.0, 15.0)
         assert problems(records) == {"an attempt without a job start": 1}
@@ -126,13 +126,13 @@ class TestAttempts:
         assert (result.attempts, result.badput_s["ELASTIC_REINITIALIZATION"]) == (1, 5.0)
 
     def test_after_the_end(self, records):
-        """What comes after the job's end is another attempt."""
+        """Records after the job's end are another attempt."""
         records.job(0).end(records.steps(range(2), 0))
         records.steps(range(2, 4), 20)
         assert records.result().attempts == 2
 
     def test_cut_off_span(self, records):
-        """What an attempt began and did not end, ended with it."""
+        """A span that an attempt began and did not end, ended with it."""
         records.job(0).put(training_prep_start_time=1).put(step_count=0, step_start_time=4)
         records.job(10).pair("training_prep", 10, 12)
         assert records.result().badput_s["TRAINING_PREP"] == 3.0 + 2.0
@@ -161,7 +161,7 @@ class TestFaults:
         ],
     )
     def test_unusable(self, records, payload, problem):
-        """A record that says nothing is named, and the rest counts."""
+        """A record without content is named, and the rest counts."""
         records.job(0).steps(range(2), 0)
         records.payloads.append(payload)
         records.end(6)
@@ -173,20 +173,20 @@ class TestFaults:
         assert (records.result().productive_s, problems(records)) == (6.0, {"a record with unknown keys": 1})
 
     def test_before_the_first_attempt(self, records):
-        """What is wrong before the first attempt is named too."""
+        """A fault before the first attempt is named too."""
         records.payloads.append({"color": "red"})
         records.job(0).end(6)
         assert problems(records) == {"a record with unknown keys": 1}
 
     def test_started_twice(self, records):
-        """Of two starts the second one counts; how long the first one took is unknown."""
+        """Of two starts the second one counts; the length of the first one is unknown."""
         records.job(0).put(tpu_init_start_time=1).put(tpu_init_start_time=4).put(tpu_init_end_time=6).end(8)
         result = records.result()
         assert (result.badput_s["ACCELERATOR_INITIALIZATION"], result.elapsed_s) == (2.0, 8.0)
         assert problems(records) == {"a start without an end": 1}
 
-    def test_told_as_they_are(self, read, records):
-        """A fault carries the record, or as much of it as tells which one it is."""
+    def test_quoted(self, read, records):
+        """A fault quotes the record, or enough of it to identify it."""
         records.job(0).payloads.append({"job_name": "job", "color": "red" * 1_000})
         fault = read()[-1]
         assert isinstance(fault, RecordFaulted)
@@ -194,7 +194,7 @@ class TestFaults:
         assert len(fault.record) == 200
 
     def test_shuffled(self, records, seed):
-        """A log in any order at all gives every second a bucket."""
+        """A log in any order gives every second a bucket."""
         for history in range(100):
             rng = random.Random(seed + history)
             log = type(records)()
@@ -206,7 +206,7 @@ class TestFaults:
             assert (history, sum(result.spent_ns.values())) == (history, result.end_ns - result.start_ns)
 
     def test_random(self, seed):
-        """Whatever a record holds, reading it raises nothing."""
+        """A record with any content is read without an exception."""
         rng = random.Random(seed)
         keys = """
             job_name job_start_time job_end_time step_count step_start_time tpu_init_start_time tpu_init_end_time

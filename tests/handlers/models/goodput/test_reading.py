@@ -15,7 +15,7 @@ WASTED, STARTUP = "WASTED_PROGRESS_FROM_DISRUPTION", "PROGRAM_STARTUP"
 
 @pytest.fixture
 def spent(feed):
-    """Give a function that returns what some streams' time was spent on."""
+    """Give a function that returns the time of some streams by bucket."""
     return lambda *streams: feed(*streams).result().spent_ns
 
 
@@ -37,12 +37,12 @@ class TestSpanNames:
         ],
     )
     def test_bucket(self, stream, spent, name, bucket):
-        """Each span that says what time was spent on has its bucket."""
+        """Each span with a meaning for goodput has its bucket."""
         assert spent(stream().start(1).span(name, 3, 8).beat(9)) == {OTHER: 3, bucket: 5}
 
     @pytest.mark.parametrize("name", ["application", "training_loop", "model_forward", "optimizer_update", "anything"])
     def test_none(self, stream, spent, name):
-        """Other spans show that the process was alive, and say nothing of its time."""
+        """Other spans show that the process was alive, and have no bucket."""
         assert spent(stream().start(1).span(name, 3, 8)) == {OTHER: 7}
 
     @pytest.mark.parametrize("kind", ["validation", "testing"])
@@ -68,7 +68,7 @@ class TestMarks:
 
     @pytest.mark.parametrize("name", ["PRODUCTIVE", "OTHER", WASTED])
     def test_no_mark(self, stream, spent, name):
-        """Buckets that follow from other things cannot be asked for: the type only looks like one."""
+        """Buckets that are derived from others cannot be requested: the mark only makes a custom type of that name."""
         assert spent(stream().start(1).span("x", 1, 4, badput_type=name)) == {("CUSTOM_BADPUT_EVENTS", name): 3}
 
 
@@ -86,7 +86,7 @@ class TestThreads:
         assert len(result.ranks) == 1
 
     def test_loading_in_a_window(self, stream, feed):
-        """Of the background loading too a window has its part."""
+        """A window has its part of background loading too."""
         job = stream().start(1).span("data_loading", 1, 5, thread="loader").span("data_loading", 7, 9, thread="loader")
         assert feed(job).result(start_ns=3, end_ns=8).informational_s == {"DATA_LOADING_ASYNC": 3e-9}
 
@@ -98,7 +98,7 @@ class TestThreads:
         assert spent(job) == {PRODUCTIVE: 8}
 
     def test_training_elsewhere(self, stream, spent):
-        """Where the training loop runs in a thread of its own, loading and saving in that one are what blocks."""
+        """If the training loop runs in a thread of its own, loading and saving in that one block it."""
         job = stream().start(1)
         job.open("training_loop", 1, thread="trainer")
         job.span("data_loading", 1, 3, thread="trainer").step(0, 3, 9)
@@ -133,13 +133,13 @@ class TestSteps:
         assert (times.ideal_s, times.p99_s, times.count) == (0.001, 0.001, 100)
 
     def test_epochs(self, stream, feed):
-        """Steps that are counted anew in each epoch are not done again: nothing shows a checkpoint loaded."""
+        """Steps that are counted anew in each epoch are not done again: no checkpoint was loaded."""
         result = feed(stream().start(1).step(0, 1, 5).step(1, 5, 9).step(0, 9, 13).step(1, 13, 17)).result()
         assert result.spent_ns == {PRODUCTIVE: 16}
         assert result.problems["steps counted anew without a checkpoint loaded"] == 1
 
     def test_epochs_and_a_restart(self, stream, spent):
-        """Then a restart loses what it trains again of the last epoch."""
+        """After a restart, the steps of the last epoch that are trained again are lost."""
         first = stream(attempt=0).start(1).step(0, 1, 5).step(1, 5, 9).step(0, 9, 13).step(1, 13, 17)
         second = stream(attempt=1).start(17).step(1, 17, 21)
         assert spent(first, second) == {PRODUCTIVE: 16, WASTED: 4}
@@ -161,7 +161,7 @@ class TestSteps:
 
 class TestStepStarts:
     def test_repeated(self, stream, feed):
-        """A step start told twice is one."""
+        """A step start recorded twice is one."""
         result = feed(stream().step_start(0, 1).step_start(1, 5).step_start(1, 6).end(9)).result()
         assert result.spent_ns == {PRODUCTIVE: 8}
         assert result.problems == {"a record that was there already": 1}
@@ -217,7 +217,7 @@ class TestHeartbeats:
         assert spent(job) == {PRODUCTIVE: 4 + 9, OTHER: 1}
 
     def test_late(self, stream, spent):
-        """A heartbeat that comes after the end of the iteration it tells of shows nothing."""
+        """A heartbeat that comes after the end of its iteration has no effect."""
         job = stream().start(1)
         job.step(0, 1, 5)
         assert spent(job.beat(9, (1, "training_single_iteration", 1))) == {PRODUCTIVE: 4, OTHER: 4}
@@ -235,12 +235,12 @@ class TestHeartbeats:
         }
 
     def test_loading_is_over(self, stream, spent):
-        """Until its end is told."""
+        """A load in progress is loading until its end is recorded."""
         job = stream().start(1).beat(5, (7, "data_loading", 3)).span("data_loading", 3, 6, id=7).beat(9)
         assert spent(job) == {OTHER: 5, LOADING: 3}
 
     def test_loading_whose_end_was_lost(self, stream, spent):
-        """A loading that a heartbeat was within is over when the step it was in is: no step loses time to it."""
+        """A loading that a heartbeat was within is over when its step is: no step loses time to it."""
         job = stream().start(1).step_start(0, 10).step_start(1, 20).beat(25, inside=(700, "data_loading", 22))
         job.step_start(2, 30).step_start(3, 40)
         assert spent(job) == {"OTHER": 9, "PRODUCTIVE": 30}
@@ -254,8 +254,8 @@ class TestHeartbeats:
 
 
 class TestIdentity:
-    def test_told_later(self, stream, feed):
-        """A process whose first events came before it said who it is belongs to where it says."""
+    def test_identity_later(self, stream, feed):
+        """The first events of a process that come before its identity belong to the rank named later."""
         known = Source(id="p", run_id="run", session_tag="s", rank=3)
         job = stream(source=Source.unknown("p")).step(0, 1, 5)
         job.source = known
@@ -264,7 +264,7 @@ class TestIdentity:
         assert (model.sessions(), [rank.rank for rank in model.result().ranks]) == (["s"], [3])
 
     def test_derived(self, stream, feed):
-        """What a model derived is not read: it shows not even that the process was alive."""
+        """Derived events are not read: they do not even show that the process was alive."""
         job = stream().start(1).step(0, 1, 5)
         plain = feed(job).dump()
         job.put(GoodputUpdated(at_ns=50, session="s", elapsed_s=1.0, productive_s=1.0, goodput=1.0, span_id=0, step=-1))

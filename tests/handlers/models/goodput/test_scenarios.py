@@ -1,4 +1,4 @@
-"""The scenarios of ml-goodput-measurement's own tests, in its records: they give its numbers."""
+"""The scenarios of ml-goodput-measurement's own tests, in its records, give its numbers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TestGoodput:
         assert share(records.result()) == (15.0, 25.0)
 
     def test_restart_from_zero(self, records):
-        """Asked 2 s into the third step after a restart from zero: 6 s of 38."""
+        """A query 2 s into the third step after a restart from zero: 6 s of 38."""
         records.job(0)
         records.steps(range(5), 5)
         records.job(25).steps(range(3), 30)
@@ -100,7 +100,7 @@ class TestBadput:
         assert share(records.result(), LOADING) == (2.0, 20.0)
 
     def test_loading_in_the_background(self, stream, feed):
-        """10 s of loading in another thread beside 30 s are told of, and nothing is subtracted for them."""
+        """10 s of loading in another thread beside 30 s are reported, and nothing is subtracted for them."""
         job = stream().start(1).span("data_loading", 4, 6)
         for step in range(5):
             job.span("data_loading", 9 + 5 * step, 11 + 5 * step, thread="loader").step(
@@ -122,7 +122,7 @@ class TestBadput:
         assert share(disrupted.result(), bucket) == (length, 49.0)
 
     def test_unknown(self, records):
-        """What nothing explains is OTHER: 5 s of 26."""
+        """Unexplained time is OTHER: 5 s of 26."""
         records.job(0).pair("tpu_init", 0, 1).steps(range(5), 6)
         assert share(records.end(26).result(), OTHER) == (5.0, 26.0)
 
@@ -136,7 +136,7 @@ class TestBadput:
         assert share(result, WASTED) == (6.0, 49.0)
 
     def test_custom(self, records):
-        """A custom event between two of ten steps is 5 s of 41, in the case it was recorded in; 30 are productive."""
+        """A custom event between two of ten steps is 5 s of 41, spelled as it was recorded; 30 are productive."""
         records.job(0).pair("tpu_init", 0, 1)
         at = records.steps(range(5), 6)
         records.custom("eval_step", at, at + 5)
@@ -146,7 +146,7 @@ class TestBadput:
         assert share(result) == (30.0, 41.0)
 
     def test_late_disruption(self, records):
-        """Waste and recovery show when steps are done again: before, 12 s are productive; then 15, 11 are not."""
+        """Waste and recovery count when steps are done again: before, 12 s are productive; then 15, 11 are not."""
         records.job(0).steps(range(5), 0)
         records.job(20)
         assert records.result().productive_s == 12.0
@@ -164,14 +164,14 @@ class TestInterval:
         assert (result.last_step, result.disruptions, result.badput_s[WASTED]) == (4, 1, 6.0)
 
     def test_first_life(self, disrupted):
-        """As long as nothing is known of a restart: 12 s of 22, last step 3, no disruption, nothing wasted."""
+        """As long as no restart is known: 12 s of 22, last step 3, no disruption, nothing wasted."""
         del disrupted.payloads[12:]
         result = disrupted.result()
         assert share(result) == (12.0, 22.0)
         assert (result.last_step, result.disruptions, result.badput_s[WASTED]) == (3, 0, 0.0)
 
     def test_first_life_in_hindsight(self, disrupted):
-        """With all that is known later, 6 s of those 12 were wasted."""
+        """With all later events, 6 s of those 12 were wasted."""
         result = disrupted.result(end=22)
         assert share(result) == (6.0, 22.0)
         assert result.badput_s[WASTED] == 6.0
@@ -179,7 +179,7 @@ class TestInterval:
 
 class TestStepTimes:
     def test_each(self, records):
-        """Of 100 steps at random each is told as long as it took; the ideal is the mean of those that are not slow."""
+        """Of 100 random steps each has its own length; the ideal is the mean of those that are not slow."""
         rng = random.Random(7)
         lengths = [rng.randint(1, 600) for _ in range(99)]
         at = 0
@@ -198,7 +198,7 @@ class TestStepTimes:
 
 class TestExclusions:
     def test_productive(self, records):
-        """Of two steps of 10 s after 10 s of nothing, 5 s are excluded: 60 % goodput, 40 % OTHER."""
+        """Of two steps of 10 s after 10 s without any, 5 s are excluded: 60 % goodput, 40 % OTHER."""
         records.job(0).steps(range(2), 10, length=10)
         result = records.end(30).result(exclude=[(10, 15)])
         assert result.excluded_s == 5.0
@@ -255,7 +255,7 @@ class TestExclusions:
         ids="overlap nested touching disjoint unordered backwards empty none before after beyond subsecond".split(),
     )
     def test_normalized(self, records, exclude, length):
-        """However exclusions lie to each other and to the job, each second leaves once."""
+        """For any overlap of exclusions, each second is excluded once."""
         records.job(0)
         records.end(records.steps(range(5), 5))
         result = records.result(exclude=exclude)

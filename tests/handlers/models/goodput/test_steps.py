@@ -1,4 +1,4 @@
-"""Steps that come in one frame, beside the same taken one by one."""
+"""Steps that come in one frame, beside the same read one by one."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ pytestmark = pytest.mark.once
 
 
 def together(events):
-    """Return a model that was given *events* as one frame."""
+    """Return a model that read *events* as one frame."""
     model = GoodputAccumulator()
     model.consume(FrameView(events[0].source, events))
     return model
 
 
 def one_by_one(events):
-    """Return a model that was given *events*."""
+    """Return a model that read *events* one by one."""
     model = GoodputAccumulator()
     for event in events:
         model(event)
@@ -29,7 +29,7 @@ def one_by_one(events):
 
 class TestTogether:
     def test_usual(self, stream, monkeypatch):
-        """A long plain run leaves the same state; only the start and the first step are looked at by themselves."""
+        """A long plain run leaves the same state; only the start and the first step take the general path."""
         job = stream().start(1)
         for number in range(3_000):
             job.step(number, 10 + 10 * number, 19 + 10 * number)
@@ -67,7 +67,7 @@ class TestTogether:
         ids=str,
     )
     def test_odd_one(self, stream, odd):
-        """One step out of the ordinary, anywhere in a run, is as it would be by itself."""
+        """One unusual step, anywhere in a run, has the same effect as alone."""
         for place in (0, 10, 19):
             job = stream().start(1)
             for number in range(20):
@@ -99,7 +99,7 @@ class TestTogether:
         assert found.result().spent_ns["UNPRODUCTIVE_CHECKPOINT_SAVE_TIME"] == 30
 
     def test_ends_what_was_begun(self, stream):
-        """What was last seen within a step is not open any more once steps have ended."""
+        """A span last seen in a step's heartbeat is not open any more once steps have ended."""
         job = stream().start(1).step(0, 10, 19).beat(25, inside=(700, "model_forward", 22)).step_start(1, 26)
         job.step(1, 27, 29)
         for seen in ({"inside": (900, "model_forward", 32)}, {}):
@@ -132,7 +132,7 @@ class TestTogether:
         assert found.result().to_json() == expected.result().to_json()
 
     def test_results_in_between(self, stream):
-        """Asked again and again while it grows, a track of whole steps adds up as one that was asked once."""
+        """A track of whole steps has the same sums whether it was queried while it grew, or once."""
         job = stream().start(1)
         for number in range(100):
             job.step(number, 10 + 10 * number, 19 + 10 * number)

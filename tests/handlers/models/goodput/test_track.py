@@ -1,4 +1,4 @@
-"""Slices of time: laid over each other, packed away, and found again."""
+"""Slices of time: overlaid, packed, and found again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SAVING = SAVE << KIND_SHIFT
 STEP = STEP_CODE | FIRST
 
 
-def painted(*slices):
+def overlaid(*slices):
     return list(slices)
 
 
@@ -30,7 +30,7 @@ class TestPack:
         "numbers", [[0], [5, 5, 5], [0, 255], [0, 256], [1 << 62, (1 << 62) + 3], [-7, 9], list(range(1_000))]
     )
     def test_round_trip(self, numbers):
-        """What is packed comes back."""
+        """Packed numbers are unpacked unchanged."""
         least, planes = _pack(numbers)
         assert _unpack(least, planes, len(numbers)) == numbers
 
@@ -56,17 +56,17 @@ class TestBlock:
 
     @pytest.mark.parametrize("count", [1, 2, 512])
     def test_round_trip(self, rng, count):
-        """Slices that are packed come back, and so do they from a dump."""
+        """Packed slices are unpacked unchanged, also from a dump."""
         slices = self.random_slices(rng, count)
-        block, tally = Block.of(columns(slices), -1)
+        block, slice_sums = Block.of(columns(slices), -1)
         assert block.slices() == slices
         assert (block.start, block.end) == (slices[0][0], slices[-1][1])
         loaded, other = Block.load(block.dump())
         assert (loaded.slices(), loaded.sums, loaded.samples) == (slices, block.sums, block.samples)
-        assert (other.sums, other.nets) == (tally.sums, tally.nets)
+        assert (other.sums, other.nets) == (slice_sums.sums, slice_sums.nets)
 
     def test_steps_alone(self):
-        """Steps in a row take what their lengths differ by, and next to nothing else."""
+        """Consecutive steps take memory for the differences of their lengths, and little else."""
         rng, at, slices = random.Random(1), 10**18, []
         for step in range(512):
             at, start = at + 3 * 10**8 + rng.randrange(1 << 16), at
@@ -80,7 +80,7 @@ class TestBlock:
 
     @pytest.mark.parametrize("seed", range(300))
     def test_alike(self, seed):
-        """Slices whose codes come again and again add up to what they add up to one by one."""
+        """Slices with recurring codes have the same sums as one by one."""
         rng = random.Random(seed)
         codes = [
             STEP,
@@ -98,17 +98,19 @@ class TestBlock:
             start = at + (rng.random() < seed % 3 * 0.05)
             at, code = start + rng.randrange(1, 9), shape[place % len(shape)]
             slices.append((start, at, code, 3 * place if code & FIRST else 0))
-        block, tally = Block.of(columns(slices), 7)
+        block, slice_sums = Block.of(columns(slices), 7)
         expected, numbers = (
             SliceSums(slices),
             [number for _, _, code, number in slices if code & FIRST and not code & WASTED],
         )
-        assert (tally.sums, tally.nets, tally.wasted) == (expected.sums, expected.nets, expected.wasted)
+        assert (slice_sums.sums, slice_sums.nets, slice_sums.wasted) == (expected.sums, expected.nets, expected.wasted)
         assert block.slices() == slices
         assert block.last_step == (numbers[-1] if numbers else 7)
 
     def test_alike_at_a_glance(self):
-        """Steps that load data once are alike, wherever a block of them begins; with a gap within they are not."""
+        """
+        Steps with one loading each are packed alike, wherever a block of them begins; with a gap inside they are not.
+        """
         shape = [LOADING, STEP, LOADING | INSIDE, STEP_CODE, SAVING]
         assert _alike([0] * 20, shape * 4) == (5, 1, 4)
         assert _alike([0] * 15 + [0, 9, 0, 0, 9], shape * 4) == (5, 1, 4)
@@ -118,11 +120,13 @@ class TestBlock:
 class TestSliceSums:
     def test_sums(self):
         """Lengths add up by code; whether a step begins makes no difference."""
-        tally = SliceSums([(0, 4, STEP, 1), (4, 6, LOADING | INSIDE, 0), (6, 9, STEP_CODE, 0), (9, 10, LOADING, 0)])
-        assert tally.sums == {STEP_CODE: 7, LOADING | INSIDE: 2, LOADING: 1}
+        slice_sums = SliceSums(
+            [(0, 4, STEP, 1), (4, 6, LOADING | INSIDE, 0), (6, 9, STEP_CODE, 0), (9, 10, LOADING, 0)]
+        )
+        assert slice_sums.sums == {STEP_CODE: 7, LOADING | INSIDE: 2, LOADING: 1}
 
     def test_nets(self):
-        """A step's own time is all of it that nothing else has; a step without any is no sample."""
+        """A step's own time is its time without nested slices; a step without own time is no sample."""
         slices = [
             (0, 4, STEP, 1),
             (4, 6, LOADING | INSIDE, 0),
@@ -132,7 +136,7 @@ class TestSliceSums:
         assert SliceSums(slices).nets == [7]
 
     def test_in_portions(self, rng):
-        """What is added in portions is what is added at once."""
+        """Slices added in portions have the same sums as slices added at once."""
         slices = TestBlock().random_slices(rng, 200)
         portions = SliceSums()
         for place in range(0, 200, 3):
@@ -141,84 +145,84 @@ class TestSliceSums:
         assert (portions.sums, portions.nets, portions.wasted) == (whole.sums, whole.nets, whole.wasted)
 
     def test_counted_in_portions(self, rng):
-        """Lengths that are counted now and then are those of all steps, the one that may go on included."""
-        tally, at = SliceSums(), 0
+        """Lengths that are counted now and then are those of all steps, including one that may go on."""
+        slice_sums, at = SliceSums(), 0
         for number in range(40):
             length = rng.randrange(1, 9)
             wasted = WASTED if rng.random() < 0.3 else 0
-            tally.add([(at, at + length, STEP_CODE | FIRST | wasted, number)])
+            slice_sums.add([(at, at + length, STEP_CODE | FIRST | wasted, number)])
             at += length
             if rng.random() < 0.4:
                 expected, expected_wasted, lengths, lost = Lengths(), Lengths(), Lengths(), Lengths()
-                expected.add(tally.nets)
-                expected_wasted.add(tally.wasted)
-                tally.count_into(lengths, lost)
+                expected.add(slice_sums.nets)
+                expected_wasted.add(slice_sums.wasted)
+                slice_sums.count_into(lengths, lost)
                 assert (lengths.ordered(), lost.ordered()) == (expected.ordered(), expected_wasted.ordered())
 
     def test_steps(self):
-        """A step is the slice it begins with and what follows without a gap."""
+        """A step is its first slice and those that follow without a gap."""
         slices = [(0, 4, STEP, 1), (4, 6, LOADING | INSIDE, 0), (7, 9, STEP_CODE, 0), (9, 10, STEP, 2)]
         assert list(steps_of(slices)) == [slices[:2], slices[3:]]
 
 
 class TestPaint:
     def test_free(self):
-        """Where nothing is, a span has its time."""
-        slices = painted((0, 2, LOADING, 0), (6, 8, LOADING, 0))
+        """Where the track is empty, a span has its time."""
+        slices = overlaid((0, 2, LOADING, 0), (6, 8, LOADING, 0))
         overlay(slices, 3, 5, SAVING)
         assert slices == [(0, 2, LOADING, 0), (3, 5, SAVING, 0), (6, 8, LOADING, 0)]
 
     def test_higher(self):
-        """A higher priority takes what it covers."""
-        slices = painted((0, 10, LOADING, 0))
+        """A slice of higher priority replaces the part that it covers."""
+        slices = overlaid((0, 10, LOADING, 0))
         overlay(slices, 3, 5, SAVING)
         assert slices == [(0, 3, LOADING, 0), (3, 5, SAVING, 0), (5, 10, LOADING, 0)]
 
     def test_lower(self):
-        """A lower one gets what is left."""
-        slices = painted((3, 5, SAVING, 0))
+        """A slice of lower priority gets the remaining gaps."""
+        slices = overlaid((3, 5, SAVING, 0))
         overlay(slices, 0, 10, LOADING)
         assert slices == [(0, 3, LOADING, 0), (3, 5, SAVING, 0), (5, 10, LOADING, 0)]
 
     def test_equal(self):
-        """Of equals the first one stays."""
+        """Of slices with equal priority the first one stays."""
         first, second = 16 << KIND_SHIFT, 17 << KIND_SHIFT
-        slices = painted((3, 5, second, 0))
+        slices = overlaid((3, 5, second, 0))
         overlay(slices, 0, 10, first)
         assert slices == [(0, 3, first, 0), (3, 5, second, 0), (5, 10, first, 0)]
 
     def test_within_a_step(self):
-        """What covers the beginning of a step leaves it the step's beginning."""
-        slices = painted((0, 10, STEP, 4))
+        """A slice over the beginning of a step leaves it the step's beginning."""
+        slices = overlaid((0, 10, STEP, 4))
         overlay(slices, 0, 3, LOADING)
         assert slices == [(0, 3, LOADING | FIRST | INSIDE, 4), (3, 10, STEP_CODE, 0)]
 
     def test_amid_a_step(self):
-        """What covers the middle of a step leaves it one step."""
-        slices = painted((0, 10, STEP, 4))
+        """A slice over the middle of a step leaves it one step."""
+        slices = overlaid((0, 10, STEP, 4))
         overlay(slices, 3, 5, LOADING)
         assert slices == [(0, 3, STEP, 4), (3, 5, LOADING | INSIDE, 0), (5, 10, STEP_CODE, 0)]
 
     def test_step_around(self):
-        """A step that ends around other things has them inside."""
-        slices = painted((0, 3, LOADING, 0))
+        """A step that ends around other slices contains them."""
+        slices = overlaid((0, 3, LOADING, 0))
         assert overlay_step(slices, 0, 10, 4, 0)
         assert slices == [(0, 3, LOADING | FIRST | INSIDE, 4), (3, 10, STEP_CODE, 0)]
 
     def test_step_over_a_step(self):
         """A step gets no time that another one has."""
-        slices = painted((2, 8, STEP, 4))
+        slices = overlaid((2, 8, STEP, 4))
         assert overlay_step(slices, 0, 10, 3, 0)
         assert slices == [(0, 2, STEP, 3), (2, 8, STEP, 4), (8, 10, STEP_CODE, 0)]
         assert not overlay_step(slices, 2, 8, 5, 0)
 
     def test_wasted(self):
-        """What lies within steps from some moment on can be marked as done again."""
+        """The parts of steps from some moment on can be marked as done again."""
         slices = [(0, 2, STEP, 1), (2, 3, LOADING, 0), (3, 5, STEP, 2)]
         assert mark_redone(slices, 2) == [(0, 2, STEP, 1), (2, 3, LOADING, 0), (3, 5, STEP | WASTED, 2)]
 
     def test_joined(self):
-        """Neighbours that say the same become one, but a step stays a step."""
+        """Equal neighbours become one, but a step stays a step."""
         slices = [(0, 2, LOADING, 0), (2, 3, LOADING, 0), (3, 5, STEP, 2), (5, 6, STEP_CODE, 0), (6, 7, STEP, 3)]
         assert joined(slices) == [(0, 3, LOADING, 0), (3, 6, STEP, 2), (6, 7, STEP, 3)]
 
@@ -236,22 +240,22 @@ class TestTrack:
 
     @pytest.mark.parametrize("place", [0, 1, 2, 3, 1_500, 4 * BLOCK - 1])
     def test_time_of(self, long, place):
-        """Where a step begins is found wherever it is kept."""
+        """The beginning of a step is found in any block."""
         assert long.time_of(place) == 1_000 + 10 * place + 5 * ((place + 2) // 3)
 
     def test_time_of_none(self, long):
-        """A step that never began began never."""
+        """A step that never began has no beginning."""
         assert long.time_of(4 * BLOCK) is None
 
     def test_until(self, long, rng):
-        """What was done until any moment is what the slices before it say."""
+        """The last step at any moment is that of the slices before it."""
         slices = list(long._slices_from())
         for moment in [0, 1_000, 10**6, *(rng.randrange(1_000, long.top) for _ in range(50))]:
             expected = SliceSums([(s, min(e, moment), code, n) for s, e, code, n in slices if s < moment])
             assert long.until(moment) == (expected.sums, len(expected.nets))
 
     def test_changed_past(self, long):
-        """What comes late lies where it belongs, and all else stays."""
+        """A late slice is put where it belongs, and all others stay."""
         before = list(long._slices_from())
         place = next(place for place in range(100, 200) if before[place][2] == SAVING)
         long.add(before[place][0], before[place][1], LOADING)
@@ -262,8 +266,8 @@ class TestTrack:
         first, second = ((s, e, step, n) for s, e, _, n in (before[place - 1], before[place + 1]))
         assert changed == [*before[: place - 1], first, before[place], second, *before[place + 2 :]]
 
-    def test_carried(self, long):
-        """A track that was carried over is the same."""
+    def test_loaded(self, long):
+        """A dumped and loaded track is the same."""
         other = Track.load(long.dump())
         assert list(other._slices_from()) == list(long._slices_from())
         assert (other.until(other.top), other.dump()) == (long.until(long.top), long.dump())

@@ -1,4 +1,4 @@
-"""The figures of training, of jobs made at random, against a reckoning over the whole list of what was done."""
+"""Training metrics of random jobs, against a computation over the whole list of their iterations."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LOSS = [(None, None), (0.5, 0.5), (2, 2.0), ("low", None), ("0.25", 0.25)]
 
 @attrs.define
 class Done:
-    """A training iteration that did not fail, as it was meant."""
+    """A training iteration that did not fail, with its true values."""
 
     duration_ns: int
     end_ns: int
@@ -54,13 +54,13 @@ class Done:
 
 class Job:
     """
-    One process's job: what it tells, in order, and what of that was meant.
+    The events of one random process, in order, and the true values behind them.
 
     Args:
-        source: Whose it is.
+    source: The process's source.
         rng: Draws the job.
         log_every: How many iterations make a window.
-        configured: Whether the job says what its iterations need not.
+    configured: Whether the job's configuration gives the values that its iterations lack.
     """
 
     def __init__(self, source, rng, *, log_every, configured):
@@ -70,14 +70,14 @@ class Job:
         self.seq_length = rng.choice([None, 3]) if configured else None
         self.flops_per_sample = rng.choice([None, TERA]) if configured else None
         self.peak = rng.choice([None, 9e12]) if configured else None
-        self.timer = StepTimer()  # whose own tests say what a step's time is
+        self.timer = StepTimer()  # whose own tests define a step's time
         self.recorded = []
         self.done = []
         self.failed = 0
         self.windows = []
         """Of each window: up to which iteration, and how many had failed."""
         self.pending = Counter()
-        self._tell(
+        self._record(
             TrainingConfigured,
             perf_tag=["random"],
             log_every_n_train_iterations=log_every,
@@ -86,11 +86,11 @@ class Job:
             flops_per_sample=self.flops_per_sample,
             peak_flops_per_s=self.peak,
         )
-        self._tell(
+        self._record(
             SpanStarted, span_id=LOOP, parent_span_id=0, name="training_loop", attributes={"train_iterations_start": 0}
         )
 
-    def _tell(self, cls, **known):
+    def _record(self, cls, **known):
         self.now_ns += self.rng.randint(0, S)
         around = "parent_span_id" if hasattr(cls, "parent_span_id") else "span_id"
         event = cls(**{"at_ns": self.now_ns, around: LOOP, "step": -1} | known)
@@ -108,7 +108,7 @@ class Job:
         return self.latest_id
 
     def _span(self, parent_id, depth=0):
-        """Tell of a span and those in it; return how long each part took that its parent is to know of."""
+        """Publish a span and those in it; return the length of each part that its parent must count."""
         rng, own_id = self.rng, self._fresh()
         name = rng.choice([*PARTS, *OTHERS])
         held = Counter()
@@ -118,7 +118,7 @@ class Job:
             return Counter()  # its end is lost
         duration_ns = rng.choice([0, rng.randint(1, S)])
         cls = rng.choice([ProfileSpanEnded, ProfileSpanEnded, SpanEnded])
-        self._tell(cls, span_id=own_id, parent_span_id=parent_id, name=name, duration_ns=duration_ns)
+        self._record(cls, span_id=own_id, parent_span_id=parent_id, name=name, duration_ns=duration_ns)
         if name in PARTS:
             held[PARTS[name]] = duration_ns
         return +held
@@ -127,7 +127,7 @@ class Job:
         return sum((self._span(parent_id) for _ in range(self.rng.randint(0, most))), Counter())
 
     def train(self):
-        """Tell of a training iteration."""
+        """Publish a training iteration."""
         rng, own_id = self.rng, self._fresh()
         self.pending += self._spans(LOOP, 1)
         parts, self.pending = self._spans(own_id, 3) + self.pending, Counter()
@@ -136,7 +136,7 @@ class Job:
         duration_ns = rng.choice([int(rng.lognormvariate(17, 0.1)), rng.randint(0, 3 * S), 1])
         failed = rng.random() < 0.1
         step = len(self.done) if rng.random() < 0.5 else -1
-        self._tell(
+        self._record(
             IterationEnded,
             span_id=own_id,
             step=step,
@@ -164,12 +164,12 @@ class Job:
             self.windows.append((len(self.done), self.failed))
 
     def validate(self):
-        """Tell of a validation, of which nothing is the training's; what was loaded before it is the training's."""
+        """Publish a validation, which is no part of training; data loaded before it counts for training."""
         for _ in range(self.rng.randint(0, 3)):
             own_id = self._fresh()
             self._spans(own_id, 2)
             self._spans(VALIDATION_LOOP, 1)
-            self._tell(
+            self._record(
                 IterationEnded,
                 span_id=own_id,
                 parent_span_id=VALIDATION_LOOP,
@@ -178,16 +178,16 @@ class Job:
                 loss=9.0,
             )
         self._spans(VALIDATION_LOOP, 1)
-        self._tell(SpanEnded, span_id=VALIDATION_LOOP, parent_span_id=LOOP, name="validation_loop", duration_ns=0)
+        self._record(SpanEnded, span_id=VALIDATION_LOOP, parent_span_id=LOOP, name="validation_loop", duration_ns=0)
 
     def end(self):
-        """Tell of the end of the training loop."""
-        self._tell(SpanEnded, span_id=LOOP, parent_span_id=0, name="training_loop", duration_ns=0)
+        """Publish the end of the training loop."""
+        self._record(SpanEnded, span_id=LOOP, parent_span_id=0, name="training_loop", duration_ns=0)
         if (len(self.done), self.failed) != (self.windows[-1] if self.windows else (0, 0)):
             self.windows.append((len(self.done), self.failed))
 
     def expected(self):
-        """Return the figures of each update."""
+        """Return the metrics of each update."""
         found, begun, failed_before = [], 0, 0
         for end, failed in self.windows:
             window = self.figures(self.done[begun:end], failed - failed_before)
@@ -208,7 +208,7 @@ class Job:
         return found
 
     def figures(self, done, failed):
-        """Return what is told alike of a window and of the job."""
+        """Return the metrics that a window and the job have alike."""
         times = sorted(one.duration_ns for one in done)
         samples = [one.samples for one in done if one.samples is not None]
         tokens = [(one.tokens, one.duration_ns) for one in done if one.tokens is not None]
@@ -251,7 +251,7 @@ def per_second(amounts):
 
 
 def percentile(times, q):
-    """Return the middle of the 2 % in which the value of that rank lies, which is not beyond the extremes."""
+    """Return the middle of the 2 % bucket that holds the value of that rank, limited to the extremes."""
     value = times[math.floor(q * (len(times) - 1))]
     growth = 1.01 / 0.99
     middle = 2 * growth ** math.ceil(math.log(value) / math.log(growth)) / (growth + 1) if value else 0.0
@@ -267,7 +267,7 @@ def some_job(source, rng):
 
 
 def looked_at(model, rng, updates):
-    """Return a model that has been looked at, or goes on from the state of *model*."""
+    """Return a model that was queried, or goes on from the state of *model*."""
     look = rng.randrange(8)
     if look == 0:
         model.result()
@@ -281,7 +281,7 @@ def looked_at(model, rng, updates):
 
 
 def trained(updates, source):
-    """Return the figures of the updates of *source*, those of the window under a prefix."""
+    """Return the metrics of the updates of *source*, those of the window under a prefix."""
     own = [update for whose, update in updates if whose is source]
     of_windows = [attrs.asdict(update) for update in own if isinstance(update, TrainingWindowUpdated)]
     of_jobs = [attrs.asdict(update) for update in own if isinstance(update, TrainingMetricsUpdated)]
@@ -309,7 +309,7 @@ class TestReckoned:
     @given(seed=st.integers(0, 2**32))
     @settings(max_examples=50)
     def test_any_jobs(self, seed):
-        """Each update says what its window and the job were, whenever it was read and whatever came meanwhile."""
+        """Each update has the true values of its window and of the job, whenever they were read."""
         rng = random.Random(seed)
         jobs = [some_job(Source(id=letter * 16, world_size=rng.choice([1, 4])), rng) for letter in "ab"]
         updates, current = [], None
@@ -324,7 +324,7 @@ class TestReckoned:
             check(job, trained(updates, job.source))
 
     def test_a_long_window(self, rng):
-        """So does the one update of a window of 700 iterations."""
+        """So has the single update of a window of 700 iterations."""
         job = Job(Source(id="c" * 16), rng, log_every=10_000, configured=True)
         for _ in range(700):
             job.train()

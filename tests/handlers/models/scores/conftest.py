@@ -1,4 +1,4 @@
-"""Windows as ranks publish them."""
+"""Fixtures: windows as ranks publish them."""
 
 from __future__ import annotations
 

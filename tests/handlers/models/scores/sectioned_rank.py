@@ -12,8 +12,8 @@ from trackside.events import Source, set_process_source
 from trackside.instruments import configure_sections, section, training_iteration
 
 STEPS, WINDOW_STEPS = 30, 5
-SLOW_S = 0.05  # so much that no busy machine makes the others look as slow
-WRITTEN_S = 60.0  # a busy machine may take its time; what is tested is what was written
+SLOW_S = 0.05  # large enough that noise makes no other rank as slow
+WRITTEN_S = 60.0  # long enough for a busy machine; the test reads only the written log
 
 
 def main():

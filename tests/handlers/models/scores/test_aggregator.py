@@ -32,7 +32,7 @@ def aggregator(published):
 
 @pytest.fixture
 def feed(aggregator, source, section_window):
-    """Feed one window: of each rank given the median of its one section, or all its medians."""
+    """Feed one window: the median of each rank's one section, or all its medians."""
 
     def take(window, medians, world=4, **given):
         for rank, median in medians.items():
@@ -55,7 +55,7 @@ class TestClosing:
         assert recorded(published) == [(0, 4)]
 
     def test_others_past_it(self, feed, published):
-        """A dead rank holds nothing up: the window closes when all the others are in the next one."""
+        """A dead rank does not delay the report: the window closes when all the others are in the next one."""
         feed(0, {0: 1, 1: 1, 2: 1})
         feed(1, {0: 1, 1: 1})
         assert recorded(published) == []
@@ -69,7 +69,7 @@ class TestClosing:
         assert recorded(published) == []
 
     def test_far_ahead(self, feed, published):
-        """A rank that is two windows ahead closes one that few were in."""
+        """A rank that is two windows ahead closes a window with few ranks."""
         feed(0, {0: 1})
         feed(1, {0: 1})
         feed(2, {0: 1})
@@ -86,13 +86,13 @@ class TestClosing:
         assert Missing(3, "all", "rank silent") in report.missing
 
     def test_measured_twice(self, feed, published):
-        """A rank that goes through a window twice does not stand for another one."""
+        """A rank that goes through a window twice does not count as two ranks."""
         feed(0, {0: 1}, world=2)
         feed(0, {0: 1}, world=2)
         assert recorded(published) == []
 
     def test_new_attempt(self, feed, published):
-        """The first window of the next attempt closes what was left open by the one before."""
+        """The first window of the next attempt closes the open window of the one before."""
         feed(5, {0: 1, 1: 1})
         feed(5, {0: 1}, attempt=1)
         assert recorded(published) == [(5, 2)]
@@ -100,21 +100,21 @@ class TestClosing:
 
 class TestAmending:
     def test_later_revision(self, feed, published):
-        """What comes late amends the report under a higher revision, at once when it makes the window whole."""
+        """A late rank amends the report under a higher revision, at once when it completes the window."""
         feed(0, {0: 2, 1: 2, 2: 2})
         feed(1, {0: 2, 1: 2, 2: 2})
         feed(0, {3: 1})
         assert recorded(published) == [(0, 3), (0, 4)]
 
     def test_scores_follow(self, feed, aggregator):
-        """The amended scores are those of all."""
+        """The amended scores are those of all ranks."""
         feed(0, {0: 2, 1: 2, 2: 2})
         feed(1, {0: 2, 1: 2, 2: 2})
         feed(0, {3: 1})
         assert aggregator.result().windows[0].relative.sections["s"] == [0.5, 0.5, 0.5, 1.0]
 
     def test_not_for_each_late_one(self, feed, published):
-        """Late ones that leave the window incomplete are published together, with the next new window."""
+        """Late ranks that leave the window incomplete are published together, with the next new window."""
         feed(0, {0: 1, 1: 1}, world=8)
         feed(2, {0: 1}, world=8)
         feed(0, {2: 1, 3: 1}, world=8)
@@ -123,14 +123,14 @@ class TestAmending:
         assert recorded(published) == [(0, 2), (0, 4)]
 
     def test_too_late(self, feed, aggregator):
-        """What comes when its window is no longer kept is counted."""
+        """A rank that comes when its window is no longer kept is counted."""
         for window in range(9):
             feed(window, {0: 1})
         feed(0, {1: 1})
         assert (aggregator.too_late, len(aggregator.result().windows)) == (1, 8)
 
     def test_leaving(self, source, section_window):
-        """Who asks for it gets the last report of each window that is no longer kept."""
+        """A callback gets the last report of each window that is no longer kept."""
         left = []
         aggregator = ScoreAggregator(keep=2, on_leave=left.append)
         for window in range(4):
@@ -139,7 +139,7 @@ class TestAmending:
         assert [(report.window, report.relative.sections["s"]) for report in left] == [(0, [1.0, 0.5]), (1, [1.0, 0.5])]
 
     def test_measured_again(self, feed, aggregator):
-        """A window that a rank goes through again after a roll-back is what it was the second time."""
+        """A window that a rank goes through again after a roll-back has the values of the second time."""
         feed(0, {0: 1, 1: 1}, world=2)
         feed(0, {1: 2}, world=2)
         report = aggregator.result().windows[0]
@@ -166,14 +166,14 @@ class TestPeers:
         assert Missing(0, "section head", "no samples") in report.missing
 
     def test_workers_are_no_ranks(self, aggregator, source, section_window):
-        """What a rank's worker processes measure is not the rank's."""
+        """Windows of a rank's worker processes are not the rank's."""
         aggregator(section_window(source(0, role="worker", id="w"), 0, {"s": 1}))
         assert aggregator.result().windows == []
 
 
 class TestReasons:
     def test_gpu_off(self, aggregator, source, section_window):
-        """A rank that said why it has no GPU times is quoted."""
+        """The reason that a rank gives for lacking GPU times is quoted."""
         event = GpuTimingUnavailable(reason="there is no GPU")
         event._source = source(0, world=1)
         aggregator(event)
@@ -181,7 +181,7 @@ class TestReasons:
         assert aggregator.result().windows[0].missing == [Missing(0, "gpu", "off: there is no GPU")]
 
     def test_something_else_is_timed(self, aggregator, source, section_window):
-        """A rank that times something in the kernels' place has GPU times: it is not off."""
+        """A rank that times other work under the kernels' names has GPU times."""
         event = GpuTimingUnavailable(reason="CUPTI is taken", instead="the sections' stretches of the stream")
         event._source = source(0, world=1)
         aggregator(event)
@@ -189,17 +189,17 @@ class TestReasons:
         assert aggregator.result().windows[0].missing == [Missing(0, "gpu", "no samples")]
 
     def test_excluded(self, aggregator, source, kernel_window):
-        """A rank all of whose kernels are excluded says so."""
+        """A rank all of whose kernels are excluded has that as the reason."""
         aggregator(kernel_window(source(0, world=1), 0, {"ncclDevKernel": 5}))
         assert aggregator.result().windows[0].missing == [Missing(0, "gpu", "excluded")]
 
     def test_no_samples(self, aggregator, source, section_window):
-        """A rank without kernels has no GPU score for want of samples."""
+        """A rank without kernels has no GPU score, for lack of samples."""
         aggregator(section_window(source(0, world=1), 0, {"s": 1}))
         assert aggregator.result().windows[0].missing == [Missing(0, "gpu", "no samples")]
 
     def test_not_common(self, aggregator, source, kernel_window):
-        """Kernels that no peer has leave a rank without a relative score alone."""
+        """Kernels that no peer has only lack a relative score."""
         aggregator(kernel_window(source(0, world=2), 0, {"a": 1}))
         aggregator(kernel_window(source(1, world=2), 0, {"b": 1}))
         assert aggregator.result().windows[0].missing == [
@@ -209,7 +209,7 @@ class TestReasons:
 
     @pytest.mark.parametrize("median", [0.0, -1.0, float("nan"), float("inf")])
     def test_impossible_median(self, aggregator, source, section_window, median):
-        """A median that no duration can have is no sample."""
+        """A median that is no possible duration is no sample."""
         aggregator(section_window(source(0, world=1), 0, {"s": median, "t": 1}))
         assert aggregator.result().windows[0].relative.sections == {"t": [1.0]}
 
@@ -231,26 +231,26 @@ class TestHistory:
         assert scores == pytest.approx([1.0, 110 / 200, 121 / 200], rel=1e-12)
 
     def test_survives_restarts(self, feed, aggregator):
-        """The next attempt is compared with what the rank was capable of in the one before."""
+        """The next attempt is compared with the rank's best of the one before."""
         feed(0, {0: 10}, world=1)
         feed(1, {0: 20}, world=1, attempt=1)
         assert aggregator.result().windows[-1].individual.sections["s"] == [0.5]
 
     @pytest.mark.parametrize("best", [0, 1, 3])
     def test_survives_many_restarts(self, feed, aggregator, best):
-        """So it is after more attempts than are kept apart, whichever was the best."""
+        """The same holds after more attempts than are kept separately, whichever was the best."""
         for attempt in range(9):
             feed(attempt, {0: 10 if attempt == best else 20}, world=1, attempt=attempt)
         assert aggregator.result().windows[-1].individual.sections["s"] == [0.5]
 
     def test_many_restarts_under_another_tag(self, feed, aggregator):
-        """Attempts that are no longer kept apart pass nothing on to another kind of work."""
+        """Attempts that are no longer kept separately do not affect another kind of work."""
         for attempt in range(9):
             feed(attempt, {0: 20 if attempt else 10}, world=1, attempt=attempt, perf_tags=("b",) if attempt else ("a",))
         assert aggregator.result().windows[-1].individual.sections["s"] == [1.0]
 
     def test_relaxes_across_restarts(self, source, section_window):
-        """What an earlier attempt was capable of relaxes with the windows of the later one."""
+        """The best of an earlier attempt decays with the windows of the later one."""
         aggregator = ScoreAggregator(relax=0.1)
         for attempt, window, median in ((0, 0, 100), (1, 1, 200), (1, 2, 200)):
             aggregator(section_window(source(0, world=1, attempt=attempt), window, {"s": median}))
@@ -258,7 +258,7 @@ class TestHistory:
         assert scores == pytest.approx([1.0, 110 / 200, 121 / 200], rel=1e-12)
 
     def test_earlier_attempt_comes_late(self, feed, aggregator):
-        """What is learnt of an earlier attempt changes the scores of a later one that were told already."""
+        """Late windows of an earlier attempt change the published scores of a later one."""
         feed(1, {0: 20}, world=1, attempt=1)
         before = aggregator.result().windows[-1].individual.sections["s"]
         feed(0, {0: 10}, world=1)
@@ -299,19 +299,19 @@ class TestStragglers:
         }
 
     def test_since_before_what_is_kept(self, feed, aggregator):
-        """It is known since when also after that window is gone."""
+        """The onset is known also after its window is gone."""
         for window in range(20):
             feed(window, {0: 10, 1: 10 if window < 3 else 30}, world=2)
         assert {one.since_window for one in aggregator.latest().stragglers} == {3}
 
     def test_recovered(self, feed, aggregator):
-        """Who was fast in between has been a straggler since it was so again."""
+        """For a rank that was fast in between, the onset is the later one."""
         for window, median in enumerate((30, 10, 30)):
             feed(window, {0: 10, 1: median}, world=2)
         assert {one.since_window for one in aggregator.latest().stragglers} == {2}
 
     def test_missing_in_between(self, feed, aggregator):
-        """A window without a score neither ends nor begins anything."""
+        """A window without a score neither begins nor ends a straggler's stretch."""
         feed(0, {0: 10, 1: 30}, world=2)
         feed(1, {0: 10}, world=2)
         feed(2, {0: 10, 1: 30}, world=2)
@@ -325,19 +325,19 @@ class TestStragglers:
         assert {one.since_window for one in aggregator.latest().stragglers} == {0}
 
     def test_another_node(self, feed, aggregator):
-        """A rank that was moved to another node is another matter there."""
+        """A rank that moved to another node has a new history there."""
         feed(0, {0: 10, 1: 30}, world=2)
         feed(1, {0: 10, 1: 30}, world=2, attempt=1, host="elsewhere")
         assert {(one.node, one.since_window) for one in aggregator.latest().stragglers} == {("elsewhere", 1)}
 
     def test_moved_away_and_back(self, feed, aggregator):
-        """Back on the first node it begins anew there, too."""
+        """Back on the first node its history begins anew, too."""
         for attempt, host in enumerate(("a", "b", "a")):
             feed(attempt, {0: 10, 1: 30}, world=2, attempt=attempt, host=host)
         assert {(one.node, one.since_window) for one in aggregator.latest().stragglers} == {("a", 2)}
 
     def test_moved_without_a_score(self, feed, aggregator):
-        """Where the rank ran elsewhere meanwhile, a missing score does not bridge the gap."""
+        """If the rank ran elsewhere meanwhile, a missing score does not bridge the gap."""
         for attempt, (host, name) in enumerate((("a", "s"), ("b", "t"), ("a", "s"))):
             feed(attempt, {0: {name: 10}, 1: {name: 30}}, world=2, attempt=attempt, host=host)
         assert {one.since_window for one in aggregator.latest().stragglers} == {2}
@@ -368,7 +368,7 @@ class TestStragglers:
         assert [one.rank for one in aggregator.latest().stragglers] == [1]
 
     def test_worst_first(self, feed, aggregator):
-        """The worst come first."""
+        """The slowest come first."""
         feed(0, {0: 10, 1: 20, 2: 40, 3: 30})
         assert [one.rank for one in aggregator.latest().stragglers] == [2, 3, 1]
 
@@ -383,30 +383,28 @@ class TestWaiting:
         return aggregator.latest()
 
     def test_is_not_scored(self, report):
-        """Who waits is not slow: sections of waiting have no scores."""
+        """Sections of waiting have no scores: a rank that waits is not slow."""
         assert report.relative.sections == {"work": [1.0, 1 / 3]}
         assert [(one.rank, one.what) for one in report.stragglers] == [(1, "section work")]
 
     def test_seconds(self, report):
-        """
-        What each rank waited is told per step: 100 entries in 100 steps.
-        """
+        """The wait of each rank is reported per step: 100 entries in 100 steps."""
         assert report.waited_s_per_step == [2.0, 0.5]
 
     def test_on_the_gpu(self, aggregator, source, kernel_window):
         """
-        The time in NCCL's kernels, which wait on the device, is told per step: 10 launches of 2 s in 100 steps.
+        The time in NCCL's kernels, which wait on the device, is reported per step: 10 launches of 2 s in 100 steps.
         """
         for rank, nccl_ns in enumerate((2e9, 1e9)):
             aggregator(kernel_window(source(rank, world=2), 0, {"gemm": 5e9, "ncclDevKernel_AllReduce": nccl_ns}))
         assert aggregator.result().windows[0].left_out_s_per_step == [0.2, 0.1]
 
     def test_no_kernels(self, report):
-        """Where no kernels are known that is not known either, and is not 0."""
+        """Without kernels the wait is unknown, and not 0."""
         assert report.left_out_s_per_step == [None, None]
 
     def test_dumped(self, aggregator, report):
-        """It moves with the state."""
+        """The wait is part of the state."""
         other = ScoreAggregator(relax=0.0)
         other.load(aggregator.dump())
         assert other.latest() == report
@@ -414,14 +412,14 @@ class TestWaiting:
 
 class TestInput:
     def test_derived_events(self, feed, aggregator, published):
-        """A model does not read what models publish."""
+        """Derived events are not read."""
         feed(0, {0: 1, 1: 1, 2: 1, 3: 1})
         before = aggregator.result()
         aggregator(published[0])
         assert aggregator.result() == before
 
     def test_other_events(self, aggregator):
-        """What is none of its business changes nothing."""
+        """Other events change nothing."""
         aggregator(SpanEnded(span_id=1, parent_span_id=0, name="s", duration_ns=1))
         assert aggregator.result().windows == []
 
@@ -433,14 +431,14 @@ class TestInput:
         assert (aggregator.result().windows, aggregator.result().malformed) == ([], 1)
 
     def test_name_twice(self, aggregator, source, section_window):
-        """So is one that names a section twice."""
+        """So is a window that names a section twice."""
         event = section_window(source(0), 0, {"a": 1, "b": 2})
         event.names[1] = "a"
         aggregator(event)
         assert (aggregator.result().windows, aggregator.result().malformed) == ([], 1)
 
     def test_impossible_rank(self, aggregator, source, section_window):
-        """A rank beyond all that can be is refused, and counted."""
+        """An impossible rank is refused, and counted."""
         aggregator(section_window(source(1 << 30), 0, {"a": 1}))
         assert aggregator.result().malformed == 1
 
@@ -450,7 +448,7 @@ class TestInput:
         assert aggregator.result().windows[0].ranks == [0, 1]
 
     def test_missed(self, aggregator):
-        """What did not get here is in the result."""
+        """Missed events are in the result."""
         aggregator.missed(Source.unknown(""), 3)
         assert aggregator.result().missed == 3
 
@@ -492,7 +490,7 @@ class TestResult:
 class TestDump:
     @pytest.fixture
     def full(self, aggregator, feed, source, kernel_window):
-        """Give a model that has seen something of everything."""
+        """Give a model that has read every kind of event."""
         for window in range(12):
             for rank in range(4):
                 aggregator(kernel_window(source(rank), window, {"k": 10 * (rank + 1), "ncclDev": 3}))
@@ -514,7 +512,7 @@ class TestDump:
         assert other.result() == full.result()
 
     def test_goes_on(self, full, source, section_window):
-        """What comes afterwards has the same effect there as here."""
+        """Later events have the same effect on the loaded model."""
         other = ScoreAggregator(relax=0.0)
         other.load(full.dump())
         for rank in range(4):
@@ -524,7 +522,7 @@ class TestDump:
         assert other.result() == full.result()
 
     def test_not_published_again(self, full):
-        """What was published there is not published here again."""
+        """Reports that the first model published are not published again."""
         published = []
         other = ScoreAggregator(publish=published.append, relax=0.0)
         other.load(full.dump())
@@ -532,7 +530,7 @@ class TestDump:
 
     @pytest.mark.parametrize("data", [{}, {"version": 2}, {"version": 1, "ranks": 7}, None, []])
     def test_something_else(self, data):
-        """What is no dumped state is refused, and leaves an empty model."""
+        """Data that is no dumped state is refused, and leaves an empty model."""
         other = ScoreAggregator()
         with pytest.raises(DecodeError):
             other.load(data)
@@ -541,7 +539,7 @@ class TestDump:
 
 class TestOnReport:
     def test_without_events(self, source, section_window):
-        """A handler that wants reports in place of events gets each when it closes, and when it is amended."""
+        """A handler that wants reports instead of events gets each when it closes, and when it is amended."""
         recorded = []
         aggregator = ScoreAggregator(on_report=recorded.append, patience=1)
         aggregator(section_window(source(0, world=2), 0, {"a": 1.0}))
@@ -558,6 +556,6 @@ class TestReportEvents:
         assert published[0].derived
 
     def test_time(self, feed, published):
-        """Its time is the end of what it reports on: that of the window's last event."""
+        """Its time is that of the window's last event."""
         feed(0, {0: 1, 1: 1, 2: 1, 3: 1})
         assert published[0].at_ns == 1_000_000_000

@@ -1,4 +1,4 @@
-"""Stragglers that are found among many ranks, and those that are not."""
+"""Stragglers among many ranks are found, and no others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECTIONS = {"data": 2e6, "forward": 5e6, "backward": 9e6}
 
 @pytest.fixture
 def alarms(source, section_window):
-    """Return who was a straggler within three windows of a simulated job, and who was slowed."""
+    """Return the stragglers found within three windows of a simulated job, and the slowed ranks."""
 
     def simulate(seed, *, factor, steps, thresholds):
         rng = random.Random(seed)

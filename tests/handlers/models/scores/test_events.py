@@ -47,7 +47,7 @@ class TestEventsOf:
         assert scores[0, "individual section b"] == 1.0
 
     def test_columns(self, event):
-        """There is a column for each kind and thing scored."""
+        """There is a column for each scored section and kind of score."""
         assert event.columns == [
             "relative gpu",
             "relative section a",
@@ -95,7 +95,7 @@ class TestParts:
         assert ranks == list(range(2000))
 
     def test_numbered(self, parts):
-        """Each says which of how many it is."""
+        """Each part has its number and the number of parts."""
         assert [(event.part, event.parts) for event in parts] == [(n, len(parts)) for n in range(len(parts))]
 
     def test_each_fits(self, parts):

@@ -13,7 +13,7 @@ class TestLowest:
         assert lowest([[3.0, 1.0], [2.0, 5.0]]) == [2.0, 1.0]
 
     def test_one_row(self):
-        """Who is alone is its own reference."""
+        """A rank alone is its own reference."""
         assert lowest([[3.0, 1.0]]) == [3.0, 1.0]
 
 
@@ -55,5 +55,5 @@ class TestIsNccl:
         ],
     )
     def test_names(self, name, expected):
-        """NCCL's kernels are known by their names."""
+        """NCCL's kernels are recognised by their names."""
         assert is_nccl(name) is expected

@@ -1,4 +1,4 @@
-"""Live, remote and replayed give the same answer, however the sources interleave."""
+"""The results live, remote and replayed are equal, for any interleaving of the sources."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ sections = st.dictionaries(st.sampled_from(NAMES), medians)
 kernels = st.dictionaries(st.sampled_from(KERNELS), medians)
 windows = st.tuples(st.integers(0, 3), sections, st.none() | kernels)
 steps = windows | st.just("no gpu") | st.sampled_from([("tag", "x"), ("tag", "y")])
-# For each rank and attempt what it says, in order.
+# The windows of each rank and attempt, in order.
 streams = st.dictionaries(
     st.tuples(st.integers(0, 2), st.integers(0, 1)), st.lists(steps, max_size=6), min_size=1, max_size=6
 )
@@ -57,7 +57,7 @@ def build(request):
 
 
 def merged(queues, draw):
-    """Merge *queues*, keeping the order of each; *draw* says from which to take."""
+    """Merge *queues*, keeping the order of each; *draw* chooses the next one."""
     queues = [queue for queue in queues if queue]
     while queues:
         queue = queues[draw(len(queues))]
@@ -68,7 +68,7 @@ def merged(queues, draw):
 class TestInterleaving:
     @given(data=st.data(), said=streams)
     def test_any(self, build, data, said):
-        """The result does not depend on how the sources interleave, nor on being moved on the way."""
+        """The result depends neither on the interleaving of the sources nor on a transfer of the state."""
         first = ScoreAggregator()
         for (rank, attempt), words in said.items():
             for event in build(rank, attempt, words):
@@ -85,7 +85,7 @@ class TestInterleaving:
         assert second.result() == first.result()
 
     def test_long_streams(self, build, rng):
-        """So it is over many more windows than are kept, while no source is that far behind."""
+        """The same holds over many more windows than are kept, while no source is that far behind."""
         said = {
             rank: [(window, {"a": float(rng.randint(5, 20))}, None) for window in range(60) if rng.random() < 0.9]
             for rank in range(3)
@@ -105,7 +105,7 @@ class TestInterleaving:
 
 class TestReplay:
     def test_live_and_replayed(self, tmp_path, rng):
-        """The log of some ranks, replayed, gives what a model in the job gave; and what it published."""
+        """The log of some ranks, replayed, gives the result and the reports of a model in the job."""
         live, published = ScoreAggregator(), []
         start_ns = (
             time.time_ns() + 1_000_000_000
@@ -154,6 +154,6 @@ assert not any(name == "torch" or name.startswith("torch.") for name in sys.modu
 
 class TestNoCollective:
     def test_torch_is_not_even_imported(self):
-        """Scores come about without torch, and so without any of its collectives."""
+        """Scores are computed without torch, and so without any of its collectives."""
         done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=False, timeout=60)
         assert (done.returncode, done.stderr) == (0, "")

@@ -20,7 +20,9 @@ STRUCK_AT = 17
 
 @pytest.fixture(scope="module", params=["SIGKILL", "SIGSTOP"])
 def job(request, tmp_path_factory):
-    """Run it; return the model that read its logs while the struck rank was as it was, and what that published."""
+    """
+    Run the job; return the model that read its logs while the rank was killed or stopped, and the published reports.
+    """
     folder = tmp_path_factory.mktemp("job")
     command = [sys.executable, Path(__file__).parent / "sectioned_rank.py"]
     ranks = [
@@ -61,7 +63,7 @@ class TestStruckRank:
         assert windows >= {0, 1, 2, 3, 4}
 
     def test_is_named(self, job):
-        """It is named as silent from the window in which it was struck on, and in none before."""
+        """The rank is named as silent from the window in which it was struck on, and in none before."""
         reports = job[0].result().windows
         silent = [report.window for report in reports if Missing(1, "all", "rank silent") in report.missing]
         assert silent == [3, 4, 5]

@@ -1,4 +1,4 @@
-"""A process whose place another one takes, as when a script without a launcher is run again under one run id."""
+"""A process that another one replaces, as when a script without a launcher is run again under one run id."""
 
 from __future__ import annotations
 

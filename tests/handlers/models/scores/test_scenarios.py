@@ -1,4 +1,4 @@
-"""The scenarios that nvidia-resiliency-ext tests its own report generator with, and what it answers."""
+"""The scenarios of the report generator's tests in nvidia-resiliency-ext, with its results."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class TestIndividualGpuScores:
         ],
     )
     def test_scores(self, scored, windows, expected):
-        """A GPU is compared with the best that it has shown; what is new or missing does it no harm."""
+        """A GPU is compared with its own best; new or missing kernels do not lower its score."""
         assert scored(*([window] for window in windows)).individual.gpu == approx([expected])
 
     def test_four_ranks(self, scored):
@@ -106,7 +106,7 @@ class TestIndividualGpuScores:
         assert scored(first, second).individual.gpu == approx([1.0, 0.5, 1.0, 0.25])
 
     def test_off(self, scored):
-        """What is not asked for is empty, and is said to be off."""
+        """Scores that were not requested are empty, and marked as off."""
         report = scored([{"k": 1}], kinds=["individual"])
         assert (report.relative.gpu, report.relative.sections, report.off) == ([], {}, ["relative"])
 
@@ -155,7 +155,7 @@ class TestSections:
         ],
     )
     def test_individual(self, scored, slow, sections):
-        """Ranks whose second half is slower than their first are found by their own past, all four if it is all."""
+        """Ranks whose second half is slower than their first are found by their own past, even if all four are."""
         before = [dict.fromkeys(("one", "two"), 10e6) for _ in range(4)]
         after = [
             {name: 15e6 if rank in slow and name in sections else 10e6 for name in ("one", "two")} for rank in range(4)
@@ -166,7 +166,7 @@ class TestSections:
         }
 
     def test_missing_on_one(self, scored):
-        """A section that one rank lacks has no relative score on any, and says why."""
+        """A section that one rank lacks has no relative score on any rank, and the reason is given."""
         report = scored([{"a": 1, "b": 1}, {"a": 2}])
         assert report.relative.sections == {"a": approx([1.0, 0.5]), "b": [None, None]}
         assert [attrs.astuple(recorded) for recorded in report.missing if "section" in recorded.what] == [
@@ -177,7 +177,7 @@ class TestSections:
 
 class TestIdentifyStragglers:
     def test_four_keys(self, scored):
-        """All four keys are there, whatever was found."""
+        """All four keys are there, with or without stragglers."""
         assert scored([{"k": 1}]).identify_stragglers() == {
             "straggler_gpus_relative": set(),
             "straggler_gpus_individual": set(),
@@ -193,6 +193,6 @@ class TestIdentifyStragglers:
         assert report.identify_stragglers(gpu_rel_threshold=0.76)["straggler_gpus_relative"] == {(1, "node0")}
 
     def test_missing_is_never_one(self, scored):
-        """Who has no score is below no threshold."""
+        """A missing score is below no threshold."""
         report = scored([{"a": 1}, {"b": 1}])
         assert report.identify_stragglers(gpu_rel_threshold=9.0)["straggler_gpus_relative"] == set()

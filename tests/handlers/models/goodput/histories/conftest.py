@@ -1,4 +1,4 @@
-"""Jobs made up at random, and what each instant of them was spent on, worked out the slow way."""
+"""Random jobs, and the bucket of each instant of them, computed instant by instant."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def live(stream):
                 if bucket is not None:
                     claim(span.at_ns, event.at_ns, bucket, custom, order)
             open_spans = {}
-    # What is still open goes on; of equals what began last would have ended first.
+    # Spans that are still open go on; of equals the one that began last would have ended first.
     for span in sorted(open_spans.values(), key=lambda span: -span.at_ns):
         bucket, custom = bucket_of(span)
         if bucket is not None:
@@ -251,7 +251,7 @@ def counted(instants, start=None, end=None):
 
 
 class Historian:
-    """Makes up jobs."""
+    """A generator of random jobs."""
 
     def __init__(self, seed, stream):
         self.rng = random.Random(seed)
@@ -304,7 +304,7 @@ class Historian:
             moments.append((now, lambda end=now: stream.beat(end)))
         crash = rng.random() < 0.5
         until = rng.randint(begin, now) if crash else now
-        # Publishing happens as things end; a crash loses what had not ended.
+        # Events are published as spans end; a crash loses the spans that had not ended.
         for end, publish in sorted(moments, key=lambda moment: moment[0]):
             if end <= until:
                 publish()
@@ -313,7 +313,7 @@ class Historian:
         return stream, max(event.at_ns for event in stream.events), done
 
     def phase(self, stream, moments, name, now):
-        """Add something long after *now*; return its end."""
+        """Add a random span after *now*; return its end."""
         start = now + self.rng.randint(0, 2)
         end = start + self.rng.randint(1, 6)
         number = next(stream.ids)
@@ -364,7 +364,7 @@ class Historian:
         return end
 
     def overlap(self, stream, moments, begin, now):
-        """Add something that pays no heed to anything else."""
+        """Add a span that overlaps others in any way."""
         rng = self.rng
         start = rng.randint(begin, max(begin, now - 1))
         end = min(rng.randint(start + 1, max(start + 1, now)), start + rng.choice((1, 2, 3, 1_000)))
@@ -392,7 +392,7 @@ class Historian:
 
 @pytest.fixture
 def historian(stream):
-    """Give a function that makes up the job of some number."""
+    """Give a function that generates the job of some number."""
     return lambda seed: Historian(seed, stream)
 
 

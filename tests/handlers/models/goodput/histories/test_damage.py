@@ -1,4 +1,4 @@
-"""Jobs made up at random whose logs were damaged: never a wrong sum, and never another answer for another reason."""
+"""Random jobs whose logs were damaged: never a wrong sum, and the same result whatever the unrelated disturbances."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def intrude(events, place, event, rng):
 
 @pytest.fixture
 def mistreated(shuffle, monkeypatch):
-    """Give a function that returns what a model answers that was disturbed in every way that should not matter."""
+    """Give a function that returns the result of a model that was disturbed in every way that must not matter."""
 
     def answer(streams, rng):
         with monkeypatch.context() as patch:
@@ -98,7 +98,7 @@ def mistreated(shuffle, monkeypatch):
 
 class TestDamage:
     def test_sum(self, historian, feed, seed):
-        """Whatever the damage, every instant from the first start to the end is in one bucket."""
+        """With any damage, every instant from the first start to the end is in one bucket."""
         for history in range(seed, seed + HISTORIES):
             streams = historian(history).job()
             damage_all(streams, random.Random(history))
@@ -108,7 +108,7 @@ class TestDamage:
                 assert (history, sum(result.spent_ns.values())) == (history, result.end_ns - result.start_ns)
 
     def test_windows(self, historian, feed, seed):
-        """Whatever the damage, windows add up to the whole."""
+        """With any damage, windows add up to the whole."""
         for history in range(seed, seed + HISTORIES // 5):
             streams = historian(history).job()
             damage_all(streams, random.Random(history))
@@ -120,7 +120,7 @@ class TestDamage:
                 assert (history, +total) == (history, +collections.Counter(model.result().spent_ns))
 
     def test_nothing_else_matters(self, historian, feed, mistreated, seed):
-        """Not with damage either does it matter what was packed, who asked, who mixed or who took over."""
+        """With damage too, packing, queries, interleaving and a transfer of the state do not change the result."""
         for history in range(seed, seed + HISTORIES // 2):
             streams = historian(history).job()
             rng = random.Random(history)

@@ -1,4 +1,4 @@
-"""The account against one that looks at each instant by itself, over jobs made up at random."""
+"""The account of random jobs against one that is computed instant by instant."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HISTORIES = 1_000
 
 @pytest.fixture
 def tiny_blocks(monkeypatch):
-    """Pack after a few slices, so that the packed past matters in a short history."""
+    """Pack after a few slices, so that packing matters in a short history."""
 
     def shrink(rng):
         monkeypatch.setattr(_track, "BLOCK", rng.choice((1, 2, 3, 5, 8)))
@@ -27,13 +27,13 @@ def tiny_blocks(monkeypatch):
 
 @pytest.fixture
 def expected(truth, count):
-    """Give a function that returns what a job's time was spent on, the slow way."""
+    """Give a function that returns the time of a job by bucket, computed instant by instant."""
     return lambda streams: count(truth(streams))
 
 
 class TestHistories:
     def test_every_instant(self, historian, expected, feed, seed):
-        """Each instant is in the bucket that the rules say, in a thousand jobs with all that can go wrong."""
+        """Each instant is in the bucket that the rules name, in a thousand jobs with all kinds of faults."""
         for history in range(seed, seed + HISTORIES):
             streams = historian(history).job()
 
@@ -50,7 +50,7 @@ class TestHistories:
             assert (history, total) == (history, pytest.approx(result.elapsed_s, rel=1e-9))
 
     def test_packed(self, historian, expected, feed, tiny_blocks, seed):
-        """What is packed away answers as what is not."""
+        """Packed slices give the same result as unpacked ones."""
         for history in range(seed, seed + HISTORIES // 2):
             streams = historian(history).job()
             tiny_blocks(random.Random(history))
@@ -58,7 +58,7 @@ class TestHistories:
             assert (history, feed(*streams).result().spent_ns) == (history, expected(streams))
 
     def test_any_stretch(self, historian, truth, count, feed, seed):
-        """The account of any stretch is that of its instants, by all that is known in the end."""
+        """The account of any stretch is that of its instants, by all events up to the end."""
         for history in range(seed, seed + HISTORIES // 4):
             streams = historian(history).job()
             instants = truth(streams)
@@ -83,7 +83,7 @@ class TestHistories:
             assert (history, total) == (history, model.result().spent_ns)
 
     def test_any_interleaving(self, historian, feed, shuffle, seed):
-        """How the streams of several processes interleave changes neither the answer nor the state."""
+        """The interleaving of several processes' streams changes neither the result nor the state."""
         for history in range(seed, seed + HISTORIES // 4):
             streams = historian(history).job()
             expected = feed(*streams)
@@ -95,7 +95,7 @@ class TestHistories:
             assert (history, model.dump()) == (history, expected.dump())
 
     def test_asking_changes_nothing(self, historian, feed, shuffle, tiny_blocks, seed):
-        """Whether and when it is asked has no influence on any later answer."""
+        """Queries at any time have no influence on later results."""
         for history in range(seed, seed + HISTORIES // 4):
             streams = historian(history).job()
             rng = random.Random(history)
@@ -109,7 +109,7 @@ class TestHistories:
             assert (history, model.result()) == (history, feed(*streams).result())
 
     def test_state_travels(self, historian, feed, shuffle, tiny_blocks, seed):
-        """A model that takes over another's state at any moment, over the wire, goes on as that one does."""
+        """A model that loads another's state at any moment, over the wire, goes on as that one does."""
         for history in range(seed, seed + HISTORIES // 4):
             streams = historian(history).job()
             rng = random.Random(history)
@@ -125,7 +125,7 @@ class TestHistories:
             assert (history, model.result()) == (history, feed(*streams).result())
 
     def test_torn(self, historian, expected, feed, seed):
-        """A log that is torn at any event gives the account of what is there, and says that the end is missing."""
+        """A log that is torn at any event gives the account of its sound part, and reports that the end is missing."""
         for history in range(seed, seed + HISTORIES // 4):
             streams = historian(history).job()
             rng = random.Random(history)
