@@ -66,6 +66,19 @@ def clock_through_sleep_ns() -> int | None:
     return None if boottime is None else time.clock_gettime_ns(boottime)
 
 
+def process_age_s() -> float | None:
+    """Return for how long this process has run, in seconds; None where the system does not say."""
+    if SYSTEM != "linux":
+        return None
+    try:
+        with open("/proc/self/stat", "rb") as file:  # noqa: PTH123  pathlib is loaded by nothing else here
+            began_ticks = int(file.read(4096).rpartition(b")")[2].split()[19])  # behind the name, which may have blanks
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - began_ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return None
+    return age_s if began_ticks and age_s >= 0 else None
+
+
 def read_at(fd: int, size: int, offset: int) -> bytes:
     """Return up to *size* bytes from *offset*; where reading and seeking are two calls, *fd* is for one thread."""
     if hasattr(os, "pread"):

@@ -674,3 +674,27 @@ class TestRankThatIsOff:
         (source,) = trackside.check_logs(tmp_path / "runs").sources
         assert (source.source.application, source.source.session_tag) == ("charlm", "s1")
         assert source.by_type["trackside.job.configured"] == 1
+
+
+TWO_JOBS = """
+import sys, time
+began = time.monotonic()
+import trackside
+jobs = []
+for _ in range(2):
+    before_s = time.monotonic() - began
+    with trackside.start(sys.argv[1], report=False) as job:
+        print(before_s, job.source.before_start_s)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the age of a process is not known")
+def test_before_start(tmp_path):
+    """A source says how long its process had run when its first job was started; at a second one it does not know."""
+    began = time.monotonic()
+    printed, _ = in_child(TWO_JOBS, tmp_path)
+    took_s = time.monotonic() - began
+    (within_s, first_s), (_, second_s) = (map(float, line.split()) for line in printed.splitlines())
+    tick_s = 1 / os.sysconf("SC_CLK_TCK")
+    assert within_s <= first_s <= took_s + tick_s
+    assert second_s == 0

@@ -72,6 +72,8 @@ class MadeUpJob:
     validation_s: float = 0.0
     imports_s: float = 0.0
     """What each process takes before its first span."""
+    before_start_s: float = 0.0
+    """How long each process had run when the job was started in it."""
     setup_s: float = 0.5
     stumbles: float = 0.002
     """The share of steps that take three times as long for no reason."""
@@ -114,6 +116,7 @@ class MadeUpJob:
                 pid=100 + rank,
                 application="made-up",
                 baseline=self.baseline,
+                before_start_s=self.before_start_s,
             )
             for rank in range(self.ranks)
         ]

@@ -298,6 +298,18 @@ class TestText:
         write_events(tmp_path, Source(run_id="run"), steps)
         assert "least 0.02 " in printed(read_report(tmp_path))
 
+    def test_before_start(self, printed, made_up):
+        """The report says for how long a process had run before telemetry began, of each attempt; no figure has it."""
+        report = read_report(made_up(killed_at=(130,), before_start_s=12.5))
+        text = " ".join(printed(report).split())
+        assert "The process had run for 12.5 s when start() was called" in text
+        assert "Attempt 1: 12.5 s of the restart downtime were its process and imports before start()" in text
+        assert report.goodput == read_report(made_up(killed_at=(130,))).goodput
+
+    def test_little_before_start(self, printed, made_up):
+        """Less than half a second before telemetry began is not worth a line."""
+        assert "start() was called" not in printed(read_report(made_up(before_start_s=0.4)))
+
     def test_plain(self, printed, made_up):
         """Where there is no terminal it has no control characters, and no line is longer than 100 characters."""
         text = printed(read_report(made_up()))

@@ -91,6 +91,8 @@ class Source(Value):
     metadata: dict[str, str] = attrs.field(factory=dict, converter=_texts, hash=False)
     """What the user wants kept with the run."""
     parent: Parent | None = None
+    before_start_s: float = 0.0
+    """How long the process had run when the job was started, imports included, in seconds; 0 where not known."""
     anchor: clock.Anchor = attrs.field(factory=lambda: clock.process_anchor)
     """The clock reading on which this process's ``at_ns`` stands."""
 
@@ -123,6 +125,7 @@ class Source(Value):
             role=WORKER,
             pid=os.getpid(),
             parent=Parent(self.id, ambient.get()[0]),
+            before_start_s=0.0,
         )
 
     def to_wire(self) -> dict[str, Any]:
@@ -179,11 +182,12 @@ _PLAIN: dict[str, type] = {
     "local_rank": int,
     "world_size": int,
     "application": str,
+    "before_start_s": float,
 }
 
 
 def _is_possible(value: Any) -> bool:
-    return type(value) is not int or 0 <= value < _MAX_COUNT
+    return type(value) not in {int, float} or 0 <= value < _MAX_COUNT
 
 
 def _rebuilt(cls: type[Any], data: object, **kinds: type) -> Any:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from trackside._platform import may_run
+from trackside._platform import may_run, process_age_s
 from trackside.core import complain
 from trackside.events import Source, UnreadableError
 from trackside.handlers.eventlog._format import SUFFIX
@@ -24,6 +25,8 @@ _MAIN: Final = "main"
 _MADE_UP: Final = "run-"
 """How the id of a run begins that no launcher knows."""
 _RUN_KEY: Final = "trackside/run"
+_is_described = False
+"""Whether a job was started in this process, or in the one that it was forked from."""
 _ALIVE_S: Final = 5.0
 """A log that was written to since is of a living process: there is a heartbeat every second, as a rule."""
 
@@ -35,9 +38,23 @@ def describe(job: JobConfig | None) -> Source:
     What *job* says comes first, then torch.distributed where it is initialised, then the launcher's variables.
     """
     given = dict(job.source_fields()) if job is not None else {}
-    fields: dict[str, Any] = {"parent": parent_from(), **pytorch.place_in_group(), **given}
+    fields: dict[str, Any] = {
+        "parent": parent_from(),
+        "before_start_s": _before_start_s(),
+        **pytorch.place_in_group(),
+        **given,
+    }
     source = Source.detect(**fields)
     return attrs.evolve(source, **_agreed(source, given))
+
+
+def _before_start_s() -> float:
+    """Return how long this process has run, at the first call; 0 at others, in a notebook and where it is not known."""
+    global _is_described
+    is_first, _is_described = not _is_described, True
+    # People think between the start of an interactive session and that of a job.
+    is_interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive) or "ipykernel" in sys.modules
+    return process_age_s() or 0.0 if is_first and not is_interactive else 0.0
 
 
 def place_found_late(source: Source, job: JobConfig | None) -> dict[str, Any]:

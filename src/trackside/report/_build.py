@@ -352,6 +352,7 @@ def _rank(process: Watched, newest_ns: int, latest_ns: int, exit_status: int | N
         has_good_end=life.has_good_end,
         error=life.error,
         interval_s=(process.heartbeat_interval_ns or 10**9) / 1e9,
+        before_start_s=process.source.before_start_s,
     )
 
 
@@ -387,6 +388,7 @@ def _attempts(model: GoodputAccumulator, whole: GoodputResult, rows: Sequence[Ra
                 goodput=result.goodput,
                 buckets_s=_buckets(result),
                 ranks=len(own),
+                before_start_s=max((row.before_start_s for row in own), default=0.0),
                 first_out=min(out, key=lambda row: row.last_ns, default=None),
             )
         )

@@ -504,6 +504,7 @@ def _goodput(report: Report) -> str:
         if length / whole >= _LEAST_SHARE
     )
     note = f"The last {_MOST_ATTEMPTS} of {len(report.attempts)} attempts." if len(bars) < len(report.attempts) else ""
+    note = " ".join(filter(None, [note, *(bar.before_start for bar in bars)]))
     content = f'<div id="chart-goodput">{"".join(map(_bar, bars))}</div><div class="buckets">{legend}</div>'
     return section("goodput", "Where the time went", content, note)
 

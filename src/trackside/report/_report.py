@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import attrs
 
+from trackside.core import text as words
 from trackside.handlers.models.goodput import GoodputResult
 from trackside.report._gather import Bin, Mark, plain
 from trackside.report._statistics import Difference
@@ -69,6 +70,8 @@ def shown(bucket: str) -> BucketStyle:
     """Return how *bucket* is shown; custom and elastic ones have one colour and their own name."""
     return _SHOWN.get(bucket) or attrs.evolve(_ELSE, name=bucket.lower().replace("_", " "))
 
+
+_LEAST_BEFORE_START_S: Final = 0.5
 
 SCHEMA: Final = "trackside.report/1"
 """The version of `Report.to_json`: it grows by names, and a name keeps its meaning."""
@@ -155,6 +158,8 @@ class RankRow:
     """The exception that ended it, by name; empty if none did."""
     interval_s: float = 1.0
     """Between two of its heartbeats."""
+    before_start_s: float = 0.0
+    """How long its process had run when the job was started, in seconds; 0 where not known."""
 
 
 @attrs.frozen(kw_only=True)
@@ -170,6 +175,18 @@ class AttemptBar:
     ranks: int
     first_out: RankRow | None
     """Of an attempt that did not end well, the rank that fell silent first."""
+    before_start_s: float = 0.0
+    """The longest time of a rank's process before the job was started in it, in seconds; in no bucket of this bar."""
+
+    @property
+    def before_start(self) -> str:
+        """What ran before the job was started, in words; empty for less than half a second of it."""
+        if self.before_start_s < _LEAST_BEFORE_START_S:
+            return ""
+        took = words.seconds(self.before_start_s)
+        if self.number:
+            return f"Attempt {self.number}: {took} of the restart downtime were its process and imports before start()."
+        return f"The process had run for {took} when start() was called, with its imports; no figure here has that."
 
 
 @attrs.frozen(kw_only=True)

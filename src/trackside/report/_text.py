@@ -159,6 +159,9 @@ def _attempts(report: Report, width: int) -> Iterator[Line]:
         line[0] = (line[0][0], shown(row[4]).terminal)
         line[-1] = (line[-1][0], "dim")
         yield line
+    for bar in report.attempts[-_MOST_ATTEMPTS:]:
+        if bar.before_start:
+            yield from _wrapped(bar.before_start, width, "  ", "  ")
 
 
 def cells(lengths: Sequence[float], room: int) -> list[int]:
