@@ -6,8 +6,9 @@ import argparse
 import collections
 import fnmatch
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Final
 
 from trackside.cli._event_text import EventLines, globs
 from trackside.cli._print import event_line, readable, report_unread, warn
@@ -15,6 +16,8 @@ from trackside.events import Event
 from trackside.handlers import follow, replay
 from trackside.handlers.eventlog import is_stream
 from trackside.wire import to_json, wire_name_of
+
+_MOST_NAMED: Final = 8
 
 
 def add_to(commands: Any) -> None:
@@ -52,7 +55,8 @@ def run(options: argparse.Namespace) -> int:
     if options.follow:
         return _follow(options, show)
     recorded = replay(*options.path)
-    events: Iterable[Event] = _matching(readable(recorded), globs(options.type))
+    seen: set[str] = set()
+    events: Iterable[Event] = _matching(readable(recorded), globs(options.type), seen)
     if options.last is not None:
         events = collections.deque(events, maxlen=options.last)
     has_any = False
@@ -62,10 +66,17 @@ def run(options: argparse.Namespace) -> int:
     code = report_unread("tail", recorded)
     if code or has_any or options.last == 0:
         return code
-    warn(
-        f"trackside tail: no event of type {' or '.join(options.type)}" if options.type else "trackside tail: no event"
-    )
+    wanted = f" of type {' or '.join(options.type)}" if options.type else ""
+    warn(f"trackside tail: no event{wanted}{_there(seen, options.type)}")
     return 1
+
+
+def _there(seen: Iterable[str], wanted: Iterable[str]) -> str:
+    """Return which types there are, those first whose names have a word of the *wanted* ones."""
+    words = re.findall(r"[a-z]+", " ".join(wanted).lower())
+    names = sorted(seen, key=lambda name: (not any(word in name for word in words), name))
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"; there are {', '.join(names[:_MOST_NAMED])}{more}" if names else ""
 
 
 def _follow(options: argparse.Namespace, show: Callable[[Event], str]) -> int:
@@ -75,12 +86,15 @@ def _follow(options: argparse.Namespace, show: Callable[[Event], str]) -> int:
     missing = [path for path in options.path if not is_stream(path) and not os.path.exists(path)]  # noqa: PTH110  as above
     if missing:
         warn(f"trackside tail: waiting for {', '.join(missing)}: does not exist yet")
-    for event in _matching(follow(*options.path, wait=True), globs(options.type)):
+    for event in _matching(follow(*options.path, wait=True), globs(options.type), set()):
         print(show(event), flush=True)
     return 0
 
 
-def _matching(events: Iterable[Event], chosen: tuple[str, ...]) -> Iterator[Event]:
+def _matching(events: Iterable[Event], chosen: tuple[str, ...], seen: set[str]) -> Iterator[Event]:
+    """Yield the events of the *chosen* types, of all types if none is; add the names of all types to *seen*."""
     for event in events:
-        if not chosen or any(fnmatch.fnmatchcase(wire_name_of(event), glob) for glob in chosen):
+        name = wire_name_of(event)
+        seen.add(name)
+        if not chosen or any(fnmatch.fnmatchcase(name, glob) for glob in chosen):
             yield event

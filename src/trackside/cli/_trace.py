@@ -26,7 +26,9 @@ def add_to(commands: Any) -> None:
         description="Write a session as a Chrome trace: open it at ui.perfetto.dev or in chrome://tracing.",
     )
     parser.add_argument("path", metavar="PATH", nargs="+", help="a .tslog file, or a directory with such at any depth")
-    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="write to FILE")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", default="trace.json", help="write to FILE (default: trace.json)"
+    )
     parser.add_argument("--session", metavar="TAG", help="the session, by its tag or, without one, its run id")
     parser.add_argument("--steps", metavar="A-B", help="show steps A to B alone, and what was around them")
     parser.add_argument("--ranks", metavar="LIST", help="show these ranks alone, as 0,4-7")
