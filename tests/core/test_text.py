@@ -68,6 +68,22 @@ class TestClock:
         assert text.clock(at_ns, has_ms=has_ms) == expected
 
 
+class TestClockTicks:
+    def test_within(self):
+        """No time is written that lies before the first moment or after the last one."""
+        start_ns, end_ns = 1_700_000_000_700_000_000, 1_700_000_003_200_000_000
+        assert [at_ns for at_ns, _ in text.clock_ticks(start_ns, end_ns)] == [
+            1_700_000_001_000_000_000,
+            1_700_000_002_000_000_000,
+            1_700_000_003_000_000_000,
+        ]
+
+    def test_ends(self):
+        """Both ends are written where they are round themselves."""
+        start_ns, end_ns = 1_700_000_001_000_000_000, 1_700_000_002_000_000_000
+        assert [at_ns for at_ns, _ in text.clock_ticks(start_ns, end_ns)] == [start_ns, end_ns]
+
+
 class TestRanges:
     @pytest.mark.parametrize(
         ("numbers", "most", "expected"),

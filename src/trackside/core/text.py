@@ -92,7 +92,7 @@ def clock_ticks(start_ns: int, end_ns: int, most: int = 6) -> list[tuple[int, st
     except (OverflowError, ValueError, OSError):
         return []
     offset_s = round(offset.total_seconds()) if offset is not None else 0
-    first = -(-(start_ns // _NS_PER_S + offset_s) // step_s) * step_s - offset_s
+    first = -((start_ns // -_NS_PER_S - offset_s) // step_s) * step_s - offset_s
     times = range(first, end_ns // _NS_PER_S + 1, step_s)
     cut = slice(11, 19) if step_s % 60 else slice(11, 16)
     if end_ns - start_ns > _DAY_S * _NS_PER_S:

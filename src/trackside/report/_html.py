@@ -56,7 +56,7 @@ h3 { font-size: .92rem; margin: 18px 0 6px; } h3 .dim { font-weight: 400; font-s
 .legend { display: flex; flex-wrap: wrap; gap: 4px 16px; margin: 10px 0 0; padding: 0; list-style: none;
   font-size: .86rem; } .legend i { display: inline-block; width: 11px; height: 11px; border-radius: 3px;
   margin-right: 6px; vertical-align: -1px; } .legend b { font-weight: 600; font-variant-numeric: tabular-nums; }
-.plot { display: grid; grid-template-columns: auto 1fr; gap: 0 8px; }
+.plot { display: grid; grid-template-columns: auto 1fr; gap: 5px 8px; }
 .plot .y { position: relative; min-width: 3.6rem; font-size: .74rem; color: var(--dim); }
 .plot .y span { position: absolute; right: 0; transform: translateY(-50%); white-space: nowrap; }
 .plot svg { width: 100%; display: block; border-bottom: 1px solid var(--line); }
