@@ -17,8 +17,9 @@ import pytest
 
 from trackside.bus import Bus
 from trackside.events import ITERATION, ConfigError, Event, RunsOn, event
-from trackside.handlers import JsonlSink
+from trackside.handlers import JsonlSink, jsonl
 from trackside.handlers.eventlog import create_file
+from trackside.testing import FakeClock
 from trackside.wire import to_json
 
 KIB = 1 << 10
@@ -82,19 +83,17 @@ class Disk:
         return create_file(directory, name)
 
 
-class FakeClock:
-    """A monotonic clock that a test moves."""
+@pytest.fixture
+def fake_clock():
+    with FakeClock().installed() as fake:
+        yield fake
 
-    def __init__(self):
-        self.now_ns = 10**9
 
-    def __call__(self):
-        """Return the time, in ns."""
-        return self.now_ns
-
-    def pass_s(self, seconds):
-        """Let so much time pass."""
-        self.now_ns += int(seconds * 1e9)
+@pytest.fixture
+def disk(monkeypatch):
+    disk = Disk()
+    monkeypatch.setattr(jsonl, "create_file", disk.create)
+    return disk
 
 
 class TestLines:
@@ -197,7 +196,7 @@ class TestNames:
         assert [path.name for path in sink.paths] == ["events.jsonl.part"]
         assert numbers_in(tmp_path / "events.jsonl.part") == [1]
 
-    def test_finished_by_another_process_just_now(self, tmp_path):
+    def test_finished_by_another_process_just_now(self, tmp_path, monkeypatch):
         """A name that becomes taken in the moment of creating is left to the other, with nothing in its way."""
 
         def create(directory, name):
@@ -206,7 +205,8 @@ class TestNames:
                 (tmp_path / "events.jsonl").write_text("the other's\n")
             return fd
 
-        sink = JsonlSink(tmp_path / "events.jsonl", create=create)
+        monkeypatch.setattr(jsonl, "create_file", create)
+        sink = JsonlSink(tmp_path / "events.jsonl")
         sink(noted(1))
         sink.close(1.0)
 
@@ -328,11 +328,10 @@ class TestKilled:
 
 
 class TestTrouble:
-    def test_waits_for_the_disk(self, tmp_path):
+    def test_waits_for_the_disk(self, tmp_path, disk):
         """What the disk refuses waits, and is written when there is room again; nothing is lost."""
-        disk = Disk()
         disk.error = NO_SPACE
-        sink = JsonlSink(tmp_path / "events.jsonl", create=disk.create)
+        sink = JsonlSink(tmp_path / "events.jsonl")
         for number in range(3):
             sink(noted(number))
         refused = sink.flush(1.0)
@@ -344,11 +343,10 @@ class TestTrouble:
         assert numbers_in(tmp_path / "events.jsonl") == [0, 1, 2]
         assert losses_in(tmp_path / "events.jsonl") == []
 
-    def test_loss_line_is_exact(self, tmp_path):
+    def test_loss_line_is_exact(self, tmp_path, disk):
         """What had to be given up is one line, where it is missing: how many events, of how many bytes, and why."""
-        disk = Disk()
         disk.error = NO_SPACE
-        sink = JsonlSink(tmp_path / "events.jsonl", create=disk.create, buffer_bytes=64 * KIB)
+        sink = JsonlSink(tmp_path / "events.jsonl", buffer_bytes=64 * KIB)
         events = [noted(number, length=10 * KIB) for number in range(20)]
         for given in events[:15]:
             sink(given)
@@ -366,25 +364,23 @@ class TestTrouble:
         assert [line["type"] for line in lines_in(path)][6] == "trackside.sink.lost"
         assert (sink.lost, closed) == (9, False)
 
-    def test_tried_again_without_a_pause(self, tmp_path):
+    def test_tried_again_without_a_pause(self, tmp_path, disk, fake_clock):
         """A disk is tried again also when events never pause, once it has suspended."""
-        disk, clock = Disk(), FakeClock()
         disk.error = NO_SPACE
-        sink = JsonlSink(tmp_path / "events.jsonl", create=disk.create, buffer_bytes=64 * KIB, monotonic_ns=clock)
+        sink = JsonlSink(tmp_path / "events.jsonl", buffer_bytes=64 * KIB)
         for number in range(10):
             sink(noted(number, length=10 * KIB))
         disk.error = None
-        clock.pass_s(60)
+        fake_clock.advance(60)
         sink(noted(10, length=10 * KIB))
         sink.close(1.0)
 
         assert numbers_in(tmp_path / "events.jsonl") == [0, 1, 2, 3, 4, 5, 10]
 
-    def test_full_disk_is_not_asked_for_each_event(self, tmp_path):
+    def test_full_disk_is_not_asked_for_each_event(self, tmp_path, disk, fake_clock):
         """A full disk is left alone for a while: events cost no more than with an empty one."""
-        disk = Disk()
         disk.error = NO_SPACE
-        sink = JsonlSink(tmp_path / "events.jsonl", create=disk.create, buffer_bytes=64 * KIB, monotonic_ns=FakeClock())
+        sink = JsonlSink(tmp_path / "events.jsonl", buffer_bytes=64 * KIB)
         for number in range(1000):
             sink(noted(number, length=KIB))
 
@@ -402,11 +398,10 @@ class TestTrouble:
         assert losses_in(tmp_path / "events.jsonl") == [(1, size, f"a line of {size} bytes")]
         assert numbers_in(tmp_path / "events.jsonl") == [1]
 
-    def test_never_room_again(self, tmp_path):
+    def test_never_room_again(self, tmp_path, disk):
         """What could not be written by the end is counted as lost, and close says so."""
-        disk = Disk()
         disk.error = NO_SPACE
-        sink = JsonlSink(tmp_path / "events.jsonl", create=disk.create)
+        sink = JsonlSink(tmp_path / "events.jsonl")
         for number in range(3):
             sink(noted(number))
 
@@ -466,12 +461,11 @@ class TestTrouble:
             "test.jsonl.noted",
         ]
 
-    def test_read_only_directory(self, tmp_path):
+    def test_read_only_directory(self, tmp_path, disk):
         """Where files may not be made, events are counted as lost, and nothing is raised."""
-        disk = Disk()
         disk.error = PermissionError(errno.EACCES, "Permission denied")
         with Bus() as bus:
-            subscription = bus.subscribe(JsonlSink(tmp_path / "events.jsonl", create=disk.create), to=Noted)
+            subscription = bus.subscribe(JsonlSink(tmp_path / "events.jsonl"), to=Noted)
             bus.log(noted(0))
             closed = subscription.close()
             stats = subscription.stats()
@@ -516,16 +510,16 @@ class TestTrouble:
 
 class TestFsync:
     @pytest.mark.parametrize(("fsync_s", "expected"), [(None, [0, 0, 0]), (5.0, [0, 1, 2])])
-    def test_when(self, tmp_path, monkeypatch, fsync_s, expected):
+    def test_when(self, tmp_path, monkeypatch, fake_clock, fsync_s, expected):
         """What was written is forced to the device when it is old enough, and at the end; never with None."""
-        clock, forced, fsync = FakeClock(), [], os.fsync
+        forced, fsync = [], os.fsync
         monkeypatch.setattr(os, "fsync", lambda fd: (forced.append(stat.S_ISREG(os.fstat(fd).st_mode)), fsync(fd)))
-        sink = JsonlSink(tmp_path / "events.jsonl", fsync_s=fsync_s, monotonic_ns=clock)
+        sink = JsonlSink(tmp_path / "events.jsonl", fsync_s=fsync_s)
         counts = []
         sink(noted(0))
         sink.idle()
         counts.append(sum(forced))
-        clock.pass_s(6)
+        fake_clock.advance(6)
         sink.idle()
         counts.append(sum(forced))
         sink(noted(1))

@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from trackside.events import ConfigError, Event, RunsOn, clock
-from trackside.handlers.eventlog import Appender
-from trackside.handlers.eventlog import create_file as create_exclusively
+from trackside.handlers.eventlog import Appender, create_file
 from trackside.wire import to_json
 
 _WRITE_BYTES = 64 << 10
@@ -37,8 +34,6 @@ class JsonlSink:
         fsync_s: The age in seconds at which written lines are forced to the device, from 0; finished parts always
             are. None leaves both to the kernel.
         buffer_bytes: The most bytes that may wait for the disk; at least 64 KiB.
-        monotonic_ns: The clock of intervals; for tests.
-        create: Opens a file; for tests.
 
     Raises:
         ConfigError: *path* is a directory, or a number is out of range.
@@ -53,8 +48,6 @@ class JsonlSink:
         rotate_bytes: int = 256 << 20,
         fsync_s: float | None = 5.0,
         buffer_bytes: int = 8 << 20,
-        monotonic_ns: Callable[[], int] = time.monotonic_ns,
-        create: Callable[[Path, str], int] = create_exclusively,
     ) -> None:
         self.path = Path(path).absolute()
         if os.path.isdir(self.path):  # noqa: PTH112  it answers where Path.is_dir may raise
@@ -66,14 +59,12 @@ class JsonlSink:
             raise ConfigError("fsync_s", fsync_s, "give seconds from 0, or None")
         self.lost = 0
         """Events given up because the disk did not take them."""
-        self._create = create
         self._buffer_bytes = buffer_bytes
         self._appender = Appender(
             self.path.parent,
             lambda part: self._name(part) + _PART,
             rotate_bytes=rotate_bytes,
             fsync_s=fsync_s,
-            monotonic_ns=monotonic_ns,
             create=self._create_new,
         )
         self._lines: list[bytes] = []
@@ -188,7 +179,7 @@ class JsonlSink:
         finished = directory / name[: -len(_PART)]
         if os.path.lexists(finished):
             raise FileExistsError(name)
-        fd = self._create(directory, name)
+        fd = create_file(directory, name)
         if os.path.lexists(finished):  # another process finished the part of that name just now
             os.close(fd)
             (directory / name).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Fixtures: disks that fail on demand, clocks that stand still, and frames of real events."""
+"""Fixtures: disks that fail on demand, a clock that stands still, and frames of real events."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from trackside.handlers.eventlog import EventLog
 from trackside.handlers.eventlog._appender import create_file
 from trackside.handlers.eventlog._format import Record
 from trackside.handlers.eventlog._scanner import Damage, Scanner
+from trackside.testing import FakeClock
 from trackside.wire import RowEncoder, encode_frame
 
 
@@ -22,21 +23,6 @@ class Noted(Event):
 
     text: str = ""
     number: int = 0
-
-
-class FakeClock:
-    """A monotonic clock that a test sets."""
-
-    def __init__(self):
-        self.now_ns = 1_000_000_000
-
-    def __call__(self):
-        """Return the time, in ns."""
-        return self.now_ns
-
-    def pass_s(self, seconds):
-        """Let *seconds* pass."""
-        self.now_ns += int(seconds * 1e9)
 
 
 class Disk:
@@ -83,7 +69,8 @@ class Disk:
 
 @pytest.fixture
 def fake_clock():
-    return FakeClock()
+    with FakeClock(10**9).installed() as fake:
+        yield fake
 
 
 @pytest.fixture

@@ -75,9 +75,7 @@ def writing(log, slow):
     slow.inside.clear()
     slow.go_on.clear()
     slow.armed = True
-    with log._buffer.changed:
-        log._asked += 1
-        log._buffer.changed.notify_all()
+    log.flush(0.0)  # asks for a write, and does not wait for it
     slow.inside.wait(DEADLINE_S)
     try:
         yield
@@ -128,7 +126,7 @@ def main():
         if n % 3 == 0:
             moment = held(log._buffer.changed)
         elif n % 3 == 1:
-            moment = held(log._writing)
+            moment = held(log._worker._working)
         else:
             moment = writing(log, slow)
         with moment:

@@ -26,7 +26,7 @@ def make(tmp_path, disk, fake_clock):
     """Give a function that makes an appender to ``logs/0``, ``logs/1``, … on a disk that the test sets to fail."""
 
     def appender(**options):
-        return Appender(tmp_path / "logs", str, **{"monotonic_ns": fake_clock, "create": disk.create, **options})
+        return Appender(tmp_path / "logs", str, **{"create": disk.create, **options})
 
     return appender
 
@@ -252,7 +252,7 @@ class TestRest:
         for _ in range(count):
             appender.write(b"x")
             pauses.append(appender.rest_ns / 1e9)
-            clock.pass_s(pauses[-1])
+            clock.advance(pauses[-1])
         return pauses
 
     def test_doubling(self, make, disk, fake_clock):
@@ -392,7 +392,7 @@ class TestFsync:
         """None leaves the forcing to the kernel."""
         appender = make(fsync_s=None)
         appender.write(b"x")
-        fake_clock.pass_s(1000)
+        fake_clock.advance(1000)
         appender.sync_if_due()
         appender.finish()
         assert disk.fsyncs == 0
@@ -411,7 +411,7 @@ class TestFsync:
         for write in (True, True, False, False):
             if write:
                 appender.write(b"x")
-            fake_clock.pass_s(3)
+            fake_clock.advance(3)
             appender.sync_if_due()
             forced.append(disk.fsyncs)
         assert forced == [0, 3, 3, 3]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from trackside.handlers.eventlog._format import Loss
@@ -10,7 +12,7 @@ from trackside.handlers.eventlog._writer import WaitingFrame, WriteBuffer
 
 @pytest.fixture
 def buffer(fake_clock):
-    return WriteBuffer(100, fake_clock)
+    return WriteBuffer(100, fake_clock, threading.Condition())
 
 
 class TestBuffer:
@@ -45,7 +47,7 @@ class TestBuffer:
         """A loss stands between the frames before it and those after it."""
         buffer.put(b"x" * 100, 1)
         buffer.put(b"refused", 4)
-        fake_clock.pass_s(1)
+        fake_clock.advance(1)
         buffer.put(b"too", 1)
         buffer.settle([WaitingFrame(b"x" * 100, 1)])
         buffer.put(b"next", 1)

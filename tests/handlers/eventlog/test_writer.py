@@ -35,10 +35,12 @@ def opened(tmp_path, source):
     """Give a function that opens a log in ``logs``; all are closed in the end."""
     logs = []
 
-    def make(**options):
+    def make(create=None, **options):
         log = EventLog(tmp_path / "logs", **options)
         logs.append(log)
         log.open(source)
+        if create is not None:
+            log._appender._create = create
         return log
 
     yield make
@@ -549,14 +551,14 @@ class TestVanished:
 class TestReports:
     def test_once_a_minute(self, opened, disk, caplog, fake_clock):
         """A failing disk is reported once a minute, with the reason and the number of waiting events."""
-        log = opened(create=disk.create, monotonic_ns=fake_clock)
+        log = opened(create=disk.create)
         disk.room_bytes = 0
         log.accept(b"frame", events=3)
         for _ in range(10):
             log.flush()
         assert len(caplog.records) == 1
         assert re.search(r"logs: \[Errno 28\] No space left on device; 3 events wait, 0 are lost", caplog.messages[0])
-        fake_clock.pass_s(60)
+        fake_clock.advance(60)
         log.flush()
         assert len(caplog.records) == 2
 
@@ -566,7 +568,7 @@ class TestReports:
         log = opened(create=disk.create)
         answers = []
         monkeypatch.setattr(
-            logging.getLogger("trackside"), "warning", lambda *_: answers.append(getattr(log, act)(DEADLINE_S))
+            logging.getLogger("trackside"), "warning", lambda *_, **__: answers.append(getattr(log, act)(DEADLINE_S))
         )
         disk.errors = [OSError(5, "once")]
         log.accept(b"frame", events=1)

@@ -11,13 +11,13 @@ import contextlib
 import errno
 import os
 import stat
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import attrs
 
 from trackside._platform import APPEND, create_below, sync_directory
+from trackside.events import clock
 
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
@@ -96,8 +96,7 @@ class Appender:
         rotate_bytes: A part that has reached this size is finished and the next one begun.
         fsync_s: Force what was written to the device when it is older than this. 0 does so after every
             write, None leaves it to the kernel.
-        monotonic_ns: The clock; for tests.
-        create: Opens a file; for tests.
+        create: Opens a file.
     """
 
     def __init__(
@@ -107,7 +106,6 @@ class Appender:
         *,
         rotate_bytes: int | None = None,
         fsync_s: float | None = None,
-        monotonic_ns: Callable[[], int] = time.monotonic_ns,
         create: Callable[[Path, str], int] = create_file,
     ) -> None:
         self.directory = directory
@@ -128,13 +126,12 @@ class Appender:
         self._name = name
         self._rotate_bytes = rotate_bytes
         self._fsync_ns = None if fsync_s is None else int(fsync_s * 1e9)
-        self._now = monotonic_ns
         self._create = create
         self._fd = _NO_FILE
         self._is_dirty = False
         self._is_new = False
         self._is_parked = False
-        self._synced_ns = monotonic_ns()
+        self._synced_ns = clock.monotonic_ns()
         self._rest_ns = 0
         self._rest_until_ns = 0
 
@@ -146,7 +143,7 @@ class Appender:
     @property
     def rest_ns(self) -> int:
         """How long writes are still refused; 0 if they are not."""
-        return max(0, self._rest_until_ns - self._now()) if self._rest_ns else 0
+        return max(0, self._rest_until_ns - clock.monotonic_ns()) if self._rest_ns else 0
 
     def ready(self, *, insist: bool = False) -> WriteOutcome:
         """
@@ -216,12 +213,12 @@ class Appender:
 
     def sync_if_due(self) -> None:
         """Force to the device what has been in the kernel for longer than was asked for."""
-        if self._is_dirty and self._fsync_ns is not None and self._now() - self._synced_ns >= self._fsync_ns:
+        if self._is_dirty and self._fsync_ns is not None and clock.monotonic_ns() - self._synced_ns >= self._fsync_ns:
             self.sync()
 
     def sync(self) -> None:
         """Force what was written to the device; a failure is counted, since repeating it would prove nothing."""
-        self._synced_ns = self._now()
+        self._synced_ns = clock.monotonic_ns()
         if self._fd == _NO_FILE or not self._is_dirty:
             return
         self._is_dirty = False
@@ -348,7 +345,7 @@ class Appender:
 
     def _rest(self, rest_ns: int) -> None:
         self._rest_ns = rest_ns
-        self._rest_until_ns = self._now() + rest_ns
+        self._rest_until_ns = clock.monotonic_ns() + rest_ns
 
     def _note(self, error: OSError) -> None:
         self.errors += 1

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
 import re
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+from trackside.core import RateLimitedLog, Worker, complain
 from trackside.events import ConfigError, Source, clock
-from trackside.handlers.eventlog._appender import DONE, Appender, Vanished, WriteOutcome, create_file
+from trackside.handlers.eventlog._appender import DONE, Appender, Vanished, WriteOutcome
 from trackside.handlers.eventlog._format import (
     MAX_PAYLOAD_BYTES,
     SUFFIX,
@@ -116,11 +114,15 @@ class WriteBuffer:
 
     Refused frames become a `Loss` in the place where they are missing. A frame takes room until it is written:
     `batch` returns the oldest entries, and `settle` removes them afterwards.
+
+    Args:
+        most_bytes: The most that may wait.
+        now_ns: The clock, in ns since the epoch.
+        changed: The writer's condition, which guards all state here.
     """
 
-    def __init__(self, most_bytes: int, now_ns: Callable[[], int]) -> None:
-        self.changed = threading.Condition()
-        """Guards all state here, and is notified when it changes."""
+    def __init__(self, most_bytes: int, now_ns: Callable[[], int], changed: threading.Condition) -> None:
+        self.changed = changed
         self.size_bytes = 0
         self.taken = 0
         """Frames accepted so far."""
@@ -220,9 +222,6 @@ class WriteBuffer:
 
 _CHUNK_BYTES = 1 << 18
 _WAKE_BYTES = 1 << 20
-_COMPLAIN_EVERY_NS = 60_000_000_000
-
-_logger = logging.getLogger("trackside")
 
 
 def log_name(source: Source, part: int) -> str:
@@ -249,8 +248,6 @@ class EventLog:
         rotate_bytes: A file that has reached this size is finished and another part begun; at least 1 MiB.
         buffer_bytes: The most bytes that may wait for the disk; at least 1 MiB.
         flush_s: The longest time that a frame waits before it is written, in seconds, above 0.
-        create: Opens a file; for tests.
-        monotonic_ns: The clock for intervals and retries; for tests.
 
     Raises:
         ConfigError: *directory* or a parent of it exists and is no directory, or a number is out of range.
@@ -264,8 +261,6 @@ class EventLog:
         rotate_bytes: int = 256 << 20,
         buffer_bytes: int = 32 << 20,
         flush_s: float = 0.5,
-        create: Callable[[Path, str], int] = create_file,
-        monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.directory = Path(directory).absolute()
         _check_directory(self.directory)
@@ -278,28 +273,21 @@ class EventLog:
         self._buffer_bytes = buffer_bytes
         self._flush_s = flush_s
         self._wake_bytes = min(_WAKE_BYTES, buffer_bytes // 4)
-        self._create = create
-        self._now = monotonic_ns
         self._source: Source | None = None
         self._begin()
 
     def _begin(self) -> None:
         """Set the initial state, from which a forked child starts too."""
-        self._buffer = WriteBuffer(self._buffer_bytes, clock.now_ns)
+        self._worker = Worker(self._work, name="event-log", pause_s=self._pause_s, is_wanted=self._is_wanted)
+        self._buffer = WriteBuffer(self._buffer_bytes, clock.now_ns, self._worker.changed)
         self._appender: Appender | None = None
         self._series: RecordWriter | None = None
-        self._thread: threading.Thread | None = None
-        self._writing = threading.Lock()
-        self._asked = 0
-        self._answered = 0
-        self._is_closing = False
-        self._is_closed = False
         self._is_overdue = False
         self._vanished_events = 0
         self._vanished_bytes = 0
         self._unwritten_events = 0
         self._faults = 0
-        self._complained_ns: int | None = None
+        self._log = RateLimitedLog()
 
     @property
     def paths(self) -> list[Path]:
@@ -313,7 +301,7 @@ class EventLog:
 
     def _unwritten(self) -> int:
         """Return how many events were not written by the end; after the timeout of `close`, all that still wait."""
-        is_late = self._is_overdue and not self._is_closed
+        is_late = self._is_overdue and not self._worker.is_closed
         return self._buffer.waiting_events if is_late else self._unwritten_events
 
     def open(self, source: Source) -> None:
@@ -332,14 +320,7 @@ class EventLog:
             with self._buffer.changed:
                 self._buffer.describe(source)
             return
-        self._appender = Appender(
-            self.directory,
-            self._name_of,
-            rotate_bytes=self._rotate_bytes,
-            fsync_s=self._fsync_s,
-            monotonic_ns=self._now,
-            create=self._create,
-        )
+        self._appender = Appender(self.directory, self._name_of, rotate_bytes=self._rotate_bytes, fsync_s=self._fsync_s)
         self._series = RecordWriter(self._appender, source)
 
     def _name_of(self, part: int) -> str:
@@ -350,7 +331,7 @@ class EventLog:
         """Accept *frame* for writing; False if there is no room, or it cannot be written at all."""
         buffer = self._buffer
         with buffer.changed:
-            if self._is_closing or self._series is None:
+            if self._worker.is_closing or self._series is None:
                 buffer.refuse(frame, events, "the log is closed")
                 return False
             if len(frame) > MAX_PAYLOAD_BYTES:
@@ -359,8 +340,7 @@ class EventLog:
             is_taken = buffer.put(frame, events)
             if buffer.size_bytes >= self._wake_bytes:
                 buffer.changed.notify_all()
-        if self._thread is None:
-            self._start()
+            self._worker.start()
         return is_taken
 
     def flush(self, timeout_s: float = 2.0) -> bool:
@@ -370,32 +350,21 @@ class EventLog:
         False if that takes longer than *timeout_s* seconds, if the disk refuses a frame, or if a file vanished with
         the frames in it.
         """
-        if threading.current_thread() is self._thread:  # a logging handler that flushes while it handles our report
+        if self._worker.is_current:  # a logging handler that flushes while it handles our report
             return False
         buffer = self._buffer
         with buffer.changed:
             due, lost = buffer.taken, self._vanished_events
-            self._asked += 1
-            ticket = self._asked
-            buffer.changed.notify_all()
-        self._write_here_if_threadless(timeout_s)
+        self._worker.flush(timeout_s)
         with buffer.changed:
-            if self._thread is not None:
-                buffer.changed.wait_for(lambda: self._answered >= ticket or self._is_closed, timeout_s)
             return buffer.settled >= due and lost == self._vanished_events and not self._unwritten_events
 
     def close(self, timeout_s: float = 2.0) -> bool:
         """Write all accepted frames, finish the file and stop; True if all were written. Safe to call twice."""
-        buffer = self._buffer
-        with buffer.changed:
-            self._is_closing = True
-            buffer.changed.notify_all()
-        self._write_here_if_threadless(timeout_s)
-        with buffer.changed:
-            if self._thread is not None and threading.current_thread() is not self._thread:
-                buffer.changed.wait_for(lambda: self._is_closed, timeout_s)
+        self._worker.close(timeout_s)
+        with self._buffer.changed:
             self._is_overdue = True  # what still waits now counts as lost, even if the disk recovers
-            return not buffer.waiting_events and not self._unwritten_events and not self._vanished_events
+            return not self._buffer.waiting_events and not self._unwritten_events and not self._vanished_events
 
     def after_fork(self, source: Source) -> None:
         """In a forked child: leave the parent's file alone and start empty, with a file of its own."""
@@ -431,61 +400,33 @@ class EventLog:
             "last_error": str(error) if error else "",
         }
 
-    def _start(self) -> None:
-        thread = threading.Thread(target=self._work, name="trackside event log", daemon=True)
-        # No thread can be started while the interpreter ends; `flush` and `close` then write in the caller's.
-        with contextlib.suppress(RuntimeError):
-            thread.start()
-            self._thread = thread
-
-    def _write_here_if_threadless(self, timeout_s: float) -> None:
-        if self._thread is None and self._series is not None and not self._is_closed:
-            self._write(insist=True, is_last=self._is_closing, timeout_s=timeout_s)
-
-    def _work(self) -> None:
-        """Run on the thread: write when it is time, when there is much to write, or when asked to."""
-        changed = self._buffer.changed
-        while not self._is_closed:
-            with changed:
-                changed.wait_for(self._is_wanted, self._pause_s())
-                asked, is_last = self._asked, self._is_closing
-                insist = is_last or asked > self._answered
-            self._write(insist=insist, is_last=is_last)
-            with changed:
-                self._answered = asked
-                changed.notify_all()
+    # --- on the worker's thread ---------------------------------------------------------------------------------------
 
     def _is_wanted(self) -> bool:
-        if self._is_closing or self._asked > self._answered:
-            return True
         return not self._buffer.trouble and self._buffer.size_bytes >= self._wake_bytes
 
     def _pause_s(self) -> float:
         rest_ns = self._appender.rest_ns if self._appender else 0
         return rest_ns / 1e9 if rest_ns else self._flush_s
 
-    def _write(self, *, insist: bool, is_last: bool, timeout_s: float = -1) -> None:
-        """Write the waiting entries, and never raise; the caller must not hold `WriteBuffer.changed`."""
-        if not self._writing.acquire(timeout=timeout_s):
+    def _work(self, *, insist: bool, is_last: bool) -> None:
+        """Write the waiting entries, and never raise."""
+        if self._series is None or self._appender is None:  # closed before it was opened
             return
         try:
-            self._drain(insist=insist)
-            if is_last and not self._is_closed:
+            self._drain(self._series, self._appender, insist=insist)
+            if is_last:
                 self._finish(self._series)
-        except Exception as error:  # the thread must go on: no other one writes
+        except Exception as error:  # it is counted, and the next round tries again
             self._faults += 1
             self._buffer.trouble = repr(error)
-            self._complain()
+            self._report()
         finally:
             if is_last:
                 self._unwritten_events = self._buffer.waiting_events
-                self._is_closed = True
-            self._writing.release()
 
-    def _drain(self, *, insist: bool) -> None:
-        buffer, series, appender = self._buffer, self._series, self._appender
-        assert series is not None
-        assert appender is not None
+    def _drain(self, series: RecordWriter, appender: Appender, *, insist: bool) -> None:
+        buffer = self._buffer
         due = buffer.taken
         while True:
             entries = buffer.batch(_CHUNK_BYTES) if buffer.settled <= due else []
@@ -508,7 +449,7 @@ class EventLog:
             self._lose(outcome.vanished)
             return True
         self._buffer.trouble = str(outcome.error)
-        self._complain()
+        self._report()
         return appender.rest_ns == 0
 
     def _lose(self, vanished: Vanished) -> None:
@@ -516,31 +457,24 @@ class EventLog:
         self._vanished_bytes += vanished.size_bytes
         reason = f"{vanished.path.name} vanished"
         self._buffer.put_first(Loss(vanished.events, vanished.size_bytes, reason, clock.now_ns()))
-        self._complain(reason)
+        self._report(reason)
 
-    def _finish(self, series: RecordWriter | None) -> None:
+    def _finish(self, series: RecordWriter) -> None:
         """Close the file; entries that still wait will not be written."""
         if self._buffer.waiting_events:
-            self._complained_ns = None
-            self._complain()
-        if series is not None:
-            series.finish()
+            self._report(at_once=True)
+        series.finish()
 
-    def _complain(self, reason: str = "") -> None:
-        """Report trouble, at most once a minute."""
-        now = self._now()
-        if self._complained_ns is not None and now - self._complained_ns < _COMPLAIN_EVERY_NS:
-            return
-        self._complained_ns = now
-        losses = self.losses()
-        with contextlib.suppress(Exception):  # a logging handler of the job may raise
-            _logger.warning(
-                "event log %s: %s; %d events wait, %d are lost so far",
-                self.directory,
-                reason or self._buffer.trouble or "closed before all was written",
-                self._buffer.waiting_events,
-                sum(losses.values()),
-            )
+    def _report(self, reason: str = "", *, at_once: bool = False) -> None:
+        """Report trouble: once a minute, or *at_once*."""
+        report = complain if at_once else self._log.complain
+        report(
+            "event log %s: %s; %d events wait, %d are lost so far",
+            self.directory,
+            reason or self._buffer.trouble or "closed before all was written",
+            self._buffer.waiting_events,
+            sum(self.losses().values()),
+        )
 
 
 def _require(is_right: object, field: str, given: object, remedy: str) -> None:

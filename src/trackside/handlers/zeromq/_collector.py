@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +15,7 @@ import attrs
 import msgpack
 
 from trackside._platform import raise_descriptor_limit
-from trackside.core import RateLimitedLog, described
+from trackside.core import RateLimitedLog, Worker, described
 from trackside.events import (
     ConfigError,
     DecodeError,
@@ -138,24 +137,26 @@ class MultiLogWriter:
         self._waiting_bytes = 0
         self._finished_files = 0
         self._finished_bytes = 0
-        self._changed = threading.Condition()
-        self._asked = 0
-        self._answered = 0
-        self._is_closing = False
         self._trouble = RateLimitedLog()
-        self._thread = threading.Thread(target=self._work, name="trackside log_writer", daemon=True)
-        self._thread.start()
+        self._worker = Worker(
+            self._work,
+            name="log-writer",
+            pause_s=lambda: self._flush_s,
+            is_wanted=lambda: self._waiting_bytes >= _WAKE_BYTES,
+        )
+        self._changed = self._worker.changed
+        """Guards all state here, that of the buffers too."""
+        self._worker.start()
 
     def take(self, source: Source, frame: bytes, events: int) -> bool:
         """Have *frame* written to the file of *source*; False, and counted, if there is no room for it."""
         with self._changed:
             log = self._log(source)
-            with log.buffer.changed:
-                if self._waiting_bytes + len(frame) > self._buffer_bytes:
-                    log.buffer.refuse(frame, events, log.buffer.trouble or "the disk is slower than the stream")
-                    self.refused_events += events
-                    return False
-                is_taken = log.buffer.put(frame, events)
+            if self._waiting_bytes + len(frame) > self._buffer_bytes:
+                log.buffer.refuse(frame, events, log.buffer.trouble or "the disk is slower than the stream")
+                self.refused_events += events
+                return False
+            is_taken = log.buffer.put(frame, events)
             self._waiting_bytes += len(frame)
             self._dirty[source.id] = log
             if self._waiting_bytes >= _WAKE_BYTES:
@@ -166,8 +167,7 @@ class MultiLogWriter:
         """Have it written that *events* of *source* are missing here."""
         with self._changed:
             log = self._log(source)
-            with log.buffer.changed:
-                log.buffer.note(Loss(events, 0, reason, clock.now_ns()))
+            log.buffer.note(Loss(events, 0, reason, clock.now_ns()))
             self._dirty[source.id] = log
 
     def end(self, source: Source) -> None:
@@ -180,20 +180,11 @@ class MultiLogWriter:
 
     def flush(self, timeout_s: float = 2.0) -> bool:
         """Write what was taken; False if that is not done in time or the disk refuses it."""
-        with self._changed:
-            self._asked += 1
-            ticket = self._asked
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._answered >= ticket, timeout_s)
-            return self._answered >= ticket and not self._waiting_bytes
+        return self._worker.flush(timeout_s) and not self._waiting_bytes
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """Write what was taken and finish every file; True if all of it was written."""
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify_all()
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive() and not self._waiting_bytes
+        return self._worker.close(timeout_s) and not self._waiting_bytes
 
     def stats(self) -> dict[str, int]:
         """Return the counts: files, bytes written and waiting, events refused."""
@@ -212,33 +203,23 @@ class MultiLogWriter:
             appender = Appender(
                 self.directory, lambda part: log_name(source, part), rotate_bytes=ROTATE_BYTES, fsync_s=self._fsync_s
             )
-            log = _SourceLog(WriteBuffer(self._buffer_bytes, clock.now_ns), appender, RecordWriter(appender, source))
+            buffer = WriteBuffer(self._buffer_bytes, clock.now_ns, self._changed)
+            log = _SourceLog(buffer, appender, RecordWriter(appender, source))
             self._logs[source.id] = log
         return log
 
-    # --- on the thread ------------------------------------------------------------------------------------------------
+    # --- on the worker's thread ---------------------------------------------------------------------------------------
 
-    def _work(self) -> None:
-        is_last = False
-        while not is_last:
-            with self._changed:
-                self._changed.wait_for(self._is_wanted, self._flush_s)
-                asked, is_last = self._asked, self._is_closing
-                dirty, self._dirty = self._dirty, {}
-                insist = is_last or asked > self._answered
-            for name, log in dirty.items():
-                self._write(name, log, insist=insist)
-            for log in list(self._open.values()):
-                log.appender.sync_if_due()
-            if is_last:
-                for log in list(self._logs.values()):
-                    log.series.finish()
-            with self._changed:
-                self._answered = asked
-                self._changed.notify_all()
-
-    def _is_wanted(self) -> bool:
-        return self._is_closing or self._asked > self._answered or self._waiting_bytes >= _WAKE_BYTES
+    def _work(self, *, insist: bool, is_last: bool) -> None:
+        with self._changed:
+            dirty, self._dirty = self._dirty, {}
+        for name, log in dirty.items():
+            self._write(name, log, insist=insist)
+        for log in list(self._open.values()):
+            log.appender.sync_if_due()
+        if is_last:
+            for log in list(self._logs.values()):
+                log.series.finish()
 
     def _write(self, name: str, log: _SourceLog, *, insist: bool) -> None:
         """Write what waits of one source, and survive whatever happens."""
