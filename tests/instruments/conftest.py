@@ -1,4 +1,4 @@
-"""A listener on the default bus, and a clock that a test sets."""
+"""Fixtures: a listener on the default bus, and a clock that a test sets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trackside.testing import FakeClock
 
 @pytest.fixture(autouse=True)
 def no_sections():
-    """Have the sections, which listen to iterations, forgotten: before, as others may leave some, and after."""
+    """Remove the sections, which listen to iterations: before, as other tests may leave some, and after."""
     sections._sections.close()
     yield
     sections._sections.close()
@@ -23,7 +23,7 @@ def no_sections():
 
 @pytest.fixture
 def captured():
-    """Give what is published on the default bus, in order."""
+    """Give the events published on the default bus, in order."""
     found = Capture()
     with default_bus.subscribe(found):
         yield found
@@ -31,13 +31,13 @@ def captured():
 
 @pytest.fixture
 def strict(monkeypatch):
-    """Let the default bus raise what is wrong."""
+    """Make the default bus strict."""
     monkeypatch.setattr(default_bus, "strict", True)
 
 
 @pytest.fixture
 def ticking():
-    """Give a monotonic clock that stands still until it is told; the wall clock is 10 s ahead of it."""
+    """Give a monotonic clock that stands still until a test moves it; the wall clock is 10 s ahead of it."""
     fake = FakeClock(10**9)
     with clock.installed(fake, lambda: fake.now_ns + 10 * 10**9):
         yield fake
@@ -45,7 +45,7 @@ def ticking():
 
 @pytest.fixture(autouse=True)
 def nothing_left_open():
-    """See that every span is closed and nothing surrounds the test when it is over."""
+    """Check that every span is closed when the test is over, and that no step is set."""
     yield
     end_all("the test was over", None)
     set_training_defaults(TrainingDefaults())

@@ -1,4 +1,4 @@
-"""Spans in other people's profilers."""
+"""Spans in other libraries' profilers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trackside.instruments._span import set_annotator
 
 @pytest.fixture(autouse=True)
 def no_annotation():
-    """Take the annotator away again."""
+    """Remove the annotator again."""
     yield
     set_annotator(None)
 
@@ -34,7 +34,7 @@ class TestAnnotator:
 
     @pytest.mark.parametrize("fails", ["at the start", "at the end"])
     def test_broken(self, captured, caplog, fails):
-        """A profiler that fails is done without; spans go on."""
+        """A profiler that fails is no longer called; spans go on."""
 
         def broken(name):
             if fails == "at the start":
@@ -53,13 +53,13 @@ class TestAnnotator:
         assert caplog.messages == ["spans are not shown in the profiler any more: RuntimeError: no profiler"]
 
     def test_wrong(self):
-        """A word that is none of the two is refused."""
+        """A name that is none of the two is refused."""
         with pytest.raises(ConfigError, match='annotate: got \'perfetto\'; give "record_function", "nvtx" or None'):
             annotate("perfetto")
 
     @pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="torch is installed")
     def test_no_torch(self):
-        """Where torch is missing, one line says what to install."""
+        """If torch is missing, one line says what to install."""
         with pytest.raises(MissingExtraError, match="pip install 'trackside\\[torch\\]'"):
             annotate("record_function")
 
@@ -80,7 +80,7 @@ class TestTorch:
         assert add.time_range.end <= inner.time_range.end <= outer.time_range.end
 
     def test_nvtx_without_cuda(self):
-        """Where torch has no NVTX, one line says so."""
+        """If torch has no NVTX, one line says so."""
         import torch
 
         if torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""The callbacks: One Logger's names, arguments and times, in whatever order they come."""
+"""The callbacks: One Logger's names, arguments and times, in any order of the calls."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ PAIRS = {
 
 
 def problems(captured):
-    """Return what was out of order."""
+    """Return the problems that were recorded."""
     return [(event.name, event.problem) for event in captured.of(SpanOutOfOrder)]
 
 
@@ -83,7 +83,7 @@ def names_and_times(captured):
 class TestPairs:
     @pytest.mark.parametrize(("stem", "name"), PAIRS.items())
     def test_no_times(self, captured, ticking, stem, name):
-        """Without times a span is from call to call."""
+        """Without times a span lasts from call to call."""
         getattr(callbacks, f"on_{stem}_start")()
         ticking.now_ns += 70
         getattr(callbacks, f"on_{stem}_end")()
@@ -91,14 +91,14 @@ class TestPairs:
 
     @pytest.mark.parametrize(("stem", "name"), PAIRS.items())
     def test_both_times(self, captured, stem, name):
-        """With times, given in milliseconds, it is what they say."""
+        """With times, given in milliseconds, it has these."""
         getattr(callbacks, f"on_{stem}_start")(start_time_msec=1_700_000_000_000.25)
         getattr(callbacks, f"on_{stem}_end")(finish_time_msec=1_700_000_000_100)
         assert names_and_times(captured) == [(name, 1_700_000_000_100_000_000, 99_750_000)]
 
     @pytest.mark.parametrize(("stem", "name"), PAIRS.items())
     def test_start_time(self, captured, ticking, stem, name):
-        """One time may be given and the other not."""
+        """Either time may be given alone."""
         getattr(callbacks, f"on_{stem}_start")(start_time_msec=10_900)
         getattr(callbacks, f"on_{stem}_end")()
         assert names_and_times(captured) == [(name, 11_000_000_000, 100_000_000)]
@@ -112,7 +112,7 @@ class TestPairs:
 
     @pytest.mark.parametrize("stem", PAIRS)
     def test_returns_the_span(self, captured, stem):
-        """The start returns the span; nothing surrounds what comes after the end."""
+        """The start returns the span; after the end no span is open."""
         opened = getattr(callbacks, f"on_{stem}_start")()
         assert (opened.name, opened.is_open) == (PAIRS[stem], True)
         getattr(callbacks, f"on_{stem}_end")()
@@ -128,14 +128,14 @@ class TestPairs:
         assert (opened.id, _span.opened(), ambient.get()) == (0, {}, (0, -1))
 
     def test_all_are_here(self):
-        """These are all the callbacks there are, those of saves aside."""
+        """No other callbacks exist, apart from those of saves."""
         found = {name for name in vars(callbacks) if name.startswith("on_")}
         saves = {f"on_save_checkpoint_{what}" for what in ("start", "success", "failure", "end")}
         assert found == saves | {f"on_{stem}_{edge}" for stem in PAIRS for edge in ("start", "end")}
 
     @pytest.mark.parametrize("stem", PAIRS)
     def test_arguments(self, stem):
-        """The first argument is One Logger's, on_train_start's aside."""
+        """The first argument is One Logger's, except that of on_train_start."""
         start, end = (getattr(callbacks, f"on_{stem}_{edge}") for edge in ("start", "end"))
         first = "train_iterations_start" if stem == "train" else "start_time_msec"
         assert next(iter(inspect.signature(start).parameters)) == first
@@ -144,7 +144,7 @@ class TestPairs:
 
 class TestTrain:
     def test_arguments(self):
-        """They are One Logger's, in its order."""
+        """The attributes are One Logger's, in its order."""
         assert list(inspect.signature(on_train_start).parameters) == [
             "train_iterations_start",
             "train_samples_start",
@@ -154,7 +154,7 @@ class TestTrain:
         ]
 
     def test_attributes(self, captured):
-        """They are the loop's attributes."""
+        """The attributes of the training loop are set."""
         on_train_start(90, 2_880, lambda: 1_000, 32_000)
         on_train_end()
         assert captured.of(SpanStarted)[0].attributes == {
@@ -165,7 +165,7 @@ class TestTrain:
         }
 
     def test_steps(self, captured):
-        """Iterations count from its start."""
+        """Iterations are numbered from the loop's start."""
         on_train_start(90)
         for _ in range(2):
             on_training_single_iteration_start()
@@ -174,20 +174,20 @@ class TestTrain:
         assert [event.step for event in captured.of(IterationEnded)] == [90, 91]
 
     def test_done(self, captured):
-        """An iteration may be told its step and what was done in it."""
+        """An iteration's step, samples and tokens may be given."""
         on_training_single_iteration_start(step=7)
         on_training_single_iteration_end(samples=32, tokens=64, flops=1.5, loss=0.5)
         (event,) = captured.of(IterationEnded)
         assert (event.step, event.samples, event.tokens, event.flops, event.loss) == (7, 32, 64, 1.5, 0.5)
 
     def test_failed(self, captured):
-        """And that it failed."""
+        """An iteration may be marked as failed."""
         on_training_single_iteration_start()
         on_training_single_iteration_end(failed=True)
         assert captured.of(IterationEnded)[0].failed is True
 
     def test_nesting(self, captured):
-        """Spans belong to those opened before."""
+        """Spans have as their parent the one opened before."""
         app, loop = on_app_start(), on_train_start(0)
         iteration = on_training_single_iteration_start()
         loading = on_data_loading_start()
@@ -213,7 +213,7 @@ class TestDisorder:
         assert [event.failed for event in captured.of(IterationEnded)] == [True, False]
 
     def test_forgotten_end(self, captured):
-        """What is still open inside ends with what is around it."""
+        """Spans that are still open inside end with the one around them."""
         on_train_start(0)
         on_validation_start()
         on_validation_single_iteration_start()
@@ -238,7 +238,7 @@ class TestDisorder:
         assert [event.failed for event in captured.of(IterationEnded)] == [True, True, True, False]
 
     def test_app_end_ends_everything(self, captured):
-        """The end of the application ends everything, also what a forgotten load was left open around."""
+        """The end of the application ends every span, also the parent of a forgotten load."""
         on_app_start()
         on_load_checkpoint_start()
         on_train_start(0)
@@ -253,7 +253,7 @@ class TestDisorder:
         assert [event.failed for event in captured.of(IterationEnded)] == [True]
 
     def test_app_end_without_a_start(self, captured):
-        """Also if the application was never started."""
+        """The same holds if the application was never started."""
         on_train_start(0)
         on_app_end()
         assert problems(captured) == [
@@ -270,7 +270,7 @@ class TestDisorder:
         assert problems(captured) == []
 
     def test_around_a_span(self, captured):
-        """A block of the script around is not closed by a callback."""
+        """A block that the script opened around the callbacks is not closed by one."""
         with span("mine") as mine:
             on_model_init_start()
             on_model_init_end()
@@ -287,7 +287,7 @@ class TestDisorder:
         ambient.set((0, -1))
 
     def test_threads_do_not_meet(self, captured):
-        """Of one name each thread may have one open."""
+        """Each thread may have one open span of a name."""
         meeting = threading.Barrier(4)
 
         def load():
@@ -304,7 +304,7 @@ class TestDisorder:
         assert problems(captured) == []
 
     def test_another_threads_span(self, captured):
-        """What another thread has open, beside what ends and not inside it, stays open."""
+        """A span of another thread that is not inside the ended one stays open."""
         loading, over = threading.Event(), threading.Event()
 
         def load():
@@ -325,14 +325,14 @@ class TestDisorder:
 
     @pytest.mark.parametrize("wrong", ["soon", float("nan"), float("inf"), object()])
     def test_no_time(self, captured, ticking, wrong):
-        """What is no time is named, and now is taken."""
+        """A value that is no time is named, and the present time is used."""
         on_model_init_start(wrong)
         on_model_init_end()
         assert names_and_times(captured) == [("model_initialization", 11_000_000_000, 0)]
         assert "give a number, or None for now" in captured.of(SpanOutOfOrder)[0].problem
 
     def test_old_times(self, captured):
-        """A time may be as old as it likes: spans are often told after the fact."""
+        """A time may be far in the past: spans are often recorded after the fact."""
         on_model_init_start(start_time_msec=1_000)
         on_model_init_end(finish_time_msec=2_000)
         assert names_and_times(captured) == [("model_initialization", 2_000_000_000, 1_000_000_000)]
@@ -350,19 +350,19 @@ class TestDisorder:
             on_train_end()
 
     def test_strict_time(self, captured, strict):
-        """And so is what is no time."""
+        """So is a value that is no time."""
         with pytest.raises(ConfigError, match="soon"):
             on_model_init_start("soon")
 
 
 class TestSave:
     def outcomes(self, captured):
-        """Return what became of saves: class, step and time."""
+        """Return the outcomes of saves: class, step and time."""
         recorded = (CheckpointSaveSucceeded, CheckpointSaveFailed)
         return [(type(event), event.global_step, event.at_ns) for event in captured if isinstance(event, recorded)]
 
     def test_sync(self, captured):
-        """A synchronous save succeeds when it is told so, within its span."""
+        """A synchronous save succeeds when its success is recorded, within its span."""
         on_save_checkpoint_start(100, 1_000)
         on_save_checkpoint_success(100, 3_000, path="/ckpt", size_bytes=7)
         on_save_checkpoint_end(4_000)
@@ -377,7 +377,7 @@ class TestSave:
         assert names_and_times(captured) == [("checkpoint_save_sync", 4_000_000_000, 3_000_000_000)]
 
     def test_sync_without_success(self, captured):
-        """One that ends without a word has failed."""
+        """A save that ends without a recorded outcome has failed."""
         on_save_checkpoint_start(100, 1_000)
         on_save_checkpoint_end(4_000)
         assert self.outcomes(captured) == [(CheckpointSaveFailed, 100, 4_000_000_000)]
@@ -406,7 +406,7 @@ class TestSave:
         assert problems(captured) == []
 
     def test_failure(self, captured):
-        """A failure may be told, with its exception."""
+        """A failure may be recorded, with its exception."""
         on_save_checkpoint_start(100)
         on_save_checkpoint_failure(100, error=OSError("no room"))
         on_save_checkpoint_end()
@@ -420,14 +420,16 @@ class TestSave:
         assert list(inspect.signature(on_save_checkpoint_end).parameters) == ["finish_time_msec"]
 
     def test_success_alone(self, captured):
-        """The success of a save whose begin was not seen is recorded all the same."""
+        """The success of a save whose start was not seen is recorded all the same."""
         on_save_checkpoint_success(700, 1_000)
         assert self.outcomes(captured) == [(CheckpointSaveSucceeded, 700, 1_000_000_000)]
 
 
 class TestTurnedOnInBetween:
     def test_end_after(self):
-        """Who subscribes between a start and its end sees no end of what had no beginning, and no complaint."""
+        """
+        A handler that subscribes between a start and its end gets no end without a start, and no problem is reported.
+        """
         found = []
         on_train_start(0)
         with default_bus.subscribe(found.append):

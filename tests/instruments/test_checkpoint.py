@@ -1,4 +1,4 @@
-"""Checkpoints: the spans of saves, and what became of them."""
+"""Checkpoints: the spans of saves, and their outcomes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from trackside.instruments import (
 
 
 def recorded(captured):
-    """Return what became of saves: the event's class and the step."""
+    """Return the outcomes of saves: the event's class and the step."""
     outcomes = (CheckpointSaveSucceeded, CheckpointSaveFailed)
     return [(type(event), event.global_step) for event in captured if isinstance(event, outcomes)]
 
@@ -63,7 +63,7 @@ class TestSync:
         assert second == first + 1
 
     def test_success(self, captured, ticking, tmp_path):
-        """The success tells step, place, size, time and span."""
+        """The success has step, path, size, time and span."""
         with checkpoint_save(100, path=tmp_path) as save:
             ticking.now_ns += 500
             save.set(size_bytes=4_096)
@@ -72,7 +72,7 @@ class TestSync:
         assert (event.size_bytes, event.duration_ns, event.save_span_id) == (4_096, 500, save.id)
 
     def test_failure(self, captured):
-        """A save that an exception leaves has failed, and says why."""
+        """A save that an exception leaves has failed, with the reason."""
         with pytest.raises(OSError, match="no room"), checkpoint_save(100):
             raise OSError("no room")
         (event,) = captured.of(CheckpointSaveFailed)
@@ -80,15 +80,15 @@ class TestSync:
         assert captured.of(CheckpointSaveSucceeded) == []
         assert captured.of(SpanEnded)[0].error["type"] == "OSError"
 
-    def test_told_inside(self, captured):
-        """A save that tells its success itself succeeds once."""
+    def test_recorded_inside(self, captured):
+        """A save that records its success itself succeeds once."""
         with checkpoint_save(100) as save:
             save.succeeded(path="/ckpt/100", size_bytes=5)
         (event,) = captured.of(CheckpointSaveSucceeded)
         assert (event.path, event.size_bytes) == ("/ckpt/100", 5)
 
-    def test_told_failed_inside(self, captured):
-        """A save that tells its failure itself has failed, though no exception left it."""
+    def test_failure_recorded_inside(self, captured):
+        """A save that records its failure itself has failed, though no exception left it."""
         with checkpoint_save(100) as save:
             save.failed(OSError("no room"))
         assert recorded(captured) == [(CheckpointSaveFailed, 100)]
@@ -110,14 +110,14 @@ class TestSync:
         assert recorded(captured) == [(CheckpointSaveSucceeded, 100)] * 2
 
     def test_without_spans(self):
-        """Who wants to know of successes alone gets them."""
+        """A handler of successes alone gets them."""
         found = []
         with default_bus.subscribe(found.append, to=CheckpointSaveSucceeded), checkpoint_save(100):
             pass
         assert [(event.global_step, event.save_span_id) for event in found] == [(100, 0)]
 
     def test_off(self):
-        """While no handler listens a save is nothing."""
+        """While no handler listens a save publishes nothing."""
         with checkpoint_save(100) as save:
             pass
         assert save.id == 0
@@ -125,7 +125,7 @@ class TestSync:
 
 class TestAsync:
     def test_not_yet(self, captured):
-        """The blocking part's end is no success."""
+        """The end of the blocking part is no success."""
         with checkpoint_save(100, strategy="async"):
             pass
         assert [type(event) for event in captured] == [SpanStarted, SpanEnded]
@@ -160,8 +160,10 @@ class TestAsync:
             (event.global_step, event.path, event.save_span_id) for event in captured.of(CheckpointSaveSucceeded)
         ] == [(step, f"/ckpt/{step}", saves[step].id) for step in (300, 100, 200)]
 
-    def test_told_again(self, captured):
-        """A save is its step's until its outcome is recorded; a second outcome is of one that was not seen."""
+    def test_second_outcome(self, captured):
+        """
+        A save belongs to its step until its outcome is recorded; a second outcome is that of a save that was not seen.
+        """
         with checkpoint_save(100, strategy="async") as save:
             pass
         checkpoint_succeeded(100)
@@ -169,7 +171,7 @@ class TestAsync:
         assert [event.save_span_id for event in captured.of(CheckpointSaveSucceeded)] == [save.id, 0]
 
     def test_from_another_thread(self, captured):
-        """It may come from another thread."""
+        """The outcome may come from another thread."""
         with checkpoint_save(100, strategy="async"):
             thread = threading.Thread(target=checkpoint_succeeded, args=(100,))
             thread.start()
@@ -177,7 +179,7 @@ class TestAsync:
         assert recorded(captured) == [(CheckpointSaveSucceeded, 100)]
 
     def test_failure(self, captured):
-        """It may be a failure."""
+        """The outcome may be a failure."""
         with checkpoint_save(100, strategy="async"):
             pass
         checkpoint_failed(100, OSError("no room"))
@@ -190,13 +192,13 @@ class TestAsync:
         assert recorded(captured) == [(CheckpointSaveFailed, 100)]
 
     def test_nobody_saw_it_begin(self, captured):
-        """The success of a save whose begin was not seen is recorded with what is known."""
+        """The success of a save whose start was not seen is recorded with the given values."""
         checkpoint_succeeded(700, path="/ckpt/700")
         (event,) = captured.of(CheckpointSaveSucceeded)
         assert (event.global_step, event.path, event.duration_ns, event.save_span_id) == (700, "/ckpt/700", None, 0)
 
     def test_forgotten_at_last(self, captured):
-        """Saves of which nothing is ever told are forgotten, the oldest first."""
+        """Saves without any recorded outcome are forgotten, the oldest first."""
         for step in range(2_000):
             with checkpoint_save(step, strategy="async"):
                 pass
@@ -236,14 +238,14 @@ class TestOthers:
         assert (start.name, start.attributes) == ("checkpoint_save_finalization", {"current_iteration": 100})
 
     def test_load(self, captured, tmp_path):
-        """A load says which step it is of, as soon as it knows."""
+        """A load records its step, which may be set while it runs."""
         with checkpoint_load(path=tmp_path) as load:
             load.set(current_iteration=90)
         assert captured.of(SpanStarted)[0].attributes == {"path": str(tmp_path)}
         assert captured.of(SpanEnded)[0].attributes == {"path": str(tmp_path), "current_iteration": 90}
 
     def test_load_of_a_step(self, captured):
-        """Or before."""
+        """The step may also be given before."""
         with checkpoint_load(90):
             pass
         assert captured.of(SpanStarted)[0].attributes == {"current_iteration": 90}

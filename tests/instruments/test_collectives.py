@@ -12,7 +12,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture(autouse=True)
 def restored():
-    """Leave torch and the sections as they were."""
+    """Restore torch and the sections after the test."""
     yield
     stop_timing_collectives()
     module._sections.close()
@@ -20,7 +20,7 @@ def restored():
 
 @pytest.fixture
 def group(tmp_path):
-    """Be a job of one."""
+    """Make a process group of one rank."""
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
     distributed.destroy_process_group()
@@ -39,7 +39,7 @@ class TestTimeCollectives:
         assert (event.counts[place], event.waits) == (2, event.names)
 
     def test_opt_in(self, captured, group):
-        """Torch is not touched unless that is asked for."""
+        """Torch is not changed unless the caller asks for it."""
         before = distributed.barrier
         time_collectives(["barrier"])
         assert distributed.barrier is not before

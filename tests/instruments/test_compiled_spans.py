@@ -46,7 +46,7 @@ pytestmark = needs_core
 
 
 async def surroundings():
-    """Return what surrounds a task."""
+    """Return the span and the step of a task."""
     await asyncio.sleep(0)
     return ambient.get()
 
@@ -80,8 +80,8 @@ def made(modules):
 
 
 def act(spans, program):
-    """Do to *spans* what *program* says, and return where that led."""
-    errors = []  # kept: one that was never raised is told from an earlier one by its address alone
+    """Do the operations of *program* on *spans*, and return the resulting state."""
+    errors = []  # kept: an error that was never raised is distinguished from an earlier one only by its address
     for verb, place in program:
         each = spans[place]
         if verb == "enter":
@@ -115,7 +115,7 @@ class CountingClock:
 
 
 def at_home(function, *arguments):
-    """Call *function* in the context that the thread was given by the interpreter, outside of every span."""
+    """Call *function* in the thread's own first context, outside of every span."""
     around = ambient.get()
     ambient.set(NOWHERE)
     try:
@@ -125,7 +125,9 @@ def at_home(function, *arguments):
 
 
 def observed(modules, program, runs_on, where):
-    """Return what *program* published, and where it led, with ids counted from its begin and a clock that counts."""
+    """
+    Return the events of *program* and the resulting state, with ids counted from its start and a clock that counts.
+    """
     readings = CountingClock()
     events, results = [], []
 
@@ -139,7 +141,7 @@ def observed(modules, program, runs_on, where):
         default_bus.subscribe(events.append, to=OF_SPANS, runs_on=runs_on) as subscription,
     ):
         for cls in OF_SPANS:
-            default_bus.wants(cls)  # or the first span of each class would be opened by Python
+            default_bus.wants(cls)  # otherwise Python would open the first span of each class
         first, begun = next_id(), readings()
         if where == "another thread":
             thread = threading.Thread(target=run, name="elsewhere")
@@ -177,7 +179,9 @@ class TestSame:
     @settings(max_examples=25)
     @given(program=steps)
     def test_any_order(self, program, runs_on, where):
-        """In whatever order spans are opened and closed, both implementations publish the same and lead to the same."""
+        """
+        In any order of opening and closing spans, both implementations publish the same events and have the same state.
+        """
         results = [observed(modules, program, runs_on, where) for modules in (COMPILED, PURE)]
         assert results[0] == results[1]
 
@@ -212,7 +216,7 @@ class TestRoutes:
 
 class TestContext:
     def test_copied_context(self):
-        """A context copied inside a span has that span for the parent of what is done in it, also in another thread."""
+        """A span opened in a copied context has the span of that context as its parent, also in another thread."""
         found = []
         with default_bus.subscribe(lambda _: None, to=Event), span("outer") as outer:
             copied = contextvars.copy_context()
@@ -228,10 +232,10 @@ class TestContext:
         assert found[0] == found[1]
 
     def test_parts(self):
-        """A copy made by hand in a part of a step has the part in this thread, and the iteration in another one."""
+        """A context copied in a part of a step has the part in this thread, and the iteration in another one."""
         found = {}
         with default_bus.subscribe(lambda _: None, to=Event), training_iteration(7) as around:
-            default_bus.wants(_span.ENDED[PROFILE])  # or the first part would be opened by Python
+            default_bus.wants(_span.ENDED[PROFILE])  # otherwise Python would open the first part
             part = model_forward().open()
             context = contextvars.copy_context()
             found["here"] = context.run(ambient.get)
@@ -246,7 +250,9 @@ class TestContext:
         assert found["empty"] == NOWHERE
 
     def test_short_spans_within_parts(self):
-        """A copy made in another span than a part of a step has that span everywhere, and none after it is closed."""
+        """
+        A context copied in a span that is no part of a step has that span everywhere, and none after it is closed.
+        """
         found = []
         with default_bus.subscribe(lambda _: None, to=Event), model_forward(), span("short") as short:
             context = contextvars.copy_context()
@@ -257,7 +263,7 @@ class TestContext:
         assert contextvars.copy_context().run(ambient.get) == ambient.get() == NOWHERE
 
     def test_imported_inside(self):
-        """Where trackside is imported in a context that was entered, that context is no place of its own for parts."""
+        """If trackside is imported in a context that was entered, that context gets no separate place for parts."""
         script = """
             import contextvars, json, threading
             def main():
@@ -277,7 +283,7 @@ class TestContext:
         assert done.stdout == "True\n"
 
     def test_reentered_by_a_collection(self):
-        """A finalizer that opens spans while one is opened or closed finds and leaves everything in order."""
+        """A finalizer that opens spans while one is opened or closed sees and leaves consistent state."""
 
         class Late:
             def __init__(self):
@@ -324,7 +330,7 @@ class TestFunctions:
         ],
     )
     def test_same(self, name, calls):
-        """The compiled functions make what the Python ones make, or raise what they raise."""
+        """The compiled functions return or raise what the Python ones return or raise."""
         compiled = getattr(instruments, name)
 
         def outcome(function, arguments, keywords):
@@ -343,7 +349,7 @@ class TestFunctions:
 
     @pytest.mark.parametrize("done", [{}, {"samples": 4}, {"loss": 0.5}, {"loss": 3}, {"samples": None}, {"seen": 1}])
     def test_set(self, done):
-        """Both ways of `set` lead to the same fields and attributes."""
+        """Both forms of `set` lead to the same fields and attributes."""
         fields = []
         with default_bus.subscribe(lambda _: None, to=Event):
             for set_done in (type(training_iteration(3)).set, type(training_iteration(3)).set.__wrapped__):
@@ -376,7 +382,7 @@ class TestFunctions:
 
 class TestOwnership:
     def test_leaks_nothing(self):
-        """Opening and closing leaves no block behind and every attribute with the references that it had."""
+        """Opening and closing leaves no block of memory behind, and no reference to an attribute."""
         attributes = {"files": 3}
         with default_bus.subscribe(lambda _: None, to=Event):
 
@@ -395,7 +401,7 @@ class TestOwnership:
         events = []
         with default_bus.subscribe(events.append, to=OF_SPANS):
             for cls in OF_SPANS:
-                default_bus.wants(cls)  # or the first span of each class would be opened by Python
+                default_bus.wants(cls)  # otherwise Python would open the first span of each class
             with training_iteration(3, samples=2, loss=0.5), model_forward():
                 pass
             with training_iteration(3, samples=[2]), model_forward(files=[1]):
@@ -403,7 +409,7 @@ class TestOwnership:
         assert [gc.is_tracked(event) for event in events] == [False, False, True, True]
 
     def test_handler_that_left(self):
-        """Nothing is kept of a handler that left the bus, though spans took a route that leads to it."""
+        """No handler that left the bus is kept alive, though spans cached a route to it."""
 
         class Handler:
             def __call__(self, event):
@@ -423,7 +429,7 @@ class TestOwnership:
     def test_opened(self):
         """However many spans are open, all are known by their ids until they are closed, in whatever order."""
         with default_bus.subscribe(lambda _: None, to=Event):
-            default_bus.wants(_span.ENDED[PROFILE])  # or the first part would be opened by Python
+            default_bus.wants(_span.ENDED[PROFILE])  # otherwise Python would open the first part
             early = [model_forward().__enter__() for _ in range(20)]
             assert _span.opened() == {each.id: each for each in early}
             late = [model_forward().__enter__() for _ in range(20)]
@@ -445,12 +451,12 @@ class TestOwnership:
 
 
 class Remembered(_span.Span):
-    """A span of somebody's own, with a dict, a weak reference and a finalizer."""
+    """A subclass of spans with a dict, a weak reference and a finalizer."""
 
     ended: typing.ClassVar[list[str]] = []
 
     def __del__(self):
-        """Note the end, and live again the first time."""
+        """Note the end, and resurrect the object the first time."""
         self.ended.append(self.name)
         if self.name == "reborn":
             self.name = "gone"
@@ -461,14 +467,14 @@ kept = []
 
 
 class TestMemory:
-    """Memory of spans and of events of their ends is used again."""
+    """Memory of spans and of the events of their ends is used again."""
 
     def test_nothing_of_the_one_before(self):
-        """An event or a span in memory that was used before has nothing of the one that was there."""
+        """An event or a span in reused memory has no value of the one that was there."""
         events = []
         with default_bus.subscribe(events.append, to=OF_SPANS):
             for cls in OF_SPANS:
-                default_bus.wants(cls)  # or the first span of each class would be opened by Python
+                default_bus.wants(cls)  # otherwise Python would open the first span of each class
             with span("first", files=3) as first:
                 pass
             events[0]._seq = 7
@@ -483,11 +489,11 @@ class TestMemory:
         assert not hasattr(span("third"), "parent_id")
 
     def test_pair_that_is_held(self):
-        """What surrounded a block says the same as long as somebody holds it, or a context copied there."""
+        """A context keeps its span and step as long as it is referenced."""
         held, contexts = [], []
         with default_bus.subscribe(lambda _: None, to=OF_SPANS):
             for cls in OF_SPANS:
-                default_bus.wants(cls)  # or the first span of each class would be opened by Python
+                default_bus.wants(cls)  # otherwise Python would open the first span of each class
             for step in range(10):
                 with training_iteration(step) as iteration:
                     held.append((ambient.get(), (iteration.id, step)))
@@ -496,7 +502,7 @@ class TestMemory:
                     for _ in range(3):
                         with model_forward() as part:
                             held.append((ambient.get(), (part.id, step)))
-                with model_forward():  # whose pair nobody holds
+                with model_forward():  # a span that nobody references
                     pass
                 with training_iteration([step]):
                     held.append((ambient.get(), (ambient.get()[0], [step])))
@@ -505,7 +511,7 @@ class TestMemory:
         assert [gc.is_tracked(pair) for pair, (_, step) in held if type(step) is list] == [True] * 10
 
     def test_finalizer_of_a_subclass(self):
-        """A subclass with a finalizer is finalized once, lives on if it says so, and lets its weak references know."""
+        """A subclass with a finalizer is finalized once, can be resurrected, and clears its weak references."""
         Remembered.ended.clear()
         mine = Remembered("mine", _span.ENDED[PROFILE], {})
         mine.note = [mine]
@@ -516,7 +522,7 @@ class TestMemory:
         assert (died(), Remembered.ended, kept.pop().name) == (None, ["mine", "reborn"], "gone")
 
     def test_finalizer_of_the_class(self, monkeypatch):
-        """A finalizer that somebody gives the class runs for every span, also in memory that was used before."""
+        """A finalizer that is assigned to the class runs for every span, also in reused memory."""
         ended = []
         monkeypatch.setattr(_span.Span, "__del__", lambda each: ended.append(each.name), raising=False)
         for name in ("a", "b", "c"):
@@ -524,7 +530,7 @@ class TestMemory:
         assert ended == ["a", "b", "c"]
 
     def test_chain(self):
-        """Letting go of a chain of 500,000 iterations, each held by the next, does not exhaust the stack."""
+        """Deleting a chain of 500,000 iterations, each referenced by the next, does not exhaust the stack."""
         chain = None
         for _ in range(500_000):
             chain = training_iteration(3, samples=chain)
@@ -541,7 +547,7 @@ class TestMemory:
         assert sys.getallocatedblocks() - before < 1_500
 
     def test_leaks(self):
-        """Spans, and instances of subclasses, give back what they have, their class included."""
+        """Spans, and instances of subclasses, release all their references, including that to their class."""
 
         def once():
             mine = Remembered("mine", _span.ENDED[PROFILE], {"files": object()})

@@ -1,4 +1,4 @@
-"""Kernels through CUPTI, with a CUPTI that a test plays: it keeps what was launched until it is asked for it."""
+"""Kernels through CUPTI, with a fake one: it keeps launched kernels until it is flushed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FakeError(Exception):
 
 
 class FakeCupti:
-    """Behaves as ``cupti.cupti`` does, as far as it is used: records go into buffers, buffers out when flushed."""
+    """Behaves as the used part of ``cupti.cupti``: records go into buffers, buffers out when flushed."""
 
     ActivityKind = types.SimpleNamespace(CONCURRENT_KERNEL=KERNEL)
     Result = types.SimpleNamespace(ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED=TAKEN)
@@ -45,19 +45,19 @@ class FakeCupti:
         self.taken = False
 
     def subscribe(self, callback, userdata):
-        """Let one subscriber in."""
+        """Accept one subscriber."""
         if self.taken or self.subscribed:
             raise FakeError(TAKEN)
         self.subscribed.append(callback)
         return 77
 
     def unsubscribe(self, subscriber):
-        """Let it out."""
+        """Release it."""
         assert subscriber == 77
         self.subscribed.clear()
 
     def activity_register_callbacks(self, requested, completed):
-        """Remember who gives buffers and takes them."""
+        """Keep the functions that give buffers and receive them."""
         assert self.subscribed
         self.requested, self.completed = requested, completed
 
@@ -83,14 +83,14 @@ class FakeCupti:
         self.buffer += [record] * count
 
     def activity_flush_all(self, flag):
-        """Hand the buffers over."""
+        """Hand over the buffers."""
         assert flag == 0, "a forced flush may hand over what is not finished"
         buffer, self.buffer = self.buffer, None
         if buffer is not None:
             self.completed(buffer)
 
     def activity_get_num_dropped_records(self, context, stream, pointer):
-        """Tell how many records were dropped since the last call."""
+        """Return how many records were dropped since the last call."""
         assert (context, stream) == (0, 0)
         ctypes.c_size_t.from_address(pointer).value, self.dropped = self.dropped, 0
 
@@ -109,7 +109,7 @@ def recorder(cupti):
 
 @pytest.fixture
 def record(cupti, recorder):
-    """Record what *launch* launches, and return what came of it."""
+    """Record the kernels that *launch* launches, and return the statistics."""
 
     def run(*launches):
         recorder.begin()
@@ -151,11 +151,11 @@ class TestStatistics:
         assert (summary.timed, lost) == (5000, 0)
 
     def test_other_activities(self, record):
-        """What else CUPTI records is no kernel."""
+        """Other records of CUPTI are not kernels."""
         assert record({"kind": MEMCPY}) == ([], 0)
 
     def test_each_window_anew(self, record):
-        """What was told is not told again."""
+        """A window's kernels are not in the next one."""
         record({"count": 3})
         ((_, summary),), _ = record({})
         assert summary.timed == 1
@@ -193,14 +193,14 @@ class TestLosses:
         assert record({"start": 0}) == ([], 1)
 
     def test_dropped_by_cupti(self, cupti, recorder):
-        """What CUPTI says that it dropped is counted, once."""
+        """Kernels that CUPTI reports as dropped are counted, once."""
         cupti.dropped = 5
         recorder.flush()
         recorder.flush()
         assert recorder.take() == ([], 5)
 
     def test_too_many_buffers(self, cupti, recorder):
-        """While CUPTI holds as many buffers as it may, nothing more is recorded, and that is counted."""
+        """While CUPTI holds the maximum of buffers, no further kernel is recorded, and each is counted as lost."""
         for _ in range(module.MAX_BUFFERS):
             cupti.requested()
         assert recorder.begin() is False
@@ -210,19 +210,19 @@ class TestLosses:
         assert recorder.take()[1] == 1
 
     def test_too_many_names(self, record, monkeypatch):
-        """Beyond so many names launches are counted as lost."""
+        """Beyond the maximum of names, launches are counted as lost."""
         monkeypatch.setattr(module, "MAX_KERNELS", 2)
         kernels, lost = record(*({"name": f"k{number}"} for number in range(5)))
         assert (len(kernels), lost) == (2, 3)
 
     def test_more_than_a_row_holds(self, record, monkeypatch):
-        """Of more kernels than an event has room for those that took the longest are told."""
+        """Of more kernels than an event can hold, those that took the longest are in it."""
         monkeypatch.setattr(module, "MAX_NAMES_BYTES", 60)
         kernels, lost = record({"name": "a", "ns": 1, "count": 4}, {"name": "b", "ns": 9}, {"name": "c", "ns": 8})
         assert ([name[0] for name, _ in kernels], lost) == (["b", "c"], 4)
 
     def test_long_names(self, record):
-        """Long names are cut, and still told apart."""
+        """Long names are cut, and still distinct."""
         kernels, _ = record({"name": "x" * 4000}, {"name": "x" * 4001})
         assert len({name for name, _ in kernels}) == 2
         assert max(len(name) for name, _ in kernels) < 300
@@ -230,7 +230,7 @@ class TestLosses:
 
 class TestLife:
     def test_taken(self, cupti):
-        """Where another profiler has subscribed, that is the reason, and its callbacks stay."""
+        """If another profiler has subscribed, that is the reason, and its callbacks stay."""
         cupti.taken = True
         with pytest.raises(RuntimeError, match="another profiler has taken CUPTI"):
             KernelRecorder(cupti)
@@ -256,19 +256,19 @@ class TestLife:
         KernelRecorder(cupti, flush_every_s=0).close()
 
     def test_silence(self, cupti, recorder):
-        """Sections that are recorded window after window without a kernel mean that CUPTI was lost."""
+        """Sections that are recorded window after window without a kernel mean that CUPTI stopped working."""
         for _ in range(module.QUIET_WINDOWS - 1):
             recorder.begin()
             recorder.end()
             recorder.take()
-        recorder.take()  # a window without sections says nothing
+        recorder.take()  # a window without sections proves nothing
         recorder.begin()
         recorder.end()
         with pytest.raises(RuntimeError, match="recorded no kernel in 3 windows"):
             recorder.take()
 
     def test_flushed_by_a_thread(self, cupti):
-        """A thread of the recorder's asks CUPTI for what is finished."""
+        """A thread of the recorder flushes finished kernels from CUPTI."""
         recorder = KernelRecorder(cupti, flush_every_s=0.001)
         try:
             recorder.begin()
@@ -287,7 +287,7 @@ class TestLife:
         """A forked child leaves its parent's CUPTI alone."""
         monkeypatch.setattr(recorder, "_pid", os.getpid() + 1)
         recorder.close()
-        module._taken.release()  # as it never happens in a child, which has no use for CUPTI
+        module._taken.release()  # a child never does this: it does not use CUPTI
         assert cupti.subscribed
 
     def test_not_installed(self, monkeypatch):
@@ -298,7 +298,7 @@ class TestLife:
 
 
 class FakeTimer:
-    """Times stretches of the stream: each takes 5 ns."""
+    """A timer of stretches of the stream: each takes 5 ns."""
 
     def begin(self):
         """Mark a beginning."""
@@ -308,7 +308,7 @@ class FakeTimer:
         """Mark an end."""
 
     def elapsed_ns(self, mark):
-        """Say how long it took."""
+        """Return the duration."""
         return 5
 
 
@@ -319,7 +319,7 @@ def published():
 
 @pytest.fixture
 def make_sections(published, cupti):
-    """Make sections over the fake CUPTI, and a fake timer unless there is to be none."""
+    """Make sections over the fake CUPTI, and a fake timer unless the test wants none."""
     made = []
 
     def make(*, timer=FakeTimer):
@@ -377,7 +377,7 @@ class TestSections:
         assert [event.counts for event in published.of(KernelWindow)] == [[20]]
 
     def test_taken(self, make_sections, cupti, published):
-        """Where CUPTI is taken the sections' stretches are timed instead, and one event says so."""
+        """If CUPTI is in use by others, the sections' stretches are timed instead, and one event says so."""
         cupti.taken = True
         sections = make_sections()
         for step in range(2):
@@ -389,7 +389,7 @@ class TestSections:
         assert [window.names for window in published.of(KernelWindow)] == [["forward"]] * 2
 
     def test_neither(self, make_sections, cupti, published):
-        """Where neither can be had one event says both reasons, and the sections are timed without."""
+        """If neither is available one event gives both reasons, and the sections are timed without."""
         cupti.taken = True
         sections = make_sections(timer=no_timer)
         for step in range(2):
@@ -402,7 +402,7 @@ class TestSections:
         assert [window.counts for window in published.of(SectionWindow)] == [[1], [1]]
 
     def test_lost_later(self, make_sections, cupti, published):
-        """Where CUPTI is lost while training, the stretches are timed from then on."""
+        """If CUPTI stops working while training, the stretches are timed from then on."""
         sections = make_sections()
         for step in range(5):
             with sections.section("forward", gpu=True):
@@ -414,7 +414,7 @@ class TestSections:
         assert cupti.subscribed == []
 
     def test_own_time_is_left_out(self, make_sections, cupti, published, ticking, monkeypatch):
-        """What it takes to switch CUPTI on and off is not the section's time."""
+        """The time for switching CUPTI on and off is not counted in the section."""
         enable, disable = cupti.activity_enable, cupti.activity_disable
         monkeypatch.setattr(cupti, "activity_enable", lambda kind: (ticking.advance(500e-9), enable(kind)))
         monkeypatch.setattr(cupti, "activity_disable", lambda kind: (ticking.advance(500e-9), disable(kind)))
@@ -428,7 +428,9 @@ class TestSections:
 @pytest.mark.gpu
 class TestRealKernels:
     def test_beside_cuda_events(self, published):
-        """On a real device the kernels of a product take what CUDA events around it say, within a twentieth."""
+        """
+        On a real device the kernels of a product take as long as CUDA events around it measure, within a twentieth.
+        """
         import torch
 
         from trackside.instruments.torch import cuda_event_timer

@@ -13,7 +13,7 @@ from trackside.instruments.torch import cuda_event_timer
 
 
 class FakeGpu:
-    """A GPU that works through what it was given when it is told to; each stretch takes 100 ns more than the last."""
+    """A GPU that works off its queue when the test says so; each stretch takes 100 ns more than the last."""
 
     def __init__(self):
         self.marks = []
@@ -33,7 +33,7 @@ class FakeGpu:
         mark.append(len(self.marks))
 
     def elapsed_ns(self, mark):
-        """Say how long it took, if that is over."""
+        """Return the duration, if it is over."""
         return mark[1] * 100 if mark[1] <= self.done else None
 
 
@@ -60,7 +60,7 @@ def sections(gpu, published, ticking):
 
 class TestTimes:
     def test_finished(self, sections, gpu, published):
-        """What the GPU has finished at the end of the window is in it, under the section's name."""
+        """Stretches that the GPU has finished at the end of the window are in it, under the section's name."""
         gpu.done = 2
         for _ in range(2):
             with sections.section("forward", gpu=True):
@@ -76,7 +76,7 @@ class TestTimes:
         )
 
     def test_not_yet_finished(self, sections, gpu, published):
-        """What it has not finished comes in a later window, and nothing waits for it."""
+        """Unfinished stretches come in a later window, and nothing waits for them."""
         for step in range(3):
             with sections.section("forward", gpu=True):
                 pass
@@ -114,7 +114,7 @@ class TestTimes:
         assert published.of(KernelWindow) == []
 
     def test_nested(self, sections, gpu, published):
-        """Sections with GPU times may lie within each other."""
+        """Sections with GPU times may be nested."""
         gpu.done = 9
         one = sections.section("forward", gpu=True)
         with one, one:
@@ -139,7 +139,7 @@ class TestTimes:
         assert [type(event) for event in published] == [SectionWindow]
 
     def test_too_many(self, sections, gpu, published, monkeypatch):
-        """What a GPU that does not come back cannot finish is bounded, and counted."""
+        """The number of stretches that a hung GPU does not finish is bounded, and counted."""
         monkeypatch.setattr(module, "MAX_PENDING", 3)
         for _ in range(5):
             with sections.section("forward", gpu=True):
@@ -150,7 +150,7 @@ class TestTimes:
 
 class TestUnavailable:
     def test_said_once(self, published, ticking):
-        """Where there is no GPU one event says why, and sections are timed without."""
+        """If there is no GPU one event gives the reason, and sections are timed without."""
 
         def nothing():
             raise RuntimeError("there is no GPU here")
@@ -182,7 +182,7 @@ class TestUnavailable:
 
     @pytest.mark.torch
     def test_no_device(self):
-        """Without a CUDA device torch's timer says so."""
+        """Without a CUDA device torch's timer raises an error that says so."""
         import torch
 
         if torch.cuda.is_available():
@@ -194,7 +194,7 @@ class TestUnavailable:
 @pytest.mark.gpu
 class TestCudaEvents:
     def test_long_and_short(self):
-        """On a real device, ten times the work takes several times as long, and nothing is waited for."""
+        """On a real device, ten times the work takes several times as long, and no call waits for the GPU."""
         import torch
 
         timer = cuda_event_timer()

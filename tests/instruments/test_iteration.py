@@ -1,4 +1,4 @@
-"""Iterations: their steps, what was done in them, and what they cost when no handler listens."""
+"""Iterations: their steps, their fields, and their cost while no handler listens."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ class TestEvent:
 
 class TestDone:
     def test_given(self, captured):
-        """What is known before may be given before."""
+        """Values known before may be given at the start."""
         with training_iteration(0, samples=32, tokens=1024, flops=1e12, loss=0.5):
             pass
         event = only(captured)
         assert (event.samples, event.tokens, event.flops, event.loss) == (32, 1024, 1e12, 0.5)
 
     def test_set(self, captured):
-        """What is learned inside is set there."""
+        """Values learned inside are set there."""
         with training_iteration(0, samples=32) as iteration:
             iteration.set(loss=0.25)
             iteration.set(samples=31, tokens=7, flops=2.0)
@@ -79,14 +79,14 @@ class TestDone:
         assert (event.samples, event.tokens, event.flops, event.loss) == (31, 7, 2.0, 0.25)
 
     def test_not_given(self, captured):
-        """What was not given is not made up."""
+        """Values that were not given are not made up."""
         with training_iteration(0):
             pass
         event = only(captured)
         assert (event.samples, event.tokens, event.flops, event.loss, event.failed) == (None, None, None, None, False)
 
     def test_anything_else(self, captured):
-        """Anything else becomes an event on it."""
+        """Any other attribute becomes an event on it."""
         with training_iteration(4) as iteration:
             iteration.set(learning_rate=0.1)
             iteration.set(loss=0.5, grad_norm=2.0)
@@ -95,13 +95,13 @@ class TestDone:
         assert event.attributes == {"learning_rate": 0.1, "grad_norm": 2.0}
 
     def test_fail(self, captured):
-        """It may be said to have failed."""
+        """It may be marked as failed."""
         with training_iteration(0) as iteration:
             iteration.fail()
         assert only(captured).failed is True
 
     def test_loss_with_a_graph(self, captured):
-        """A loss that knows its gradient's way does not keep it alive."""
+        """A loss with a gradient graph does not keep the graph alive."""
 
         class Tensor:
             def detach(self):
@@ -118,19 +118,19 @@ class TestStep:
         return [event.step for event in captured.of(IterationEnded)]
 
     def test_inside(self, captured):
-        """What is logged inside has the step, at any depth."""
+        """Events logged inside have the step, at any depth."""
         with training_iteration(7), span("x") as inner:
             inner.event("y")
         assert [event.step for event in captured] == [7, 7, 7]
 
     def test_after(self, captured):
-        """What comes after has none."""
+        """Events logged afterwards have none."""
         with training_iteration(7):
             pass
         assert ambient.get()[1] == -1
 
     def test_inside_when_iterations_are_not_wanted(self):
-        """It has the step also where no handler asked for iterations."""
+        """They have the step also where no handler wants iterations."""
         found = []
         with default_bus.subscribe(found.append, to=SpanEventAdded), training_iteration(7):
             default_bus.log(SpanEventAdded(name="x"))
@@ -138,7 +138,7 @@ class TestStep:
         assert ambient.get()[1] == -1
 
     def test_counted(self, captured):
-        """Iterations that are not told theirs count from the start of the loop."""
+        """Iterations without a given step count from the start of the loop."""
         with training_loop(100):
             for _ in range(3):
                 with training_iteration():
@@ -172,7 +172,7 @@ class TestStep:
         assert self.steps(captured) == [0, 1]
 
     def test_counted_by_threads(self, captured):
-        """Loops in two threads count for themselves."""
+        """Loops in two threads count separately."""
         meeting = threading.Barrier(2)
 
         def train(start):
@@ -190,7 +190,7 @@ class TestStep:
         assert sorted(self.steps(captured)) == [0, 1, 100, 101]
 
     def test_counted_by_tasks(self, captured):
-        """Loops in two tasks count for themselves."""
+        """Loops in two tasks count separately."""
 
         async def train(start):
             with training_loop(start):
@@ -205,7 +205,7 @@ class TestStep:
         assert sorted(self.steps(captured)) == [0, 1, 100, 101]
 
     def test_counted_while_off(self):
-        """Who subscribes in the middle sees the right steps."""
+        """A handler that subscribes in the middle sees the right steps."""
         found = []
         with training_loop(10):
             with training_iteration():
@@ -215,7 +215,7 @@ class TestStep:
         assert [event.step for event in found] == [11]
 
     def test_validation(self, captured):
-        """A validation iteration belongs to the training step around it, and counts nothing."""
+        """A validation iteration belongs to the training step around it, and does not count as one."""
         with training_loop(5):
             with training_iteration(), validation_loop(), validation_iteration():
                 pass
@@ -242,7 +242,7 @@ class TestDecorator:
         assert [(event.step, event.samples) for event in captured.of(IterationEnded)] == [(3, 8), (4, 8)]
 
     def test_decorated_while_off(self):
-        """A function that was decorated before anybody listened is one, too."""
+        """A function that was decorated before any handler listened is one, too."""
 
         @training_iteration()
         def step():
@@ -259,14 +259,14 @@ class TestDecorator:
             training_iteration(5)(lambda: None)
 
     def test_fixed_step_while_on(self, captured):
-        """Also while a handler listens."""
+        """The same holds while a handler listens."""
         with pytest.raises(ConfigError, match="leave it out of a decorator"):
             training_iteration(5)(lambda: None)
 
 
 class TestOff:
     def test_does_nothing(self):
-        """While no handler listens an iteration takes what it is given and keeps nothing."""
+        """While no handler listens an iteration accepts its arguments and keeps nothing."""
         with training_iteration(7) as iteration:
             iteration.set(loss=0.5, samples=3, anything=1)
             iteration.event("x")
@@ -274,16 +274,16 @@ class TestOff:
             assert (iteration.id, iteration.is_open, ambient.get()[1]) == (0, False, -1)
 
     def test_is_the_same_object(self):
-        """Nothing is made for it."""
+        """No object is made for it."""
         assert training_iteration(7) is training_iteration(8)
 
     def test_exceptions_pass(self):
-        """An exception passes through as if it were not there."""
+        """An exception passes through unchanged."""
         with pytest.raises(ValueError), training_iteration(7):
             raise ValueError
 
     def test_nested(self):
-        """Iterations that are nothing may be nested."""
+        """Iterations may be nested while no handler listens."""
         with training_iteration(1), validation_iteration(1), validation_iteration():
             pass
         assert ambient.get() == (0, -1)

@@ -18,7 +18,7 @@ TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 class TestParentFrom:
     def test_ours(self):
-        """Our variable names source and span."""
+        """Trackside's variable names source and span."""
         assert parent_from({"TRACKSIDE_PARENT": "00c0ffee00c0ffee:17"}) == Parent("00c0ffee00c0ffee", 17)
 
     def test_w3c(self):
@@ -27,17 +27,17 @@ class TestParentFrom:
         assert found == Parent(TRACE, 0xB7AD6B7169203331)
 
     def test_ours_first(self):
-        """Where both are there, ours is exact."""
+        """If both are set, trackside's is used."""
         environ = {"TRACKSIDE_PARENT": "00c0ffee00c0ffee:17", "TRACEPARENT": f"00-{TRACE}-b7ad6b7169203331-01"}
         assert parent_from(environ) == Parent("00c0ffee00c0ffee", 17)
 
     def test_w3c_of_ours(self):
-        """A trace made of a source of ours is that source."""
+        """A trace id made of a trackside source id is that source."""
         environ = {"TRACEPARENT": f"00-00c0ffee00c0ffee{'0' * 16}-0000000000000011-01"}
         assert parent_from(environ) == Parent("00c0ffee00c0ffee", 17)
 
     def test_later_version(self):
-        """Later versions of the W3C's may say more."""
+        """Later versions of the W3C's may have further fields."""
         assert parent_from({"TRACEPARENT": f"cc-{TRACE}-b7ad6b7169203331-01-what-else"}) is not None
 
     @pytest.mark.parametrize(
@@ -56,13 +56,13 @@ class TestParentFrom:
         ],
     )
     def test_nobody(self, environ):
-        """What is missing or malformed is passed over."""
+        """A missing or malformed variable is ignored."""
         assert parent_from(environ) is None
 
 
 class TestEnvironForChild:
     def test_there_and_back(self, captured):
-        """A child finds the innermost open span, by either variable."""
+        """A child gets the innermost open span, by either variable."""
         set_process_source(Source(id="00c0ffee00c0ffee", run_id="r"))
         with span("spawn") as around:
             recorded = environ_for_child()
@@ -70,13 +70,14 @@ class TestEnvironForChild:
         assert parent_from({"TRACEPARENT": recorded["TRACEPARENT"]}) == Parent("00c0ffee00c0ffee", around.id)
 
     def test_no_span(self):
-        """Without an open span the process itself is the parent; the W3C has no word for that."""
+        """Without an open span the process itself is the parent; the W3C's variable cannot express that."""
         set_process_source(Source(id="00c0ffee00c0ffee", run_id="r"))
         assert environ_for_child() == {"TRACKSIDE_PARENT": "00c0ffee00c0ffee:0"}
 
     def test_trace_goes_on(self, captured):
         """
-        A process that was started in a trace hands that on; it is not alone there, so its id is in its spans'.
+        A process that was started in a trace passes that on; the trace has other processes, so span ids contain its own
+        id.
         """
         set_process_source(Source(id="00c0ffee00c0ffee", run_id="r", parent=Parent(TRACE, 5)))
         with span("spawn") as around:
@@ -84,7 +85,7 @@ class TestEnvironForChild:
             assert environ_for_child()["TRACEPARENT"] == f"00-{TRACE}-{number:016x}-01"
 
     def test_odd_source(self, captured):
-        """A source whose id makes no trace has ours alone."""
+        """A source whose id makes no trace id has trackside's variable alone."""
         set_process_source(Source(id="my-source", run_id="r"))
         with span("spawn"):
             assert set(environ_for_child()) == {"TRACKSIDE_PARENT"}
@@ -106,7 +107,7 @@ def run(script, **environ):
 
 class TestProcesses:
     def test_subprocess(self):
-        """A process that was told its parent says so in its source."""
+        """A process whose environment names its parent has it in its source."""
         script = """
             import json
             from trackside.job import JobConfig
@@ -118,7 +119,7 @@ class TestProcesses:
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
     def test_fork(self):
         """
-        A forked child has no open spans: its own hang under nothing of its own process, which names the span around
+        A forked child has no open spans: its own have no parent span in its own process, which names the span around
         the fork as its parent; those around the fork end once, in the parent.
         """
         script = """
@@ -138,10 +139,10 @@ class TestProcesses:
                     with span("in child"):
                         pass
             if not pid:
-                told = [[event.name, event.parent_span_id] for event in found]
+                seen = [[event.name, event.parent_span_id] for event in found]
                 source = process_source()
-                told = [told, open_at_first, source.parent.span_id == around.id, source.parent.source_id == parent.id]
-                os.write(write, json.dumps(told).encode())
+                seen = [seen, open_at_first, source.parent.span_id == around.id, source.parent.source_id == parent.id]
+                os.write(write, json.dumps(seen).encode())
                 os._exit(0)
             os.waitpid(pid, 0)
             print(json.dumps([json.loads(os.read(read, 4096)), [event.name for event in found]]))

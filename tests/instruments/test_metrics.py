@@ -19,13 +19,13 @@ class TestMetrics:
         assert (event.values, event.step) == ({"loss": 0.5, "lr": 3e-4}, 7)
 
     def test_mapping(self, captured):
-        """Names that are no Python words come in a mapping, at a step of their own."""
+        """Names that are no Python identifiers come in a mapping, at a step of their own."""
         metrics({"eval/accuracy": 0.93}, step=100, epoch=2)
         (event,) = captured.of(MetricsLogged)
         assert (event.values, event.step) == ({"eval/accuracy": 0.93, "epoch": 2}, 100)
 
     def test_stats(self, captured):
-        """Each number is recorded by the stat of its name; what is no number is not."""
+        """Each number is recorded by the stat of its name; other values are not."""
         metrics({"metrics.loss": 0.5, "metrics.note": "x", "metrics.ok": True})
         metrics({"metrics.loss": 1.5})
         (stat,) = default_bus.counters("metrics.*")
@@ -47,7 +47,7 @@ class TestMetrics:
 
     @pytest.mark.parametrize("wrong", [3, ["loss"], "loss"])
     def test_no_mapping(self, captured, wrong):
-        """What is no mapping is reported, and not raised in the loop."""
+        """A value that is no mapping is reported, and not raised in the loop."""
         metrics(wrong)
         config(wrong)
         assert captured.of(MetricsLogged) == captured.of(ConfigLogged) == []
@@ -56,7 +56,7 @@ class TestMetrics:
 
 class TestConfig:
     def test_event(self, captured):
-        """Nested mappings are written flat; what is no plain value is text."""
+        """Nested mappings are written flat; values that are not plain become text."""
         config({"lr": 3e-4, "model": {"layers": 12, "kind": int}, "resume": None})
         (event,) = captured.of(ConfigLogged)
         assert event.values == {"lr": 3e-4, "model.layers": 12, "model.kind": "<class 'int'>", "resume": None}
@@ -64,7 +64,7 @@ class TestConfig:
 
 class TestHints:
     def test_log_of_a_dict(self, caplog):
-        """The first dict that is logged is answered at once, with the call that was meant."""
+        """The first dict that is logged is answered at once, with the right call."""
         bus = trackside.Bus()
         for _ in range(2):
             bus.log({"loss": 0.1})

@@ -79,18 +79,18 @@ EVENT_TABLE = table("One Logger's event")
 
 
 def canonical(name):
-    """Return the name that a span of One Logger's has here."""
+    """Return trackside's name of a span of One Logger's."""
     return span_names.TESTING_ITERATION if name == span_names.TESTING_ITERATION_ALIAS else name
 
 
 class TestSpanTable:
     def test_complete(self):
-        """Every span of One Logger's is there, once."""
+        """Every span of One Logger's is in the table, once."""
         assert [row[0] for row in SPAN_TABLE] == SPANS
 
     @pytest.mark.parametrize("row", SPAN_TABLE, ids=SPANS)
     def test_context_manager(self, captured, row):
-        """The context manager publishes a span of the name, as the table says."""
+        """The context manager publishes a span of the name in the table."""
         name, maker, _, published = row
         if name == "checkpoint_save_async":
             set_training_defaults(TrainingDefaults(save_checkpoint_strategy="async"))
@@ -111,7 +111,7 @@ class TestSpanTable:
 
     @pytest.mark.parametrize("row", SPAN_TABLE, ids=SPANS)
     def test_callbacks(self, captured, row):
-        """The callbacks publish the same."""
+        """The callbacks publish the same spans."""
         name, _, calls, _ = row
         if name == "checkpoint_save_async":
             set_training_defaults(TrainingDefaults(save_checkpoint_strategy="async"))
@@ -125,19 +125,19 @@ class TestSpanTable:
         assert kinds == [canonical(name)]
 
     def test_every_callback(self):
-        """Every callback is in the table, but the one that One Logger lacks altogether."""
+        """Every callback is in the table, except the one that One Logger lacks."""
         listed = {call for row in SPAN_TABLE for call in row[2].split(", ")}
         found = {name for name in vars(callbacks) if name.startswith("on_")}
         assert found - listed == {"on_save_checkpoint_failure"}
         assert listed - found == set()
 
     def test_alias(self):
-        """One name alone differs, by its case."""
+        """One name alone differs, in its case."""
         assert [name for name in SPANS if canonical(name) != name] == ["TESTING_SINGLE_ITERATION"]
         assert canonical("TESTING_SINGLE_ITERATION") == "testing_single_iteration"
 
     def test_names_are_known(self):
-        """The names that models go by are these, and the wait for gradients, which One Logger counts as backward."""
+        """The names that models use are these, and the wait for gradients, which One Logger counts as backward."""
         known = {*span_names.LONG, *span_names.PER_STEP, *span_names.WITHIN_STEP}
         assert known == {*map(canonical, SPANS), "gradient_synchronization"}
 
@@ -151,20 +151,20 @@ class TestEventTable:
         assert set(ATTRIBUTES.get(attributes, "").split()) - fields == set()
 
     def test_complete(self):
-        """Every attribute class of an event is there."""
+        """Every attribute class of an event is in the table."""
         assert {row[1] for row in EVENT_TABLE if row[1]} == set(ATTRIBUTES)
 
 
 class TestSpanAttributes:
     def test_training_loop(self, captured):
-        """A loop that knows everything tells it under One Logger's names, from the start."""
+        """A loop that sets every parameter writes every attribute under One Logger's names, from the start."""
         set_training_defaults(TrainingDefaults(global_batch_size=2, seq_length=3, flops_per_sample=5))
         with instruments.training_loop(7, train_iterations_target=11, train_samples_target=22):
             pass
         assert captured.of(SpanStarted)[0].attributes == dict(zip(TRAINING_LOOP, [7, 14, 66, 70, 11, 22], strict=True))
 
     def test_checkpoint_save(self, captured):
-        """A save tells it under One Logger's names, from the start."""
+        """A save that sets every parameter writes every attribute under One Logger's names, from the start."""
         with instruments.checkpoint_save(7):
             pass
         assert list(captured.of(SpanStarted)[0].attributes) == CHECKPOINT_SAVE
@@ -172,7 +172,7 @@ class TestSpanAttributes:
 
 class TestPage:
     def test_names_in_code(self):
-        """Every name that the page writes as code of ours is there."""
+        """Every name of trackside's that the page shows as code exists."""
         text = re.sub(r"```.*?```", "", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
         called = {name for name in re.findall(r"`(\w+)\(", text) if name != "subscribe"}
         from trackside import bus, rules

@@ -1,4 +1,4 @@
-"""The phases of a job, and what a training loop says of itself."""
+"""The phases of a job, and the attributes of a training loop."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ class TestTrainingLoop:
         return found.attributes
 
     def test_from_nothing(self, captured):
-        """A loop that nothing is said of starts at the beginning."""
+        """A loop without arguments starts at step 0."""
         with training_loop():
             pass
         assert self.started(captured) == {"train_iterations_start": 0, "train_samples_start": 0}
 
     def test_given(self, captured):
-        """What is given is recorded, with whatever else is said."""
+        """Given values are recorded, with any further ones."""
         with training_loop(
             90, train_samples_start=2_880, train_iterations_target=1_000, train_samples_target=32_000, fold=2
         ):
@@ -83,7 +83,7 @@ class TestTrainingLoop:
         }
 
     def test_from_the_configuration(self, captured):
-        """The rest follows from the training's configuration."""
+        """Missing values are taken from the training's configuration."""
         set_training_defaults(
             TrainingDefaults(
                 global_batch_size=32,
@@ -105,7 +105,7 @@ class TestTrainingLoop:
         }
 
     def test_many_operations(self, captured):
-        """What was done before is recorded although it is more than 64 bits can count: 1e24 operations."""
+        """Earlier operations are recorded although they exceed 64 bits: 1e24 operations."""
         set_training_defaults(TrainingDefaults(global_batch_size=10_000, flops_per_sample=10**17))
         with training_loop(1_000):
             pass
@@ -113,13 +113,13 @@ class TestTrainingLoop:
         RowEncoder().encode(captured.of(SpanStarted)[0], 0)
 
     def test_samples_of_a_resumed_run(self, captured):
-        """Without a batch size it is unknown how many samples were seen before."""
+        """Without a batch size the number of earlier samples is unknown."""
         with training_loop(90):
             pass
         assert self.started(captured) == {"train_iterations_start": 90}
 
     def test_functions(self, captured):
-        """Targets may be functions; they are asked when the loop starts."""
+        """Targets may be functions; they are called when the loop starts."""
         asked = []
         loop = training_loop(train_iterations_target=lambda: asked.append(1) or 500)
         assert asked == []
@@ -129,7 +129,7 @@ class TestTrainingLoop:
 
     @pytest.mark.parametrize("wrong", [-1, 1.5, "90", True])
     def test_wrong(self, captured, wrong):
-        """A start that is none is passed over, and named."""
+        """A start that is no number is ignored, and named."""
         with training_loop(wrong):
             pass
         assert self.started(captured)["train_iterations_start"] == 0

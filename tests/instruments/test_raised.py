@@ -1,4 +1,4 @@
-"""Exceptions that leave spans: recorded where they were raised, and handed on as they are."""
+"""Exceptions that leave spans are recorded where they were raised, and passed on unchanged."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run(blocks, raised, where):
 class TestNested:
     @pytest.mark.parametrize("depth", range(1, len(BLOCKS) + 1))
     def test_unchanged(self, captured, depth):
-        """Whatever it passes on its way, the caller gets the very exception, with its arguments and no more."""
+        """Through any number of spans, the caller gets the same exception, with its arguments and no more."""
         raised = ValueError("bad batch", 7)
         with pytest.raises(ValueError) as caught:
             run(BLOCKS, raised, depth)
@@ -59,7 +59,7 @@ class TestNested:
 
     @pytest.mark.parametrize("depth", range(1, len(BLOCKS) + 1))
     def test_everything_closes(self, captured, depth):
-        """Every span that was open ends, and nothing surrounds what follows."""
+        """Every open span ends, and afterwards no span is open."""
         with pytest.raises(ValueError):
             run(BLOCKS, ValueError("bad batch"), depth)
         assert len(captured.of(SpanEnded)) + len(captured.of(IterationEnded)) == depth
@@ -77,7 +77,7 @@ class TestNested:
 
     @pytest.mark.parametrize("depth", range(1, len(BLOCKS) + 1))
     def test_those_around(self, captured, depth):
-        """Every span around it says which one it was raised in."""
+        """Every span around it names the one it was raised in."""
         with pytest.raises(ValueError):
             run(BLOCKS, ValueError("bad batch"), depth)
         ids = [event.span_id for event in captured if isinstance(event, (SpanEnded, IterationEnded))]
@@ -102,14 +102,14 @@ class TestNested:
         assert "." in ended(captured, "x").error["type"]
 
     def test_caught_inside(self, captured):
-        """An exception that is caught inside a span is none of its business."""
+        """An exception that is caught inside a span is not recorded on it."""
         with span("outer"), pytest.raises(ValueError), span("inner"):
             raise ValueError
         assert ended(captured, "outer").error is None
         assert ended(captured, "inner").error["type"] == "ValueError"
 
     def test_raised_from(self, captured):
-        """An exception raised because of another is one of its own."""
+        """An exception raised from another is recorded by itself."""
 
         def fail():
             try:
@@ -125,7 +125,7 @@ class TestNested:
         assert "traceback" in ended(captured, "outer").error
 
     def test_raised_again(self, captured):
-        """An exception that is caught and raised again was raised where it was first."""
+        """An exception that is caught and raised again counts as raised where it was first."""
 
         def fail():
             try:
@@ -139,7 +139,7 @@ class TestNested:
         assert ended(captured, "outer").error["raised_in"] == str(ended(captured, "inner").span_id)
 
     def test_same_address(self, captured):
-        """An exception that happens to lie where a forgotten one lay is not taken for it."""
+        """An exception at the address of a forgotten one is not taken for it."""
         for _ in range(100):
             with contextlib.suppress(ValueError), span("outer"):
                 with contextlib.suppress(ValueError), span("inner"):
@@ -149,7 +149,7 @@ class TestNested:
         assert [error for error in outer if error["message"] != "second" or "traceback" not in error] == []
 
     def test_same_line(self, captured):
-        """Nor if both were raised by the same line of the same function."""
+        """The same holds if both were raised by the same line of the same function."""
 
         def fail():
             raise ValueError("no")
@@ -163,7 +163,7 @@ class TestNested:
         assert [error for error in outer if "traceback" not in error] == []
 
     def test_again_and_again(self, captured):
-        """Nor if both left a span of the same block: each was raised in its own."""
+        """The same holds if both left a span of the same block: each was raised in its own."""
         for _ in range(100):
             with contextlib.suppress(ValueError), span("outer"), span("inner"):
                 raise ValueError("no")
@@ -188,7 +188,7 @@ class TestNested:
         assert watched[0]() is None
 
     def test_through_a_decorator(self, captured):
-        """It is the same with decorated functions, however deep."""
+        """The same holds for decorated functions, however deep."""
 
         @span("descend")
         def descend(depth):
@@ -202,7 +202,7 @@ class TestNested:
         assert ["traceback" in error for error in errors] == [True, False, False, False, False, False]
 
     def test_through_tasks(self, captured):
-        """It is the same where an exception passes from a task to who awaits it."""
+        """The same holds where an exception passes from a task to the awaiting one."""
 
         async def fail():
             with span("inner"):
@@ -218,7 +218,7 @@ class TestNested:
         assert ended(captured, "outer").error["raised_in"] == str(ended(captured, "inner").span_id)
 
     def test_through_threads(self, captured):
-        """It is the same where an exception passes from a thread to who waits for it."""
+        """The same holds where an exception passes from a thread to the waiting one."""
 
         def fail():
             with span("inner"):
@@ -232,14 +232,14 @@ class TestNested:
 class TestOdd:
     @pytest.mark.parametrize("over", [StopIteration, GeneratorExit, StopAsyncIteration])
     def test_no_errors(self, captured, over):
-        """What says that something is over is no error."""
+        """Exceptions that signal an end are no errors."""
         with contextlib.suppress(over), data_loading():
             raise over
         assert ended(captured, "data_loading").error is None
 
     @pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
     def test_endings(self, captured, raised):
-        """What ends a program or a task is recorded as any other, and handed on."""
+        """Exceptions that end a program or a task are recorded as any other, and passed on."""
         with pytest.raises(raised), span("x"):
             raise raised
         assert ended(captured, "x").error["type"].endswith(raised.__name__)
@@ -263,7 +263,7 @@ class TestOdd:
         assert len(ended(captured, "x").error["traceback"]) <= 16_000
 
     def test_broken_message(self, captured):
-        """An exception that cannot say what it is, is recorded all the same."""
+        """An exception whose str raises is recorded all the same."""
 
         class Mute(Exception):
             def __str__(self):
@@ -302,7 +302,9 @@ class TestIteration:
         assert [event.failed for event in captured.of(IterationEnded)] == [True]
 
     def test_exhausted_loader(self, captured):
-        """Also if it is the end of the data: there was no such iteration."""
+        """
+        An iteration that StopIteration leaves has failed too: there was no such iteration, and no exception event.
+        """
         with contextlib.suppress(StopIteration), training_iteration(3):
             next(iter([]))
         assert [event.failed for event in captured.of(IterationEnded)] == [True]
@@ -316,7 +318,7 @@ class TestIteration:
         assert [event.failed for event in captured.of(IterationEnded)] == [True]
 
     def test_load(self, captured):
-        """A checkpoint that cannot be loaded says why."""
+        """A checkpoint that cannot be loaded has the reason recorded."""
         with pytest.raises(FileNotFoundError), checkpoint_load(path="/nowhere"):
             raise FileNotFoundError("/nowhere")
         assert ended(captured, "checkpoint_load").error["type"] == "FileNotFoundError"
@@ -325,7 +327,7 @@ class TestIteration:
 class TestPublished:
     @pytest.mark.parametrize("depth", range(1, len(BLOCKS) + 1))
     def test_once(self, captured, depth):
-        """However many spans an exception leaves, it is published once, with the innermost of them."""
+        """Through any number of spans, an exception is published once, with the innermost of them."""
         with pytest.raises(ValueError):
             run(BLOCKS, ValueError("bad batch"), depth)
         (event,) = captured.of(ExceptionRaised)
@@ -361,20 +363,23 @@ class TestPublished:
 
     @pytest.mark.parametrize("error", [StopIteration(), GeneratorExit(), SystemExit(), SystemExit(0)])
     def test_good_end(self, captured, error):
-        """What ends a loop or a program in good order is no exception to report."""
+        """Exceptions that end a loop or a program in good order are not published."""
         with contextlib.suppress(BaseException), span("load"):
             raise error
         record_exception(error)
         assert captured.of(ExceptionRaised) == []
 
     def test_bad_exit(self, captured):
-        """A program that exits with a status other than 0 does not."""
+        """An exit with a status other than 0 is published."""
         with contextlib.suppress(SystemExit), span("load"):
             raise SystemExit(3)
         assert [event.message for event in captured.of(ExceptionRaised)] == ["3"]
 
     def test_recorded_by_hand(self, captured):
-        """What a framework caught is published once, however often it is recorded and whatever it leaves later."""
+        """
+        An exception that a framework caught is published once, however often it is recorded and through whichever spans
+        it passes.
+        """
         with contextlib.suppress(ValueError), span("outer"), span("fit"):
             try:
                 raise ValueError("caught")
@@ -411,7 +416,7 @@ class TestPublished:
         ],
     )
     def test_out_of_memory(self, captured, error, expected):
-        """Errors that say that memory ran out are recognised, whichever library raises them."""
+        """Out-of-memory errors are recognised, whichever library raises them."""
         with contextlib.suppress(Exception), span("load"):
             raise error
         assert [event.is_out_of_memory for event in captured.of(ExceptionRaised)] == [expected]

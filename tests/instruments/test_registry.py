@@ -9,11 +9,11 @@ from trackside.instruments import application, open_spans, span, training_iterat
 
 class TestOpenSpans:
     def test_nothing(self, captured):
-        """Where nothing is open there is nothing to tell."""
+        """If no span is open the list is empty."""
         assert open_spans() == {}
 
     def test_innermost(self, captured, ticking):
-        """Of each thread it is the innermost, with id, name and start."""
+        """The innermost span of each thread is listed, with id, name and start."""
         with application():
             ticking.now_ns += 5
             with training_iteration(3) as iteration:
@@ -21,14 +21,14 @@ class TestOpenSpans:
                 assert open_spans() == {"MainThread": [iteration.id, "training_single_iteration", 11_000_000_005]}
 
     def test_after_the_inner_ended(self, captured):
-        """When it ends, it is the one around it again."""
+        """When it ends, the one around it is listed again."""
         with application() as app:
             with span("x"):
                 pass
             assert open_spans()["MainThread"][:2] == [app.id, "application"]
 
     def test_threads(self, captured):
-        """Every thread has its own."""
+        """Every thread has its own entry."""
         inside, over = threading.Barrier(3), threading.Event()
 
         def work():
@@ -47,7 +47,7 @@ class TestOpenSpans:
         assert found == {"a": "in a", "b": "in b"}
 
     def test_threads_of_one_name(self, captured):
-        """Threads that share a name are told apart."""
+        """Threads that share a name are distinguished."""
         inside, over = threading.Barrier(3), threading.Event()
 
         def work():

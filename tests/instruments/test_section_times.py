@@ -37,7 +37,7 @@ class TestStatistics:
 
     @pytest.mark.parametrize("size", [2, 3, CHUNK - 1, CHUNK])
     def test_small(self, rng, size):
-        """Up to a chunk everything is exact."""
+        """Up to a chunk every statistic is exact."""
         values = [rng.randint(1, 10**9) for _ in range(size)]
         found = closed(values)
         assert (found.timed, found.min_ns, found.max_ns, found.median_ns) == (
@@ -51,7 +51,7 @@ class TestStatistics:
         )
 
     def test_large(self, rng):
-        """Beyond a chunk the median is that of some, and all else is exact."""
+        """Beyond a chunk the median is that of a sample, and all other statistics are exact."""
         values = [round(rng.gauss(10**6, 10**4)) for _ in range(20 * CHUNK + 17)]
         found = closed(values)
         assert (found.timed, found.min_ns, found.max_ns) == (len(values), min(values), max(values))
@@ -63,7 +63,7 @@ class TestStatistics:
 
     @pytest.mark.parametrize("portion", [CHUNK, 100, 7])
     def test_evenly_thinned(self, portion):
-        """What is kept of many values is every second, fourth, … of them, in whatever portions they are folded."""
+        """The sample of many values is every second, fourth, … of them, for any portions in which they are folded."""
         times = SectionTimes("s", 1)
         for value in range(5 * CHUNK):
             times.add(value)
@@ -73,7 +73,7 @@ class TestStatistics:
         assert times._kept == list(range(0, 5 * CHUNK, 8))
 
     def test_bounded(self):
-        """However much is added, little is held."""
+        """However many values are added, the memory is bounded."""
         times = SectionTimes("s", 1)
         for value in range(50 * CHUNK):
             times.add(value)

@@ -39,7 +39,7 @@ def sections(bus, windows, ticking):
 
 @pytest.fixture
 def run(sections, ticking):
-    """Run some steps; in each, a section takes the given times in turn."""
+    """Run some steps; in each, a section takes the next of the given times."""
 
     def steps(*durations, first=0, name="s"):
         for step, duration in enumerate(durations, start=first):
@@ -72,7 +72,7 @@ class TestWindows:
         assert [row(event) for event in windows] == [(2, 2, 10, 30, 20, 20, 10)]
 
     def test_numbers_and_steps(self, run, windows):
-        """By steps a window is numbered by its first step, the same on all ranks."""
+        """With windows in steps, a window is numbered by its first step, the same on all ranks."""
         run(1, 1, 1, 1, first=6)
         assert [(event.window, event.first_step, event.last_step, event.step) for event in windows] == [
             (3, 6, 7, 7),
@@ -80,7 +80,7 @@ class TestWindows:
         ]
 
     def test_starts_in_the_middle(self, run, windows):
-        """A job that resumes in the middle of a window says so."""
+        """The first window of a job that resumes in the middle of one is marked."""
         run(1, first=7)
         assert [(event.window, event.first_step, event.last_step) for event in windows] == [(3, 7, 7)]
 
@@ -96,14 +96,14 @@ class TestWindows:
         assert [event.at_ns - event.start_ns for event in windows] == [30, 70]
 
     def test_by_seconds(self, sections, run, windows):
-        """By seconds a window ends with the first step in the next one."""
+        """With windows in seconds, a window ends with the first step in the next one."""
         sections.configure(window_s=1e-6)
         run(400, 400, 400, 400)
         # The clock begins at 11 s sharp; the third step ends 1,200 ns later.
         assert [(event.window, event.first_step, event.last_step) for event in windows] == [(11_000_000, 0, 1)]
 
     def test_empty(self, sections, windows):
-        """A window in which no section was entered is published too: the rank is there."""
+        """A window in which no section was entered is published too: it shows that the rank is alive."""
         with sections.section("s"):
             pass
         for step in range(4):
@@ -111,7 +111,7 @@ class TestWindows:
         assert [event.names for event in windows] == [["s"], []]
 
     def test_close_window(self, run, sections, windows):
-        """What was timed last can be published early."""
+        """The last window can be published early."""
         run(10)
         sections.close_window()
         assert [(event.first_step, event.last_step) for event in windows] == [(0, 0)]
@@ -126,7 +126,7 @@ class TestWindows:
         assert [event.last_step for event in windows] == [1]
 
     def test_groups(self, sections, run, windows):
-        """The rank's place in the job goes with its windows."""
+        """The rank's host and ranks are in its windows."""
         sections.configure(groups={"pipeline_stage": 3})
         run(1, 1)
         assert windows[0].groups == {"pipeline_stage": "3"}
@@ -146,7 +146,7 @@ class TestWindows:
 
 class TestEntering:
     def test_nested(self, sections, windows, ticking):
-        """Sections may lie within each other."""
+        """Sections may be nested."""
         with sections.section("outer"):
             ticking.now_ns += 1
             with sections.section("inner"):
@@ -178,7 +178,7 @@ class TestEntering:
         assert row(windows[0])[:3] == (1, 2, 7)
 
     def test_exception_passes(self, sections):
-        """What is raised inside goes on its way."""
+        """An exception raised inside reaches the caller."""
         one = sections.section("s")
         error = KeyError("x")
         with pytest.raises(KeyError) as found, one:
@@ -210,7 +210,7 @@ class TestEntering:
         assert row(windows[0])[2] == 9
 
     def test_generator(self, sections):
-        """A generator function is refused: calling it does nothing yet."""
+        """A generator function is refused: calling it does not run its body."""
         with pytest.raises(ConfigError, match="with block"):
 
             @sections.section("s")
@@ -218,7 +218,7 @@ class TestEntering:
                 yield 1
 
     def test_threads(self, sections, windows, ticking):
-        """Threads time one section side by side."""
+        """Several threads time one section at the same time."""
         barrier = threading.Barrier(3)
 
         @sections.section("s")
@@ -236,7 +236,7 @@ class TestEntering:
 
 class TestNames:
     def test_location(self, sections, windows):
-        """An unnamed section is called after the file and line of its caller."""
+        """An unnamed section is named after the file and line of its caller."""
         with sections.section():
             pass
         sections.step_ended(1)
@@ -245,7 +245,7 @@ class TestNames:
         assert (file, line.isdigit()) == ("test_sections.py", True)
 
     def test_once_per_call_site(self, sections, windows):
-        """A loop around an unnamed section makes one of it; another line makes another."""
+        """An unnamed section in a loop is one section; another line makes another."""
         for _ in range(3):
             with sections.section():
                 pass
@@ -313,7 +313,7 @@ class TestProfilingInterval:
 
 class TestWaiting:
     def test_is_said(self, sections, windows):
-        """A section of waiting says so."""
+        """A section of waiting is marked as such."""
         with sections.section("work"):
             pass
         with sections.waiting("all_reduce"):
@@ -331,7 +331,7 @@ class TestNobodyListens:
         assert sections._times["s"].times == []
 
     def test_from_the_next_step(self, bus, ticking):
-        """Who subscribes later gets what is timed from the next step on."""
+        """A handler that subscribes later gets the times from the next step on."""
         sections = Sections(bus)
         sections.configure(window_steps=2)
         found = Capture()
@@ -356,7 +356,7 @@ class TestConfigure:
         ],
     )
     def test_refused(self, sections, given, field):
-        """What is out of its range is refused by name."""
+        """A value out of its range is refused by name."""
         with pytest.raises(ConfigError, match=field):
             sections.configure(**given)
 
@@ -364,7 +364,7 @@ class TestConfigure:
 class TestDefault:
     @pytest.fixture(autouse=True)
     def fresh(self):
-        """Leave the process's sections as they were."""
+        """Restore the process's sections after the test."""
         yield
         module._sections.close()
         module.configure_sections(window_steps=100)
@@ -379,14 +379,14 @@ class TestDefault:
         assert (event.names, event.counts, event.first_step, event.last_step) == (["forward"], [3], 0, 2)
 
     def test_closed(self):
-        """Forgotten, they leave nothing behind on the bus."""
+        """After their removal, they leave nothing behind on the bus."""
         module.section("forward")
         module._sections.close()
         assert not default_bus.wants(IterationEnded)
 
     @pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="there is no fork here")
     def test_fork(self, captured):
-        """A forked child begins without what its parent timed, and goes on timing what was decorated."""
+        """A forked child begins without its parent's times, and goes on timing decorated functions."""
         module.configure_sections(window_steps=1)
 
         @module.section("forward")

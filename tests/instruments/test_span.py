@@ -1,4 +1,4 @@
-"""Spans: what they publish, what surrounds them, and what becomes of disorder."""
+"""Spans: their events, their context, and wrong nesting."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class TestEvents:
         assert (end.at_ns, end.duration_ns) == (5_000, 4_000)
 
     def test_explicit_times_backwards(self, captured):
-        """A span that is said to end before it started lasts no time, and that is named."""
+        """A span whose given end is before its start has a duration of 0, and that is reported."""
         span("tokenize").open(at_ns=5_000).close(at_ns=1_000)
         assert ended(captured, "tokenize").duration_ns == 0
         assert [event.problem for event in captured.of(SpanOutOfOrder)] == ["ended before it started"]
@@ -98,25 +98,25 @@ class TestEvents:
 
 class TestAttributes:
     def test_given(self, captured):
-        """What is known at the start is recorded."""
+        """Attributes given at the start are recorded."""
         with span("tokenize", files=3):
             pass
         assert ended(captured, "tokenize").attributes == {"files": 3}
 
     def test_set(self, captured):
-        """What is learned meanwhile is recorded, too."""
+        """Attributes set meanwhile are recorded, too."""
         with span("tokenize", files=3) as work:
             work.set(tokens=500, files=4)
         assert ended(captured, "tokenize").attributes == {"files": 4, "tokens": 500}
 
     def test_set_leaves_the_start_alone(self, captured):
-        """What is learned later does not appear in the start, which may not have been written yet."""
+        """Attributes set later do not appear in the start, which may have been written already."""
         with span("evaluate", priority=LIFECYCLE) as work:
             work.set(tokens=500)
         assert captured.of(SpanStarted)[0].attributes == {}
 
     def test_used_again(self, captured):
-        """A span that is used again starts with what it was made with."""
+        """A span that is used again starts with its first attributes."""
         work = span("tokenize", files=3)
         with work:
             work.set(tokens=500)
@@ -125,7 +125,7 @@ class TestAttributes:
         assert [event.attributes for event in captured.of(SpanEnded)] == [{"files": 3, "tokens": 500}, {"files": 3}]
 
     def test_any_name(self, captured):
-        """An attribute may be called as the arguments are."""
+        """An attribute may have the name of a parameter."""
         with span("tokenize", name="x", self="y"):
             pass
         assert ended(captured, "tokenize").attributes == {"name": "x", "self": "y"}
@@ -161,7 +161,7 @@ class TestNesting:
         assert ended(captured, "second").parent_span_id == outer.id
 
     def test_what_is_logged_inside(self):
-        """What is logged inside belongs to the span."""
+        """An event logged inside belongs to the span."""
         with default_bus.subscribe(lambda _: None), span("outer") as outer:
             assert SpanEventAdded(name="x").span_id == outer.id
 
@@ -184,7 +184,7 @@ class TestNesting:
 
 class TestOff:
     def test_nothing_is_done(self):
-        """While no handler listens a span takes no id and surrounds nothing."""
+        """While no handler listens a span gets no id and is nobody's parent."""
         with span("x") as work:
             work.event("y")
             assert (work.id, work.is_open, ambient.get()[0]) == (0, False, 0)
@@ -199,7 +199,7 @@ class TestOff:
             assert read == []
 
     def test_nobody_wants_it(self):
-        """A span of a priority that was not asked for is nothing to those inside it."""
+        """A span of a priority that no handler wants is not the parent of those inside it."""
         found = []
         outer = span("evaluate", priority=LIFECYCLE)
         subscription = default_bus.subscribe(found.append, to=SpanEnded, min_priority=LIFECYCLE)
@@ -208,14 +208,14 @@ class TestOff:
         assert [(event.name, event.parent_span_id) for event in found] == [("load", outer.id), ("evaluate", 0)]
 
     def test_turned_on_inside(self):
-        """Who comes while a span is open does not see its end."""
+        """A handler that comes while a span is open does not get its end."""
         found = []
         with span("x"), default_bus.subscribe(found.append):
             pass
         assert found == []
 
     def test_turned_off_inside(self):
-        """Who leaves while a span is open leaves no trace in what surrounds others."""
+        """If a handler leaves while a span is open, later spans have the right parents."""
         subscription = default_bus.subscribe(lambda _: None)
         with span("x"):
             subscription.close()
@@ -224,11 +224,11 @@ class TestOff:
 
 class TestDisorder:
     def problems(self, captured):
-        """Return what was out of order."""
+        """Return the problems that were recorded."""
         return [(event.name, event.problem) for event in captured.of(SpanOutOfOrder)]
 
     def test_parent_first(self, captured):
-        """A span that is closed before what was opened inside it does not become the parent of what follows."""
+        """A span that is closed before one inside it does not become the parent of later ones."""
         outer, inner = span("outer").open(), span("inner").open()
         outer.close()
         inner.close()
@@ -243,7 +243,7 @@ class TestDisorder:
         assert ended(captured, "inner").parent_span_id == outer.id
 
     def test_grandparent_first(self, captured):
-        """However deep the disorder, what follows belongs to what is still open."""
+        """After any wrong nesting, later spans belong to the one that is still open."""
         spans = [span(name).open() for name in "abcd"]
         spans[1].close()
         spans[3].close()
@@ -291,7 +291,7 @@ class TestDisorder:
             work.close()
 
     def test_strict_does_not_hide_an_error(self, captured, strict):
-        """An exception on its way is never replaced."""
+        """An exception in flight is never replaced."""
         work = span("x")
 
         def fail():
@@ -464,7 +464,7 @@ class TestThreads:
 
 class TestTasks:
     def test_parents_do_not_cross(self, captured):
-        """Of 1,000 tasks that take turns, every inner span belongs to its own task's outer span."""
+        """With 1,000 tasks that run alternately, every inner span belongs to its own task's outer span."""
 
         async def work(number):
             with span("outer", number=number):

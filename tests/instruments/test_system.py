@@ -31,11 +31,11 @@ class FakePsutil:
         self.own = OwnTimes(1.0, 1.0)
 
     def cpu_times(self):
-        """Tell the machine's CPU times."""
+        """Return the machine's CPU times."""
         return self.times
 
     def virtual_memory(self):
-        """Tell its memory."""
+        """Return its memory."""
         return Memory(100, 40)
 
     def Process(self):
@@ -44,7 +44,7 @@ class FakePsutil:
 
 
 class NVMLError(Exception):
-    """What NVML raises."""
+    """The error that NVML raises."""
 
 
 class FakeNvml:
@@ -74,13 +74,13 @@ class FakeNvml:
         return self.refuse if name in self.without else recorded
 
     def refuse(self, *_):
-        """Refuse, as NVML does what a GPU cannot tell."""
+        """Refuse, as NVML does for values that a GPU lacks."""
         raise NVMLError("Not Supported")
 
 
 class TestShare:
     def test_absent_at_first(self):
-        """The first reading has nothing to compare with: it is absent, not 0."""
+        """The first reading has no earlier one to compare with: it is absent, not 0."""
         assert Share(lambda: 5.0, lambda: 9.0).read() is None
 
     def test_growth(self):
@@ -91,7 +91,7 @@ class TestShare:
         assert share.read() == 0.75
 
     def test_no_time_passed(self):
-        """Where nothing has grown there is no share."""
+        """If no counter has grown there is no share."""
         share = Share(lambda: 1.0, lambda: 10.0)
         share.read()
         assert share.read() is None
@@ -99,7 +99,9 @@ class TestShare:
 
 class TestPsutil:
     def test_values(self):
-        """The machine's share leaves idle and waiting out, and counts guests once; memory is what is not available."""
+        """
+        The machine's share leaves out idle and waiting time, and counts guests once; memory is the part not available.
+        """
         fake = FakePsutil()
         gauges = {gauge.name: gauge.read for gauge in psutil.gauges_of(fake)}
         gauges["system.cpu.utilization"]()
@@ -127,7 +129,7 @@ class TestPsutil:
 
 class TestNvml:
     def test_values(self):
-        """Values are told in base units: shares, bytes, watts, joules, degrees Celsius, hertz."""
+        """Values are in base units: shares, bytes, watts, joules, degrees Celsius, hertz."""
         assert {gauge.name: gauge.read() for gauge in nvml.gauges_of(FakeNvml(), 0)} == {
             "hw.gpu.utilization": 0.25,
             "hw.gpu.memory.usage": 1 << 30,
@@ -139,7 +141,7 @@ class TestNvml:
         }
 
     def test_not_supported(self):
-        """What a GPU does not tell is left out."""
+        """Values that a GPU lacks are left out."""
         fake = FakeNvml("nvmlDeviceGetPowerUsage", "nvmlDeviceGetClockInfo")
         assert [gauge.name for gauge in nvml.gauges_of(fake, 0)] == [
             "hw.gpu.utilization",
@@ -165,18 +167,18 @@ class TestNvml:
 
     @pytest.mark.parametrize("visible", ["", "-1"])
     def test_hidden(self, visible):
-        """Where every GPU is hidden there is none to read."""
+        """If every GPU is hidden there is none to read."""
         with pytest.raises(RuntimeError, match="hides every GPU"):
             nvml.device_of(0, visible)
 
     def test_by_uuid(self):
-        """A GPU that is known by its UUID is asked for by it."""
+        """A GPU that is given by its UUID is found by it."""
         fake = FakeNvml()
         nvml.gauges_of(fake, "GPU-1234")
         assert fake.asked == ["GPU-1234"]
 
     def test_no_driver(self, monkeypatch):
-        """Without a driver NVML's own words are the reason."""
+        """Without a driver NVML's own message is the reason."""
         monkeypatch.setitem(sys.modules, "pynvml", FakeNvml("nvmlInit"))
         with pytest.raises(RuntimeError, match="NVML: Not Supported"):
             nvml.gauges(0, {})
@@ -194,7 +196,7 @@ class Readings:
         self.done = threading.Event()
 
     def __call__(self):
-        """Give the next, and the last one's error or value for ever."""
+        """Return the next value, and the last one's error or value for ever."""
         value = next(self.values, None)
         if value is None:
             self.done.set()
@@ -226,17 +228,17 @@ def sample():
 
 class TestSampling:
     def test_counters(self, sample):
-        """Readings go into counters of the gauges' names; one that tells None now is not counted."""
+        """Readings go into counters of the gauges' names; one that returns None now is not counted."""
         counters, _ = sample(gauge("a", Readings(1.0, 2.0)), gauge("b", Readings(5.0)))
         assert {name: (found.count, found.sum) for name, found in counters.items()} == {"a": (2, 3.0), "b": (1, 5.0)}
 
     def test_absent_is_never_zero(self, sample):
-        """A gauge that never tells has a counter without values."""
+        """A gauge that never returns a value has a counter without values."""
         counters, _ = sample(gauge("a", Readings()))
         assert (counters["a"].count, counters["a"].invalid) == (0, 0)
 
     def test_said_once(self, sample):
-        """One event says what is read, and why the rest is not."""
+        """One event lists the gauges, and the reasons why others are missing."""
         _, published = sample(gauge("a", Readings(1.0)), absent={"gpu": "no driver"})
         (event,) = published.of(SystemSamplingStarted)
         assert (event.sampled, event.absent) == (["a"], {"gpu": "no driver"})
@@ -247,7 +249,7 @@ class TestSampling:
         assert (counters["a"].count, counters["b"].count) == (1, 2)
 
     def test_failing_for_good(self):
-        """One that fails five times in a row is given up."""
+        """A reading that fails five times in a row is no longer tried."""
         reads = []
 
         def broken():
@@ -278,7 +280,7 @@ class TestSampling:
             assert sampling.close(DEADLINE_S) is True
 
     def test_nothing_installed(self, monkeypatch):
-        """Where no library could read anything one line says what to install."""
+        """If no library can read anything one line says what to install."""
         monkeypatch.setattr(system.importlib.util, "find_spec", lambda _name: None)
         with pytest.raises(MissingExtraError, match=r"trackside\[psutil,nvml\]"):
             SystemSampling()

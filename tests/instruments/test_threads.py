@@ -1,7 +1,8 @@
 """
-One rule on every build: a new thread begins outside of every span, and a context that is handed over keeps its span.
+On every build, a new thread begins outside of every span, and a copied context keeps its span.
 
-Each fact is read in a child, with and without the option that lets threads inherit the context of their starter. It is
+Each fact is checked in a child, with and without the option that lets threads inherit the context of their starter. It
+is
 on by default where there is no interpreter lock, and Pythons before 3.14 ignore it.
 """
 
@@ -50,7 +51,7 @@ SCRIPT = """
 
 @pytest.fixture(scope="module", params=["0", "1"], ids=["empty", "inherited"])
 def found(request):
-    """Give what a child saw whose Python lets threads begin with an empty or with an inherited context."""
+    """Give the results of a child whose Python lets threads begin with an empty or with an inherited context."""
     command = [sys.executable, "-X", f"thread_inherit_context={request.param}", "-c", textwrap.dedent(SCRIPT)]
     found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=100).stdout)
     assert found["inherits"] is (request.param == "1" and sys.version_info >= (3, 14))
@@ -68,7 +69,7 @@ def test_pool(found):
 
 
 def test_handed_over(found):
-    """A context that is handed over on purpose keeps its span."""
+    """A context that is passed on explicitly keeps its span."""
     assert (found["to_thread"], found["handed over"], found.get("given", True)) == (True, True, True)
 
 
@@ -78,5 +79,5 @@ def test_starter(found):
 
 
 def test_other_variables(found):
-    """Variables of the program are inherited as this Python does it."""
+    """Context variables of the program are inherited as this Python does it."""
     assert found["own"] == ("set" if found["inherits"] else "unset")

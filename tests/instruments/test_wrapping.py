@@ -21,7 +21,7 @@ class Model:
 
     @classmethod
     def build(cls, x):
-        """Say who was asked."""
+        """Return the name of its object."""
         return cls.__name__, x
 
     attribute = 7
@@ -53,7 +53,7 @@ def counts(captured):
 
 class TestCallableId:
     def test_names(self):
-        """It is written as whose it is and what it is called."""
+        """A wrapped method is named after its object's class and itself."""
         a_module = types.ModuleType("some.module")
         assert [str(CallableId(owner, "go")) for owner in (a_module, Model, Model())] == [
             "some.module.go",
@@ -72,7 +72,7 @@ class TestWrap:
 
     @pytest.mark.parametrize(("name", "expected"), [("static", 3), ("build", ("Model", 1))])
     def test_class(self, counts, name, expected):
-        """Static and class methods of a class remain what they are."""
+        """Static and class methods of a class keep their kind."""
         wrap_callables([CallableId(Model, name)])
         assert (getattr(Model, name)(1), getattr(Model(), name)(1)) == (expected, expected)
         assert counts() == {f"{__name__}.Model.{name}": 2}
@@ -85,7 +85,7 @@ class TestWrap:
 
     @pytest.mark.parametrize("name", ["nothing", "attribute"])
     def test_not_callable(self, name):
-        """What is not there or is no function is refused, and nothing is wrapped."""
+        """A missing attribute or one that is no function is refused, and nothing is wrapped."""
         before = vars(Model)["forward"]
         with pytest.raises(ConfigError, match=name):
             wrap_callables([CallableId(Model, "forward"), CallableId(Model, name)])
@@ -95,7 +95,7 @@ class TestWrap:
 class TestRestore:
     @pytest.mark.parametrize("name", ["forward", "static", "build"])
     def test_as_before(self, name):
-        """What was wrapped is afterwards the very thing it was."""
+        """After unwrapping, the attribute is the original object."""
         before = vars(Model)[name]
         wrap_callables([CallableId(Model, name)])
         assert vars(Model)[name] is not before
@@ -104,7 +104,7 @@ class TestRestore:
 
     @pytest.mark.parametrize("make", [Model, lambda: Derived])
     def test_inherited(self, make):
-        """What was inherited is inherited again."""
+        """An inherited method is inherited again."""
         owner = make()
         wrap_callables([CallableId(owner, "forward")])
         assert "forward" in vars(owner)
@@ -112,7 +112,7 @@ class TestRestore:
         assert "forward" not in vars(owner)
 
     def test_stack(self, counts):
-        """Layers come off in the order opposite to that in which they went on, and none is lost."""
+        """Wrappers are removed in the reverse order, and none is lost."""
         before = vars(Model)["forward"]
         wrap_callables([CallableId(Model, "forward")])
         wrap_callables([CallableId(Model, "forward"), CallableId(Model, "static")])
@@ -123,18 +123,18 @@ class TestRestore:
         assert vars(Model)["forward"] is before
 
     def test_twice_in_one_layer(self):
-        """What was named twice at once is restored all the same."""
+        """An attribute that was wrapped twice at once is restored all the same."""
         before = vars(Model)["forward"]
         wrap_callables([CallableId(Model, "forward")] * 2)
         restore_callables()
         assert vars(Model)["forward"] is before
 
     def test_nothing_wrapped(self):
-        """Without a layer there is nothing to do."""
+        """Without a wrapper nothing is changed."""
         assert restore_callables() == 0
 
     def test_wrapped_again_by_others(self):
-        """What others put in its place meanwhile stays."""
+        """An object that others put in its place meanwhile stays."""
         model = Model()
         wrap_callables([CallableId(model, "forward")])
         model.forward = theirs = lambda x: x

@@ -1,4 +1,4 @@
-"""Sections forgotten between the tests: they listen to every iteration of the process."""
+"""Fixture: the process's sections, which listen to every iteration, are removed between tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trackside.instruments import sections
 
 @pytest.fixture(autouse=True)
 def no_sections():
-    """Forget the sections: those that other tests left, and those of this one."""
+    """Remove the sections: those that other tests left, and those of this one."""
     sections._sections.close()
     yield
     sections._sections.close()

@@ -1,4 +1,4 @@
-"""Telemetry that a framework's callback turns on, and the words for what it finds."""
+"""Telemetry that a framework's callback turns on, and the texts of its results."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from trackside.job._start import running_job
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch, capsys):
-    """Undo what is left for other processes."""
+    """Restore the variables for child processes."""
     monkeypatch.setenv("TRACKSIDE_RUN_ID", "")
     monkeypatch.delenv("TRACKSIDE_RUN_ID")
 
 
 class TestAutoStart:
     def test_on_and_off(self, tmp_path):
-        """Telemetry is on between the two, with the application's span around it, for the rank that was told."""
+        """Telemetry is on between the two, with the application's span around it, for the given rank."""
         telemetry = AutoStart(tmp_path, None, ())
         job = telemetry.begin(rank=3, local_rank=1, world_size=8)
         assert (job.source.rank, job.source.local_rank, job.source.world_size) == (3, 1, 8)
@@ -42,7 +42,7 @@ class TestAutoStart:
         telemetry.end()
 
     def test_on_already(self, tmp_path):
-        """Where it is on already, that is the telemetry, and it stays on."""
+        """If telemetry is on already, it is used, and stays on."""
         with trackside.start(tmp_path / "a", report=False) as job:
             telemetry = AutoStart(tmp_path / "b", None, ())
             assert telemetry.begin(rank=0, local_rank=0, world_size=1) is job
@@ -51,7 +51,7 @@ class TestAutoStart:
         assert not (tmp_path / "b").exists()
 
     def test_what_is_configured_wins(self, tmp_path):
-        """A rank and a run id that the job's configuration has are not overruled."""
+        """A rank and a run id in the job's configuration take precedence."""
         config = trackside.JobConfig(application_name="tiny", run_id="a run", rank=5)
         telemetry = AutoStart(tmp_path, config, ())
         job = telemetry.begin(rank=3, local_rank=1, world_size=8)
@@ -59,7 +59,7 @@ class TestAutoStart:
         assert (job.source.run_id, job.source.rank, job.source.application) == ("a run", 5, "tiny")
 
     def test_one_run_for_its_children(self, tmp_path):
-        """Processes that are started later find the run's id, and have the same."""
+        """Processes that are started later find the run's id, and use it."""
         AutoStart(tmp_path, None, ())
         agreed = os.environ["TRACKSIDE_RUN_ID"]
         telemetry = AutoStart(tmp_path, None, ())
@@ -68,7 +68,7 @@ class TestAutoStart:
         assert job.source.run_id == agreed
 
     def test_the_launchers_run(self, monkeypatch, tmp_path):
-        """Where a launcher tells the run's id, that is it, and nothing is left for children."""
+        """If a launcher sets the run's id, it is used, and no variable is left for children."""
         monkeypatch.setenv("RANK", "0")
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "theirs")
         telemetry = AutoStart(tmp_path, None, ())
@@ -84,7 +84,7 @@ class TestOptedIn:
         [("", None), ("0", None), ("False", None), ("no", None), ("1", "runs"), ("TRUE", "runs"), ("/a/b", "/a/b")],
     )
     def test_variable(self, recorded, expected, monkeypatch):
-        """The variable says where, or merely yes or no."""
+        """The variable holds a directory, or merely yes or no."""
         monkeypatch.setenv("TRACKSIDE", recorded)
         assert opted_in() == expected
 
@@ -129,7 +129,7 @@ class TestWords:
         ]
 
     def test_none(self):
-        """With none to be named there is no line."""
+        """Without ranks to name there is no line."""
         assert list(described(report(), 0)) == []
 
     def test_warnings(self):
@@ -141,7 +141,7 @@ class TestWords:
         assert list(warnings_of(report())) == []
 
     def test_scalars(self):
-        """Smallest, median and largest of what there is."""
+        """Smallest, median and largest of the existing scores."""
         assert scalars(report()) == {
             "gpu_relative_perf/min": 0.5,
             "gpu_relative_perf/median": pytest.approx(0.85),

@@ -1,4 +1,4 @@
-"""The parts that the callbacks of all frameworks share; the frameworks themselves are in tests/integration."""
+"""The code that the callbacks of all frameworks share; the frameworks themselves are in tests/integration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trackside.integrations._patches import Patches
 
 
 class Tensor:
-    """As much of a tensor as counting samples needs."""
+    """The part of a tensor's interface that counting samples needs."""
 
     def __init__(self, *shape):
         self.shape = shape
@@ -66,7 +66,9 @@ class TestSamplesIn:
         ],
     )
     def test_is_the_length_of_the_first_tensor(self, batch, expected):
-        """A batch is as long as the first tensor in it, however it is packed; without one it is unknown."""
+        """
+        The size of a batch is the length of the first tensor in it, however it is packed; without one it is unknown.
+        """
         assert samples_in(batch) == expected
 
 
@@ -83,7 +85,7 @@ class TestParts:
         assert window.counts[window.names.index("model_forward")] == 1
 
     def test_disorder(self, events):
-        """An end without a start, and a start of what is open, do nothing."""
+        """An end without a start, and a start of an open span, do nothing."""
         parts = Parts()
         parts.end("model_forward")
         parts.begin("model_forward")
@@ -92,7 +94,7 @@ class TestParts:
         assert [type(event) for event in events] == [ProfileSpanEnded]
 
     def test_what_is_over(self, events):
-        """A part that is told afterwards began when it says."""
+        """A part that is recorded afterwards has its given start."""
         began_ns = trackside.events.clock.now_ns() - 5_000_000
         Parts().took("data_loading", began_ns)
         (span,) = of(ProfileSpanEnded, events)
@@ -115,7 +117,7 @@ class TestParts:
 
     @pytest.mark.torch
     def test_waiting_apart(self, events):
-        """Where autograd says when the gradients are computed, what comes behind that is waiting."""
+        """If autograd reports when the gradients are computed, the time after that is waiting."""
         import torch
 
         sections._sections.close()
@@ -154,7 +156,7 @@ class TestParts:
         assert [event.name for event in of(ProfileSpanEnded, events)] == ["model_backward"]
 
     def test_failing(self, events):
-        """What an exception ends is not timed."""
+        """A part that an exception ends is not timed."""
         sections._sections.close()
         parts = Parts()
         with trackside.training_iteration(0):
@@ -169,7 +171,7 @@ class TestParts:
 
 class TestEndWith:
     def test_closes_all_but_the_application(self, events):
-        """Every span that callbacks have left open ends with the error, the innermost first."""
+        """Every span that callbacks left open ends with the error, the innermost first."""
         callbacks.on_app_start()
         callbacks.on_train_start()
         callbacks.on_training_single_iteration_start(step=3)
@@ -184,7 +186,7 @@ class TestEndWith:
 
 class TestPatches:
     def test_puts_back(self):
-        """A method of a class, or of an object, is stood in for and put back; what is not there is passed over."""
+        """A method of a class, or of an object, is replaced and restored; a missing one is skipped."""
 
         class Owner:
             def method(self):
@@ -202,7 +204,7 @@ class TestPatches:
         assert one.method() == 1
 
     def test_leaves_what_others_did(self):
-        """What was replaced by others since stays as they left it."""
+        """A method that others replaced since stays theirs."""
 
         class Owner:
             def method(self):

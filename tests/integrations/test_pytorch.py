@@ -22,7 +22,7 @@ def loop_of(batches=4, batch_size=2):
 
 
 def train(model, optimizer, batches, accumulate=1):
-    """Train as anyone would who has never heard of telemetry; return the losses."""
+    """Train without any telemetry in the code; return the losses."""
     losses = []
     for number, (inputs, targets) in enumerate(batches, start=1):
         loss = (model(inputs) - targets).square().mean()
@@ -41,7 +41,7 @@ def capture():
 
 
 def recorded(capture):
-    """Return what was told: names of spans and the samples of iterations, with their steps."""
+    """Return the recorded spans' names and the samples of iterations, with their steps."""
     return [
         (event.name if isinstance(event, SpanEnded) else ("iteration", event.samples), event.step)
         for event in capture.events
@@ -145,7 +145,9 @@ class TestInstrument:
         assert loops[0].at_ns == second.at_ns
 
     def test_evaluation_of_what_is_wrapped(self, capture):
-        """A model that a wrapper trains and that is evaluated by itself is seen, and one within the wrapper once."""
+        """
+        A model that a wrapper trains and that is evaluated without it is recorded, and one within the wrapper once.
+        """
 
         class Wrapper(torch.nn.Module):
             def __init__(self, module):
@@ -176,7 +178,9 @@ class TestInstrument:
         assert len(capture.events) == 3
 
     def test_loss(self, capture):
-        """The loss of an iteration is what backward() was called on; of accumulated batches it is the mean."""
+        """
+        The loss of an iteration is the tensor on which backward() was called; of accumulated batches it is the mean.
+        """
         model, optimizer, batches = loop_of(batches=4)
         with trackside.instrument(model, optimizer, batches):
             losses = train(model, optimizer, batches, accumulate=2)
@@ -184,7 +188,7 @@ class TestInstrument:
         assert recorded == pytest.approx([(losses[0] + losses[1]) / 2, (losses[2] + losses[3]) / 2])
 
     def test_scaled_loss(self, capture):
-        """A loss that a gradient scaler multiplied is recorded as it was before."""
+        """A loss that a gradient scaler multiplied is recorded with its original value."""
         model, optimizer, batches = loop_of(batches=1)
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         with trackside.instrument(model, optimizer, batches):
@@ -196,7 +200,7 @@ class TestInstrument:
         assert float(iteration.loss) == loss.item()
 
     def test_backward_lasts_as_long(self, capture):
-        """The backward pass lasts as long as the call of backward() does, hooks at its end included."""
+        """The backward pass lasts as long as the call of backward() does, including hooks at its end."""
         model, optimizer, batches = loop_of(batches=1)
         engine = torch.autograd.Variable._execution_engine
         with trackside.instrument(model, optimizer, batches):
@@ -248,14 +252,14 @@ class TestInstrument:
 
 class TestClose:
     def test_torch(self):
-        """When the last loop is closed, torch is as it was."""
+        """When the last loop is closed, torch is restored."""
         before = torch.autograd.backward, torch.amp.GradScaler.scale
         model, optimizer, batches = loop_of()
         trackside.instrument(model, optimizer, batches).close()
         assert (torch.autograd.backward, torch.amp.GradScaler.scale) == before
 
     def test_undone(self, capture):
-        """After it was closed the loop says nothing."""
+        """After it was closed the loop records nothing."""
         model, optimizer, batches = loop_of()
         trackside.instrument(model, optimizer, batches).close()
         train(model, optimizer, batches)
@@ -268,7 +272,7 @@ class TestClose:
         assert type(batches) is data.DataLoader
 
     def test_again(self, capture):
-        """What was closed can be instrumented again, and then tells everything once."""
+        """A model can be instrumented again after closing, and then everything is recorded once."""
         model, optimizer, batches = loop_of(batches=1)
         trackside.instrument(model, optimizer, batches).close()
         with trackside.instrument(model, optimizer, batches):
@@ -284,18 +288,18 @@ class TestBadInput:
             trackside.instrument(model, optimizer, batches)
 
     def test_no_model(self):
-        """Something that is no model is refused, naming what it lacks."""
+        """An object that is no model is refused, naming the missing attribute."""
         with pytest.raises(ConfigError, match="register_forward_pre_hook"):
             trackside.instrument(print, None)
 
     def test_list(self):
-        """A list cannot be watched: its class cannot be stood in for."""
+        """A list cannot be watched: its class cannot be replaced."""
         model, optimizer, _ = loop_of()
         with pytest.raises(ConfigError, match="derived from"):
             trackside.instrument(model, optimizer, [])
 
     def test_list_leaves_nothing(self, capture):
-        """What was refused leaves no hooks behind."""
+        """A refused call leaves no hooks behind."""
         model, optimizer, batches = loop_of()
         with pytest.raises(ConfigError):
             trackside.instrument(model, optimizer, [])

@@ -16,7 +16,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 @pytest.mark.torch
 class TestPage:
     def test_loop(self, tmp_path):
-        """The page's loop, as it stands there, gives its eight iterations of eight samples with their four parts."""
+        """The page's loop records its eight iterations of eight samples with their four parts."""
         (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "pytorch.md").read_text(encoding="utf-8"), re.DOTALL)
         subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, capture_output=True, timeout=60)
         events = list(trackside.replay(tmp_path / "runs"))

@@ -1,4 +1,4 @@
-"""Made-up jobs, whose trouble is known because it was put in."""
+"""Generated jobs, with known faults."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class MadeUpJob:
     """
     A job of ranks that meet at the end of each step.
 
-    Each number is what the healthy job does; a test changes one of them.
+    Each number is that of a healthy job; a test changes one of them.
     """
 
     ranks: int = 4
@@ -165,7 +165,7 @@ class MadeUpJob:
 
 
 class Rank:
-    """What one process tells, in order."""
+    """The events of one process, in order."""
 
     def __init__(self, source, at_ns):
         self.source, self.at_ns = source, at_ns
@@ -236,7 +236,7 @@ class Rank:
         self.window = {}
 
     def counted(self, step, value):
-        """Tell where the memory stands."""
+        """Record the memory."""
         reported = {"name": "process.memory.usage", "unit": "By", "count": 1, "values": {"mean": value, "max": value}}
         self._add(
             CounterWindow, start_ns=self.at_ns - S, end_ns=self.at_ns, total_count=step + 1, total_sum=value, **reported
@@ -267,7 +267,7 @@ class Rank:
 
 @pytest.fixture(scope="session")
 def make_job():
-    """Give the class of made-up jobs."""
+    """Give the class of generated jobs."""
     return MadeUpJob
 
 
@@ -279,7 +279,7 @@ def write_events():
 
 @pytest.fixture
 def made_up(tmp_path):
-    """Give a function that writes a made-up job and returns its directory."""
+    """Give a function that writes a generated job and returns its directory."""
 
     def write(name="job", **changes):
         return MadeUpJob(**changes).write(tmp_path / name)

@@ -1,4 +1,4 @@
-"""Long series in little room."""
+"""Long series reduced to a bounded number of stretches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class TestBins:
             assert len(bins) <= 64
 
     def test_extremes(self, rng):
-        """The lowest and the highest value, and where the highest was, survive any thinning."""
+        """The lowest and the highest value, and the place of the highest, survive any reduction."""
         bins = Bins(32)
         values = [rng.uniform(1, 2) for _ in range(5_000)]
         values[1_234], values[4_321] = 9.0, 0.5
@@ -49,7 +49,7 @@ class TestBins:
         assert abs(many.points()[0][1].median - 0.5) < 0.3
 
     def test_negative(self):
-        """The highest of figures below zero is one of them."""
+        """The highest of values below zero is one of them."""
         bins = Bins()
         bins.add(0, -5.0, 3)
         bins.add(0, -7.0, 4)
@@ -57,7 +57,7 @@ class TestBins:
         assert (one.low, one.high, one.high_step) == (-7.0, -5.0, 3)
 
     def test_coarse_leaves_them(self):
-        """Asking for fewer points changes nothing of what is there."""
+        """Asking for fewer points changes nothing in the series."""
         bins = Bins()
         for at in range(100):
             bins.add(at << 21, at)
@@ -66,7 +66,7 @@ class TestBins:
         assert [(at, one.count) for at, one in bins.points()] == before
 
     def test_many(self, rng):
-        """Many values at once, in or out of order, come to what they come to one by one."""
+        """Many values at once, in or out of order, give the same result as one by one."""
         alone, together = Bins(16), Bins(16)
         at_ns = 0
         for _ in range(40):

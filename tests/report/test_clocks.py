@@ -1,4 +1,4 @@
-"""Many clocks made one."""
+"""The alignment of many clocks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def right(true_ns):
 
 
 def readings(rank, own, wall, *, jitter_ns=0, every=120, seed=0, **reported):
-    """Return what a rank tells that reads *own* for its time and *wall* for the wall clock's; None reads no clock."""
+    """
+    Return the events of a rank that reads *own* for its time and *wall* for the wall clock's; None reads no clock.
+    """
     rng = random.Random(seed)
     source = Source(**{"id": str(rank), "run_id": "run", "rank": rank, "world_size": 2, **reported})
     found = Readings(source)
@@ -46,19 +48,19 @@ def readings(rank, own, wall, *, jitter_ns=0, every=120, seed=0, **reported):
 
 
 def furthest(found, source_id, own):
-    """Return how far the alignment is from the truth, at worst."""
+    """Return the largest error of the alignment."""
     return max(abs(found[source_id].apply(own(START_NS + at * S)) - (START_NS + at * S)) for at in range(300))
 
 
 class TestByClock:
     def test_offset_and_drift(self):
-        """Three seconds and 200 ppm, which the readings of the wall clock show, are taken out to a microsecond."""
+        """Three seconds and 200 ppm, which the readings of the wall clock show, are corrected to a microsecond."""
         found = align([readings(0, right, right), readings(1, wrong, right)])
         assert furthest(found, "1", wrong) < 1_000
         assert found["1"].by == "clock"
 
     def test_set_by_hand(self):
-        """Of a wall clock that was set in between, what it said before is put right by what it was set by."""
+        """If a wall clock was set in between, its earlier readings are corrected by the size of the jump."""
 
         def set_late(true_ns):
             return true_ns + (OFFSET_NS if true_ns < START_NS + 100 * S else 0)
@@ -67,7 +69,7 @@ class TestByClock:
         assert furthest(found, "0", lambda true_ns: true_ns + OFFSET_NS) < MS
 
     def test_one_reading(self):
-        """One reading tells how far off the process is, and nothing of drift."""
+        """One reading gives the offset of the process, and no drift."""
         own = readings(0, lambda true_ns: true_ns + OFFSET_NS, right, every=STEPS)
         assert furthest(align([own]), "0", lambda true_ns: true_ns + OFFSET_NS) == 0
 
@@ -81,7 +83,8 @@ class TestByClock:
 class TestBySteps:
     def test_wall_clocks_disagree(self):
         """
-        What no reading shows, the ends of steps do: a machine whose wall clock itself is off is moved, to 1 ms.
+        An error that no reading shows, the ends of steps show: a machine whose wall clock itself is off is moved, to 1
+        ms.
         """
         first = readings(0, right, right, jitter_ns=300_000, seed=1)
         found = align([first, readings(1, wrong, wrong, jitter_ns=300_000, seed=2)])
@@ -100,7 +103,7 @@ class TestBySteps:
         assert furthest(align([readings(0, right, right), late]), "1", right) == 0
 
     def test_ranks_that_do_not_wait(self):
-        """Of ranks that do not train together, nothing is concluded from when their steps end."""
+        """Ranks that do not train together are not aligned by the ends of their steps."""
         alone = readings(1, lambda true_ns: round(START_NS + 1.1 * (true_ns - START_NS)), None)
         assert align([readings(0, right, right), alone])["1"].by == "none"
 

@@ -45,23 +45,23 @@ class TestVerdict:
         assert {one.name for one in found.parts if one.verdict == WORSE} == {"model_backward"}
 
     def test_faster(self, compared):
-        """So is what got better."""
+        """Improvements are found as well."""
         assert compared(backward_s=0.05).verdict == BETTER
 
     def test_goodput(self, compared):
-        """Time that went elsewhere is worse, though steps are as they were, and the bucket is named."""
+        """Time in another bucket is worse, though steps are as they were, and the bucket is named."""
         found = compared(save_every=10, save_s=1.0)
         assert (found.verdict, row(found, "step time, typical").verdict) == (WORSE, SAME)
         assert row(found, "UNPRODUCTIVE_CHECKPOINT_SAVE_TIME").verdict == WORSE
 
     def test_little_matters(self, compared):
-        """A change that is sure and small is none that matters."""
+        """A change that is certain and small does not matter."""
         found = compared(backward_s=0.0605, noise=0.001, before={"noise": 0.001})
         reported = row(found, "step time, typical")
         assert (reported.difference.is_shown, reported.verdict) == (True, SAME)
 
     def test_few_steps(self, compared):
-        """Of a few steps it is said that they are too few."""
+        """Too few steps for a comparison are reported as such."""
         found = compared(steps=10, backward_s=0.2)
         assert found.verdict == SAME
         assert found.notes == ("b has 10 steps: too few to tell what is chance",)
@@ -69,7 +69,7 @@ class TestVerdict:
 
 class TestSelection:
     def test_wanted(self, made_up):
-        """Of one directory each side takes its own runs."""
+        """Each side takes its own runs from one directory."""
         made_up("all/a", ranks=1, steps=100, run_id="a", session_tag="x")
         directory = made_up("all/b", ranks=1, steps=100, run_id="b", session_tag="x", seed=1).parent
         sides = [Selected(name, [directory], lambda source, name=name: source.run_id == name) for name in "ab"]
@@ -82,17 +82,17 @@ class TestSelection:
             compare(Selected("nobody", [made_up(ranks=1, steps=20)], lambda _: False), Selected("b", []))
 
     def test_json(self, compared):
-        """All of it is JSON, with a verdict for each row."""
+        """The comparison is JSON, with a verdict for each row."""
         reported = json.loads(json.dumps(compared(steps=10).to_json(), allow_nan=False))
         assert reported["verdict"] == SAME
         assert {one["unit"] for one in reported["judged"]} == {"s", "share"}
 
 
 class TestCommand:
-    """As CI calls it: the marked run and the one that is judged lie in one directory."""
+    """As CI calls it: the marked run and the one that is judged are in one directory."""
 
     def test_mixed(self, made_up, capsys):
-        """Where steps are longer and more of the time is productive, the first line names both."""
+        """If steps are longer and more of the time is productive, the first line names both."""
         usual = {"ranks": 1, "steps": 1_000, "noise": 0.01, "stumbles": 0}
         before = made_up("a", run_id="a", save_every=20, save_s=2.0, **usual)
         after = made_up("b", run_id="b", forward_s=0.08, save_every=1_000, **usual)
@@ -101,7 +101,7 @@ class TestCommand:
         assert said == "B is worse (step time, typical; step time, mean) and better (goodput)"
 
     def test_bad_end(self, made_up, capsys):
-        """That one side did not end well is said beside the verdict: half of rank 1's log is missing."""
+        """A bad end of one side is reported beside the verdict: half of rank 1's log is missing."""
         usual = {"ranks": 2, "steps": 3_000, "noise": 0.01, "stumbles": 0}
         before = made_up("a", run_id="a", **usual)
         after = made_up("b", run_id="b", **usual)
@@ -127,7 +127,7 @@ class TestCommand:
         ("factor", "code", "said"), [(1.03, 1, "worse"), (0.9, 0, "better"), (1.0, 0, "no difference")]
     )
     def test_exit_code(self, made_up, capsys, factor, code, said):
-        """Exit code 1 says that it got worse, 3 % over a thousand steps; all else is 0."""
+        """Exit code 1 means that the job got worse, 3 % over a thousand steps; otherwise it is 0."""
         usual = {"ranks": 1, "steps": 1_000, "noise": 0.02}
         made_up("all/a", run_id="a", session_tag="x", baseline=True, **usual)
         slower = {"backward_s": 0.06 + 0.112 * (factor - 1)}

@@ -1,4 +1,4 @@
-"""The page's axes, whatever the figures are."""
+"""The page's axes, for any values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ODD = [-1.7e308, -5.0, -1e-300, -5e-324, 0.0, 5e-324, 2.2e-310, 1e-300, 0.3, 5.0
 class TestAxis:
     @pytest.mark.parametrize(("low", "high"), list(itertools.combinations_with_replacement(ODD, 2)))
     def test_figures_of_any_size(self, low, high):
-        """What a float holds has a place on the axis, denormals and the largest too, and there are a few ticks."""
+        """Any finite float has a place on the axis, denormals and the largest too, and there are a few ticks."""
         for usual in (low, high):
             axis = Axis(low, high, usual)
             ticks = axis.ticks()
@@ -52,6 +52,6 @@ class TestSpark:
         ids=["apart", "level", "farther apart than a float can say", "apart by less than a float can say"],
     )
     def test_heights(self, values, heights):
-        """The lowest value lies at the bottom, 21, the highest at the top, 1; values that are alike, in the middle."""
+        """The lowest value is at the bottom, 21, the highest at the top, 1; equal values, in the middle."""
         line = spark([(at_ns, Bin(samples=[value])) for at_ns, value in enumerate(values)])
         assert [float(place.split()[1]) for place in line.partition('d="M')[2].partition('"')[0].split("L")] == heights

@@ -1,4 +1,4 @@
-"""Which ranks are late, and how probable that is by chance."""
+"""The ranks that are late, and the probability that they are late by chance."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class TestFindLate:
         assert set(find_late(rows, [20.0] * 6, 10 * MS)) == {1}
 
     def test_chance(self):
-        """The chance of what is named is below what a job may have, all comparisons together."""
+        """The probability of a named rank by chance is below the limit for a job, over all comparisons together."""
         (episode,) = late_in(simulate(1, ranks=8, steps=200, late=0.3)).values()
         assert 0 < episode.chance <= ALLOWANCE == 0.001
 
@@ -127,14 +127,14 @@ class TestChance:
         assert student([one - mean + t * error for one in values], []) == pytest.approx(chance, rel=0.002)
 
     def test_aligned_scores(self):
-        """Of two rows that differ by 1 to 4, the longer one has the places 5 to 8 of 8, counted from 0.5."""
+        """Of two rows that differ by 1 to 4, the longer one has the ranks 5 to 8 of 8, counted from 0.5."""
         scores = aligned_scores([[1.0, 2.0, 3.0, 4.0], [0.0] * 4])
         assert scores.rows[0] == [4.5, 5.5, 6.5, 7.5]
         # The mean of each column is 4; its halves are apart by 0.5, 1.5, 2.5 and 3.5.
         assert scores.surplus(0, 0, 4) == pytest.approx(8.0 / math.sqrt(0.25 + 2.25 + 6.25 + 12.25))
 
     def test_dependence(self):
-        """Noise of which 0.8 lasts from step to step counts a ninth of its steps as events; independent noise all."""
+        """Noise of which 0.8 lasts from step to step counts as a ninth of its steps; independent noise as all."""
         rng, last, values = random.Random(1), 0.0, []
         for _ in range(20_000):
             last = 0.8 * last + rng.gauss(0, 1)

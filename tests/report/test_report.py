@@ -1,4 +1,4 @@
-"""The contents of a report, which text, page and JSON only show."""
+"""The contents of a report; text, page and JSON only show them."""
 
 from __future__ import annotations
 
@@ -87,18 +87,18 @@ class TestReport:
         assert whole == pytest.approx(report.goodput.elapsed_s)
 
     def test_first_out(self, made_up):
-        """Of an attempt that did not end well, the rank that fell silent first is known."""
+        """Of an attempt that did not end well, the rank that fell silent first is named."""
         report = read_report(made_up(killed_at=(130,)))
         assert (report.attempts[0].first_out.rank, report.attempts[1].first_out) == (1, None)
 
     def test_identity(self, made_up):
-        """Ranks, hosts, the application and how it ended are the log's."""
+        """Ranks, hosts, the application and the end are those of the log."""
         report = read_report(made_up())
         reported = (report.session, report.application, report.ranks_total, report.hosts, report.state)
         assert reported == ("made-up", "made-up", 4, 2, "ended")
 
     def test_parts(self, made_up):
-        """What a step is made of is what was put in, on average over ranks and steps: 40 and 60 of 112 ms."""
+        """The parts of a step are the generated ones, on average over ranks and steps: 40 and 60 of 112 ms."""
         parts = {part.name: part for part in read_report(made_up(stumbles=0)).parts}
         assert parts["model_forward"].mean_ns == pytest.approx(40e6, rel=0.01)
         assert parts["model_backward"].share == pytest.approx(60 / 112, rel=0.02)
@@ -111,19 +111,19 @@ class TestReport:
         assert (longest.high_step, longest.high > 4 * S) == (77, True)
 
     def test_session(self, made_up):
-        """Of several sessions the latest is told of, unless another one is asked for."""
+        """Of several sessions the latest is shown, unless the caller asks for another one."""
         made_up("all/a", ranks=1, steps=30, session_tag="a", run_id="a")
         directory = made_up("all/b", ranks=1, steps=30, session_tag="b", run_id="b", seed=1).parent
         chosen = read_report(directory, session="a")
         assert (chosen.session, chosen.others) == ("a", ("b",))
 
     def test_no_such_session(self, made_up):
-        """A session that is not there is an error that names those that are."""
+        """A session that does not exist is an error that lists the existing ones."""
         with pytest.raises(ConfigError, match="made-up"):
             read_report(made_up(ranks=1, steps=30), session="x")
 
     def test_missing_events(self, made_up, tmp_path):
-        """What is damaged and missing in the files is told, and the rest is read."""
+        """Damage and losses in the files are reported, and the rest is read."""
         directory = made_up(ranks=1, steps=2_000)
         (path,) = directory.rglob("*.tslog")
         data = bytearray(path.read_bytes())
@@ -140,26 +140,29 @@ class TestReport:
             read_report(tmp_path)
 
     def test_json(self, made_up):
-        """All of it is JSON."""
+        """The report is JSON."""
         reported = json.loads(json.dumps(read_report(made_up(ranks=2)).to_json(), allow_nan=False))
         assert reported["verdict"]["headline"] == "Nothing stands out."
         assert {"attempts", "steps", "heatmap", "spans", "counters", "losses", "goodput"} <= set(reported)
 
     def test_progress(self, made_up):
-        """How far the reading is, is told on the way."""
+        """Progress of the reading is reported."""
         reported = []
         read_report(made_up(ranks=3, steps=20), progress=lambda *place: reported.append(place))
         assert [place[:2] for place in reported] == [(0, 3), (1, 3), (2, 3)]
         assert reported[-1][2] == read_report(made_up(ranks=3, steps=20)).events
 
     def test_hostile(self, hostile):
-        """Names that are markup are names."""
+        """Names that contain markup are shown as text."""
         assert read_report(hostile).session == HOSTILE
 
 
 class TestPage:
     def test_alone(self, page):
-        """It refers to nothing: no address, no script and no file is in it, and its policy forbids all of them."""
+        """
+        The page refers to no other resource: no address, no script and no file is in it, and its policy forbids all of
+        them.
+        """
         assert "http:" not in page
         assert "https:" not in page
         assert not re.search(r"(?i)<script|<iframe|<object|@import|url\(|src=", page)
@@ -172,11 +175,11 @@ class TestPage:
         assert places == sorted(places)
 
     def test_words(self, page):
-        """What stands out is there in words."""
+        """The main finding is there in words."""
         assert re.search(r'class="headline">1 restart cost [\d.]+ s, [\d.]+ % of the time\.<', page)
 
     def test_hostile(self, hostile):
-        """Whatever a log holds is text: no markup of it is in the page, and no control character."""
+        """Any text in a log is shown as text: no markup of it is in the page, and no control character."""
         page = report_page(read_report(hostile))
         assert "<script" not in page
         assert "<img" not in page
@@ -199,7 +202,7 @@ class TestPage:
         assert "Times are in UTC+05:30." in page
 
     def test_one_rank(self, made_up):
-        """Of one rank there is no map: it has nothing to be compared with."""
+        """For one rank there is no map: it has no other to be compared with."""
         assert "chart-heatmap" not in report_page(read_report(made_up(ranks=1)))
 
     def test_own(self, tmp_path, write_events):
@@ -218,14 +221,14 @@ class TestPage:
         assert ["model.layers", "12"] in cells
 
     def test_unwritten_of_an_earlier_attempt(self, made_up):
-        """What ranks that were killed took with them is a loss, however many attempts came after: steps of 110 ms."""
+        """Lost events of killed ranks are reported, however many attempts came after: steps of 110 ms."""
         report = read_report(made_up(killed_at=(201,), noise=0, stumbles=0))
         assert lost_words(report) == (
             "ranks 0-3 have no end record in attempt 0: up to 10 steps, or the last second, may be in no log"
         )
 
     def test_unwritten_of_an_earlier_run(self, tmp_path, write_events):
-        """A run of the session that was killed after 50 steps is not measured by one that went on to step 5,000."""
+        """A run of the session that was killed after 50 steps is not compared with one that went on to step 5,000."""
         for run_id, start_s, steps, end in (("a", 0, 50, []), ("b", 100, 5_000, [SourceEnded])):
             source = Source(id=f"{run_id}-0000", run_id=run_id, session_tag="both", rank=0)
             began_ns = START_NS + start_s * 10**9
@@ -317,14 +320,14 @@ class TestText:
         assert max(map(len, text.splitlines())) <= 100
 
     def test_units(self, made_up):
-        """However wide a line is, a figure and its unit are in the same one."""
+        """In a line of any width, a value and its unit stay together."""
         report = read_report(made_up(killed_at=(130,)))
         for width in range(40, 101):
             text = "\n".join("".join(piece for piece, _ in line) for line in report_lines(report, width))
             assert not re.search(r"\d\n *(%|ms\b|s\b|min\b)", text)
 
     def test_hostile(self, printed, hostile):
-        """What a log holds does not steer the terminal, nor is it read as rich's markup."""
+        """Text in a log does not steer the terminal, nor is it read as rich's markup."""
         text = printed(read_report(hostile))
         assert "\x1b" not in text
         assert r"\x1b[2J" in text

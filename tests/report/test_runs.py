@@ -1,4 +1,4 @@
-"""Sessions, runs and attempts, and what the log alone proves of them."""
+"""Sessions, runs and attempts, from the log alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ S = 10**9
 
 
 def events_of(start_s, last_s, step, reason, *, beats=True):
-    """Return what a process tells from *start_s* to *last_s*, at the end of which it comes to *step*."""
+    """Return the events of a process from *start_s* to *last_s*, at the end of which it comes to *step*."""
     yield IterationEnded(step=0, at_ns=start_s * S, duration_ns=1)
     if beats:
         yield from (Heartbeat(sequence=n, at_ns=last_s * S, step=-1) for n in range(2))
@@ -59,7 +59,7 @@ def only(tmp_path):
 
 class TestStates:
     def test_ended(self, write, only):
-        """What says that it ended has ended, for the reason that it gives."""
+        """A process that recorded its end has ended, for the recorded reason."""
         write(reason="ValueError")
         (attempt,) = only()
         assert attempt.states == {("ended", "ValueError"): [0]}
@@ -72,7 +72,9 @@ class TestStates:
 
     @pytest.mark.parametrize(("later_s", "state"), [(13, "running"), (14, "silent"), (70, "silent"), (71, "died")])
     def test_others_go_on(self, write, tmp_path, later_s, state):
-        """What has been silent for over a minute, while something else in the directory was heard of, has died."""
+        """
+        A process that has been silent for over a minute, while another one in the directory was heard of, has died.
+        """
         write(last_s=10, reason=None)
         write(last_s=later_s, run_id="another")
         states = {run.run_id: run.attempts[0].state for each in read_runs(tmp_path).sessions for run in each.runs}
@@ -80,14 +82,14 @@ class TestStates:
 
     @pytest.mark.parametrize(("later_s", "state"), [(310, "silent"), (311, "died")])
     def test_slow_heart(self, write, only, later_s, state):
-        """Ten heartbeats are waited for if that is longer."""
+        """It is given ten heartbeats if that is longer."""
         write(0, 10, reason=None, beats=False, extra=[Heartbeat(sequence=0, interval_s=30.0, at_ns=10 * S)])
         write(0, later_s, rank=1)
         (attempt,) = only()
         assert [one.state for one in attempt.processes] == [state, "ended"]
 
     def test_without_heartbeats(self, write, only):
-        """The silence of what sends no heartbeats proves nothing."""
+        """The silence of a process without heartbeats proves nothing."""
         write(reason=None, beats=False)
         write(0, 10_000, rank=1)
         (attempt,) = only()
@@ -97,7 +99,7 @@ class TestStates:
         }
 
     def test_launched_again(self, write, only):
-        """What its launcher started again a moment later has died, heartbeats or not."""
+        """A process whose launcher started it again a moment later has died, heartbeats or not."""
         write(0, 10, reason=None, beats=False)
         write(12, 20, reason=None, attempt=1)
         assert [attempt.states for attempt in only()] == [
@@ -117,7 +119,9 @@ class TestStates:
 
 class TestAttempts:
     def test_ranks(self, write, only):
-        """An attempt is what was started together: by rank, from the first to the last time, to the highest step."""
+        """
+        An attempt is the processes started together: by rank, from the first to the last time, to the highest step.
+        """
         write(2, 10, step=7, rank=1, world_size=4)
         write(1, 11, step=8, rank=0, world_size=4)
         (attempt,) = only()
@@ -139,7 +143,7 @@ class TestAttempts:
         assert found == [(0, 0, 2, 0), (0, 1, 2, 100)]
 
     def test_workers(self, write, only):
-        """Workers are no ranks; they are counted where the process is that started them."""
+        """Workers are no ranks; they are counted with the process that started them."""
         first = write(0, 10)
         second = write(20, 30)
         worker = write(21, 25, role="worker", parent=Parent(second.id, 0))
@@ -148,7 +152,7 @@ class TestAttempts:
         assert [(attempt.workers, len(attempt.processes)) for attempt in only()] == [(0, 1), (2, 1)]
 
     def test_workers_alone(self, write, only):
-        """A rank that left nothing, and whose workers did, is silent."""
+        """A rank without a log, whose workers have one, is silent."""
         write(role="worker", world_size=2, parent=Parent("ffff", 0))
         (attempt,) = only()
         assert (attempt.processes, attempt.workers, attempt.world_size, attempt.state) == ((), 1, 2, "silent")
@@ -175,7 +179,7 @@ class TestGroups:
         assert [(run.perf_tags, run.attempts[0].number) for run in session.runs] == [(("a", "b"), 0), (("c",), 1)]
 
     def test_baseline(self, write, tmp_path):
-        """A baseline is known as one."""
+        """A run that is marked as a baseline is one."""
         write(run_id="a", baseline=True)
         write(run_id="b")
         assert [session.runs[0].baseline for session in read_runs(tmp_path).sessions] == [True, False]
@@ -183,7 +187,7 @@ class TestGroups:
 
 class TestLauncher:
     def test_exit_status(self, write, tmp_path):
-        """What `trackside run` saw of the program's end belongs to the run, and explains a rank without an end."""
+        """The program's end that `trackside run` saw belongs to the run, and explains a rank without an end."""
         write(reason=None)
         write(last_s=11, role="collector", extra=[ProgramEnded(exit_status=-9, at_ns=11 * S, step=-1)], beats=False)
         (session,) = read_runs(tmp_path).sessions

@@ -1,4 +1,4 @@
-"""Means of series whose values depend on each other, and what they may be off by."""
+"""Means of series whose values depend on each other, and their errors."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class TestLocation:
 
 class TestDifference:
     def test_alarms(self, seed, scaled):
-        """Of pairs of equal runs at most one in a hundred is told apart: 1,000 pairs in full."""
+        """Of pairs of equal runs at most one in a hundred is reported as different: 1,000 pairs in full."""
         rng, pairs = random.Random(seed), scaled(1_000)
         alarms = 0
         for _ in range(pairs):
@@ -90,17 +90,17 @@ class TestDifference:
         assert held >= 19
 
     def test_several_runs(self, rng):
-        """Where runs differ among themselves by more than their steps do, that counts."""
+        """If runs differ among themselves by more than their steps do, that counts."""
         own = [[0.1 * factor * rng.gauss(1, 0.001) for _ in range(200)] for factor in (0.95, 1.0, 1.05)]
         more = [[0.1 * factor * rng.gauss(1, 0.001) for _ in range(200)] for factor in (0.97, 1.02, 1.07)]
         assert not difference(own, more, TRIM).is_shown
 
     def test_shares(self):
-        """Of shares the difference is told in shares."""
+        """The difference of shares is given in shares."""
         reported = difference([[0.9, 0.92] * 20], [[0.8, 0.82] * 20], 0.0, is_share=True)
         assert reported.change == pytest.approx(-0.1)
 
     def test_nothing(self):
-        """Beside nothing no change is known."""
+        """Without a value on one side no change is known."""
         reported = difference([], [[1.0] * 50], 0.0)
         assert (reported.change, reported.is_shown) == (None, False)

@@ -1,4 +1,4 @@
-"""The steps of one process, of very many the means of neighbours."""
+"""The steps of one process, reduced to means of neighbours if there are very many."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.once
 
 class TestStepTimes:
     def test_few(self):
-        """Few steps are kept as they are."""
+        """Few steps are kept unchanged."""
         times = _gather.StepLengths()
         times.add_many([5, 6, 7], [10.0, 20.0, 30.0])
         assert (list(times.numbers), list(times.lengths_ns), times.block) == ([5, 6, 7], [10.0, 20.0, 30.0], 1)

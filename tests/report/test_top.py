@@ -20,7 +20,7 @@ S = 10**9
 
 @pytest.fixture
 def watched(made_up):
-    """Give a function that returns the view of a made-up job, *later_s* after its last event."""
+    """Give a function that returns the view of a generated job, *later_s* after its last event."""
 
     def run(later_s=0.0, **job):
         top, last_ns = Top(), 0
@@ -80,7 +80,7 @@ class TestView:
 
     @pytest.mark.parametrize(("age_s", "named"), [(1, []), (30, [(1, "157 steps behind")])])
     def test_apart(self, age_s, named):
-        """A rank that others do not wait for is behind as it pleases; one that also stands still is named."""
+        """A rank that others do not wait for may be behind without being named; one that also stands still is named."""
         top = Top()
         for rank, steps in ((0, 197), (1, 40)):
             source = Source(id=f"s{rank}", run_id="run", rank=rank, world_size=2)
@@ -92,7 +92,7 @@ class TestView:
         assert [(one.rank, one.why) for one in top.view(101 * S).worst] == named
 
     def test_open(self, watched):
-        """Spans that are open are there, and since when."""
+        """Open spans are shown, with their start."""
         view = watched(hangs_s=5)
         assert {(one.rank, one.name) for one in view.open} >= {(2, "save_to_bucket"), (0, "waiting")}
 
@@ -102,7 +102,7 @@ class TestView:
         assert (view.alive, [one.why for one in view.worst]) == (0, ["silent for 20 s, at step 299"] * 4)
 
     def test_stalled(self, make_event):
-        """A rank that stalls is named with what its main thread does, until a step ends."""
+        """A rank that stalls is named with the stack of its main thread, until a step ends."""
         top = Top()
         stalled = {"stalled_s": 60.0, "usual_s": 0.1, "stacks": {"MainThread": "/job/train.py:42 in next_batch"}}
         top.drive(make_event(StallDetected, step=7, at_ns=100 * S, **stalled))
@@ -117,7 +117,7 @@ class TestView:
         assert (view.ranks, view.step, view.has_ended) == (4, 299, True)
 
     def test_nothing_yet(self):
-        """Before anything is heard there is nothing to show, and no error."""
+        """Before the first event there is nothing to show, and no error."""
         view = Top().view(S)
         assert (view.session, view.behind_s, top_line(view)) == (
             "",
@@ -126,28 +126,28 @@ class TestView:
         )
 
     def test_lost(self):
-        """What did not get here is told."""
+        """Missed events are reported."""
         top = Top()
         top.lose(7)
         assert top.view(S).lost == 7
 
     def test_slow_answers(self, watched, made_up):
-        """An answer that takes long is asked for no more often than it can be had."""
+        """A result that takes long to compute is updated no more often than it can be computed."""
         now_s = [0.0]
 
         def clock():
-            now_s[0] += 1.0  # each look at the clock is a second later: the answer takes one
+            now_s[0] += 1.0  # each reading of the clock is a second later: the computation takes one
             return now_s[0]
 
         top = Top(monotonic_s=clock)
         for event in replay(made_up(ranks=1, steps=20)):
             top.drive(event)
         first = top.view(S).goodput
-        top.goodput = None  # it is not asked again for ten seconds
+        top.goodput = None  # it is not computed again for ten seconds
         assert [top.view(S).goodput for _ in range(3)] == [first] * 3
 
     def test_json(self, watched):
-        """It is JSON."""
+        """The view is JSON."""
         assert json.loads(json.dumps(watched().to_json(), allow_nan=False))["step"] == 299
 
 
@@ -157,11 +157,11 @@ def without_latest(view):
 
 
 class TestLate:
-    """A viewer whose models got their states from the job, and that hears the stream from there on."""
+    """A viewer whose models got their states from the job, and that gets the stream from there on."""
 
     @pytest.fixture
     def joined(self, made_up):
-        """Give a function that returns what sees the last *heard* events of a made-up job, and what saw all of it."""
+        """Give a function that returns a view of the last *heard* events of a generated job, and one of all of it."""
 
         def run(heard, **job):
             events = list(replay(made_up(noise=0, stumbles=0, **job)))
@@ -185,7 +185,7 @@ class TestLate:
     @pytest.mark.parametrize("heard", [0, 1, 10, 500])
     def test_sees_all(self, joined, heard):
         """
-        Whenever it came, it shows what it would show if it had been there from the start.
+        Whenever it came, it shows the same as if it had been there from the start.
 
         The loss and the gauges are the exception: they come with the next step and the next window.
         """
@@ -211,7 +211,7 @@ class TestLate:
         assert [one.why for one in top.view(last_ns + 20 * S).worst] == ["silent for 20 s, at step 299"] * 4
 
     def test_again(self, joined, made_up):
-        """Caught up with again, after a gap, it goes on from the newer state."""
+        """After a gap, it goes on from the newer state."""
         events = list(replay(made_up(ranks=1, noise=0, stumbles=0)))
         top, whole = Top(), Top()
         for event in events[:400]:
@@ -223,7 +223,7 @@ class TestLate:
         assert (top.view(S).step, top.view(S).steps_per_s) == (299, whole.view(S).steps_per_s)
 
     def test_step_time(self, joined, made_up):
-        """What it takes over has the step time of who saw all: from step to step, waiting for data included."""
+        """The loaded state has the same step time: from step to step, waiting for data included."""
         events = list(replay(made_up(ranks=1, noise=0, stumbles=0, loading_s=0.05)))
         top, whole = Top(), Top()
         for event in events:
@@ -233,7 +233,7 @@ class TestLate:
         assert top.view(S).step_ns == pytest.approx(whole.view(S).step_ns, rel=0.01)
 
     def test_given_up_before(self, make_event):
-        """What was given up before is in the heartbeats; what is given up now is not counted twice."""
+        """Events dropped before are in the heartbeats; those dropped now are not counted twice."""
         top = Top()
         top.drive(make_event(Heartbeat, sequence=0, counts={"dropped": 7}))
         assert top.view(S).lost == 7
@@ -241,14 +241,14 @@ class TestLate:
         top.drive(make_event(Heartbeat, sequence=1, counts={"dropped": 9}))
         assert top.view(S).lost == 9
 
-    def test_told_at_once(self, make_event):
-        """What is given up is told before the next heartbeat counts it."""
+    def test_reported_at_once(self, make_event):
+        """Dropped events are reported before the next heartbeat counts them."""
         top = Top()
         top.drive(make_event(EventsDropped, where="queue", by_type={"a": 2, "b": 1}, since_ns=0))
         assert top.view(S).lost == 3
 
     def test_step_over_already(self, make_event):
-        """A step that was open at the last heartbeat and has ended since is not open; what it was in is."""
+        """A step that was open at the last heartbeat and has ended since is not open; the span around it is."""
         top = Top()
         spans = [(1, "training_loop", 5 * S), (2, "training_single_iteration", 8 * S)]
         top.drive(
@@ -256,7 +256,7 @@ class TestLate:
         )
         top.drive(make_event(Heartbeat, sequence=0, open_spans={"MainThread": list(spans[1])}, at_ns=9 * S))
         assert [one.name for one in top.view(9 * S).open] == ["training_single_iteration"]
-        # The job's model of long spans alone never hears that it ended; who attaches knows by the model of goodput.
+        # The job's model of long spans alone never gets its end; the viewer knows it by the model of goodput.
         top.goodput(make_event(IterationEnded, span_id=2, step=0, duration_ns=2 * S, at_ns=10 * S))
         top.catch_up()
         assert [one.name for one in top.view(10 * S).open] == ["training_loop"]
@@ -264,7 +264,7 @@ class TestLate:
 
 class TestScreen:
     def test_since(self, watched):
-        """What began when the viewer came says so; what the job kept does not."""
+        """Data that begins when the viewer came is marked so; the job's own is not."""
         rich = pytest.importorskip("trackside.report.rich", reason="rich is not installed in this environment")
 
         def shown(*partial):
@@ -280,7 +280,7 @@ class TestScreen:
 
     @pytest.mark.parametrize(("sort", "first"), [("rank", "0"), ("step time", "3"), ("step", "0")])
     def test_sort(self, watched, sort, first):
-        """The ranks are by number, or those first that are worst in what they are sorted by."""
+        """The ranks are sorted by number, or by a column with the worst first."""
         rich = pytest.importorskip("trackside.report.rich", reason="rich is not installed in this environment")
         view = watched(ranks=4, steps=60, hangs_s=1)
         rows = [attrs.evolve(row, step_ns=(row.rank + 1) * 1e6) for row in view.rows]
@@ -288,7 +288,7 @@ class TestScreen:
         assert (len(shown), shown[0][0]) == (4, first)
 
     def test_stale(self, watched):
-        """A rate is shown as that of before when no step ended for long: here for 76 s, of steps of 112 ms."""
+        """If no step ended for long, the rate is the previous one: here for 76 s, of steps of 112 ms."""
         view = watched(noise=0, stumbles=0, hangs_s=1, later_s=75)
         assert view.is_stale
         assert "steps/s" not in top_line(view)
@@ -306,7 +306,7 @@ class TestScreen:
 
     @pytest.mark.parametrize("height", [10, 24, 50])
     def test_fits(self, watched, height):
-        """It is never higher than the screen, nor wider, however much there is to tell."""
+        """The view is never higher than the screen, nor wider, however many ranks and rows there are."""
         rich = pytest.importorskip("trackside.report.rich", reason="rich is not installed in this environment")
         view = watched(ranks=40, steps=60, hangs_s=1, later_s=30)
         out = io.StringIO()

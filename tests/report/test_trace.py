@@ -30,7 +30,7 @@ START_NS = 1_700_000_000 * S
 
 @pytest.fixture
 def trace():
-    """Give a function that returns what was told, and the events of the trace."""
+    """Give a function that returns the summary of the export, and the events of the trace."""
 
     def run(*paths, **options):
         out = io.StringIO()
@@ -67,7 +67,7 @@ def ended(name, start_ns, end_ns, span=1, parent=0, **attributes):
 
 class TestTracks:
     def test_ranks_are_processes(self, made_up, trace):
-        """Each rank is a process that says so, and all of it is there."""
+        """Each rank is a process with its name, and all of its events are there."""
         reported, events = trace(made_up(ranks=2, steps=60))
         names = {one["pid"]: one["args"]["name"] for one in events if one["name"] == "process_name"}
         assert names == {0: "rank 0 · node0", 1: "rank 1 · node0"}
@@ -76,7 +76,7 @@ class TestTracks:
         assert (reported.ranks, reported.events, reported.unaligned) == (2, len(recorded), [])
 
     def test_nest(self, made_up, trace):
-        """On each track slices come by time, and lie within each other or beside."""
+        """On each track slices come by time, and are nested or separate."""
         _, events = trace(made_up(killed_at=(130,), validate_every=50, validation_s=0.1))
         tracks = defaultdict(list)
         for one in slices(events):
@@ -91,7 +91,7 @@ class TestTracks:
                 around.append(end)
 
     def test_overlapping(self, log, trace):
-        """What overlaps without nesting, and is of one thread, gets a track of its own."""
+        """Slices of one thread that overlap without nesting get a track of their own."""
         _, events = trace(log([anchored(), ended("a", 0, 10**6), ended("b", 5 * 10**5, 2 * 10**6, 2)]))
         names = [one["args"]["name"] for one in events if one["name"] == "thread_name"]
         assert names == ["main", "main (overlapping 1)"]
@@ -108,14 +108,14 @@ class TestTracks:
         assert [one["args"]["name"] for one in events if one["name"] == "thread_name"] == ["writer"]
 
     def test_open(self, log, trace):
-        """What had not ended lasts until the process was last heard of, and says so."""
+        """A span without an end lasts until the last event of its process, and is marked."""
         start = SpanStarted(at_ns=START_NS, step=-1, span_id=1, parent_span_id=0, name="training_loop")
         _, events = trace(log([anchored(), start, anchored(START_NS + S)]))
         (one,) = slices(events)
         assert (one["dur"], "open" in one["args"]) == (1e6, True)
 
     def test_points_and_figures(self, log, trace):
-        """What happened at a moment is a point, where a counter stood a figure."""
+        """An event without a duration is a point, a counter's window a value."""
         point = SpanEventAdded(at_ns=START_NS + 1_000, step=-1, span_id=1, name="woke", attributes={"why": "alarm"})
         window = CounterWindow(
             at_ns=START_NS + 2_000, step=-1, span_id=0, name="loss", start_ns=START_NS, end_ns=START_NS + 2_000,
@@ -126,21 +126,21 @@ class TestTracks:
         assert shown == [("i", "woke", 1.0, {"why": "alarm"}), ("C", "loss", 2.0, {"value": 2.5})]
 
     def test_no_number(self, log, trace):
-        """A figure that is no number does not make the file unreadable."""
+        """A value that is no finite number does not make the file unreadable."""
         _, events = trace(log([anchored(), ended("a", 0, 9, loss=float("nan"))]))
         assert slices(events)[0]["args"] == {"loss": "nan"}
 
 
 class TestClocks:
     def test_zero(self, log, trace):
-        """Time zero is the earliest begin, also of what began before the source was recorded as started."""
+        """Time zero is the earliest start, also of a span that began before the source was recorded as started."""
         started = SourceStarted(at_ns=START_NS + S // 5, step=-1, span_id=0, identity={})
         _, events = trace(log([started, anchored(START_NS + S // 5), ended("application", 0, S)]))
         assert [(one["ts"], one["dur"]) for one in slices(events)] == [(0.0, 1_000_000.0)]
         assert min(one["ts"] for one in events if "ts" in one) == 0.0
 
     def test_unaligned(self, log, trace):
-        """A rank whose clock nothing relates to the others' is marked, in the trace and in what is told."""
+        """A rank whose clock cannot be related to the others' is marked, in the trace and in the summary."""
         log([anchored(), ended("a", 0, 9)])
         reported, events = trace(log([ended("a", 0, 9)], id="0002", rank=1, host="far"))
         names = [one["args"]["name"] for one in events if one["name"] == "process_name"]
@@ -149,7 +149,7 @@ class TestClocks:
 
 class TestSelection:
     def test_steps(self, made_up, trace):
-        """Of some steps only those are shown, and of what was around them the part that is theirs."""
+        """With selected steps only those are shown, and of the spans around them the overlapping part."""
         _, events = trace(made_up(ranks=1, steps=100), steps=range(20, 23))
         assert sorted(one["args"]["step"] for one in slices(events, name="training_single_iteration")) == [20, 21, 22]
         shown = [one for one in events if one["ph"] in "XiC"]
@@ -157,7 +157,7 @@ class TestSelection:
         assert all(first["ts"] - 0.001 <= one["ts"] <= last["ts"] + last["dur"] + 0.001 for one in shown)
 
     def test_ranks(self, made_up, trace):
-        """Of some ranks only those are shown."""
+        """With selected ranks only those are shown."""
         reported, events = trace(made_up(steps=50), ranks={1, 3}.__contains__)
         assert ({one["pid"] for one in events}, reported.ranks) == ({1, 3}, 2)
 
@@ -194,7 +194,7 @@ class TestKineto:
         return write
 
     def test_merged(self, log, trace, profile):
-        """A profiler's events are shown at their time, in a process of their own that says whose it is."""
+        """A profiler's events are shown at their time, in a process of their own named after its rank."""
         reported, events = trace(log([anchored(), ended("a", 0, 9)]), merge=[profile()])
         (one,) = slices(events, name="aten::mm")
         (name,) = [each["args"]["name"] for each in events if each["pid"] == one["pid"] and each["ph"] == "M"]
@@ -207,7 +207,7 @@ class TestKineto:
         assert [one["id"] for one in events if one["ph"] == "s"] == ["0:7", "1:7"]
 
     def test_moved_with_its_rank(self, log, trace, profile):
-        """A machine whose clock is off is moved with what the profiler saw there."""
+        """The profile of a machine whose clock is off is moved with it."""
         own = [IterationEnded(at_ns=START_NS + n * S, step=n, duration_ns=S, span_id=n + 1) for n in range(30)]
         log([anchored(), *own])
         late = [IterationEnded(at_ns=START_NS + (n + 3) * S, step=n, duration_ns=S, span_id=n + 1) for n in range(30)]
@@ -235,6 +235,6 @@ class TestKineto:
         [({"traceEvents": 5}, "holds no traceEvents"), ({"baseTimeNanoseconds": None}, "does not say when it was")],
     )
     def test_no_trace(self, log, trace, profile, changes, problem):
-        """What is no such trace is refused by name."""
+        """A file that is no such trace is refused by name."""
         with pytest.raises(UnreadableError, match=problem):
             trace(log([anchored()]), merge=[profile(**changes)])

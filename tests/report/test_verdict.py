@@ -1,4 +1,4 @@
-"""The verdict on made-up jobs: right where there is a cause, silent where there is none."""
+"""The verdict on generated jobs: right where there is a cause, silent where there is none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ START_NS = 1_700_000_000 * S
 
 
 def slower(ranks, part, since, by):
-    """Return what makes a part of the step longer on some ranks from some step on."""
+    """Return a function that makes a part of the step longer on some ranks from some step on."""
     return lambda rank, step, own: by if own == part and step >= since and (ranks == "all" or rank in ranks) else 1.0
 
 
@@ -43,7 +43,7 @@ def two_on_a_host(rank, step, part):
     return 1.6 if rank in {4, 5} and part != "all_reduce" else 1.0
 
 
-# What is wrong with the job; then the kind of the first finding, its rank, its section, and since which step.
+# The fault of the job; then the kind of the first finding, its rank, its section, and since which step.
 CAUSES = {
     "one rank": (
         {"factor": slower({2}, "model_backward", 100, 1.8)},
@@ -101,7 +101,7 @@ def of_cause(tmp_path_factory, make_job):
 
 @pytest.fixture
 def findings(made_up):
-    """Give a function that returns what stands out in a made-up job."""
+    """Give a function that returns the findings on a generated job."""
 
     def judge(**job):
         return read_report(made_up(**job)).verdict.findings
@@ -112,7 +112,7 @@ def findings(made_up):
 class TestCauses:
     @pytest.mark.parametrize("name", CAUSES)
     def test_is_found(self, name, of_cause):
-        """What is wrong comes first: the kind, the rank, the section, and since when, to a tenth of all steps."""
+        """The fault comes first: the kind, the rank, the section, and since when, to a tenth of all steps."""
         kind, rank, section, since = CAUSES[name][1]
         first = of_cause(name)[0]
         assert (first.kind, first.rank, first.section) == (kind, rank, section)
@@ -120,27 +120,31 @@ class TestCauses:
 
     @pytest.mark.parametrize("name", CAUSES)
     def test_is_the_only_one(self, name, of_cause):
-        """One cause makes one finding: what follows from it is not told as another."""
+        """One cause makes one finding: its consequences are no findings of their own."""
         assert len(of_cause(name)) == 1
 
     def test_cost(self, of_cause):
-        """What a straggler cost is by how much longer the steps took: 200 of them, 0.8 × 60 ms each."""
+        """The cost of a straggler is the excess of the steps: 200 of them, 0.8 × 60 ms each."""
         (found,) = of_cause("one rank")
         assert found.cost_s == pytest.approx(200 * 0.8 * 0.06, rel=0.05)
 
     def test_cost_of_restarts(self, findings):
-        """A restart costs what was done again, until the job was back, and its start."""
+        """The cost of a restart is the steps done again, the time until the job was back, and its start."""
         (found,) = findings(killed_at=(201,), recovery_s=30, stumbles=0, noise=0)
         # One step of 0.11 s again, 30 s to come back, 0.5 s to make the model, 0.25 s to load the checkpoint.
         assert found.cost_s == pytest.approx(0.11 + 30 + 0.5 + 0.25, abs=0.05)
 
     def test_longest_save(self, findings):
-        """The longest save, the first of equal ones, is said with the step that it saved: it lies between two steps."""
+        """
+        The longest save, the first of equal ones, is named with the step that it saved: it lies between two steps.
+        """
         (found,) = findings(save_every=20, save_s=1.5)
         assert found.evidence == ("15 saves of 1.5 s on average, the longest 1.5 s at step 19",)
 
     def test_start_of_each_attempt(self, made_up):
-        """What no span names before the first step of an attempt has a name, and a restart costs its own part of it."""
+        """
+        Time without a span before the first step of an attempt has a name, and a restart costs its own part of it.
+        """
         report = read_report(made_up(killed_at=(201,), imports_s=4, recovery_s=2, stumbles=0, noise=0))
         assert [bar.buckets_s["BEFORE_FIRST_STEP"] for bar in report.attempts] == pytest.approx([4, 4], abs=0.01)
         (found,) = [one for one in report.verdict.findings if one.kind == "restarts"]
@@ -148,19 +152,19 @@ class TestCauses:
         assert found.cost_s == pytest.approx(0.11 + 2 + 4 + 0.5 + 0.25, abs=0.05)
 
     def test_odd_one(self, of_cause):
-        """In a hang the rank that is elsewhere is named, and where it is."""
+        """In a hang the rank that is elsewhere is named, and its position."""
         (found,) = of_cause("hang")
         assert any("rank 2 is in save_to_bucket, for 10 min" in line for line in found.evidence)
 
     def test_two_causes(self, findings):
-        """Of two causes what cost more comes first."""
+        """Of two causes the one with the higher cost comes first."""
         found = findings(save_every=20, save_s=1.5, loading_s=0.03)
         assert [one.kind for one in found] == ["checkpoints", "input-bound"]
 
 
 class TestRegression:
     def test_is_found(self, made_up):
-        """Steps that take 2.7 % longer than the baseline's are told: 3 ms of 110 ms."""
+        """Steps that take 2.7 % longer than the baseline's are reported: 3 ms of 110 ms."""
         before = made_up("before", run_id="before", session_tag="before")
         after = made_up("after", forward_s=0.043, seed=2)
         (found,) = read_report(after, baseline=[before]).verdict.findings
@@ -175,12 +179,12 @@ class TestRegression:
 class TestHealthy:
     @pytest.mark.parametrize("name", HEALTHY)
     def test_silence(self, name, made_up):
-        """Where nothing is wrong nothing is said."""
+        """Without a fault there is no finding."""
         verdict = read_report(made_up(**HEALTHY[name])).verdict
         assert (verdict.headline, verdict.findings) == ("Nothing stands out.", ())
 
     def test_bound(self, made_up):
-        """What most of a step is, is said all the same."""
+        """The largest part of a step is named all the same."""
         assert read_report(made_up()).verdict.bound == "compute"
 
 
@@ -191,7 +195,9 @@ class TestAttempts:
         return read_report(made_up(ranks=2, loading_s=0.006, killed_at=(250,), factor=late_data))
 
     def test_since(self, late_in_two_attempts):
-        """What began at step 150 of the first attempt, and went on in the second one from step 200, began at 150."""
+        """
+        A cause that began at step 150 of the first attempt, and went on in the second one from step 200, began at 150.
+        """
         (found,) = [one for one in late_in_two_attempts.verdict.findings if one.kind == "input-bound"]
         assert (found.rank, found.since_step, found.until_step) == (1, 150, None)
 
@@ -218,7 +224,7 @@ class TestOnset:
         ],
     )
     def test_votes(self, lateness, first, expected):
-        """Lateness begins where most of the steps from there on are late, however long single ones before were."""
+        """Lateness begins where most of the steps from there on are late, however long single earlier ones were."""
         assert _onset(lateness, first, len(lateness) - 1) == expected
 
 
@@ -227,7 +233,7 @@ class TestInput:
         """Where all ranks wait 40 ms for data and one 30 ms longer, these are two findings; no second is in both."""
         found = findings(ranks=4, loading_s=0.04, factor=slower({2}, "data_loading", 0, 1.75))
         assert [(one.kind, one.rank) for one in found] == [("input-bound", None), ("input-bound", 2)]
-        # 300 steps of 40 ms; the first step is the start's, and 30 ms is what one rank waits beyond that.
+        # 300 steps of 40 ms; the first step is the start's, and one rank waits 30 ms beyond that.
         assert found[0].cost_s == pytest.approx(300 * 0.04, rel=0.05)
         assert found[1].cost_s == pytest.approx(300 * 0.03, rel=0.05)
 
@@ -274,7 +280,7 @@ class TestStall:
         return run
 
     def test_still(self, stalled):
-        """A stall that lasts names the rank that does not wait for the others, and where it is."""
+        """A lasting stall names the rank that does not wait for the others, and its position."""
         found = stalled(goes_on=False)
         assert (found.kind, found.rank, found.section, found.since_step) == ("stopped", 1, "data_loading", 50)
         assert found.title == (
@@ -285,7 +291,9 @@ class TestStall:
         assert "rank 0 is in model_backward, _engine_run_backward, called by main (train.py:10)" in found.evidence
 
     def test_over(self, stalled):
-        """A stall that a step ended cost what that step took beyond the usual: 80 s from step to step, less 0.1 s."""
+        """
+        The cost of a stall that a step ended is that step's time beyond the usual: 80 s from step to step, less 0.1 s.
+        """
         found = stalled(goes_on=True)
         assert (found.kind, found.rank, found.since_step, found.until_step) == ("stall", 1, 50, 51)
         assert found.cost_s == pytest.approx(79.9)
@@ -300,7 +308,7 @@ class TestUneven:
         assert _uneven(report) == ("data_loading", 2, pytest.approx(10, rel=0.1))
 
     def test_input_of_one_rank(self, findings):
-        """Where noise hides that a rank is late, the finding still is about the one that waits for its data."""
+        """If noise hides that a rank is late, the finding still names the one that waits for its data."""
 
         def factor(rank, _step, part):
             return 6.0 if (rank, part) == (1, "data_loading") else 1.0
@@ -314,7 +322,7 @@ class TestUneven:
         assert _uneven(read_report(made_up())) is None
 
     def test_no_parts(self, tmp_path, write_events):
-        """Steps of several ranks without a part say nothing of who is late, and the summary says so."""
+        """Steps of several ranks without a part cannot show which rank is late, and the summary says so."""
         for own in (0, 1):
             source = Source(id=f"000{own}", run_id="run", rank=own, world_size=2)
             events = [
@@ -342,7 +350,7 @@ class TestDied:
         assert (found.kind, found.rank, found.ranks, found.since_step) == ("died", rank, (0, 1), 50)
 
     def test_torn(self, made_up):
-        """Nobody says that a rank died whose log was cut off, and whose peers went on without it to a good end."""
+        """A rank whose log was cut off, and whose peers went on without it to a good end, is not reported as dead."""
         directory = made_up(ranks=2, steps=3_000)
         path = max(directory.rglob("*rank-00001*.tslog"))
         path.write_bytes(path.read_bytes()[: path.stat().st_size * 6 // 10])

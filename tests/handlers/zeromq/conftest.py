@@ -1,4 +1,4 @@
-"""Jobs in processes of their own that do what they are told, places for sockets, and waiting for what must come."""
+"""Fixtures: jobs in processes of their own that follow commands, endpoints for sockets, and waiting with a deadline."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class RemoteJob:
             bufsize=1,
         )
         self.pid = self.process.pid
-        self.endpoints = self._tell("start", config)
+        self.endpoints = self._command("start", config)
 
     def __getattr__(self, name):
         if name.startswith("_"):
             raise AttributeError(name)
-        return lambda **arguments: self._tell(name, arguments)
+        return lambda **arguments: self._command(name, arguments)
 
-    def _tell(self, verb, arguments):
+    def _command(self, verb, arguments):
         self.process.stdin.write(json.dumps([verb, arguments]) + "\n")
         line = self.process.stdout.readline()
         assert line, f"the job ended while it did {verb}"
@@ -54,7 +54,7 @@ class RemoteJob:
 
     @property
     def endpoint(self):
-        """Where it was bound."""
+        """Return the endpoint to which it was bound."""
         return self.endpoints[0]
 
     def leave(self):
@@ -65,7 +65,7 @@ class RemoteJob:
         return code
 
     def kill(self):
-        """End it at once, if it runs still."""
+        """Kill it if it still runs."""
         with contextlib.suppress(OSError):
             os.kill(self.pid, signal.SIGCONT)
         self.process.kill()
@@ -85,7 +85,7 @@ def place():
 
 @pytest.fixture
 def jobs(place):
-    """Give a function that starts jobs; they are ended after the test, whatever they are at."""
+    """Give a function that starts jobs; they are ended after the test, in any state."""
     started = []
 
     def start(**config):
@@ -110,7 +110,7 @@ def scripted():
 
 @pytest.fixture
 def here(place, scripted):
-    """Give a function that makes the same jobs in this process, where starting costs nothing; the sockets are real."""
+    """Give a function that makes the same jobs in this process, which start faster; the sockets are real."""
     made = []
 
     def make(**config):
@@ -127,14 +127,14 @@ def here(place, scripted):
 
 @pytest.fixture
 def attached():
-    """Give `attach`; what it returned is closed after the test."""
+    """Give `attach`; the attachments are closed after the test."""
     with contextlib.ExitStack() as stack:
         yield lambda *endpoints, **options: stack.enter_context(trackside.attach(*endpoints, **options))
 
 
 @pytest.fixture
 def states():
-    """Give a function that returns, by name, what *models* dump, or what a job told that its own did."""
+    """Give a function that returns, by name, the states that *models* dump, or those that a job printed of its own."""
 
     def unpacked(models):
         packed = (
@@ -150,7 +150,7 @@ def states():
 
 @pytest.fixture
 def read_until():
-    """Give a function that reads from an attachment until *enough* is true of what came, and returns that."""
+    """Give a function that reads from an attachment until *enough* is true of the events, and returns them."""
 
     def read(attachment, enough, timeout_s=DEADLINE_S):
         events = []
@@ -166,7 +166,7 @@ def read_until():
 
 @pytest.fixture
 def until():
-    """Give a function that waits until something is true."""
+    """Give a function that waits until a condition is true."""
 
     def wait(is_true, timeout_s=DEADLINE_S):
         deadline = time.monotonic() + timeout_s
@@ -178,7 +178,7 @@ def until():
 
 
 class Served:
-    """A collector or forwarder that serves on a thread, and the events that it heard."""
+    """A collector or forwarder that serves on a thread, and the events that it received."""
 
     def __init__(self, server):
         self.server = server
@@ -192,7 +192,7 @@ class Served:
         return getattr(self.server, name)
 
     def heard(self, kind, source_id=None):
-        """Return what it heard of a *kind*, by class or wire name."""
+        """Return the received events of a *kind*, by class or wire name."""
         of_kind = (lambda event: wire_name_of(event) == kind) if isinstance(kind, str) else (lambda e: type(e) is kind)
         return [e for e in list(self.events) if of_kind(e) and source_id in (None, e.source.id)]
 
@@ -205,7 +205,7 @@ class Served:
 
 @pytest.fixture
 def collectors():
-    """Give a function that runs collectors in this process, insecure unless told otherwise."""
+    """Give a function that runs collectors in this process, insecure unless the test says otherwise."""
     with contextlib.ExitStack() as stack:
 
         def start(**options):
@@ -221,7 +221,7 @@ def collectors():
 
 @pytest.fixture
 def forwarders():
-    """Give a function that runs forwarders in this process, insecure unless told otherwise."""
+    """Give a function that runs forwarders in this process, insecure unless the test says otherwise."""
     with contextlib.ExitStack() as stack:
 
         def start(to, **options):
@@ -245,7 +245,9 @@ def free_port():
 
 @pytest.fixture
 def command_line():
-    """Give a function that starts `trackside` with some arguments; what runs still is killed after the test."""
+    """
+    Give a function that starts `trackside` with some arguments; processes that still run are killed after the test.
+    """
     started = []
 
     def start(*arguments):

@@ -1,4 +1,4 @@
-"""How many connections a bound socket keeps, of one address and of all, with real sockets."""
+"""The number of connections that a bound socket keeps, of one address and of all, with real sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attaching to a job in another process: what comes, what is asked for, and what the job notices of it."""
+"""Attaching to a job in another process: the events, the filters, and the effect on the job."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def numbers(events):
 
 class TestWhatComes:
     def test_from_now_on(self, here, attached, read_until):
-        """A viewer gets what is logged after it came, in order, each once."""
+        """A viewer gets the events logged after it came, in order, each once."""
         job = here()
         job.log(count=10)
         viewer = attached(job.endpoint)
@@ -39,7 +39,9 @@ class TestWhatComes:
         assert numbers(read_until(viewer, lambda events: len(numbers(events)) == 100)) == list(range(10, 110))
 
     def test_whose_it_is(self, jobs, attached, read_until):
-        """Events carry the job's identity and their numbers there, though the job introduced itself long before."""
+        """
+        Events carry the job's identity and their numbers there, though the job's SourceStarted was sent long before.
+        """
         job = jobs(rank=3)
         job.log(count=5)
         viewer = attached(job.endpoint)
@@ -90,7 +92,7 @@ class TestWhatComes:
             trackside.attach(place.as_posix())
 
     def test_left_by_a_killed_job(self, jobs, place):
-        """What a killed job left behind is not taken for a job."""
+        """The endpoint file of a killed job is not taken for a job."""
         job = jobs(models=False)
         job.kill()
 
@@ -100,7 +102,7 @@ class TestWhatComes:
 
 class TestWhatIsAskedFor:
     def test_nobody_asked(self, here, attached, until):
-        """What no viewer asked for is not wanted in the job, before, during and after a visit."""
+        """A type that no viewer asked for is not wanted in the job, before, during and after a visit."""
         job = here()
         assert not job.wants(name="step")
         viewer = attached(job.endpoint, to="test.rare.*")
@@ -111,7 +113,7 @@ class TestWhatIsAskedFor:
         until(lambda: not job.wants(name="rare"))
 
     def test_by_name(self, here, attached, read_until):
-        """Only the types that were named come, and the sources' own words about themselves only if asked for."""
+        """Only the named types come, and events of the sources themselves only if asked for."""
         job = here()
         viewer = attached(job.endpoint, to=("test.rare.noted", SourceEnded))
         assert viewer.wait(60)
@@ -145,7 +147,7 @@ class TestWhatIsAskedFor:
         assert {type(event).__name__ for event in viewer} == {"SpanEnded", "IterationSpanEnded", "ProfileSpanEnded"}
 
     def test_by_min_priority(self, here, attached, read_until):
-        """Below the level that was asked for nothing leaves the job."""
+        """Events below the priority that was asked for do not leave the job."""
         job = here()
         viewer = attached(job.endpoint, min_priority=trackside.LIFECYCLE)
         assert viewer.wait(60)
@@ -157,7 +159,7 @@ class TestWhatIsAskedFor:
         assert {"RareNoted"} == {type(event).__name__ for event in events} - {"SourceStarted"}
 
     def test_rule_in_the_job(self, here, attached, read_until):
-        """A rule is applied in the job: what it leaves out does not cross the socket, and is no loss."""
+        """A rule is applied in the job: events that it drops do not cross the socket, and are no loss."""
         job = here()
         viewer = attached(job.endpoint, to=STEP, keep=trackside.every(10))
         assert viewer.wait(60)
@@ -177,7 +179,7 @@ class TestWhatIsAskedFor:
         assert numbers(read_until(viewer, lambda events: len(events) >= 8)) == list(range(0, 50, 7))
 
     def test_equal_filters(self, here, attached, read_until):
-        """Viewers who ask for the same share what is kept for them."""
+        """Viewers with equal filters share one ring."""
         job = here()
         viewers = [attached(job.endpoint, to="test.*") for _ in range(3)]
         assert all(viewer.wait(60) for viewer in viewers)
@@ -199,12 +201,12 @@ class TestWhatIsAskedFor:
         ids=["type", "nothing", "word", "min_priority", "rule", "models"],
     )
     def test_wrong(self, place, wrong):
-        """What cannot be asked for is refused before anything is connected."""
+        """An invalid filter is refused before anything is connected."""
         with pytest.raises(ConfigError):
             trackside.attach(f"ipc://{place}/x", **wrong)
 
     def test_models_over_several(self, place):
-        """Models over several ranks need a process that has them all."""
+        """Models over several ranks need a process that has the events of all."""
         with pytest.raises(ConfigError, match="collector"):
             trackside.attach(f"ipc://{place}/x", f"ipc://{place}/y", models=[SpanBuilder()])
 
@@ -236,7 +238,7 @@ class TestModels:
                 job.work(seed=seed + turn, steps=20)
                 viewers.append((attached(job.endpoint, models=(models := [make() for make in MODELS])), models))
                 assert viewers[-1][0].wait(60)
-            job.rest()
+            job.stop_logging()
             job.work(seed=seed, steps=20)
             job.end()
             dumps = states(job.dumps())
@@ -249,7 +251,7 @@ class TestModels:
                 assert viewer.lost == 0
 
     def test_not_run_by_the_job(self, here, attached):
-        """A model that the job does not run says since when it knows something, and that this is not all."""
+        """A model that the job does not run reports since when it has events, and that these are not all."""
         job = here()
         job.log(count=1)
         viewer = attached(job.endpoint, models=[SpanBuilder()])
@@ -261,7 +263,7 @@ class TestModels:
         assert abs(joined.since_ns - trackside.events.clock.now_ns()) < 60e9
 
     def test_nothing_derived(self, here, attached):
-        """What models in the job derived is shown, and given to no model here: it would be counted twice."""
+        """Derived events of the job are shown, and not read by models here: they would be counted twice."""
 
         class Kept:
             def __init__(self):
@@ -282,7 +284,7 @@ class TestModels:
         assert len(model.events) < len(shown)
 
     def test_what_is_shown_besides(self, here, attached):
-        """Models read everything, and the iteration still gives only what was asked for."""
+        """Models read all events, and the iteration still yields only those that were asked for."""
         job = here(models=True)
         model = TrainingMetrics()
         viewer = attached(job.endpoint, to="trackside.source.*", models=[model])
@@ -295,7 +297,7 @@ class TestModels:
         assert model.result().sources
 
     def test_types_not_known_here(self, jobs, attached):
-        """Of types that this process does not know those are shown that were asked for, alone or among others."""
+        """Of the types that this process does not know those are shown that were asked for, alone or among others."""
         job = jobs(models=False)
         viewer = attached(job.endpoint, to=("acme.asked.*", "acme.too.came"), models=[TrainingMetrics()])
         assert viewer.wait(60)
@@ -327,7 +329,7 @@ class TestLinks:
 
     @pytest.mark.integration  # three seconds of silence cannot be had in less
     def test_stopped_job(self, jobs, attached, read_until):
-        """A job that stands still is called silent, and no longer when it goes on."""
+        """A job that is stopped is called silent, and no longer when it goes on."""
         job = jobs(models=False)
         viewer = attached(job.endpoint)
         assert viewer.wait(60)
@@ -340,7 +342,7 @@ class TestLinks:
         assert numbers(read_until(viewer, lambda events: len(events) >= 1)) == [0]
 
     def test_status(self, here, attached, read_until):
-        """What the job says of itself comes with the beats: its numbers and its open spans."""
+        """Heartbeats carry the job's counts and its open spans."""
         job = here()
         viewer = attached(job.endpoint)
         assert viewer.wait(60)

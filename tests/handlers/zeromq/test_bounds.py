@@ -1,4 +1,4 @@
-"""Bounds on what one peer can make the others pay: each of these attacks once ended a collector or filled memory."""
+"""Bounds on the damage by one peer: each of these attacks once ended a collector or filled memory."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def started(source):
 
 
 class FalseRank:
-    """A sender that says to a collector what it likes, over a real socket."""
+    """A sender that sends a collector any message, over a real socket."""
 
     def __init__(self, endpoint, **options):
         self.connection = Connection(endpoint, binds=False, role="rank", **options)
@@ -112,9 +112,7 @@ def false_ranks():
 
 class TestCounts:
     def test_that_add_up_beyond_64_bits(self, collectors, false_ranks, attached, until, tmp_path):
-        """
-        Counts that add up beyond 2**64 end no collector: viewers attach, before and after it is started again.
-        """
+        """Counts that add up beyond 2**64 end no collector: viewers attach, before and after its restart."""
         collector = collectors(publish="tcp://127.0.0.1:*", log=tmp_path)
         source = Source.detect({}, run_id="run", rank=0)
         rank = false_ranks(collector.endpoint, insecure=True)
@@ -142,7 +140,8 @@ class TestCounts:
 
     def test_in_a_model_saturate(self):
         """
-        A sum of a model's that 64 bits do not hold is sent as the largest number that they do; the rest is as it was.
+        A sum of a model's that 64 bits do not hold is sent as the largest number that they do; the others are
+        unchanged.
         """
         states = {"one": {"sum": 1 << 70, "of": [-(1 << 70), 1.5]}, "other": {"sum": 3}}
 
@@ -220,10 +219,10 @@ class TestRewriting:
 
 
 class Streams:
-    """Streams of nothing, for an server."""
+    """A provider of empty streams, for a server."""
 
     def open_stream(self, wanted, ring):
-        """Begin nothing."""
+        """Begin an empty stream."""
         return lambda: None
 
     def take_snapshot(self, models, ring, done):
@@ -231,12 +230,12 @@ class Streams:
         done(ReadySnapshot(b"", ring.next_index, ring.before))
 
     def status(self):
-        """Say nothing."""
+        """Have no status."""
         return {}
 
 
 class Viewing:
-    """An server, and what it answers."""
+    """A server, and its answers."""
 
     def __init__(self, provider=None, **options):
         self.sent = []
@@ -247,7 +246,7 @@ class Viewing:
         return Sent.QUEUED
 
     def say(self, address, message, user=""):
-        """Let *address* say *message* with the key of *user*; return the kinds of what it is answered."""
+        """Let *address* send *message* with the key of *user*; return the kinds of the answers."""
         before = len(self.sent)
         self.server.receive(address, encode(message), 0.0, 0, user)
         self.server.pump()
@@ -272,9 +271,7 @@ class TestRoles:
         assert viewing.server.viewers == {}
 
     def test_welcome_is_no_greeting(self):
-        """
-        Where peers connect to, a Welcome makes no peer known: only Hello does.
-        """
+        """At the end to which others connect, a Welcome makes no peer known: only Hello does."""
         viewing = Viewing()
 
         viewing.say(b"a", Welcome(PROTOCOL_VERSION, VIEWER_END, "x", ""), "viewer:01234567")
@@ -337,7 +334,7 @@ class TestGuards:
 
 
 class Receiving:
-    """An receiver, and what it sent."""
+    """A receiver, and the messages it sent."""
 
     def __init__(self, *, fails=False, spends_s=0.0, **options):
         self.now_s = 0.0
@@ -353,7 +350,7 @@ class Receiving:
 
     @property
     def producers(self):
-        """Those who send."""
+        """Return the known senders."""
         return list(self.receiver.producers.values())
 
     def _send(self, address, parts):
@@ -361,7 +358,7 @@ class Receiving:
         return Sent.GONE if address in self.gone else Sent.QUEUED
 
     def on_entry(self, producer, entry):
-        """Fail, if it is to; else spend as much processor time as it is to."""
+        """Raise, or use processor time, as the test sets it."""
         if self.fails:
             raise ZeroDivisionError
         until_s = time.thread_time() + self.spends_s
@@ -370,13 +367,13 @@ class Receiving:
         self.entries.append(producer.address)
 
     def on_introduction(self, producer, snapshot):
-        """Need not know."""
+        """Ignore it."""
 
     def on_heard(self, producer, message):
-        """Need not know."""
+        """Ignore it."""
 
     def say(self, address, message, user=""):
-        """Let *address* say *message*."""
+        """Let *address* send *message*."""
         self.receiver.receive([(address, encode(message), user)])
 
     def begin(self, address, name):
@@ -392,9 +389,7 @@ NO_CLOCK = PeerLimits(extra_cpu_s=1e9)
 
 class TestQuotas:
     def test_new_names_bring_no_new_quota(self):
-        """
-        A sender that greets under ten thousand names is one sender, with one limits, and leaves nothing behind.
-        """
+        """A sender that greets under ten thousand names is one sender, with one limit, and leaves nothing behind."""
         receiving = Receiving()
         for number in range(10_000):
             receiving.say(b"a", Hello(PROTOCOL_VERSION, SOURCE_END, f"{number}", ""))
@@ -414,17 +409,18 @@ class TestQuotas:
 
     def test_new_connections_bring_no_new_quota(self):
         """
-        Of one address that connects again and again under new names as much is read as of one sender: 2,000 a second.
+        Of one address that connects again and again under new names as many messages are read as of one sender: 2,000 a
+        second.
         """
         receiving = Receiving(limits=NO_CLOCK)
 
-        assert self.churn(receiving, 10_000) == 8000  # what may come at once
+        assert self.churn(receiving, 10_000) == 8000  # the burst allowance
         receiving.now_s = 1.0
         assert self.churn(receiving, 10_000) == 2000
 
     def test_new_connections_leave_nothing_behind(self):
         """
-        Who has gone before it settled is forgotten at the first sign of it, and an address that is silent after 30 s.
+        A peer that left before it settled is forgotten at the first sign of that, and a silent address after 30 s.
         """
         receiving = Receiving(limits=NO_CLOCK)
         self.churn(receiving, 1000)
@@ -439,7 +435,8 @@ class TestQuotas:
 
     def test_other_addresses_and_settled_senders_go_on(self):
         """
-        While an address is noisy, those who have been there for three seconds are read, and those of other addresses.
+        While an address is flooding, its peers that were known for three seconds are read, and those of other
+        addresses.
         """
         receiving = Receiving(limits=NO_CLOCK)
         receiving.begin(b"a", "one")
@@ -472,7 +469,8 @@ class TestQuotas:
 
     def test_senders_of_one_address(self):
         """
-        Of one address 4,096 senders are known at a time, and others come in; when they are forgotten, more may come.
+        Of one address 4,096 senders are known at a time, and others are admitted; when those are forgotten, more may
+        come.
         """
         receiving = Receiving(limits=NO_CLOCK.times(1e9, 1e9, 1))
         for number in range(4098):
@@ -493,7 +491,7 @@ class TestQuotas:
 
     def test_coming_back_brings_no_burst(self):
         """
-        A sender that has settled begins with one second of its allowance, not four: to wait and burst gains nothing.
+        A sender that has settled begins with one second of its allowance, not four: waiting and bursting gains nothing.
         """
         receiving = Receiving(limits=NO_CLOCK)
         receiving.begin(b"a", "one")
@@ -504,9 +502,7 @@ class TestQuotas:
         assert receiving.receiver.counts["cut"] == 8000
 
     def test_of_an_address(self):
-        """
-        However many have settled at an address, all together have sixteen times what one has.
-        """
+        """However many have settled at an address, all together have sixteen times the allowance of one."""
         receiving = Receiving(limits=PeerLimits(messages=100.0, extra_cpu_s=1e9))
         for number in range(100):
             receiving.begin(b"%d" % number, f"{number}")
@@ -519,7 +515,7 @@ class TestQuotas:
 
     def test_address_is_known_while_somebody_is_there(self):
         """
-        What an address has used is not forgotten while one of its senders is there, however long nobody else comes.
+        The used allowance of an address is kept while one of its senders is there, however long nobody else comes.
         """
         receiving = Receiving(limits=NO_CLOCK)
         receiving.begin(b"a", "one")
@@ -532,9 +528,7 @@ class TestQuotas:
         assert list(receiving.receiver._origins.values()) == [origin]
 
     def test_what_is_cut_costs_nobody_else(self):
-        """
-        The processor time that goes by with messages that are not read is not charged to the sender of the next one.
-        """
+        """The processor time between messages that are not read is not charged to the sender of the next one."""
         receiving = Receiving()
         receiving.begin(b"a", "one")
         receiving.origin = "192.0.2.2"
@@ -572,9 +566,7 @@ class TestQuotas:
 
     @pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:*", "ipc"])
     def test_origin_of_a_connection(self, endpoint, tmp_path):
-        """
-        Where a message came from is read off its connection.
-        """
+        """The origin of a message is read off its connection."""
         tmp_path.chmod(0o700)
         bound = Connection(f"ipc://{tmp_path}/s" if endpoint == "ipc" else endpoint, binds=True, insecure=True)
         with (
@@ -590,7 +582,7 @@ class TestQuotas:
 
     def test_frames_that_are_expensive(self):
         """
-        A sender whose messages cost far more time than others of their size is not read for a while; another one is.
+        A sender whose messages take far more time than others of their size is not read for a while; another one is.
         """
         receiving = Receiving(spends_s=0.25)
         receiving.begin(b"a", "one")
@@ -607,9 +599,7 @@ class TestQuotas:
         assert receiving.entries == [b"a", b"a", b"b", b"a"]
 
     def test_new_source_costs_its_sender(self):
-        """
-        A sender that makes up sources is cut after some four thousand, and goes on at a thousand a second.
-        """
+        """A sender that makes up sources is limited after some four thousand, and goes on at a thousand a second."""
         collection = Collection(Source.detect({}), [], None, SourceRegistry(), read_rule=None, monotonic_s=lambda: 0.0)
         buckets = PeerBuckets(PeerLimits(), 0.0)
         producer = Producer(b"a", "one", "", "", None, buckets, 0.0)
@@ -625,65 +615,59 @@ class TestQuotas:
 
 class TestVerbs:
     def test_are_small(self):
-        """
-        A verb of more than 4 KiB is malformed: what it says would be recorded by every job that it reaches.
-        """
+        """A verb of more than 4 KiB is malformed: every job that it reaches would record it."""
         with pytest.raises(DecodeError):
             decode([msgpack.packb([18, 1, "status", [], {"x": "y" * 5000}])])
 
     def test_are_few(self):
         """
-        Of ten thousand verbs at once a key has twenty looked at, from any of its peers, and the rest refused as busy.
+        Of ten thousand verbs at once a key has twenty executed, from any of its peers, and the others refused as busy.
         """
-        obeyed = []
-        viewing = Viewing(on_verb=lambda address, verb, user: obeyed.append(verb))
+        executed = []
+        viewing = Viewing(on_verb=lambda address, verb, user: executed.append(verb))
         for peer in (b"a", b"b"):
             viewing.say(peer, Hello(PROTOCOL_VERSION, VIEWER_END, peer.decode(), ""), "viewer:01234567")
         for number in range(500):
             for peer in (b"a", b"b"):
                 viewing.say(peer, Verb(number, "status", [], {}), "viewer:01234567")
 
-        assert len(obeyed) == 20
+        assert len(executed) == 20
         assert viewing.server.counts["refused"] == 980
 
 
 class TestSnapshots:
-    def feeds(self, count):
-        """Return so many feeds with one budget of 3 MiB, 2 MiB each, each subscribed to."""
+    def consumers(self, count):
+        """Return so many consumers with one budget of 3 MiB, 2 MiB each, each subscribed to."""
         budget = SnapshotBudget(one_bytes=2 << 20, all_bytes=3 << 20)
         made = [
             StreamConsumer(lambda message: None, lambda entry: None, self.got.append, budget=budget)
             for _ in range(count)
         ]
-        for feed in made:
-            feed.tick(0.0)
+        for consumer in made:
+            consumer.tick(0.0)
         return made
 
     @pytest.fixture(autouse=True)
     def _snapshots(self):
         self.got = []
 
-    def announce(self, feed, size_bytes, now_s=0.0):
-        """Let the source end of *feed* announce a snapshot."""
+    def announce(self, consumer, size_bytes, now_s=0.0):
+        """Let the source end of *consumer* announce a snapshot."""
         chunks = -(-size_bytes // CHUNK_BYTES)
-        feed.on(Subscribed(feed._request, "s", 0, 0, False, 1, size_bytes, chunks), 100, now_s)
+        consumer.on(Subscribed(consumer._request, "s", 0, 0, False, 1, size_bytes, chunks), 100, now_s)
 
     def test_that_are_announced_share_one_bound(self):
-        """
-        Of a hundred senders that each announce 2 MiB one is asked for them, where 3 MiB may be on their way.
-        """
-        feeds = self.feeds(100)
-        for feed in feeds:
-            self.announce(feed, 2 << 20)
+        """Of a hundred senders that each announce 2 MiB one is asked for them, where 3 MiB may be in transit."""
+        consumers = self.consumers(100)
+        for consumer in consumers:
+            self.announce(consumer, 2 << 20)
 
-        assert sum(feed.is_subscribed for feed in feeds) == 1
-        assert feeds[0].budget.reserved_bytes == 2 << 20
+        assert sum(consumer.is_subscribed for consumer in consumers) == 1
+        assert consumers[0].budget.reserved_bytes == 2 << 20
 
     def test_that_never_come(self):
-        """
-        After thirty seconds what was set apart for a snapshot is given back, and its sender believed for less.
-        """
-        slow, other = self.feeds(2)
+        """After thirty seconds the budget reserved for a snapshot is released, and its sender gets a smaller one."""
+        slow, other = self.consumers(2)
         self.announce(slow, 2 << 20)
         slow.tick(31.0)
         self.announce(other, 2 << 20, 31.0)
@@ -692,25 +676,21 @@ class TestSnapshots:
         assert (other.is_subscribed, slow.is_subscribed, slow.unfinished_snapshots) == (True, False, 1)
 
     def test_whose_chunks_have_another_size(self):
-        """
-        A chunk that is larger or smaller than it was announced is malformed, as is a wrong number of chunks.
-        """
-        (feed,) = self.feeds(1)
+        """A chunk of another size than announced is malformed, and so is a wrong number of chunks."""
+        (consumer,) = self.consumers(1)
         with pytest.raises(DecodeError):
-            feed.on(Subscribed(feed._request, "s", 0, 0, False, 1, 100, 128), 100, 0.0)
-        self.announce(feed, CHUNK_BYTES + 10)
+            consumer.on(Subscribed(consumer._request, "s", 0, 0, False, 1, 100, 128), 100, 0.0)
+        self.announce(consumer, CHUNK_BYTES + 10)
         for number, size in ((0, CHUNK_BYTES + 1), (0, 10), (1, CHUNK_BYTES)):
             with pytest.raises(DecodeError):
-                feed.on(Chunk(feed._request, number, bytes(size)), size, 0.0)
-        feed.on(Chunk(feed._request, 0, bytes(CHUNK_BYTES)), CHUNK_BYTES, 0.0)
-        feed.on(Chunk(feed._request, 1, bytes(10)), 10, 0.0)
+                consumer.on(Chunk(consumer._request, number, bytes(size)), size, 0.0)
+        consumer.on(Chunk(consumer._request, 0, bytes(CHUNK_BYTES)), CHUNK_BYTES, 0.0)
+        consumer.on(Chunk(consumer._request, 1, bytes(10)), 10, 0.0)
 
-        assert (self.got, feed.budget.reserved_bytes) == ([bytes(CHUNK_BYTES + 10)], 0)
+        assert (self.got, consumer.budget.reserved_bytes) == ([bytes(CHUNK_BYTES + 10)], 0)
 
     def test_that_no_viewer_fetches(self):
-        """
-        A viewer that does not fetch its snapshot within thirty seconds has none any more: others need the room.
-        """
+        """A viewer that does not fetch its snapshot within thirty seconds has none any more: others need the memory."""
 
         class Full(Streams):
             def take_snapshot(self, models, ring, done):
@@ -731,9 +711,7 @@ class TestSnapshots:
 
 class TestLosses:
     def test_of_unknown_sources(self):
-        """
-        Losses of 24,000 sources of which nothing else ever came make no source, no line and no file; they are counted.
-        """
+        """Losses of 24,000 sources without any event make no source, no line and no file; they are counted."""
         collection = Collection(Source.detect({}), [], None, SourceRegistry(), read_rule=None, monotonic_s=lambda: 0.0)
         producer = Producer(b"a", "one", "", "", None, PeerBuckets(PeerLimits(), 0.0), 0.0)
         before = collection.own.next_seq
@@ -745,9 +723,7 @@ class TestLosses:
         assert collection.counts["excess"] == 24_000 - 1024
 
     def test_of_a_source_that_comes_later(self):
-        """
-        When the source does come its own numbers say what is missing, and nothing is counted twice.
-        """
+        """When such a source does come its own numbers show the losses, and none is counted twice."""
         collection = Collection(Source.detect({}), [], None, SourceRegistry(), read_rule=None, monotonic_s=lambda: 0.0)
         producer = Producer(b"a", "one", "", "", None, PeerBuckets(PeerLimits(), 0.0), 0.0)
         source = Source.detect({})

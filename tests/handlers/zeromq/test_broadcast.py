@@ -68,14 +68,16 @@ def sent(jobs):
 
 
 def log_until_it_comes(job, sub):
-    """Have *job* log until *sub*, whose subscription is on its way, gets something."""
+    """Have *job* log until *sub*, whose subscription is in transit, gets a frame."""
     while not sub.poll(100):
         job.log(count=1)
 
 
 class TestBroadcast:
     def test_every_event_is_read(self, collectors, sent, subscribed, reader, tmp_path):
-        """From its first frame on, a reader without trackside gets what the log holds, event by event and in order."""
+        """
+        From its first frame on, a reader without trackside gets the content of the log, event by event and in order.
+        """
         collector = collectors(log=tmp_path, broadcast="tcp://127.0.0.1:*")
         sub = subscribed(collector.broadcast_endpoint, "test/3/")
         job = sent(collector, 3)
@@ -117,7 +119,7 @@ class TestBroadcast:
         assert topics == {b"test/1/"}
 
     def test_reader_that_stops(self, subscribed, until):
-        """For a reader that does not read, nothing waits: what it has no room for is missing, the rest in order."""
+        """For a reader that does not read, no frame waits: those beyond its queue are missing, the others in order."""
         connection = Connection("tcp://127.0.0.1:*", binds=True, broadcasts=True, insecure=True)
         try:
             sub = subscribed(connection.endpoint)
@@ -138,12 +140,12 @@ class TestBroadcast:
 
 class TestSafety:
     def test_tcp_needs_keys(self, place):
-        """Without keys a port is bound only where that is asked for in words, as every other one."""
+        """Without keys a port is bound only if the caller asks for an insecure one, as everywhere."""
         with pytest.raises(ConfigError, match="give keys"):
             Collector(f"ipc://{place}/ranks", broadcast="tcp://127.0.0.1:*")
 
     def test_keys(self, collectors, sent, subscribed, tmp_path):
-        """With the key of a viewer the frames come."""
+        """With the key of a viewer the frames arrive."""
         keys = tmp_path / "keys"
         new_keys(keys)
         collector = collectors(keys=keys, broadcast="tcp://127.0.0.1:*")
@@ -152,7 +154,7 @@ class TestSafety:
 
     @pytest.mark.parametrize("role", ["rank", None])
     def test_refused(self, role, collectors, tmp_path):
-        """Who has the key of a rank, or one that is on no list, is refused before there is a connection."""
+        """A reader with the key of a rank, or with a key on no list, is refused before there is a connection."""
         keys = tmp_path / "keys"
         new_keys(keys)
         collector = collectors(keys=keys, broadcast="tcp://127.0.0.1:*")
@@ -175,7 +177,7 @@ class TestSafety:
 
 class TestPage:
     def test_reader(self, command_line, jobs):
-        """The reader on the page prints the events of a job, with what they hold, from the collector on the page."""
+        """The reader on the page prints the events of a job, with their fields, from the collector on the page."""
         arguments = [re.sub(r"\*:70\d\d$", "127.0.0.1:*", part) for part in shlex.split(COMMAND)]
         served = command_line(*arguments).stdout
         ranks, pub = served.readline().partition("=")[2].strip(), served.readline().split()[-1]

@@ -23,9 +23,7 @@ def exchange(estimate, now_ns, offset_ns, there_ns, back_ns):
 
 class TestClockOffset:
     def test_equal_ways(self):
-        """
-        When the ways there and back take as long, the offset is exact.
-        """
+        """If both directions take equally long, the offset is exact."""
         estimate = ClockEstimate()
 
         exchange(estimate, 0, 5_000_000, 300_000, 300_000)
@@ -35,9 +33,7 @@ class TestClockOffset:
 
     @pytest.mark.parametrize("offset_ns", [0, 3_000_000_000, -3_000_000_000])
     def test_truth_is_within_the_uncertainty(self, rng, offset_ns):
-        """
-        However unequal the ways are, the true offset is within the uncertainty of the estimate.
-        """
+        """For any difference between the directions, the true offset is within the uncertainty of the estimate."""
         for _ in range(200):
             estimate, now = ClockEstimate(), 0
             for _ in range(16):
@@ -57,9 +53,7 @@ class TestClockOffset:
         assert estimate.best == type(estimate.best)(777, 10_000)
 
     def test_follows_drift(self):
-        """
-        Old exchanges leave: a clock that runs 200 ppm fast is followed.
-        """
+        """Old exchanges are dropped: a clock that runs 200 ppm fast is followed."""
         estimate, now = ClockEstimate(), 0
         for second in range(600):
             now = second * 1_000_000_000
@@ -68,9 +62,7 @@ class TestClockOffset:
         assert abs(estimate.best.offset_ns - 599 * 200_000) <= 16 * 200_000
 
     def test_says_nothing_twice(self):
-        """
-        What is no better and did not move is not told again.
-        """
+        """An estimate that is no better and did not move is not reported again."""
         estimate, now = ClockEstimate(), 0
         now = exchange(estimate, now, 100, 50_000, 50_000)
         assert estimate.news() is not None
@@ -79,10 +71,8 @@ class TestClockOffset:
 
         assert estimate.news() is None
 
-    def test_tells_a_step(self):
-        """
-        A clock that was set is told, once nothing of before is left.
-        """
+    def test_reports_a_step(self):
+        """The offset of a clock that was set is reported, once no exchange of before is left."""
         estimate, now, rng = ClockEstimate(), 0, random.Random(1)
         now = exchange(estimate, now, 0, 50_000, 50_000)
         estimate.news()
@@ -92,9 +82,7 @@ class TestClockOffset:
         assert abs(estimate.news().offset_ns - 3_600_000_000_000) < 100_000
 
     def test_impossible_exchange_is_passed_over(self):
-        """
-        An answer from before the question was asked is not believed.
-        """
+        """An answer with a time before the question is ignored."""
         estimate = ClockEstimate()
 
         estimate.add(1000, 5000, 9000, 2000)
@@ -105,7 +93,7 @@ class TestClockOffset:
 class TestWhoIsNamed:
     @pytest.fixture
     def compared(self):
-        """Give a function that has a collection compare the clock of what is at the other end, and returns the news."""
+        """Give a function that has a collection compare its clock with a peer's, and returns the new offsets."""
         heard, now_s = [], [0.0]
         collection = Collection(
             Source.detect({}, run_id="run"),
@@ -135,16 +123,14 @@ class TestWhoIsNamed:
         return producer
 
     def test_news_waits_for_whom_it_is_about(self, compared, producer):
-        """
-        A rank that has logged nothing when its clock has been compared is named with its first event.
-        """
+        """A rank without events when its clock was compared is named with its first event."""
         producer.is_known = True
         assert compared(producer) == []
         producer.sources.add("rank")
         assert compared(producer) == [("rank", 5_000_000, 16)]
 
     def test_forwarder_is_not_its_rank(self, compared, producer):
-        """A forwarder whose rank was heard before it said what it is itself: the clock is the forwarder's."""
+        """A forwarder whose rank was heard before its own first event: the clock is the forwarder's."""
         producer.sources.add("rank")
         assert compared(producer) == []
         producer.is_known, producer.status = True, {"relays": True, "source": "forwarder"}
@@ -154,9 +140,7 @@ class TestWhoIsNamed:
 @pytest.mark.integration
 class TestOverLink:
     def test_same_machine(self, jobs, collectors, until):
-        """
-        The clock of a job on this machine is found to be the same, to within what the exchanges can tell.
-        """
+        """The clock of a job on this machine is found to be the same, to within the uncertainty of the exchanges."""
         collector = collectors()
         jobs(publish=False, collector=collector.endpoint, insecure=True).log(count=1)
 

@@ -45,13 +45,13 @@ def frame_of(source, first, last):
 
 
 class Undecoded:
-    """Keeps the frames of a log file as they are, by the source that its header names."""
+    """Keeps the frames of a log file unchanged, by the source that its header names."""
 
     def __init__(self):
         self.frames = {}
 
     def introduce(self, source):
-        """Note whose frames follow."""
+        """Note the source of the frames that follow."""
         self._current = self.frames.setdefault(source.id, [])
 
     def decode(self, payload):
@@ -89,9 +89,7 @@ class TestLogs:
         assert [report[rank].ended for rank in range(2)] == ["closed", "closed"]
 
     def test_frames_byte_for_byte(self, tmp_path):
-        """
-        A log's records are the frames that came, not a bit changed.
-        """
+        """A log's records are the frames that came, unchanged."""
         sources = [Source.detect({}, run_id="run", rank=rank) for rank in range(3)]
         frames = {source.id: [frame_of(source, 10 * n, 10 * n + 9) for n in range(20)] for source in sources}
         log_writer = MultiLogWriter(tmp_path, most_open=1)
@@ -108,9 +106,7 @@ class TestLogs:
         assert kept.frames == frames
 
     def test_vanished_file_is_named(self, tmp_path):
-        """
-        What was in a file that was removed is counted in the next, and events go on being kept.
-        """
+        """Lost frames of a file that was removed are counted in the next, and later events are kept."""
         source = Source.detect({}, run_id="run")
         log_writer = MultiLogWriter(tmp_path, most_open=0)
         log_writer.take(source, frame_of(source, 0, 9), 10)
@@ -124,9 +120,7 @@ class TestLogs:
         assert (report.events, report.lost_events) == (10, 10)
 
     def test_full_buffer_is_counted(self, tmp_path):
-        """
-        What the disk has no room for in time is refused, counted, and named in the log.
-        """
+        """Frames that the disk does not accept in time are refused, counted, and named in the log."""
         source = Source.detect({}, run_id="run")
         frame = frame_of(source, 0, 9)
         log_writer = MultiLogWriter(tmp_path, buffer_bytes=len(frame), flush_s=60)
@@ -143,9 +137,7 @@ class TestLogs:
 @pytest.mark.integration
 class TestModels:
     def test_as_if_the_log_were_replayed(self, collectors, sent, tmp_path):
-        """
-        The states of a collector's models are what replaying its logs gives.
-        """
+        """The states of a collector's models equal those of a replay of its logs."""
         collector = collectors(log=tmp_path)
         pair = [sent(collector, rank) for rank in range(2)]
         for rank, job in enumerate(pair):
@@ -202,7 +194,7 @@ class TestRestart:
     @pytest.mark.integration
     def test_killed_and_started_again(self, command_line, jobs, tmp_path, free_port):
         """
-        A collector is killed while a job sends, and started again: the job comes back by itself and nothing is lost.
+        A collector is killed while a job sends, and started again: the job reconnects by itself and nothing is lost.
         """
         arguments = ("collect", "--bind", f"tcp://127.0.0.1:{free_port}", "--log", tmp_path / "log", "--insecure")
         first = command_line(*arguments)
@@ -215,7 +207,7 @@ class TestRestart:
 
         second = command_line(*arguments)
         assert "read back" in second.stdout.readline()
-        logged = job.rest()
+        logged = job.stop_logging()
         job.end()
         job.close(timeout_s=60)
         second.send_signal(signal.SIGTERM)
@@ -225,9 +217,7 @@ class TestRestart:
         assert (report.by_type[STEP], report.missing, report.ended) == (logged, 0, "closed"), output + complaints
 
     def test_what_passed_meanwhile_is_named(self, collectors, tmp_path):
-        """
-        What a ring no longer held when a collector came back is lost, and said to be, to the event.
-        """
+        """Events that a ring no longer held when a collector came back are lost, and counted exactly."""
         source = Source.detect({}, run_id="run")
         log_writer = MultiLogWriter(tmp_path)
         log_writer.take(source, frame_of(source, 0, 9), 10)
@@ -268,9 +258,7 @@ class TestSilence:
 
     @pytest.mark.integration
     def test_stopped_one_speaks_again(self, collectors, sent, until):
-        """
-        A rank that goes on is said to be there again, and nothing of it is lost.
-        """
+        """A rank that goes on is reported as back, and nothing of it is lost."""
         collector = collectors(silent_after_s=1.5)
         job = sent(collector, models=False)
         job.log(count=10)
@@ -285,9 +273,7 @@ class TestSilence:
         assert collector.totals()["silent"] == 0
 
     def test_ended_rank_is_not_silent(self):
-        """
-        A rank that said that it ended may say nothing more.
-        """
+        """A rank that reported its end may be silent."""
         registry = SourceRegistry(silent_after_s=3.0)
         source = Source.detect({}, run_id="run")
         state = registry.state_of(source, 0.0)
@@ -296,9 +282,7 @@ class TestSilence:
         assert list(registry.silent(100.0, 0)) == []
 
     def test_said_once(self):
-        """
-        One silence is said once, with the time of the last sign.
-        """
+        """One silence is reported once, with the time of the last sign."""
         registry = SourceRegistry(silent_after_s=3.0)
         registry.state_of(Source.detect({}, run_id="run", rank=7), 10.0)
 
@@ -307,9 +291,7 @@ class TestSilence:
         assert [(event.rank, event.silent_s, event.last_heard_ns) for event in recorded] == [(7, 3.0, 0)]
 
     def test_not_said_again_after_a_restart(self, collectors, tmp_path):
-        """
-        A collector that was started again does not name the ranks again that it had named before.
-        """
+        """A collector that was started again does not report the ranks again that it had reported before."""
         source = Source.detect({}, run_id="run", rank=3)
         log_writer = MultiLogWriter(tmp_path)
         log_writer.take(source, frame_of(source, 0, 9), 10)
@@ -334,16 +316,14 @@ class TestSilence:
 @pytest.mark.integration
 class TestQuota:
     def test_noisy_peer_is_cut_and_counted(self, collectors, sent, until):
-        """
-        One rank sends more than its share: it is cut and named, and another's events all arrive.
-        """
+        """One rank sends more than its share: it is limited and named, and another's events all arrive."""
         collector = collectors(limits=PeerLimits(events=500.0))
         noisy, quiet = (sent(collector, rank, models=False) for rank in range(2))
         noisy.pace(per_s=20_000)
         quiet.log(count=100)
         until(lambda: sum(event.source.rank == 1 for event in collector.heard(STEP)) == 100)
         until(lambda: collector.heard(PeerCut))
-        noisy.rest()
+        noisy.stop_logging()
 
         assert collector.heard(PeerCut)[0].messages > 0
 
@@ -351,7 +331,8 @@ class TestQuota:
 class TestCuts:
     def test_under_ever_new_names(self):
         """
-        Of 5,000 peers that are cut at the same moment 100 are reported, and a second later one more: each is recorded.
+        Of 5,000 peers that are limited at the same moment 100 are reported, and a second later one more: each is
+        recorded.
         """
         found = []
         source = Source(role="collector")

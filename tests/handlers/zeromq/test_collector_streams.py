@@ -21,7 +21,7 @@ class Model:
 
 @pytest.fixture
 def frame():
-    """Give a frame, decoded and as it came: a heartbeat, nine iterations, and what a filter left out before."""
+    """Give a frame, decoded and as bytes: a heartbeat, nine iterations, and a hole left by a filter before."""
     encoder, schemas, rows = RowEncoder(), {}, []
     events = [Heartbeat(sequence=0), *(IterationEnded(duration_ns=1, step=step) for step in range(9))]
     for place, event in enumerate(events):
@@ -34,22 +34,20 @@ def frame():
     return decoder.decode(data), data
 
 
-def relay(read_rule=None):
-    """Return a relay with one model and one source."""
+def streams(read_rule=None):
+    """Return the collector's streams with one model and one source."""
     return CollectorStreams([Model()], lambda: [SourcePosition(SOURCE, 112, 3)], dict, read_rule)
 
 
 def contents(ring):
-    """Return what is in *ring*."""
+    """Return the content of *ring*."""
     return [entry.content for entry in ring.read(0, 100)]
 
 
-class TestRelay:
+class TestCollectorStreams:
     def test_whole_frames_as_they_came(self, frame):
-        """
-        Who wants everything gets the bytes that came.
-        """
-        one, ring = relay(), Ring(RingBudget(), "ring")
+        """A viewer that wants everything gets the bytes that came."""
+        one, ring = streams(), Ring(RingBudget(), "ring")
         one.open_stream(Filter(), ring)
 
         one.add(frame[0], frame[1], frame[0].events)
@@ -58,9 +56,10 @@ class TestRelay:
 
     def test_filtered(self, frame):
         """
-        Who wants one type gets a frame with these events alone, under their numbers, that accounts for all the others.
+        A viewer that wants one type gets a frame with these events alone, under their numbers, that accounts for all
+        the others.
         """
-        one, ring = relay(), Ring(RingBudget(), "ring")
+        one, ring = streams(), Ring(RingBudget(), "ring")
         one.open_stream(Filter((Heartbeat.wire_name,)), ring)
 
         one.add(frame[0], frame[1], frame[0].events)
@@ -71,10 +70,8 @@ class TestRelay:
         assert [(type(event), event.seq) for event in sent.events] == [(Heartbeat, 102)]
 
     def test_rule(self, frame):
-        """
-        A viewer's rule is followed where the collector was told how to read rules.
-        """
-        one, ring = relay(lambda wire: lambda event: event.step % wire[1] == 0), Ring(RingBudget(), "ring")
+        """A viewer's rule is applied where the collector can read rules."""
+        one, ring = streams(lambda wire: lambda event: event.step % wire[1] == 0), Ring(RingBudget(), "ring")
         one.open_stream(Filter.from_wire(["trackside.iteration.ended"], 1, ["every", 4]), ring)
 
         one.add(frame[0], frame[1], frame[0].events)
@@ -82,17 +79,13 @@ class TestRelay:
         assert [event.step for event in FrameDecoder().decode(contents(ring)[0]).events] == [0, 4, 8]
 
     def test_rule_that_cannot_be_read(self):
-        """
-        Elsewhere a rule is refused, not passed over.
-        """
+        """Elsewhere a rule is refused, not ignored."""
         with pytest.raises(ConfigError, match="follows no rules"):
-            relay().open_stream(Filter.from_wire(["*"], 1, ["every", 4]), Ring(RingBudget(), "ring"))
+            streams().open_stream(Filter.from_wire(["*"], 1, ["every", 4]), Ring(RingBudget(), "ring"))
 
     def test_losses_go_to_everybody(self):
-        """
-        What is lost is told to every viewer, whatever it asked for.
-        """
-        one, rings = relay(), [Ring(RingBudget(), "ring"), Ring(RingBudget(), "ring")]
+        """Losses are reported to every viewer, whatever its filter."""
+        one, rings = streams(), [Ring(RingBudget(), "ring"), Ring(RingBudget(), "ring")]
         one.open_stream(Filter(), rings[0])
         one.open_stream(Filter((Heartbeat.wire_name,)), rings[1])
         lost = LostRange(SOURCE.id, 5, 9, "gone")
@@ -102,22 +95,18 @@ class TestRelay:
         assert [contents(ring) for ring in rings] == [[lost], [lost]]
 
     def test_snapshot(self):
-        """
-        A late viewer gets every source, how far it has come, and the states that it asked for.
-        """
+        """A late viewer gets every source, how far it has come, and the states that it asked for."""
         ready = []
 
-        relay().take_snapshot(["Model", "Other"], Ring(RingBudget(), "ring"), ready.append)
+        streams().take_snapshot(["Model", "Other"], Ring(RingBudget(), "ring"), ready.append)
 
         snapshot = decode_snapshot(ready[0].data)
         assert [(place.source, place.next_seq, place.dropped) for place in snapshot.places] == [(SOURCE, 112, 3)]
         assert snapshot.models == {"Model": {"number": 42}}
 
     def test_closed_stream_gets_no_more(self, frame):
-        """
-        A stream that was ended is not filled any more.
-        """
-        one, ring = relay(), Ring(RingBudget(), "ring")
+        """A stream that was ended is not filled any more."""
+        one, ring = streams(), Ring(RingBudget(), "ring")
         one.open_stream(Filter(), ring)()
 
         one.add(frame[0], frame[1], frame[0].events)

@@ -27,7 +27,7 @@ BEAT_S = 1.0
 
 
 class Sender:
-    """A source end whose entries the test makes up."""
+    """A source end whose entries the test writes."""
 
     def __init__(self, clock, send, most_bytes=8 << 20):
         self.rings = []
@@ -51,7 +51,7 @@ class Sender:
         done(ReadySnapshot(encode_snapshot(Snapshot(places, {}, 0)), ring.next_index, ring.before))
 
     def status(self):
-        """Say nothing."""
+        """Have no status."""
         return {}
 
     def append(self, content, events):
@@ -65,9 +65,7 @@ class Clock:
 
 
 class Wire:
-    """
-    Two directions that drop, repeat and reorder messages, as a seed says.
-    """
+    """Two directions that drop, repeat and reorder messages, as a seed determines."""
 
     def __init__(self, rng, share):
         self.rng, self.share, self.to_sender, self.to_consumer = rng, share, [], []
@@ -120,21 +118,19 @@ class Pair:
 
     @staticmethod
     def take(queue):
-        """Return what is on its way, and empty the queue."""
+        """Return the messages in transit, and empty the queue."""
         taken, queue[:] = queue[:], []
         return taken
 
     @property
     def contents(self):
-        """The frames taken, in order."""
+        """Return the frames accepted, in order."""
         return [entry.frame for entry in self.taken if isinstance(entry, FrameEntry)]
 
 
 class TestStreamConsumer:
     def test_from_the_first(self, rng):
-        """
-        What was there before anybody asked comes too: the sender's log is whole.
-        """
+        """Entries from before the subscription come too: the sender's log is whole."""
         pair = Pair(rng, 0.0)
         pair.sender.append(b"first", 1)
 
@@ -143,9 +139,7 @@ class TestStreamConsumer:
         assert pair.contents == [b"first"]
 
     def test_sources_are_introduced_first(self, rng):
-        """
-        Who the sources are is known before their first entry is taken.
-        """
+        """The sources are known before their first entry is delivered."""
         pair = Pair(rng, 0.0)
         pair.sender.append(b"first", 1)
 
@@ -156,7 +150,8 @@ class TestStreamConsumer:
     @pytest.mark.parametrize("round_", range(10))
     def test_each_once_and_in_order(self, seed, round_):
         """
-        Over a wire that drops, repeats and reorders a tenth of all messages, every entry is taken once and in order.
+        Over a connection that drops, repeats and reorders a tenth of all messages, every entry is delivered once and in
+        order.
         """
         rng = random.Random(seed + round_)
         pair = Pair(rng, 0.1)
@@ -171,9 +166,7 @@ class TestStreamConsumer:
         assert pair.contents == sent
 
     def test_losses_come_in_their_place(self, rng):
-        """
-        That events were lost before the sender is told between the entries where they are missing.
-        """
+        """Losses before the sender are reported between the entries where events are missing."""
         pair = Pair(rng, 0.0)
         pair.sender.append(b"a", 1)
         pair.sender.append(LostRange("one", 1, 5, "gone"), 0)
@@ -184,9 +177,7 @@ class TestStreamConsumer:
         assert [type(entry) for entry in pair.taken] == [FrameEntry, LossEntry, FrameEntry]
 
     def test_what_the_ring_could_not_hold_is_counted(self, rng):
-        """
-        While the connection is away the sender's ring runs over; what is gone is known to the event.
-        """
+        """While the connection is away the sender's ring overflows; the number of lost events is exact."""
         pair = Pair(rng, 0.0, most_bytes=10_000)
         pair.sender.append(b"x" * 1000, 7)
         pair.run(1)
@@ -201,9 +192,7 @@ class TestStreamConsumer:
         assert pair.consumer.skipped_events == (100 - kept) * 7
 
     def test_goes_on_after_a_new_link(self, rng):
-        """
-        A connection that was made anew goes on with the entry that is due.
-        """
+        """A new connection goes on with the entry that is due."""
         pair = Pair(rng, 0.0)
         pair.sender.append(b"a", 1)
         pair.run(1)
@@ -217,9 +206,9 @@ class TestStreamConsumer:
 
     def test_broken_off_while_the_snapshot_came(self, rng):
         """
-        A subscription that breaks off between an entry and the end of its snapshot is begun anew, and nothing is stuck.
+        A subscription that breaks off between an entry and the end of its snapshot is begun anew, and nothing hangs.
 
-        The schedules of `test_schedules` found this one: rank silent for ever, though each Replay was answered.
+        The schedules of `test_schedules` found this case: the rank is silent for ever, though each Replay was answered.
         """
         pair = Pair(rng, 0.0)
         pair.sender.append(b"first", 1)

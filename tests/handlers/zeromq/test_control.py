@@ -45,7 +45,7 @@ def keys(tmp_path):
 
 @pytest.fixture
 def viewing(keys, tmp_path):
-    """Give a directory with what a viewer gets."""
+    """Give a directory with the keys of a viewer."""
     directory = tmp_path / "viewing"
     directory.mkdir(mode=0o700)
     for name in ("viewer.1.secret", "viewer.1.public", "server.1.public"):
@@ -54,7 +54,7 @@ def viewing(keys, tmp_path):
 
 
 def say_verb(endpoint, verb, **options):
-    """Say *verb* as a peer may that does not care what it is allowed; return what is answered."""
+    """Send *verb* as a peer that ignores its own permissions; return the answer."""
     connection = Connection(endpoint, binds=False, role="viewer", **options)
     try:
         connection.send(b"", encode(Hello(PROTOCOL_VERSION, VIEWER_END, secrets.token_hex(8), "")))
@@ -93,9 +93,7 @@ class TestWhoMay:
 
     @pytest.mark.integration
     def test_viewing_key_is_refused(self, jobs, keys, viewing):
-        """
-        A viewer that sends a verb all the same is told that it may not, and nothing is done.
-        """
+        """A viewer that sends a verb all the same gets a refusal, and the verb has no effect."""
         job = jobs(publish="tcp://127.0.0.1:*", keys=str(keys))
         job.log(count=1)
 
@@ -124,9 +122,7 @@ class TestWhoMay:
             command("tcp://127.0.0.1:1", "status")
 
     def test_unknown_verb(self):
-        """
-        A verb that does not exist is named with those that do.
-        """
+        """An unknown verb is refused with a list of the known ones."""
         with pytest.raises(ConfigError, match="status, priority, sample, pause, resume, flush"):
             command("ipc:///tmp/x", "exec")
 
@@ -141,9 +137,7 @@ class TestWhoMay:
 class TestOneJob:
     @pytest.mark.integration
     def test_status(self, jobs):
-        """
-        A job says how many events it published, and that nothing is restricted.
-        """
+        """A job reports how many events it published, and that nothing is restricted."""
         job = jobs()
         job.log(count=42)
 
@@ -154,9 +148,7 @@ class TestOneJob:
 
     @pytest.mark.integration
     def test_pause_and_resume(self, jobs):
-        """
-        While paused, what matters less is not recorded and what matters most is; then all is again.
-        """
+        """While paused, only events of the highest priority are recorded; afterwards all are again."""
         job = jobs()
         job.log(count=1)
         before = job.stats()["published"]
@@ -167,14 +159,12 @@ class TestOneJob:
         command(job.endpoint, "resume")
         job.log(count=10)
 
-        assert paused - before == 1 + 1  # what was noted, and that pause was used
+        assert paused - before == 1 + 1  # the noted event, and the event that pause was used
         assert job.stats()["published"] - paused == 10 + 1
 
     @pytest.mark.integration
     def test_pause_ends_by_itself(self, jobs, until):
-        """
-        A pause for a time ends with it, whatever became of who asked.
-        """
+        """A pause with a duration ends by itself, even if its requester has gone."""
         job = jobs()
         (paused,) = command(job.endpoint, "pause", {"seconds": 0.3})
 
@@ -228,9 +218,7 @@ class TestOneJob:
         ],
     )
     def test_wrong_arguments(self, jobs, verb, arguments):
-        """
-        Arguments that make no sense change nothing, and what would be right is said.
-        """
+        """Invalid arguments change nothing, and the answer names the valid ones."""
         job = jobs(models=False)
 
         (outcome,) = command(job.endpoint, verb, arguments)
@@ -261,9 +249,7 @@ class TestAllRanks:
         assert own[0].by.startswith("control:")
 
     def test_one_rank(self, collectors, jobs, until, keys):
-        """
-        A verb for one rank reaches that one alone.
-        """
+        """A verb for one rank reaches only that one."""
         collector = collectors(publish="tcp://127.0.0.1:*", keys=keys)
         for rank in range(2):
             jobs(publish=False, collector=collector.endpoint, keys=str(keys), rank=rank, models=False).log(count=5)
@@ -297,9 +283,7 @@ class TestAllRanks:
         assert all(one.done for one in outcomes)
 
     def test_viewing_key(self, collectors, keys, viewing, until):
-        """
-        A viewer's key may not command at a collector; that it was tried is an event.
-        """
+        """A viewer's key may not command at a collector; the attempt is an event."""
         collector = collectors(publish="tcp://127.0.0.1:*", keys=keys)
 
         answer = say_verb(collector.viewer_endpoint, "pause", keys=viewing)
@@ -313,9 +297,7 @@ class TestAllRanks:
         ("targets", "expected"), [([], True), (["rank:3"], True), (["a"], True), (["rank:4", "b"], False)]
     )
     def test_targets(self, targets, expected):
-        """
-        A source is meant by its id, by its rank, or by nothing said.
-        """
+        """A source is selected by its id, by its rank, or by default."""
         assert is_target("a", 3, targets) is expected
 
 

@@ -1,4 +1,4 @@
-"""Streams over bad connections and to bad viewers: nothing is wrong, and losses are counted."""
+"""Streams over bad connections and to bad viewers: no event is wrong, and losses are counted."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class BadLink(threading.Thread):
     A connection between one viewer and a publisher that loses, repeats and reorders messages, and breaks.
 
     Both ways: one in a hundred messages is dropped and one repeated, and every eight are shuffled. Every second the
-    connection to the publisher is cut and made anew, so that the publisher no longer knows who it is.
+    connection to the publisher is cut and made anew, so that the publisher does not recognise the viewer.
     """
 
     def __init__(self, endpoint, place, seed):
@@ -61,7 +61,7 @@ class BadLink(threading.Thread):
         return back
 
     def run(self):
-        """Carry messages until it is over."""
+        """Forward messages until it is stopped."""
         back, cut_s = self._connect(), time.monotonic() + 1.0
         held = {"up": [], "down": []}
         while not self.is_over:
@@ -118,7 +118,7 @@ class TestBadLink:
             end_s, events = time.monotonic() + (6.0 if scale >= 1 else 1.5), []
             while time.monotonic() < end_s:
                 events += viewer.read(0.05)
-            logged = job.rest()
+            logged = job.stop_logging()
             connection.is_good = True
             while len(events := events + viewer.read(0.1)) + viewer.lost < logged:
                 assert time.monotonic() < end_s + 30.0
@@ -155,7 +155,7 @@ def other_viewer():
 
 @pytest.fixture
 def only_watching():
-    """Let this process look for garbage as `trackside attach` does: not through a test run's heap at every frame."""
+    """Let this process collect garbage as `trackside attach` does: not through a test run's heap at every frame."""
     with collecting_rarely():
         yield
 
@@ -164,9 +164,9 @@ def only_watching():
 class TestStoppedViewer:
     def test_costs_its_window(self, jobs, attached, other_viewer):
         """
-        A viewer that stands still costs the job a bounded amount and the other viewers nothing.
+        A viewer that is stopped costs the job a bounded amount and the other viewers nothing.
 
-        When it goes on it gets the latest, and is told exactly how many events it does not get.
+        When it goes on it gets the latest events, and the exact number of those that it does not get.
         """
         job = jobs(models=False)
         stopped = other_viewer(job.endpoint)
@@ -204,7 +204,7 @@ class TestStoppedViewer:
     @pytest.mark.usefixtures("only_watching")
     def test_beside_a_steady_stream(self, jobs, attached, other_viewer, scale):
         """
-        A viewer stands still for a minute while a job goes on: the job does not grow, and each viewer's count is exact.
+        A viewer is stopped for a minute while a job goes on: the job does not grow, and each viewer's count is exact.
         """
         job = jobs(models=False)
         stopped = other_viewer(job.endpoint)
@@ -229,7 +229,7 @@ class TestStoppedViewer:
         grown = job.memory()[1] - before
         os.kill(stopped.pid, signal.SIGCONT)
         read(2.0)
-        logged = job.rest()
+        logged = job.stop_logging()
         dropped = job.stats()["lost"]
         end_s = time.monotonic() + 60
         while count + viewer.lost < logged - dropped and time.monotonic() < end_s:
@@ -268,7 +268,9 @@ class TestStoppedViewer:
 
 class TestSlowViewer:
     def test_models_are_not_left_with_a_hole(self, here, attached, states):
-        """A viewer that skipped brings its models up to date from a new snapshot, and says how much it skipped."""
+        """
+        A viewer that skipped events brings its models up to date from a new snapshot, and reports how many it skipped.
+        """
         from trackside.handlers.models import TrainingMetrics
 
         model = TrainingMetrics()
@@ -295,14 +297,14 @@ class TestSlowViewer:
 
 class TestHostilePeers:
     def raw(self, context, endpoint):
-        """Return a socket that speaks to a job without the protocol."""
+        """Return a socket that connects to a job without following the protocol."""
         peer = context.socket(zmq.DEALER)
         peer.linger = 0
         peer.connect(endpoint)
         return peer
 
     def test_whatever_is_sent(self, jobs, attached, read_until, rng, scaled):
-        """Peers that send garbage, floods, giants and endless handshakes change nothing (S7)."""
+        """Peers that send garbage, floods, giant messages and endless handshakes change nothing (S7)."""
         job = jobs(models=False)
         viewer = attached(job.endpoint, to=STEP)
         assert viewer.wait(60)
@@ -347,7 +349,7 @@ def numbers_of(events):
 
 class TestForks:
     def test_child_publishes_nothing(self, here, attached, read_until):
-        """What a forked child logs is not sent as the parent's, and neither end notices the child's end."""
+        """Events of a forked child are not sent as the parent's, and neither end notices the child's end."""
         job = here()
         viewer = attached(job.endpoint, to=STEP)
         assert viewer.wait(60)

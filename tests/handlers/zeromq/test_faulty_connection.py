@@ -22,10 +22,10 @@ class FaultyProxy:
     Stands between a job and a collector: drops, repeats and reorders messages both ways, and cuts the connection.
 
     Args:
-        upstream: Where the collector is.
-        seed: What goes wrong when.
-        cut_every_s: Between two cuts, in each of which nothing passes for a while and the connection is made anew.
-        cut_s: How long that is.
+    upstream: The collector's endpoint.
+    seed: Determines the faults.
+    cut_every_s: Between two cuts, in each of which no message passes for a while and the connection is made anew.
+    cut_s: The length of a cut.
     """
 
     def __init__(self, upstream, seed, *, cut_every_s, cut_s):
@@ -80,7 +80,7 @@ class FaultyProxy:
             self.faults += 1
 
     def _spoiled(self, held, message):
-        """Return what to pass on of *message* and those that are held back."""
+        """Return the messages to pass on after *message*, and those that are held back."""
         if self.is_kind:
             sent, held[:] = [*held, message], []
             return sent
@@ -130,7 +130,8 @@ class TestFaultyLink:
     @pytest.mark.hang_guard(300)
     def test_totals_are_equal_or_the_loss_is_known(self, faulty, jobs, until, scale, scaled):
         """
-        Over a connection that drops, repeats, reorders and is cut, what arrives and what is lost is all there was.
+        Over a connection that drops, repeats, reorders and is cut, events that arrive and events reported lost are all
+        there were.
 
         Twenty seeds of a minute each in full: every other one with a few long cuts instead of many short ones.
         """
@@ -140,7 +141,7 @@ class TestFaultyLink:
             job = jobs(publish=False, collector=proxy.endpoint, insecure=True, models=False)
             job.pace(per_s=20_000)
             time.sleep(length_s)
-            logged = job.rest()
+            logged = job.stop_logging()
             job.end()
             proxy.is_kind = True
 

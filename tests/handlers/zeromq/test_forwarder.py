@@ -26,9 +26,7 @@ def sent(jobs):
 
 class TestPeek:
     def test_agrees_with_the_decoder(self):
-        """
-        Whose a frame is and how far it goes is read from its first bytes.
-        """
+        """A frame's source and last number are read from its first bytes."""
         frames = []
         stream = OwnStream(Source.detect({}), lambda event, frame, seq: frames.append(frame))
         stream.end("closed")
@@ -37,9 +35,7 @@ class TestPeek:
 
     @pytest.mark.parametrize("data", [b"", b"\x97", b"\x97\x01\xa1x\xa1y\xa1z", b"\xc1" * 600, bytes(600)])
     def test_what_is_no_frame(self, data):
-        """
-        Anything else is a decoding error.
-        """
+        """Other data is a decoding error."""
         with pytest.raises(DecodeError):
             peek(data)
 
@@ -69,7 +65,7 @@ class TestTree:
 
     def test_collector_away(self, collectors, forwarders, sent, until, place):
         """
-        While the collector is away the forwarder's ring holds what comes; nothing is lost and nothing comes twice.
+        While the collector is away the forwarder's ring holds the frames; nothing is lost and nothing comes twice.
         """
         bind = f"ipc://{place}/collector"
         first = collectors(bind=bind)
@@ -87,7 +83,8 @@ class TestTree:
 
     def test_forwarder_restarted(self, collectors, forwarders, sent, until, place):
         """
-        A forwarder that is started again gets from the ranks what it may have missed; the collector takes each once.
+        A forwarder that was restarted gets from the ranks the frames that it may have missed; the collector accepts
+        each once.
         """
         bind = f"ipc://{place}/node"
         collector = collectors()

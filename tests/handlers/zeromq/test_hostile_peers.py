@@ -1,8 +1,8 @@
 """
-Peers that are let in and mean harm: endless messages, floods of connections and of requests.
+Hostile peers that were admitted: endless messages, floods of connections and of requests.
 
-The job that is attacked, or sends to who is, goes on logging; it grows by at most 16 MiB, and what it logs
-arrives.
+The attacked job, or a job that sends to the attacked collector, goes on logging; it grows by at most 16 MiB, and its
+events arrive.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PACE_PER_S = 1000
 
 @pytest.fixture
 def attacked(jobs, attached, read_until):
-    """Give a job at work that a viewer watches; what it logged while it was attacked must have arrived, in bounds."""
+    """Give a job at work with a viewer; all events logged during the attack must have arrived, in bounds."""
     job = jobs(models=False)
     viewer = attached(job.endpoint, to=STEP)
     assert viewer.wait(60)
@@ -42,7 +42,7 @@ def attacked(jobs, attached, read_until):
     job.pace(per_s=PACE_PER_S)
     yield job
     events = read_until(viewer, lambda events: len(events) >= PACE_PER_S // 2)
-    logged = job.rest() - 4000
+    logged = job.stop_logging() - 4000
     events += read_until(viewer, lambda more: len(events) + len(more) + viewer.lost >= logged)
     numbers = [event.fields["number"] if hasattr(event, "fields") else event.number for event in events]
     assert viewer.lost == 0
@@ -54,7 +54,7 @@ def attacked(jobs, attached, read_until):
 
 
 def _greeting():
-    """Return what a ZMTP 3.0 peer without any security says first."""
+    """Return the first bytes that a ZMTP 3.0 peer without any security sends."""
     ready = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER" + b"\x08Identity" + struct.pack(">I", 0)
     return (
         b"\xff"
@@ -83,7 +83,7 @@ def _reach(job):
 
 
 class Supervised:
-    """A process that is started again when it ends, until it is told to."""
+    """A process that is started again when it ends, until it is stopped."""
 
     def __init__(self, start):
         self._start = start
@@ -103,7 +103,7 @@ class Supervised:
                     self._process.stdout.readline()
 
     def allow(self, more_bytes):
-        """Let the present process have so much more memory than it has."""
+        """Limit the memory that the present process may take in addition."""
         pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[0])
         most = pages * resource.getpagesize() + more_bytes
         resource.prlimit(self._process.pid, resource.RLIMIT_AS, (most, most))
@@ -114,7 +114,7 @@ class Supervised:
         self._thread.join(30)
 
     def end(self):
-        """End it; return the exit codes, of which there is one if it was never started again, and what it said."""
+        """End it; return the exit codes, of which there is one if it was never started again, and its output."""
         self.let_be()
         self._process.send_signal(signal.SIGTERM)
         output = self._process.communicate(timeout=100)
@@ -137,9 +137,7 @@ def supervised(command_line):
 
 class TestJob:
     def test_ten_thousand_visits(self, attacked, scaled):
-        """
-        Ten thousand peers come, and are gone at once: before the handshake, after it, or after a greeting.
-        """
+        """Ten thousand peers connect, and close at once: before the handshake, after it, or after a greeting."""
         greeting = _greeting()
         for number in range(scaled(10_000)):
             hello = _message(encode(Hello(2, "viewer", f"{number:016}", "passing by")))
@@ -149,9 +147,7 @@ class TestJob:
         assert attacked.stats()["lost"] == 0
 
     def test_hundred_thousand_subscriptions(self, attacked, scaled):
-        """
-        One peer asks for a hundred thousand different things.
-        """
+        """One peer subscribes with a hundred thousand different filters."""
         with new_context() as context:
             peer = context.socket(zmq.DEALER)
             peer.linger = 0
@@ -181,7 +177,7 @@ class TestJob:
 class TestCollector:
     def test_message_without_an_end_under_a_limit(self, supervised, jobs, tmp_path, free_port):
         """
-        A collector with a limit of memory survives a message that never ends, or is started again, and has everything.
+        A collector with a limit of memory survives a message that never ends, or is started again, and has all events.
         """
         arguments = ("collect", "--bind", f"tcp://127.0.0.1:{free_port}", "--log", tmp_path / "log", "--insecure")
         collector = supervised(*arguments)
@@ -195,7 +191,7 @@ class TestCollector:
             peer.sendall(_greeting())
             for _ in range(1000):
                 peer.sendall(b"\x03" + struct.pack(">Q", MIB // 2) + bytes(MIB // 2))
-        logged = job.rest()
+        logged = job.stop_logging()
         job.end()
         _, done = job.close(timeout_s=30)
         codes, output = collector.end()
@@ -206,9 +202,7 @@ class TestCollector:
         print(f"{logged:,} steps; the collector ended with {codes}")
 
     def test_ten_thousand_visits(self, collectors, jobs, until, scaled):
-        """
-        Ten thousand peers come and go at a collector; what a rank logs meanwhile all arrives.
-        """
+        """Ten thousand peers connect and close at a collector; events that a rank logs meanwhile all arrive."""
         collector = collectors()
         job = jobs(publish=False, collector=collector.endpoint, insecure=True, models=False)
         job.pace(per_s=PACE_PER_S)
@@ -216,7 +210,7 @@ class TestCollector:
         for number in range(scaled(10_000)):
             with socket.create_connection(("127.0.0.1", port), 20) as peer, contextlib.suppress(OSError):
                 peer.sendall((b"", greeting)[number % 2])
-        logged = job.rest()
+        logged = job.stop_logging()
 
         until(lambda: len(collector.heard(STEP)) == logged)
         assert collector.totals()["lost"] == 0

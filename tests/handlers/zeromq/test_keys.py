@@ -54,9 +54,7 @@ class TestNewKeys:
         assert (keys / "rank.1.secret").read_bytes() == before
 
     def test_planted_link_is_not_followed(self, keys, tmp_path):
-        """
-        Who can put a symbolic link where the next secret goes does not get it written elsewhere.
-        """
+        """A user who can put a symbolic link in the next secret's place does not get it written elsewhere."""
         (keys / "rank.2.secret").unlink(missing_ok=True)
         target = tmp_path / "elsewhere"
         (keys / "viewer.2.secret").symlink_to(target)
@@ -67,18 +65,14 @@ class TestNewKeys:
         assert (keys / "viewer.3.secret").exists()
 
     def test_directory_open_to_others_is_refused(self, tmp_path):
-        """
-        Secrets are not put where others can look or replace them.
-        """
+        """Secrets are not written where others can read or replace them."""
         tmp_path.chmod(0o755)
 
         with pytest.raises(ConfigError, match="chmod 700"):
             new_keys(tmp_path)
 
     def test_unknown_role(self, tmp_path):
-        """
-        A role that does not exist is named, with those that do.
-        """
+        """An unknown role is refused with a list of the known ones."""
         with pytest.raises(ConfigError, match="server, rank, viewer, control"):
             new_keys(tmp_path / "keys", ["admin"])
 
@@ -94,9 +88,7 @@ class TestLoading:
         assert loaded.server == (keys / "server.1.public").read_bytes().strip()
 
     def test_first_role_that_is_there(self, keys):
-        """
-        Who was given the control key alone may watch with it.
-        """
+        """A user who has only the control key may watch with it."""
         (keys / "viewer.1.secret").unlink()
 
         assert load_client_keys(keys, "viewer", "control").own.role == "control"
@@ -111,18 +103,14 @@ class TestLoading:
 
     @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666])
     def test_secret_that_others_can_read_is_refused(self, keys, mode):
-        """
-        A secret that is open to group or others is no secret.
-        """
+        """A secret that is readable by group or others is refused."""
         (keys / "rank.1.secret").chmod(mode)
 
         with pytest.raises(ConfigError, match="others can read this secret"):
             load_client_keys(keys, "rank")
 
     def test_missing_secret_says_what_to_do(self, keys):
-        """
-        A role without a key is named, and how to get one.
-        """
+        """A missing key is an error that names the role, and how to get one."""
         (keys / "rank.1.secret").unlink()
 
         with pytest.raises(ConfigError, match=r"it holds no rank\.1\.secret; make it with `trackside keys new`"):
@@ -136,9 +124,7 @@ class TestLoading:
             load_server_key(tmp_path / "none")
 
     def test_what_is_no_key_is_refused_without_being_shown(self, keys):
-        """
-        A damaged secret may be half of a good one, so errors show nothing of it.
-        """
+        """A damaged secret may be half of a good one, so errors print nothing of it."""
         path = keys / "rank.1.secret"
         half = path.read_text()[:20]
         path.write_text(half)
@@ -150,9 +136,7 @@ class TestLoading:
         assert half not in repr(caught.value)
 
     def test_repr_shows_no_secret(self, keys):
-        """
-        A pair that is printed, or in a traceback with its locals, gives nothing away.
-        """
+        """A pair that is printed, or in a traceback with its locals, shows no secret."""
         loaded = load_client_keys(keys, "control")
 
         assert repr(loaded.own.secret) not in repr(loaded)

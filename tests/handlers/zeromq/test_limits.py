@@ -7,9 +7,7 @@ SMALL = PeerLimits(events=10.0, size_bytes=1000.0, messages=5.0)
 
 class TestPurse:
     def test_burst(self):
-        """
-        At first as many messages pass as the allowance of the burst is long, and no more.
-        """
+        """At first the burst allowance passes, and no more."""
         buckets = PeerBuckets(SMALL, 0.0)
 
         admitted = sum(buckets.admit(1, 0.0) for _ in range(100))
@@ -17,9 +15,7 @@ class TestPurse:
         assert admitted == SMALL.messages * BURST_S
 
     def test_rate(self):
-        """
-        After that, what passes is what was allowed per second.
-        """
+        """After that, the allowed number of messages per second passes."""
         buckets = PeerBuckets(SMALL, 0.0)
         while buckets.admit(1, 0.0):
             pass
@@ -29,17 +25,13 @@ class TestPurse:
         assert abs(admitted - 10 * SMALL.messages) <= 1
 
     def test_bytes(self):
-        """
-        Large messages use the allowance of bytes up.
-        """
+        """Large messages use up the allowance of bytes."""
         buckets = PeerBuckets(SMALL, 0.0)
 
         assert [buckets.admit(3000, 0.0) for _ in range(3)] == [True, True, False]
 
     def test_events_are_charged_afterwards(self):
-        """
-        How many events a message holds is known when it was read: the next ones wait for it.
-        """
+        """The number of events in a message is known after it was read: the next messages wait for it."""
         buckets = PeerBuckets(SMALL, 0.0)
         buckets.charge(100)  # 40 were there, 60 are owed
 

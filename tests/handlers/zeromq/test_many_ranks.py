@@ -19,7 +19,7 @@ SILENT_AFTER_S = 10.0
 @pytest.mark.hang_guard(240)
 def test_one_killed_and_one_stopped(collectors, jobs, scaled, until):
     """
-    Of sixty-four ranks one is killed and one stopped: just these are named; what the others log arrives meanwhile.
+    Of sixty-four ranks one is killed and one stopped: only these are named; the events of the others arrive meanwhile.
     """
     count = max(6, scaled(64))
     collector = collectors(silent_after_s=SILENT_AFTER_S)

@@ -1,4 +1,4 @@
-"""The messages: there and back, and what is not believed."""
+"""The messages: encoding, decoding and validation."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ MESSAGES = [
 class TestThereAndBack:
     @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
     def test_same(self, message):
-        """What was encoded is decoded."""
+        """An encoded message is decoded unchanged."""
         assert decode(encode(message)) == message
 
     def test_all(self):
@@ -57,7 +57,7 @@ class TestThereAndBack:
         assert {type(message) for message in MESSAGES} == set(protocol.Message.__subclasses__())
 
     def test_lone_surrogate(self):
-        """A text with a lone surrogate, as a file name that is no UTF-8 has, arrives with an escape in its place."""
+        """A text with a lone surrogate, as of a file name that is no UTF-8, arrives with an escape in its place."""
         assert decode(encode(Hello(2, "viewer", "0123", "train\udcff.py"))).text == r"train\udcff.py"
 
 
@@ -92,7 +92,7 @@ class TestNotBelieved:
         ids=lambda parts: f"{len(parts)} parts of {sum(map(len, parts))} bytes",
     )
     def test_refused(self, parts):
-        """Anything that is not just what a message should be is a DecodeError, and nothing else."""
+        """Anything but a valid message is a DecodeError, and no other error."""
         with pytest.raises(DecodeError):
             decode(parts)
 
@@ -111,6 +111,6 @@ class TestNotBelieved:
             assert attrs.asdict(message) == attrs.asdict(decode(encode(message)))
 
     def test_too_large_to_send(self):
-        """What no reader would accept is not encoded."""
+        """A message that no reader would accept is not encoded."""
         with pytest.raises(ValueError, match="FrameEntry"):
             encode(FrameEntry("s", 0, 0, 1, bytes((1 << 20) + 1)))

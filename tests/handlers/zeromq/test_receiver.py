@@ -22,33 +22,33 @@ from trackside.handlers.zeromq._session import Sent
 
 
 class World:
-    """An receiver, what it heard and what it sent, and a clock."""
+    """A receiver, the entries it got, the messages it sent, and a clock."""
 
     def __init__(self, **options):
         self.now_s = 0.0
         self.sent, self.entries, self.heard = [], [], []
-        # Processor time passes and this clock does not: no allowance would grow again.
+        # Processor time passes and this clock does not: no allowance would refill.
         options = {"limits": PeerLimits(extra_cpu_s=1e9), **options}
         self.receiver = Receiver(self, self.send, monotonic_s=lambda: self.now_s, **options)
 
     def send(self, address, parts):
-        """Note what is sent."""
+        """Keep the message."""
         self.sent.append((address, decode(parts)))
         return Sent.QUEUED
 
     def on_entry(self, producer, entry):
-        """Note an entry."""
+        """Keep an entry."""
         self.entries.append(entry.frame)
 
     def on_introduction(self, producer, snapshot):
-        """Need not know."""
+        """Ignore it."""
 
     def on_heard(self, producer, message):
-        """Note that something was heard."""
+        """Note that a message arrived."""
         self.heard.append(message)
 
     def say(self, address, message, user=""):
-        """Let *address* say *message*; return the kinds of what it is answered."""
+        """Let *address* send *message*; return the kinds of the answers."""
         before = len(self.sent)
         self.receiver.receive([(address, encode(message), user)])
         return [type(answer).__name__ for to, answer in self.sent[before:] if to == address]
@@ -71,9 +71,7 @@ def hello(name, end=SOURCE_END, version=PROTOCOL_VERSION):
 
 class TestGreeting:
     def test_is_subscribed_to(self):
-        """
-        A sender that greets is welcomed and asked for everything, from the oldest on.
-        """
+        """A sender that greets is welcomed and asked for all its events, from the oldest on."""
         world = World()
 
         assert world.say(b"a", hello("one")) == ["Welcome", "Subscribe"]
@@ -98,24 +96,20 @@ class TestGreeting:
         assert world.receiver.producers == {}
 
     def test_too_many(self):
-        """
-        Of more senders than there may be, the last is told to come again later.
-        """
+        """Beyond the maximum number of senders, the next is asked to come again later."""
         world = World(most=1)
         world.say(b"a", hello("one"))
 
         assert world.say(b"b", hello("two")) == ["Refused"]
 
-    def test_unknown_is_told_to_greet(self):
+    def test_unknown_must_greet(self):
         """
         A peer that sends another message first is asked to begin again.
         """
         assert World().say(b"a", Ping(1)) == ["Reset"]
 
     def test_name_belongs_to_a_key(self):
-        """
-        No peer takes over another's stream under the same name with another key.
-        """
+        """No peer with another key takes over another's stream under the same name."""
         world = World()
         world.say(b"a", hello("one"), "rank:00000000")
 
@@ -124,9 +118,7 @@ class TestGreeting:
 
 class TestLinks:
     def test_goes_on_over_a_new_link(self):
-        """
-        A sender that comes back by another address is asked for what is due of the same stream.
-        """
+        """A sender that comes back from another address is asked for the next entry of the same stream."""
         world = World()
         world.begin(b"a", "one")
         world.say(b"a", FrameEntry("stream of one", 0, 0, 1, b"first"))
@@ -138,18 +130,14 @@ class TestLinks:
         assert list(world.receiver.producers) == [b"b"]
 
     def test_who_greets_again_has_forgotten(self):
-        """
-        A sender that greets again over the same connection lost what was asked of it, and is asked again.
-        """
+        """A sender that greets again over the same connection lost the request, and is asked again."""
         world = World()
         world.begin(b"a", "one")
 
         assert world.say(b"a", hello("one")) == ["Welcome", "Subscribe"]
 
     def test_forgotten_in_time(self):
-        """
-        A sender that is not heard of for long leaves nothing behind.
-        """
+        """A sender that is silent for long is forgotten completely."""
         world = World()
         world.begin(b"a", "one")
         world.now_s = FORGET_AFTER_S + 1
@@ -160,9 +148,7 @@ class TestLinks:
         assert world.receiver.producers == {}
 
     def test_thousandth_sender_gets_a_small_window(self):
-        """
-        The more senders there are, the less each may have on its way.
-        """
+        """The more senders there are, the less each may have in transit."""
         world = World(most=2000)
         for number in range(1000):
             world.say(b"%d" % number, hello(f"{number}"))
@@ -174,9 +160,7 @@ class TestLinks:
 class TestClocks:
     @pytest.mark.parametrize(("senders", "most"), [(1, 16), (2000, 3)])
     def test_thousands_are_asked_less_often(self, senders, most):
-        """
-        Each is asked the time sixteen times to begin with: at once, or one after another if there are many.
-        """
+        """Each is asked the time sixteen times at first: at once, or one after another if there are many."""
         world = World(most=2000)
         for number in range(senders):
             world.begin(b"%d" % number, f"{number}")
@@ -190,9 +174,7 @@ class TestClocks:
 
 class TestQuota:
     def test_cut_sender_is_alive(self):
-        """
-        Who says too much is not read, and not taken for silent.
-        """
+        """A sender beyond its limits is not read, and does not count as silent."""
         world = World(limits=PeerLimits(messages=1.0))
         world.begin(b"a", "one")
         for index in range(10):
@@ -203,9 +185,7 @@ class TestQuota:
         assert world.receiver.producers[b"a"].buckets.cut_messages > 0
 
     def test_what_was_cut_is_asked_for_again(self):
-        """
-        When there is room again, what was passed over is asked for.
-        """
+        """When there is room again, the skipped entries are asked for."""
         world = World(limits=PeerLimits(messages=1.0))
         world.begin(b"a", "one")
         for index in range(10):

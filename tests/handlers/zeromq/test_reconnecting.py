@@ -1,4 +1,4 @@
-"""Connections that come back, whatever they met, and deliveries that are claimed only when they were acknowledged."""
+"""Reconnection after any fault, and deliveries that count only when they were acknowledged."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def impatient(monkeypatch):
 
 @pytest.fixture
 def web_server(free_port):
-    """Give an endpoint where a server answers as a load balancer does whose backend is away, and what ends it."""
+    """
+    Give an endpoint at which a server answers as a load balancer whose backend is away, and a function that ends it.
+    """
     listener = socket.create_server(("127.0.0.1", free_port))
     met = threading.Event()
 
@@ -117,9 +119,7 @@ class TestComplaints:
         found.close()
 
     def test_key_is_missing(self, connection, keys, caplog):
-        """
-        While its own key is missing, a connection says so once a minute, however often it is tried.
-        """
+        """While its own key is missing, a connection reports that once a minute, however often it is tried."""
         (keys / "rank.1.secret").unlink()
         for half_seconds in range(400):
             assert not connection.renew(1e9 + half_seconds / 2)
@@ -129,9 +129,7 @@ class TestComplaints:
         assert connection._silence.attempts > 4
 
     def test_silent_again_and_again(self, connection, caplog):
-        """
-        So it is where the other end falls silent and answers, again and again.
-        """
+        """The same holds where the other end falls silent and answers, again and again."""
         for half_seconds in range(400):
             connection.renew(1e9 + half_seconds / 2)
             if half_seconds % 10 == 9:
@@ -143,9 +141,7 @@ class TestComplaints:
 class TestDelivery:
     @pytest.mark.hang_guard(60)
     def test_to_a_collector_that_never_was(self, here, free_port):
-        """
-        What was promised to a collector that never answered is lost: `close` is False, and the count is exact.
-        """
+        """Events for a collector that never answered are lost: `close` is False, and the count is exact."""
         job = here(publish=False, collector=f"tcp://127.0.0.1:{free_port}", insecure=True)
         job.log(count=2000)
         assert not job.remote.is_watched
@@ -159,9 +155,7 @@ class TestDelivery:
 
     @pytest.mark.hang_guard(60)
     def test_acknowledged(self, here, collectors):
-        """
-        What a collector has acknowledged is not lost, and `close` is True.
-        """
+        """Events that a collector has acknowledged are not lost, and `close` is True."""
         collector = collectors()
         job = here(publish=False, collector=collector.endpoint, insecure=True)
         job.log(count=2000)
@@ -176,9 +170,7 @@ class TestDelivery:
 
     @pytest.mark.hang_guard(60)
     def test_forwarder_counts_what_was_acknowledged(self, here, forwarders, until, free_port):
-        """
-        A forwarder whose collector never answered has delivered nothing, whatever came in.
-        """
+        """A forwarder whose collector never answered has delivered nothing, whatever it received."""
         forwarder = forwarders(f"tcp://127.0.0.1:{free_port}")
         job = here(publish=False, collector=forwarder.endpoint, insecure=True)
         job.log(count=500)
@@ -188,7 +180,7 @@ class TestDelivery:
 
 
 class TestStream:
-    """What a stream counts as delivered, entry by entry: ten entries of ten events each."""
+    """The delivery count of a stream, entry by entry: ten entries of ten events each."""
 
     @pytest.fixture
     def stream(self):
@@ -205,7 +197,7 @@ class TestStream:
         assert (stream.delivered, stream.undelivered, stream.lost) == (40, 60, 0)
 
     def test_passed_over(self, stream):
-        """What a viewer was told to pass over is not delivered by an acknowledgement of what follows."""
+        """Entries that a viewer had to skip are not delivered by an acknowledgement of later ones."""
         stream.acknowledge(10)
         stream.give_up(30, 60)
         stream.give_up(30, 70)
@@ -215,7 +207,7 @@ class TestStream:
         assert (stream.delivered, stream.undelivered, stream.lost) == (40, 60, 40)
 
     def test_gone_from_the_ring(self):
-        """What the ring let go before anybody acknowledged it is lost at once."""
+        """Entries that the ring dropped before any acknowledgement are lost at once."""
         ring = Ring(RingBudget(most_bytes=1500), "ring")
         stream = Stream(Filter(), ring, lambda: None)
         for _ in range(10):
@@ -227,7 +219,7 @@ class TestStream:
 
 class TestJob:
     @pytest.mark.hang_guard(60)
-    def test_tells_what_its_collector_lacks(self, tmp_path, free_port, capsys):
+    def test_reports_what_its_collector_lacks(self, tmp_path, free_port, capsys):
         """
         A job whose collector never answered ends with `close` False, and its summary names the loss.
         """
@@ -245,4 +237,4 @@ class TestJob:
 
 @trackside.event("test.reconnecting.note")
 class Note(trackside.Event):
-    """Something to deliver."""
+    """An event to deliver."""

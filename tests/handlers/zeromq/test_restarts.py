@@ -1,4 +1,4 @@
-"""A collector that is killed again and again, at any moment: what it has in the end is all there was."""
+"""A collector that is killed again and again, at any moment, has every event in the end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODELS = (SpanBuilder, CounterBoard, ClockOffsets, ScoreAggregator, GoodputAccum
 
 
 class Place:
-    """Where a collector listens and keeps its logs."""
+    """The port and the log directory of a collector."""
 
     def __init__(self, port, log, command_line, collectors):
         self.endpoint = f"tcp://127.0.0.1:{port}"
@@ -42,16 +42,14 @@ def place_of_collector(free_port, tmp_path, command_line, collectors):
 
 
 def results(models):
-    """Return what *models* say, by name."""
+    """Return the states of *models*, by name."""
     recorded = {type(model).__name__: model for model in models if isinstance(model, MODELS)}
     goodput = recorded.pop("GoodputAccumulator")
     return {**{name: model.result() for name, model in recorded.items()}, "Goodput": goodput.result(session="test")}
 
 
 def test_killed_at_any_moment(place_of_collector, jobs, rng, scaled, until):
-    """
-    A collector is killed fifty times, also while it starts: the job comes back by itself, and what is lost is counted.
-    """
+    """A collector is killed fifty times, also while it starts: the job reconnects by itself, and losses are counted."""
     job = jobs(publish=False, collector=place_of_collector.endpoint, insecure=True, models=False)
     job.pace(per_s=2000)
 
@@ -73,7 +71,7 @@ def test_killed_at_any_moment(place_of_collector, jobs, rng, scaled, until):
         collector.send_signal(signal.SIGKILL)
         collector.communicate()
     last = place_of_collector.serve()
-    logged = job.rest()
+    logged = job.stop_logging()
     job.end()
     _, done = job.close(timeout_s=60)
     assert done

@@ -1,4 +1,4 @@
-"""The last of a stream: what is kept, for how long, and where it begins."""
+"""The last part of a stream: its size, its age, and its beginning."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from trackside.handlers.zeromq._server import LostRange, Ring, RingBudget
 
 
 class Clock:
-    """Ticks when told to."""
+    """A clock that a test advances."""
 
     def __init__(self):
         self.now_s = 0.0
@@ -30,7 +30,7 @@ def room(clock):
 
 class TestRing:
     def test_numbers(self, room):
-        """Entries are numbered from 0, and know how many events were before them."""
+        """Entries are numbered from 0, and know the number of events before them."""
         ring = Ring(room, "ring")
         for events in (3, 0, 5):
             ring.append(b"frame", events)
@@ -45,10 +45,10 @@ class TestRing:
         assert (ring.next_index, ring.before) == (4, 8)
 
     def test_bounded_by_bytes(self, room):
-        """The oldest go when there is no room, and what is left is contiguous."""
+        """The oldest entries are dropped when there is no room, and the others are contiguous."""
         ring = Ring(room, "ring")
         for _ in range(100):
-            ring.append(bytes(744), 1)  # 1,000 bytes with what an entry takes besides
+            ring.append(bytes(744), 1)  # 1,000 bytes with the entry's own overhead
 
         assert [entry.place for entry in ring.read(90, 99)] == list(range(90, 100))
         assert ring.read(89, 99) == []
@@ -56,7 +56,7 @@ class TestRing:
         assert room.size_bytes == 10_000
 
     def test_bounded_by_time(self, room, clock):
-        """What is older than thirty seconds goes when something new comes."""
+        """Entries older than thirty seconds are dropped when a new one comes."""
         ring = Ring(room, "ring")
         ring.append(b"old", 1)
         clock.now_s = 20.0
@@ -67,7 +67,7 @@ class TestRing:
         assert ring.position(0) == (1, 1)
 
     def test_room_is_shared(self, room):
-        """Two rings have the room of one between them; the larger one gives way."""
+        """Two rings share the room of one; the larger one is shortened."""
         large, small = Ring(room, "large"), Ring(room, "small")
         small.append(bytes(744), 1)
         for _ in range(20):
@@ -78,7 +78,7 @@ class TestRing:
 
     @pytest.mark.parametrize(("count", "expected"), [(0, (0, 0)), (1, (0, 0)), (2, (1, 3)), (50, (49, 147))])
     def test_latest(self, room, count, expected):
-        """The latest is the last eighth of the room, 1,250 bytes: one of these entries."""
+        """The latest part is the last eighth of the room, 1,250 bytes: one of these entries."""
         ring = Ring(room, "ring")
         for _ in range(count):
             ring.append(bytes(744), 3)
@@ -95,7 +95,7 @@ class TestRing:
         assert ring.latest()[0] == expected
 
     def test_larger_than_the_room(self, room):
-        """What is larger than the whole room is not kept, and is counted as having been there."""
+        """An entry larger than the whole room is not kept, and is counted as having been there."""
         ring = Ring(room, "ring")
         ring.append(bytes(20_000), 7)
 
@@ -103,7 +103,7 @@ class TestRing:
         assert room.size_bytes == 0
 
     def test_room_comes_back(self, room):
-        """A ring that is closed gives its room back."""
+        """A closed ring releases its room."""
         ring = Ring(room, "ring")
         ring.append(bytes(744), 1)
         ring.close()
@@ -114,7 +114,7 @@ class TestRing:
 
     @pytest.mark.parametrize(("index", "most", "expected"), [(0, 2, [0, 1]), (4, 9, [4]), (5, 9, []), (2, 0, [])])
     def test_read(self, room, index, most, expected):
-        """Entries are read from any that is there."""
+        """Entries can be read from any that is kept."""
         ring = Ring(room, "ring")
         for _ in range(5):
             ring.append(b"", 1)

@@ -1,13 +1,14 @@
 """
 A model of the protocol: real sessions, streams and receivers, with the network and the clock as data.
 
-Each process is an automaton. Its state is everything that decides what it does next, with times as ages, so that two
-of one state behave alike; what it does with one input is worked out once and then looked up. A world is the states of
-all processes and what is on its way between them: a tuple, of which a step makes another. That is quick enough to try
-every schedule of small sizes, worlds that were seen before being passed over.
+Each process is an automaton. Its state is everything that determines its next step, with times as ages, so that two
+processes of one state behave alike; the effect of one input is computed once and then looked up. A world is the states
+of
+all processes and the messages in transit between them: a tuple, of which a step makes another. That is fast enough to
+try
+every schedule of small sizes, skipping worlds that were seen before.
 
-Pongs are not delivered: what they say of clocks bears on no delivery. What the rings hold is bounded in bytes here, and
-not in time.
+Pongs are not delivered: clocks have no influence on deliveries. Rings are bounded in bytes here, and not in time.
 """
 
 from __future__ import annotations
@@ -101,12 +102,12 @@ def same(value, now_s):
 
 
 def age(most_s):
-    """Return what makes the age of a time, as far as it matters: up to *most_s*."""
+    """Return a function that makes the age of a time, as far as it matters: up to *most_s*."""
     return lambda value, now_s: None if value is None else min(now_s - value, most_s)
 
 
 def up_to(most):
-    """Return what makes a count, as far as it matters."""
+    """Return a function that makes a count, as far as it matters."""
     return lambda value, _: min(value, most)
 
 
@@ -121,7 +122,7 @@ def names(values, _):
 
 
 def has_room(bucket, now_s):
-    """Return whether an allowance is not used up; no schedule here comes near."""
+    """Return whether an allowance is not used up; no schedule here comes near that."""
     return bucket.tokens > 1 if isinstance(bucket, TokenBucket) else not bucket.is_empty(now_s)
 
 
@@ -131,13 +132,13 @@ def is_empty(queue, _):
 
 
 def is_set(value, _):
-    """Return whether it is known at all."""
+    """Return whether the value is known at all."""
     return value is not None
 
 
 PLAIN = {int, str, bytes, bool, float, type(None)}
 APART = None
-"""What is fixed, only counted, or follows from the rest."""
+"""Attributes that are fixed, only counted, or follow from the others."""
 
 TABLE = {
     Sessions: {
@@ -229,13 +230,13 @@ TABLE = {
 
 @functools.cache
 def _rules(cls, found):
-    """Return what to make of each attribute; the table names all there are, so that none is overlooked."""
+    """Return the function for each attribute; the table names all there are, so that none is overlooked."""
     assert set(found) == set(TABLE[cls]), f"{cls.__name__}: {set(found) ^ set(TABLE[cls])}"
     return [(attribute, rule) for attribute, rule in TABLE[cls].items() if rule is not None]
 
 
 def state_of(part, now_s):
-    """Return what decides what *part* of a process does next."""
+    """Return the values that determine the next step of *part* of a process."""
     cls = type(part)
     if attrs.has(cls):
         found = tuple(field.name for field in attrs.fields(cls))
@@ -249,7 +250,7 @@ def state_of(part, now_s):
 
 @trackside.event("test.schedules.tick")
 class Tick(trackside.Event):
-    """Something that happens on a rank."""
+    """An event on a rank."""
 
 
 SOURCES = {
@@ -269,12 +270,12 @@ def frame_of(rank, seq):
 
 @functools.cache
 def message_of(parts):
-    """Return what *parts* are."""
+    """Return the decoded messages of *parts*."""
     return decode(parts)
 
 
 class Never:
-    """Chance, without any."""
+    """A source of chance that always returns the same."""
 
     def uniform(self, least, most):
         """Return the largest."""
@@ -282,7 +283,7 @@ class Never:
 
 
 class Node:
-    """One process: what goes in by `do`, and what comes out in `outbox`. Restarts are inputs."""
+    """One process: inputs go in by `do`, and messages come out in `outbox`. Restarts are inputs."""
 
     client = ""
     """The wire by which it connects out."""
@@ -296,7 +297,7 @@ class Node:
         self.start()
 
     def start(self):
-        """Begin; and begin again, with what is on disk."""
+        """Begin; and begin again, with the data on disk."""
 
     def now(self):
         """Return the time."""
@@ -312,7 +313,7 @@ class Node:
         return Sent.QUEUED
 
     def send_from(self, port):
-        """Return what sends to those who connected to *port*."""
+        """Return a function that sends to the peers connected to *port*."""
 
         def send(address, parts):
             if address not in self.live:
@@ -323,20 +324,20 @@ class Node:
         return send
 
     def renew(self, now_s):
-        """Make the connection anew if nothing was heard for too long."""
+        """Renew the connection if it was silent for too long."""
         if not self.silence.is_due(now_s):
             return False
         self.outbox.append((self.client, b"", None))
         return True
 
     def receive(self, most):
-        """Yield what has come over the connection that this process made."""
+        """Yield the messages that arrived over the connection that this process made."""
         while self.inbox and most:
             self.silence.end()
             yield b"", self.inbox.pop(0), ""
 
     def do(self, action, *given):
-        """Do what an input asks for; return what comes of it."""
+        """Apply an input; return its results."""
         self.outbox = []
         getattr(self, action)(*given)
         return tuple(entry for entry in self.outbox if entry[2] is None or type(message_of(entry[2])) is not Pong)
@@ -348,18 +349,18 @@ class Node:
         self.start()
 
     def gone(self, address):
-        """Learn that the connection from *address* is no more."""
+        """Learn that the connection from *address* is closed."""
         self.live.discard(address)
         self.tick(0.0)
 
     def up(self, port, address, parts, user):
-        """Take a message from one that connected to *port*."""
+        """Receive a message from a peer connected to *port*."""
         self.live.add(address)
         self.take_up(port, address, parts, user)
         self.tick(0.0)
 
     def down(self, parts):
-        """Take a message from the one that this process connected to."""
+        """Receive a message from the peer that this process connected to."""
         self.inbox.append(parts)
         self.tick(0.0)
 
@@ -369,19 +370,19 @@ class Node:
         self.turn()
 
     def state(self):
-        """Return what decides what it does next."""
+        """Return the values that determine the next step."""
         parts = [same(part, self.now_s) for part in (self.silence, *self.parts())]
         return (self.starts, frozenset(self.live), *parts)
 
     def check(self):
-        """Check what holds for it at any time."""
+        """Check the invariants."""
 
     def facts(self):
-        """Return what there is to say of it from outside."""
+        """Return the values to check from outside."""
 
 
 def pump(server):
-    """Have *server* send what is due, and do what follows from what could not be sent."""
+    """Have *server* send the due messages, and handle those that could not be sent."""
     server.pump()
     while not server._inbox.empty():
         server.pump()
@@ -399,12 +400,12 @@ class Streams:
         return lambda: self.rings.remove(ring)
 
     def take_snapshot(self, models, ring, done):
-        """Say who the source is."""
+        """Return the source's identity."""
         places = [SourcePosition(self.source, 0, 0)]
         done(ReadySnapshot(encode_snapshot(Snapshot(places, {}, 0)), ring.next_index, ring.before))
 
     def status(self):
-        """Say nothing."""
+        """Have no status."""
         return {}
 
 
@@ -412,7 +413,7 @@ class Upward(Node):
     """A process that offers streams to the one that it connects to."""
 
     def upward_turn(self):
-        """Do what is due there."""
+        """Do the due work there."""
         if self.renew(self.now_s):
             self.server.begin_again()
         for address, parts, _ in self.receive(1000):
@@ -444,11 +445,11 @@ class Rank(Upward):
         self.logged += 1
 
     def turn(self):
-        """Do what is due."""
+        """Do the due work."""
         self.upward_turn()
 
     def parts(self):
-        """Return what its state is of."""
+        """Return the values of its state."""
         return self.server, self.logged
 
     def check(self):
@@ -459,7 +460,7 @@ class Rank(Upward):
         assert ring.size_bytes <= self.ring_bytes
 
     def facts(self):
-        """Return how many events there are, whether all are settled, and how many of them were delivered."""
+        """Return the number of events, whether all are settled, and the number delivered."""
         return self.logged, self.server.is_drained, self.stream.delivered
 
 
@@ -469,7 +470,7 @@ class Forwarder(Upward):
     client = "forwarder"
 
     def start(self):
-        """Begin with nothing: what it held is lost with it."""
+        """Begin empty: frames in memory are lost."""
         own_id = f"forwarder {self.starts}"
         self.streams = ForwardedStreams(SOURCES[f"end {20 + self.starts}"], monotonic_s=self.now)
         self.server = StreamServer(self.streams, self.send, own_id=own_id, connects=True, budget=self.budget())
@@ -479,22 +480,22 @@ class Forwarder(Upward):
         )
 
     def take_up(self, port, address, parts, user):
-        """Take a message from below."""
+        """Receive a message from below."""
         self.receiver.receive([(address, parts, user)])
 
     def turn(self):
-        """Do what is due."""
+        """Do the due work."""
         self.upward_turn()
         self.receiver.tick()
         self.streams.tick(self.receiver.producers.values())
         pump(self.server)
 
     def parts(self):
-        """Return what its state is of."""
+        """Return the values of its state."""
         return self.server, self.receiver, self.streams
 
     def check(self):
-        """Check the bounds of what it holds."""
+        """Check the bounds of its memory."""
         check_receiver(self.receiver)
         assert not self.server.counts["failed"]
 
@@ -504,7 +505,7 @@ class Forwarder(Upward):
 
 
 class Collector(Node):
-    """A collector, which is its own writer of logs: the log is the list of frames that it wrote."""
+    """A collector, which writes its own logs: the log is the list of the frames it wrote."""
 
     def __init__(self):
         self.log = []
@@ -516,10 +517,10 @@ class Collector(Node):
             self.log.append(frame)
 
     def lose(self, source, events, reason):
-        """Need not write what is missing."""
+        """Ignore missing events."""
 
     def start(self):
-        """Begin with what is in the log."""
+        """Begin with the frames of the log."""
         self.events = []
         self.streams = Collection(
             SOURCES[f"end {self.starts}"],
@@ -539,25 +540,25 @@ class Collector(Node):
         self.server = StreamServer(self.streams.relay, self.send_from("viewers"), own_id=own_id, budget=self.budget())
 
     def take_up(self, port, address, parts, user):
-        """Take a message from a rank, a forwarder or a viewer."""
+        """Receive a message from a rank, a forwarder or a viewer."""
         if port == "ranks":
             self.receiver.receive([(address, parts, user)])
         else:
             self.server.receive(address, parts, self.now_s, 0, user)
 
     def turn(self):
-        """Do what is due."""
+        """Do the due work."""
         self.receiver.tick()
         self.streams.tick(self.receiver.producers.values())
         self.server.tick(self.now_s)
         pump(self.server)
 
     def parts(self):
-        """Return what its state is of; the log as numbers."""
+        """Return the values of its state; the log as numbers."""
         return self.server, self.receiver, self.streams, self.taken(), self.lost()
 
     def taken(self):
-        """Return the numbers of the events that its models were given, of each source, in that order."""
+        """Return the numbers of the events that its models read, of each source, in that order."""
         taken = {}
         for event in self.events:
             if event.source.role != "collector":
@@ -565,7 +566,7 @@ class Collector(Node):
         return tuple((name, tuple(taken[name])) for name in sorted(taken))
 
     def lost(self):
-        """Return the numbers that it said are lost."""
+        """Return the numbers that it reported as lost."""
         return tuple(
             (event.source_id, event.first_seq, event.last_seq)
             for event in self.events
@@ -579,7 +580,7 @@ class Collector(Node):
             tracker = states[source_id].tracker
             assert list(seqs) == sorted(set(seqs)), f"taken: {seqs}"
             assert tracker.missing == tracker.next_seq - len(seqs), f"taken: {seqs}, missing {tracker.missing}"
-            if not self.starts:  # what was said before it was started again is in its earlier streams
+            if not self.starts:  # events from before the restart are in its earlier streams
                 missing = sum(last - first + 1 for name, first, last in self.lost() if name == source_id)
                 assert missing == tracker.missing, f"{tracker.missing} are missing; it said {missing}"
         assert all(viewer.user.startswith("viewer:") for viewer in self.server.viewers.values())
@@ -588,7 +589,7 @@ class Collector(Node):
         check_receiver(self.receiver)
 
     def facts(self):
-        """Return what it has of each source, and how far the streams of its viewers are."""
+        """Return the numbers of each source, and the positions of its viewers' streams."""
         trackers = {name: state.tracker for name, state in self.streams.registry.states.items()}
         have = tuple((name, trackers[name].next_seq, trackers[name].missing) for name, _ in self.taken())
         return have, tuple((stream.ring.id, stream.ring.next_index) for stream in self.server._streams.values())
@@ -605,13 +606,13 @@ def check_receiver(receiver):
 
 
 class Viewer(Node):
-    """A viewer that wants everything, and what it got of each stream."""
+    """A viewer that wants everything, and the entries that it got of each stream."""
 
     client = "viewer"
     endpoint = "simulated"
 
     def start(self):
-        """Attach; what it had is forgotten."""
+        """Attach; entries of before are forgotten."""
         self.taken = {}
         self.session = ViewerSession(
             self,
@@ -627,29 +628,29 @@ class Viewer(Node):
         self.taken.setdefault(entry.stream, []).append(entry.index)
 
     def turn(self):
-        """Do what is due."""
+        """Do the due work."""
         self.session.tick()
         while self.session.receive():
             pass
 
     def parts(self):
-        """Return what its state is of."""
+        """Return the values of its state."""
         return self.session, self.taken
 
     def check(self):
-        """Check that it was given each entry of a stream once, in order, without a hole."""
+        """Check that it got each entry of a stream once, in order, without a hole."""
         assert not self.session.malformed
         for indexes in self.taken.values():
             assert indexes == list(range(indexes[0], indexes[0] + len(indexes)))
 
     def facts(self):
-        """Return the stream that it follows and how far it is."""
+        """Return the stream that it follows and its position there."""
         consumer = self.session.consumer
         return consumer.stream if consumer.is_introduced else "", consumer.due
 
 
 class Automaton:
-    """The states of one process, and what it does in each with an input; each is worked out once."""
+    """The states of one process, and the effect of each input in each; each is computed once."""
 
     MOST_ALIVE = 400
 
@@ -686,7 +687,7 @@ class Automaton:
         return number
 
     def _again(self, number):
-        """Return a process in that state: by what led there first."""
+        """Return a process in that state, by replaying the inputs that first led there."""
         actions = []
         while self._origins[number] is not None:
             number, action = self._origins[number]
@@ -702,18 +703,18 @@ class Automaton:
 
 # A connection is a tuple: generation, generation of its key, whether it is dead, whether it is held, and then
 UP, DOWN = 4, 5
-"""the places of what is on its way to the end that was connected to, and from there."""
+"""The places of the messages in transit, to the end that others connect to, and from there."""
 RANK_KEY, VIEWER_KEY = "rank", "viewer"
 
 
 class Model:
     """
-    Worlds, and what follows from each.
+    Worlds, and the successors of each.
 
     Args:
-        ranks: The name of each rank, and whom it connects to: ``collector`` or ``forwarder``.
-        ring_bytes: What the ring of a rank holds.
-        events: What each rank logs, with the first that says who it is.
+    ranks: The name of each rank, and the process it connects to: ``collector`` or ``forwarder``.
+    ring_bytes: The size of a rank's ring.
+    events: The number of events that each rank logs, including SourceStarted.
     """
 
     def __init__(self, ranks, *, ring_bytes=1 << 20, events=4):
@@ -729,11 +730,11 @@ class Model:
         if has_forwarder:
             self.wires.append(("forwarder", "collector", "ranks", RANK_KEY))
         self.wires.append(("viewer", "collector", "viewers", VIEWER_KEY))
-        self._place = {name: place for place, name in enumerate(self.names)}
-        self._wire_of = {client: place for place, (client, *_) in enumerate(self.wires)}
+        self._index_of = {name: index for index, name in enumerate(self.names)}
+        self._wire_of = {client: index for index, (client, *_) in enumerate(self.wires)}
         self._by_port = {}
-        for place, (_, server, port, _) in enumerate(self.wires):
-            self._by_port.setdefault((server, port), []).append(place)
+        for index, (_, server, port, _) in enumerate(self.wires):
+            self._by_port.setdefault((server, port), []).append(index)
         self.is_ample = ring_bytes > LEAST_RING_BYTES
         self._settled_s = {}
         self.start = (
@@ -743,64 +744,67 @@ class Model:
 
     # A world is (states of the processes, wires).
 
-    def _address(self, place, generation):
-        return b"%s %d" % (self.wires[place][0].encode(), generation)
+    def _address(self, index, generation):
+        return b"%s %d" % (self.wires[index][0].encode(), generation)
 
     def _do(self, world, name, *action):
-        """Give a process an input, and put on its way what it sends."""
+        """Apply an input to a process, and put the messages it sends in transit."""
         states, wires = world
-        place = self._place[name]
-        number, sent = self.nodes[name].step(states[place], action)
-        world = (*states[:place], number, *states[place + 1 :]), wires
+        index = self._index_of[name]
+        number, sent = self.nodes[name].step(states[index], action)
+        world = (*states[:index], number, *states[index + 1 :]), wires
         for port, address, parts in sent:
             world = self._send(world, name, port, address, parts)
         return world
 
     def _send(self, world, name, port, address, parts):
         if address:
-            for place in self._by_port[name, port]:
-                if self._address(place, world[1][place][0]) == address:
-                    return self._put(world, place, DOWN, parts)
-            # Over a connection that is no more; or to an intruder, who learns nothing.
+            for index in self._by_port[name, port]:
+                if self._address(index, world[1][index][0]) == address:
+                    return self._put(world, index, DOWN, parts)
+            # Over a connection that is closed; or to an intruder, who learns nothing.
             assert address != b"intruder" or type(message_of(parts)) in {Refused, Reset}, f"sent: {message_of(parts)}"
             return world
-        place = self._wire_of[name]
-        return self.cut(world, place) if parts is None else self._put(world, place, UP, parts)
+        index = self._wire_of[name]
+        return self.cut(world, index) if parts is None else self._put(world, index, UP, parts)
 
-    def _put(self, world, place, way, parts):
-        wire = world[1][place]
-        return world if wire[2] else self._changed(world, place, {way: (*wire[way], parts)})
+    def _put(self, world, index, direction, parts):
+        wire = world[1][index]
+        return world if wire[2] else self._changed(world, index, {direction: (*wire[direction], parts)})
 
-    def _changed(self, world, place, changes):
+    def _changed(self, world, index, changes):
         states, wires = world
-        wire = list(wires[place])
+        wire = list(wires[index])
         for field, value in changes.items():
             wire[field] = value
-        return states, (*wires[:place], tuple(wire), *wires[place + 1 :])
+        return states, (*wires[:index], tuple(wire), *wires[index + 1 :])
 
-    # --- what happens by itself
+    # --- steps without a fault
 
     def next(self, world):
-        """Return the world after the next delivery, or after half a second if nothing is on its way."""
-        for place, wire in enumerate(world[1]):
+        """Return the world after the next delivery, or after half a second if nothing is in transit."""
+        for index, wire in enumerate(world[1]):
             if not wire[3]:
-                for way in (UP, DOWN):
-                    if wire[way]:
+                for direction in (UP, DOWN):
+                    if wire[direction]:
                         return self._deliver(
-                            self._changed(world, place, {way: wire[way][1:]}), place, way, wire[way][0]
+                            self._changed(world, index, {direction: wire[direction][1:]}),
+                            index,
+                            direction,
+                            wire[direction][0],
                         )
         return self.pass_time(world)
 
     def is_moving(self, world):
-        """Return whether something is on its way."""
+        """Return whether a message is in transit."""
         return any((wire[UP] or wire[DOWN]) and not wire[3] for wire in world[1])
 
-    def _deliver(self, world, place, way, parts):
-        client, server, port, key = self.wires[place]
-        if way == DOWN:
+    def _deliver(self, world, index, direction, parts):
+        client, server, port, key = self.wires[index]
+        if direction == DOWN:
             return self._do(world, client, "down", parts)
-        wire = world[1][place]
-        return self._do(world, server, "up", port, self._address(place, wire[0]), parts, f"{key}:{wire[1]}")
+        wire = world[1][index]
+        return self._do(world, server, "up", port, self._address(index, wire[0]), parts, f"{key}:{wire[1]}")
 
     def pass_time(self, world):
         """Let half a second pass; each rank that has events left logs one."""
@@ -814,10 +818,10 @@ class Model:
         return world
 
     def _facts(self, world, name):
-        return self.nodes[name].facts[world[0][self._place[name]]]
+        return self.nodes[name].facts[world[0][self._index_of[name]]]
 
     def is_settled(self, world):
-        """Return whether everything has come everywhere."""
+        """Return whether all events have arrived everywhere."""
         have, streams = self._facts(world, "collector")
         ends = {source_id: (next_seq, missing) for source_id, next_seq, missing in have}
         for rank in self.ranks:
@@ -833,7 +837,7 @@ class Model:
         return self._facts(world, "viewer") in streams
 
     def settle(self, world):
-        """Let the network be good; return after how many seconds everything has come."""
+        """Let the network be good; return after how many seconds all events have arrived."""
         path, passed_s, deliveries = [], 0.0, 0
         while world not in self._settled_s:
             path.append((world, passed_s))
@@ -852,27 +856,27 @@ class Model:
 
     @property
     def worlds(self):
-        """How many worlds were seen to settle."""
+        """The number of worlds that were seen to settle."""
         return len(self._settled_s)
 
     # --- faults
 
     def faults(self, world):
-        """Yield what can go wrong in *world*: a name, and the arguments of the method of that name."""
-        for place, wire in enumerate(world[1]):
-            for way in (UP, DOWN):
-                if wire[way]:
-                    yield "lose", place, way
-                    yield "repeat", place, way
-                    yield "repeat_later", place, way
-                if len(wire[way]) > 1:
-                    yield "overtake", place, way
+        """Yield the possible faults in *world*: a name, and the arguments of the method of that name."""
+        for index, wire in enumerate(world[1]):
+            for direction in (UP, DOWN):
+                if wire[direction]:
+                    yield "lose", index, direction
+                    yield "repeat", index, direction
+                    yield "repeat_later", index, direction
+                if len(wire[direction]) > 1:
+                    yield "overtake", index, direction
             if (wire[UP] or wire[DOWN]) and not wire[3]:
-                yield "hold", place
+                yield "hold", index
             if not wire[2]:
-                yield "die", place
-            yield "cut", place
-            yield "replace_key", place
+                yield "die", index
+            yield "cut", index
+            yield "replace_key", index
         for name in ("forwarder", "collector", "viewer"):
             if name in self.nodes:
                 yield "restart", name
@@ -882,53 +886,53 @@ class Model:
         """Return the world after *fault*."""
         return getattr(self, fault[0])(world, *fault[1:])
 
-    def lose(self, world, place, way):
+    def lose(self, world, index, direction):
         """Lose the next message."""
-        return self._changed(world, place, {way: world[1][place][way][1:]})
+        return self._changed(world, index, {direction: world[1][index][direction][1:]})
 
-    def repeat(self, world, place, way):
+    def repeat(self, world, index, direction):
         """Deliver the next message, which then comes again."""
-        return self._deliver(world, place, way, world[1][place][way][0])
+        return self._deliver(world, index, direction, world[1][index][direction][0])
 
-    def repeat_later(self, world, place, way):
+    def repeat_later(self, world, index, direction):
         """Deliver the next message again after all the others."""
-        queue = world[1][place][way]
-        return self._changed(world, place, {way: (*queue, queue[0])})
+        queue = world[1][index][direction]
+        return self._changed(world, index, {direction: (*queue, queue[0])})
 
-    def overtake(self, world, place, way):
+    def overtake(self, world, index, direction):
         """Let the next message come after all the others."""
-        queue = world[1][place][way]
-        return self._changed(world, place, {way: (*queue[1:], queue[0])})
+        queue = world[1][index][direction]
+        return self._changed(world, index, {direction: (*queue[1:], queue[0])})
 
-    def hold(self, world, place):
-        """Let a connection be slow until time has passed."""
-        return self._changed(world, place, {3: True})
+    def hold(self, world, index):
+        """Hold a connection until time has passed."""
+        return self._changed(world, index, {3: True})
 
-    def die(self, world, place):
-        """Let nothing pass any more, and tell neither end."""
-        return self._changed(world, place, {2: True, UP: (), DOWN: ()})
+    def die(self, world, index):
+        """Let no message pass any more, without either end noticing."""
+        return self._changed(world, index, {2: True, UP: (), DOWN: ()})
 
-    def cut(self, world, place):
-        """Lose what is on its way, and connect anew, from another address."""
-        generation = world[1][place][0]
-        world = self._changed(world, place, {0: generation + 1, 2: False, 3: False, UP: (), DOWN: ()})
-        _, server, _, _ = self.wires[place]
-        return self._do(world, server, "gone", self._address(place, generation))
+    def cut(self, world, index):
+        """Lose the messages in transit, and connect anew, from another address."""
+        generation = world[1][index][0]
+        world = self._changed(world, index, {0: generation + 1, 2: False, 3: False, UP: (), DOWN: ()})
+        _, server, _, _ = self.wires[index]
+        return self._do(world, server, "gone", self._address(index, generation))
 
-    def replace_key(self, world, place):
+    def replace_key(self, world, index):
         """Connect anew with another key of the same role."""
-        return self.cut(self._changed(world, place, {1: world[1][place][1] + 1}), place)
+        return self.cut(self._changed(world, index, {1: world[1][index][1] + 1}), index)
 
     def restart(self, world, name):
         """Kill a process and start it again; all its connections are made anew."""
         world = self._do(world, name, "restart")
-        for place, (client, server, _, _) in enumerate(self.wires):
+        for index, (client, server, _, _) in enumerate(self.wires):
             if name in {client, server}:
-                world = self.cut(world, place)
+                world = self.cut(world, index)
         return world
 
     def intrude(self, world, number):
-        """Have one with the key of another role say some messages, under the guard of `_send`."""
+        """Let a peer with the key of another role send some messages, under the check of `_send`."""
         port, user, messages = INTRUSIONS[number]
         for message in messages:
             world = self._do(world, "collector", "up", port, b"intruder", tuple(encode(message)), user)
@@ -955,7 +959,7 @@ def explore(model, faults, deliveries):
     Try every placement of up to so many *faults* before any of the first *deliveries*.
 
     Returns:
-        How many schedules that were, and the longest time, in seconds, until everything had come.
+    The number of schedules, and the longest time, in seconds, until all events had arrived.
     """
     schedules, longest_s = 1, model.settle(model.start)
     frontier, came = {(model.start, faults): 1}, {(model.start, faults): ()}
@@ -981,18 +985,20 @@ def explore(model, faults, deliveries):
 
 
 def play(model, schedule):
-    """Let the faults of *schedule* happen, each after so many deliveries in all; return how long the rest took."""
+    """
+    Apply the faults of *schedule*, each after so many deliveries in all; return the time until all events had arrived.
+    """
     world, count = model.start, 0
     for delivery, *fault in schedule:
         for _ in range(delivery - count):
             world = model.next(world)
-        count = delivery + 1  # a fault takes the place of a delivery
+        count = delivery + 1  # a fault counts as a delivery
         world = model.apply(world, fault)
     return model.settle(world)
 
 
 def wander(model, rng):
-    """Play a schedule of up to twelve faults that chance chooses."""
+    """Play a random schedule of up to twelve faults."""
     world = model.start
     for _ in range(rng.randint(1, 12)):
         for _ in range(rng.randint(0, 20)):
@@ -1003,7 +1009,7 @@ def wander(model, rng):
 
 @pytest.fixture(autouse=True)
 def standing_clock():
-    """Let wall time stand: what a process does next follows from ages alone."""
+    """Stop the wall clock: the next step of a process depends on ages alone."""
     with FakeClock().installed():
         yield
 
@@ -1019,7 +1025,7 @@ class TestEverySchedule:
     """
     Each event comes once and in order or is counted as lost, at every end; nothing is sent to another role's key.
 
-    So says each check of the processes, of `Model.is_settled` and of `Model._send`.
+    These are the checks of the processes, of `Model.is_settled` and of `Model._send`.
     """
 
     @pytest.mark.hang_guard(900)
@@ -1029,21 +1035,23 @@ class TestEverySchedule:
         ids=["direct", "behind a forwarder", "two faults"],
     )
     def test_of_few_faults(self, ranks, faults, deliveries, at_least):
-        """Holds for every placement of the faults, and everything has come twelve seconds after the last."""
+        """Holds for every placement of the faults, and all events have arrived twelve seconds after the last."""
         schedules, longest_s = explore(Model(ranks), faults, deliveries)
         assert schedules >= at_least
         assert longest_s <= WITHIN_S * faults**2
 
     @pytest.mark.hang_guard(900)
     def test_of_a_ring_too_small(self):
-        """Holds where the rank keeps two events: what the collector missed, it counts, and the rank does."""
+        """
+        Holds where the rank keeps two events: events that the collector missed are counted there, and on the rank.
+        """
         schedules, longest_s = explore(Model(DIRECT, ring_bytes=LEAST_RING_BYTES, events=6), 1, 24)
         assert schedules >= 450
         assert longest_s <= WITHIN_S
 
     @pytest.mark.hang_guard(7200)
     def test_of_two_faults_in_full(self, scale):
-        """Holds for every two faults from the first message until long after everything has come."""
+        """Holds for every two faults from the first message until long after all events have arrived."""
         if scale < 1:
             pytest.skip("minutes")
         for model, deliveries in ((Model(DIRECT), 40), (Model(BEHIND), 16)):
@@ -1057,7 +1065,7 @@ class TestFound:
 
     @pytest.mark.parametrize("fault", [(4, "lose", 0, UP), (8, "die", 0), (8, "cut", 0)])
     def test_claims_no_more_than_came(self, fault):
-        """The rank claims as delivered at most what the collector has; `Model.is_settled` says so."""
+        """The rank counts at most the collector's events as delivered; `Model.is_settled` checks it."""
         model = Model(DIRECT, ring_bytes=LEAST_RING_BYTES, events=6)
         assert play(model, [fault]) <= WITHIN_S
 
@@ -1077,7 +1085,7 @@ class TestSomeSchedules:
 
     @pytest.mark.hang_guard(300)
     def test_of_chance(self, scale):
-        """Holds for schedules that Hypothesis chooses, and makes shorter where one fails."""
+        """Holds for schedules that Hypothesis chooses, and shortens where one fails."""
         settings = hypothesis.settings(
             max_examples=300 if scale >= 1 else 10,
             stateful_step_count=20,
@@ -1089,7 +1097,7 @@ class TestSomeSchedules:
 
 
 class Schedule(RuleBasedStateMachine):
-    """Chance plays the network and the operator."""
+    """A random network and a random operator."""
 
     model = functools.cache(lambda: Model(BOTH))
 
@@ -1100,18 +1108,18 @@ class Schedule(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 30))
     def go_on(self, count):
-        """Let messages be delivered, and time pass."""
+        """Deliver messages, and let time pass."""
         for _ in range(count):
             self.world = Schedule.model().next(self.world)
 
     @rule(number=st.integers(0, 60))
     def fail(self, number):
-        """Let one of the faults happen that can."""
+        """Apply one of the possible faults."""
         faults = list(Schedule.model().faults(self.world))
         self.world = Schedule.model().apply(self.world, faults[number % len(faults)])
 
     def teardown(self):
-        """Let the network be good: everything comes."""
+        """Let the network be good: all events arrive."""
         if hasattr(self, "world"):
             Schedule.model().settle(self.world)
 

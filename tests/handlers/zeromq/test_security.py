@@ -52,14 +52,14 @@ def only(keys, target, *names):
 
 
 class Stranger:
-    """Some peer that greets a collector as a rank does, over its own connection."""
+    """A peer that greets a collector as a rank does, over its own connection."""
 
     def __init__(self, endpoint, **options):
         self.connection = Connection(endpoint, binds=False, role="rank", **options)
         self.answers = []
 
     def greet(self, seconds):
-        """Say hello again and again; note what is answered."""
+        """Say hello again and again; keep the answers."""
         hello = encode(Hello(PROTOCOL_VERSION, SOURCE_END, secrets.token_hex(8), ""))
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not self.answers:
@@ -85,9 +85,7 @@ def strangers():
 class TestEndpoints:
     @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "10.0.0.1", "*", "[::1]"])
     def test_tcp_needs_keys(self, host):
-        """
-        TCP, loopback included, is refused without keys; with keys, or a word, it is not.
-        """
+        """TCP, loopback included, is refused without keys; with keys, or with ``insecure``, it is not."""
         endpoint = f"tcp://{host}:7070"
         with pytest.raises(ConfigError, match="give keys"):
             check_endpoint(endpoint, binds=True)
@@ -103,9 +101,7 @@ class TestEndpoints:
         assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
 
     def test_private_directory_stays_private(self, tmp_path):
-        """
-        The word insecure takes nothing away from a socket that is safe; it lets one be used that is not.
-        """
+        """``insecure`` changes nothing about a socket that is safe; it allows one that is not."""
         tmp_path.chmod(0o700)
         assert check_endpoint(f"ipc://{tmp_path}/job", binds=True, insecure=True) is Safety.PRIVATE
 
@@ -136,9 +132,7 @@ class TestEndpoints:
         ],
     )
     def test_malformed(self, endpoint):
-        """
-        What is no endpoint is refused, keys or not.
-        """
+        """A text that is no endpoint is refused, keys or not."""
         with pytest.raises(ConfigError):
             check_endpoint(endpoint, has_keys=True, binds=True)
 
@@ -150,9 +144,7 @@ class TestEndpoints:
             check_endpoint("ipc://@job", binds=True)
 
     def test_long_path(self, tmp_path):
-        """
-        A path that no socket has room for is said to be too long, and by how much.
-        """
+        """A path that is too long for a socket is refused, with its excess length."""
         with pytest.raises(ConfigError, match="107"):
             check_endpoint(f"ipc://{tmp_path}/{'x' * 100}", binds=True)
 
@@ -169,11 +161,11 @@ class TestListeners:
         until(lambda: collector.heard(STEP))
 
         assert _listening(job.pid) == []
-        assert len(_listening(os.getpid())) >= 1  # so the test can see those that there are
+        assert len(_listening(os.getpid())) >= 1  # so the test can see the listening sockets there are
 
 
 def _listening(pid):
-    """Return the TCP sockets on which process *pid* listens, as Linux tells."""
+    """Return the TCP sockets on which process *pid* listens, as Linux lists them."""
     held = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -193,9 +185,7 @@ class TestAllowList:
         assert strangers(collector.endpoint, keys=keys).greet(60)[0] == "Welcome"
 
     def test_others_are_not_heard(self, collectors, strangers, keys, tmp_path):
-        """
-        Peers without a key, with an unknown key, or that expect another server send nothing that arrives.
-        """
+        """Messages of peers without a key, with an unknown key, or with another server's key do not arrive."""
         collector = collectors(keys=keys)
         new_keys(tmp_path / "other")
         names = "rank.1.secret", "rank.1.public"
@@ -226,9 +216,7 @@ class TestAllowList:
         assert strangers(collector.endpoint, keys=own).greet(60) == ["Refused"]
 
     def test_rank_may_not_watch(self, collectors, keys, tmp_path):
-        """
-        A rank's key does not let its owner see the others.
-        """
+        """A rank's key does not let its owner read the others' events."""
         collector = collectors(keys=keys, publish="tcp://127.0.0.1:*")
         own = only(keys, tmp_path / "own", "server.1.public")
         for kind in ("secret", "public"):
@@ -258,9 +246,7 @@ class TestAllowList:
 @pytest.mark.integration
 class TestSecrets:
     def test_shown_nowhere(self, command_line, jobs, keys, tmp_path):
-        """
-        No secret is in anything that a collector, a job or a command prints, logs, or shows in /proc.
-        """
+        """No secret is in any text that a collector, a job or a command prints, logs, or shows in /proc."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -291,7 +277,9 @@ class TestSecrets:
 
 
 def _zmtp(*, more):
-    """Return what a ZMTP 3.0 peer without any security says first, and one frame of a message, with *more* to come."""
+    """
+    Return the first bytes of a ZMTP 3.0 peer without any security, and one frame of a message, with *more* to come.
+    """
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL".ljust(23, b"\0") + b"\0" + bytes(31)
     ready = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER" + b"\x08Identity" + struct.pack(">I", 0)
     command = b"\x04" + bytes([len(ready)]) + ready
@@ -300,7 +288,7 @@ def _zmtp(*, more):
 
 
 class Supplies:
-    """A provider without anything."""
+    """A provider without streams."""
 
     def open_stream(self, wanted, ring):
         """Begin a stream."""
@@ -312,13 +300,13 @@ class Supplies:
         done(None)
 
     def status(self):
-        """Say nothing."""
+        """Have no status."""
         return {}
 
 
 @pytest.mark.integration
 class TestHostilePeers:
-    """Each attacks a collector that then takes a job's events as if nothing had been."""
+    """Each test attacks a collector that then receives a job's events undisturbed."""
 
     @pytest.fixture
     def attacked(self, collectors, jobs, until):
@@ -333,9 +321,7 @@ class TestHostilePeers:
         return int(collector.endpoint.rpartition(":")[2])
 
     def test_half_open_connections(self, attacked, scaled):
-        """
-        Peers that connect and say nothing are dropped after three seconds.
-        """
+        """Peers that connect and send nothing are dropped after three seconds."""
         held = [socket.create_connection(("127.0.0.1", self.port(attacked))) for _ in range(scaled(1000))]
         for peer in held:
             peer.settimeout(60)
@@ -378,14 +364,12 @@ class TestHostilePeers:
         assert _resident() - before < 16 << 20, sent
 
     def test_oversized_message(self, attacked, until):
-        """
-        A message that claims to be larger than a megabyte disconnects its sender, and none of it is read.
-        """
+        """A message that claims to be larger than a megabyte disconnects its sender, and no part of it is read."""
         greeting, command, _ = _zmtp(more=False)
         with socket.create_connection(("127.0.0.1", self.port(attacked))) as peer:
             peer.settimeout(60)
             peer.sendall(greeting + command)
-            while b"READY" not in peer.recv(4096):  # what is sent before that is not received
+            while b"READY" not in peer.recv(4096):  # bytes sent before that are not received
                 pass
             peer.sendall(b"\x00\x01x")
             until(lambda: attacked.totals()["malformed"] == 1)
@@ -408,9 +392,7 @@ class TestHostilePeers:
         until(lambda: attacked.totals()["malformed"] == 3)
 
     def test_frames_that_are_none(self, attacked, until):
-        """
-        A rank that sends rubbish as frames is heard, and the rubbish counted.
-        """
+        """A rank that sends rubbish as frames stays connected, and the rubbish is counted."""
         connection = Connection(attacked.endpoint, binds=False, role="rank", insecure=True)
         provider = Supplies()
         server = StreamServer(provider, connection.send, own_id="rubbish", connects=True)
@@ -452,9 +434,7 @@ class TestFloods:
         assert (ended.returncode, ended.stdout) == (0, "survived\n"), ended.stderr
 
     def test_what_is_held_out_of_order_is_bounded(self):
-        """
-        A peer that never sends the entry that is due cannot have more held than a window.
-        """
+        """A peer that never sends the entry that is due cannot have more kept than a window."""
         feed = StreamConsumer(lambda message: None, lambda entry: None, lambda data: None)
         feed.stream, feed.is_subscribed = "s", True
 

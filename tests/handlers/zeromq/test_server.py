@@ -1,4 +1,4 @@
-"""The source end without a socket: what each viewer is sent, how much of it at once, and what it is told."""
+"""The source end without a socket: the messages to each viewer, their number at once, and the notices."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ VIEWER = b"address"
 
 
 class Supply:
-    """Has a ring for each filter, and snapshots that it was given."""
+    """A provider with a ring for each filter, and snapshots that the test sets."""
 
     def __init__(self):
         self.rings = {}
@@ -43,7 +43,7 @@ class Supply:
         self.waiting = []
 
     def open_stream(self, wanted, ring):
-        """Remember the ring."""
+        """Keep the ring."""
         if "bad" in wanted.names:
             raise ConfigError("to", "bad", "give another")
         self.rings[wanted.names] = ring
@@ -56,12 +56,12 @@ class Supply:
             self.waiting.pop()()
 
     def status(self):
-        """Say something."""
+        """Return a status."""
         return {"seq": 7}
 
 
 class Bench:
-    """An server, and viewers that say what the test tells them to."""
+    """A server, and viewers that send the messages that a test chooses."""
 
     def __init__(self, **options):
         self.provider = Supply()
@@ -76,12 +76,12 @@ class Bench:
         return self.outcome
 
     def say(self, message, address=VIEWER, user=""):
-        """Have a viewer say *message*; return what it is answered."""
+        """Have a viewer send *message*; return the answers."""
         self.server.receive(address, encode(message), self.now_s, 5, user)
         return self.take(address)
 
     def take(self, address=VIEWER):
-        """Send what is due, and return it."""
+        """Send the due messages, and return them."""
         self.server.pump()
         recorded = [message for to, message in self.sent if to == address]
         self.sent = [(to, message) for to, message in self.sent if to != address]
@@ -93,7 +93,7 @@ class Bench:
         return self.say(subscription(names=names, **asked), address)[-1]
 
     def fill(self, count, size=100, names=("*",)):
-        """Let something happen."""
+        """Append an event."""
         for _ in range(count):
             self.provider.rings[names].append(bytes(size), 10)
 
@@ -109,26 +109,26 @@ def bench():
 
 class TestMeeting:
     def test_stranger(self, bench):
-        """Who has not said hello is asked to begin with that."""
+        """A peer that has not said hello is asked to begin with that."""
         assert bench.say(Ping(1)) == [Reset()]
 
     def test_hello(self, bench):
-        """Hello is answered with who is here."""
+        """Hello is answered with the server's identity."""
         (welcome,) = bench.say(Hello(2, "viewer", "v", ""))
         assert isinstance(welcome, Welcome)
         assert (welcome.end, welcome.id) == ("source", "me")
 
     def test_other_version(self, bench):
-        """Another version is told which one is spoken here."""
+        """A peer of another version gets the server's version."""
         (refused,) = bench.say(Hello(1, "viewer", "v", ""))
         assert (refused.code, "here it is 2" in refused.text) == ("version", True)
 
     def test_two_sources(self, bench):
-        """Two ends that both have streams to give have nothing to say to each other."""
+        """Two ends that both offer streams refuse each other."""
         assert bench.say(Hello(2, "source", "v", ""))[0].code == "unsupported"
 
     def test_too_many(self):
-        """More viewers than there is room for are refused, and may ask again."""
+        """Viewers beyond the maximum are refused, and may ask again."""
         bench = Bench(most_viewers=2)
         for name in (b"a", b"b"):
             bench.join(name)
@@ -151,12 +151,12 @@ class TestMeeting:
         assert bench.say(Ping(1))
 
     def test_verbs_refused(self, bench):
-        """Where nothing was given to on_verb with, every verb is refused."""
+        """Without an on_verb function, every verb is refused."""
         bench.join()
         assert bench.say(Verb(9, "pause", [], {})) == [Refused(9, "forbidden", "no verb is accepted on this endpoint")]
 
     def test_verbs_passed_on(self):
-        """A verb is passed on with who said it."""
+        """A verb is passed on with its sender."""
         recorded = []
         bench = Bench(on_verb=lambda *given: recorded.append(given))
         bench.say(Hello(2, "viewer", "v", ""), user="control:abc")
@@ -166,7 +166,7 @@ class TestMeeting:
 
 class TestSubscribing:
     def test_from_now_on(self, bench):
-        """The first subscription begins where the stream stands."""
+        """The first subscription begins at the stream's present position."""
         bench.join(b"earlier")
         bench.fill(3)
         answer = bench.join()
@@ -175,7 +175,7 @@ class TestSubscribing:
         assert [entry.index for entry in bench.take()] == [3]
 
     def test_snapshot(self, bench):
-        """A snapshot is told of, and fetched in chunks, again if need be."""
+        """A snapshot is announced, and fetched in chunks, again if need be."""
         bench.provider.snapshot = bytes(1_200_000)
         answer = bench.join()
         assert (answer.snapshot_bytes, answer.snapshot_chunks) == (1_200_000, 3)
@@ -185,32 +185,32 @@ class TestSubscribing:
             assert b"".join(chunk.data for chunk in chunks) == bench.provider.snapshot
 
     def test_asked_twice(self, bench):
-        """A request that is repeated gets the same answer, and no second snapshot."""
+        """A repeated request gets the same answer, and no second snapshot."""
         answer = bench.join()
         assert bench.say(subscription()) == [answer]
         assert isinstance(answer, Subscribed)
 
     def test_asked_twice_meanwhile(self, bench):
-        """A request that is repeated while the snapshot is taken is answered once."""
+        """A repeated request while the snapshot is taken is answered once."""
         bench.provider.snapshot = None
         bench.say(Hello(2, "viewer", "v", ""))
         assert bench.say(subscription()) == bench.say(subscription()) == []
         assert len(bench.provider.waiting) == 1
 
     def test_states_once_a_second(self, bench):
-        """Models' states, which the dispatcher stands still for, are had at most once a second by each viewer."""
+        """Models' states, for which the dispatcher must wait, are taken at most once a second for each viewer."""
         bench.join(models=("SpanBuilder",))
         assert bench.say(subscription(2, models=("SpanBuilder",)))[-1].code == "busy"
         bench.now_s += 1
         assert isinstance(bench.say(subscription(2, models=("SpanBuilder",)))[-1], Subscribed)
 
     def test_bad_filter(self, bench):
-        """What cannot be subscribed to is refused with the reason."""
+        """An invalid subscription is refused with the reason."""
         refused = bench.join(names=("bad",))
         assert (refused.code, "give another" in refused.text) == ("malformed", True)
 
     def test_something_else_all_the_time(self, bench):
-        """Who wants something else again and again is given sixteen streams a second, and keeps the one before."""
+        """A viewer that changes its filter again and again gets sixteen streams a second, and keeps the one before."""
         bench.join()
         recorded = [bench.say(subscription(1 + n, names=(f"t{n}",)))[-1] for n in range(1, 100)]
         assert [type(answer) for answer in recorded] == [Subscribed] * 15 + [Refused] * 84
@@ -219,7 +219,7 @@ class TestSubscribing:
         assert type(bench.say(subscription(100, names=("t99",)))[-1]) is Subscribed
 
     def test_shared(self, bench):
-        """Equal filters have one stream, others another; each is closed with its last viewer."""
+        """Equal filters share one stream, others have another; each is closed with its last viewer."""
         for name in (b"a", b"b"):
             bench.join(name, names=("x", "y"))
         bench.join(b"c", names=("z",))
@@ -238,7 +238,7 @@ class TestSubscribing:
         assert bench.say(Ping(1)) == [Reset()]
 
     def test_resumed(self, bench):
-        """Who comes back over another connection goes on where it was, without a snapshot."""
+        """A viewer that comes back over another connection goes on where it was, without a snapshot."""
         answer = bench.join()
         bench.fill(5)
         bench.take()
@@ -260,7 +260,7 @@ class TestSubscribing:
 
 class TestSending:
     def test_window(self, bench):
-        """No more than the window is ever on its way; what is acknowledged makes room."""
+        """No more than the window is ever in transit; acknowledgements make room."""
         bench.join(window=1 << 20)
         bench.fill(60, size=100_000)
         first = bench.take()
@@ -278,10 +278,10 @@ class TestSending:
         assert sum(sizes) <= (8 << 20) + 16 * 100_000
 
     def test_skipped(self):
-        """What fell out of the ring before it could be sent is told with its exact count."""
+        """Entries that the ring dropped before they could be sent are reported with their exact count."""
         bench = Bench(budget=RingBudget(1 << 20))
         stream = bench.join(window=900_000).stream
-        bench.fill(4, size=250_000)  # as many as fit in the ring, and on the way
+        bench.fill(4, size=250_000)  # as many as fit in the ring, and in transit
         assert [entry.index for entry in bench.take()] == [0, 1, 2, 3]
         bench.fill(100, size=250_000)
         assert bench.take() == []  # nothing was acknowledged
@@ -291,25 +291,28 @@ class TestSending:
 
     @pytest.mark.parametrize(("is_held", "first"), [(False, 90), (True, 20)])
     def test_where_it_goes_on(self, is_held, first):
-        """Who lacks what is gone goes on with the last eighth of the room; where all is wanted, with all there is."""
+        """
+        A viewer that lacks dropped entries goes on with the last eighth of the room; one that wants all, with all there
+        is.
+        """
         bench = Bench(budget=RingBudget(80_000))
         if is_held:
             bench.server.hold(Filter())
         stream = bench.join().stream
-        bench.fill(100, size=744)  # 1,000 bytes with what an entry takes besides: the ring has 80
+        bench.fill(100, size=744)  # 1,000 bytes with the entry's own overhead: the ring has 80
         (skip, *entries) = bench.take()
         assert skip == Skipped(stream, 0, first, 10 * first)
         assert [(entry.index, entry.before) for entry in entries] == [(n, 10 * n) for n in range(first, 100)]
 
     def test_slow_but_not_too_slow(self):
-        """Who is behind, with nothing gone yet, is sent all of it."""
+        """A viewer that is behind, with nothing dropped yet, is sent all of it."""
         bench = Bench(budget=RingBudget(80_000))
         bench.join()
         bench.fill(80, size=744)
         assert [entry.index for entry in bench.take()] == list(range(80))
 
     def test_replay(self, bench):
-        """What is asked for again is sent again, from there on."""
+        """Entries that are asked for again are sent again, from there on."""
         stream = bench.join().stream
         bench.fill(10)
         bench.take()
@@ -317,7 +320,7 @@ class TestSending:
         assert [entry.index for entry in bench.say(ReplayRequest(stream, 7))] == [7, 8, 9]
 
     def test_refused_send(self, bench):
-        """An entry for which the socket has no room is sent when it has."""
+        """An entry that the socket does not accept is sent when it does."""
         bench.join()
         bench.fill(3)
         bench.outcome = Sent.FULL
@@ -327,7 +330,7 @@ class TestSending:
         assert bench.server.counts["refused_sends"] > 0
 
     def test_gone(self, bench):
-        """A viewer whose connection is gone is no longer sent to, and may come back to its stream."""
+        """A viewer whose connection is closed is no longer sent to, and may come back to its stream."""
         stream = bench.join().stream
         bench.fill(3)
         bench.outcome = Sent.GONE
@@ -339,7 +342,7 @@ class TestSending:
         assert bench.server.viewers[VIEWER].cursor == 3
 
     def test_beat(self, bench):
-        """Once a second each viewer is told where its stream stands."""
+        """Once a second each viewer gets the position of its stream."""
         bench.join()
         bench.fill(2)
         bench.take()
@@ -351,7 +354,7 @@ class TestSending:
         assert (beat.next_index, beat.before, beat.status) == (2, 20, {"seq": 7})
 
     def test_status_too_large(self, bench):
-        """A status that no beat could carry loses its largest parts, and the beat is sent."""
+        """A status that is too large for a heartbeat message loses its largest parts, and the message is sent."""
         bench.provider.status = lambda: {"open_spans": {str(n): ["x" * 60] for n in range(1000)}, "seq": 1}
         bench.join()
         bench.now_s += 1
@@ -359,7 +362,7 @@ class TestSending:
         assert bench.take()[-1].status == {"seq": 1}
 
     def test_parting(self, bench):
-        """At the end every viewer is told, and every stream is closed."""
+        """At the end every viewer gets a goodbye, and every stream is closed."""
         bench.join()
         bench.server.part("closed")
         assert bench.take() == [Bye("closed")]
@@ -368,7 +371,10 @@ class TestSending:
 
 class TestConnecting:
     def test_says_hello(self):
-        """An end that made the connection says hello until it is answered, and again when it is not known any more."""
+        """
+        An end that made the connection says hello until it is answered, and again when the other does not know it any
+        more.
+        """
         bench = Bench(connects=True)
         bench.server.tick(1.0)
         bench.server.tick(1.5)
@@ -383,7 +389,7 @@ class TestConnecting:
         assert [type(message) for message in bench.take(b"")] == [Hello]
 
     def test_welcomed_and_forgotten(self):
-        """An end that was welcomed, and then asked for nothing because the connection broke, says hello again."""
+        """An end that was welcomed, and not subscribed to because the connection broke, says hello again."""
         bench = Bench(connects=True)
         bench.say(Welcome(2, "viewer", "collector", ""), b"")
         bench.server.tick(bench.now_s + 2.9)
@@ -392,7 +398,9 @@ class TestConnecting:
         assert [type(message) for message in bench.take(b"")] == [Hello]
 
     def test_not_drained_before_it_was_asked(self):
-        """An end that was welcomed has delivered nothing before it was asked for its stream, and that acknowledged."""
+        """
+        An end that was welcomed has delivered nothing before its stream was requested, and that request acknowledged.
+        """
         bench = Bench(connects=True)
         assert not bench.server.is_drained
         bench.say(Welcome(2, "viewer", "collector", ""), b"")
@@ -405,7 +413,9 @@ class TestConnecting:
         assert bench.server.is_drained
 
     def test_not_drained_before_it_was_answered(self):
-        """A collector that asks anew, as after it was started again, lacks what it was sent, until that is known."""
+        """
+        A collector that subscribes anew, as after a restart, lacks the entries sent before, until their fate is known.
+        """
         bench = Bench(connects=True)
         bench.say(Welcome(2, "viewer", "collector", ""), b"")
         bench.say(subscription(), b"")

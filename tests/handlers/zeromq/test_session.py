@@ -23,7 +23,7 @@ from trackside.handlers.zeromq._protocol import (
 )
 from trackside.handlers.zeromq._session import Action, Role, Sent, Sessions, State, action_for
 
-# Written down from docs/remote-protocol.md, a column for each role and state, so that a slip in the table shows.
+# Copied from docs/remote-protocol.md, a column for each role and state, so that an error in the table shows.
 # m meet, a ask to greet, g greet again, r reply, n note refusal, p part, d deliver, - ignore
 CELLS = """
                 SERVER      PRODUCER    RECEIVER    VIEWER
@@ -86,19 +86,19 @@ class TestTable:
 
     @pytest.mark.parametrize(("role", "state", "kind", "action"), ALL_CELLS)
     def test_cell(self, role, state, kind, action):
-        """In each cell stands what the protocol says."""
+        """Each cell equals the one in the protocol's document."""
         assert action_for(role, state, kind) is action
 
 
 class Record:
-    """What an owner keeps of a peer."""
+    """A record that an owner keeps of a peer."""
 
     def __init__(self, address, name, user):
         self.address, self.id, self.user = address, name, user
 
 
 class End:
-    """An end of some role, and what it sent."""
+    """An end of some role, and the messages it sent."""
 
     def __init__(self, role):
         self.sent = []
@@ -109,7 +109,7 @@ class End:
         return Sent.QUEUED
 
     def hear(self, message, user="", address=b"a"):
-        """Receive *message*; return the action, and what was answered."""
+        """Receive *message*; return the action, and the answers."""
         before = len(self.sent)
         action, heard = self.sessions.receive(address, encode(message), user, 5)
         if action is Action.MEET:
@@ -117,7 +117,7 @@ class End:
         return action, self.sent[before:]
 
     def greet(self, now_s):
-        """Let time pass; return what was said."""
+        """Let time pass; return the messages sent."""
         before = len(self.sent)
         self.sessions.tick(now_s)
         return [type(message) for message in self.sent[before:]]
@@ -141,7 +141,7 @@ class TestRights:
         ],
     )
     def test_of_every_message(self, kind, role, user, is_admitted):
-        """Whatever a key of the wrong role says, met or not, it is refused, and nothing of it reaches the owner."""
+        """Any message with a key of the wrong role, met or not, is refused, and nothing of it reaches the owner."""
         end = End(role)
         end.sessions.welcome(Record(b"met", "m", user))
         end.sent.clear()
@@ -171,7 +171,7 @@ class TestGreeting:
 
     @pytest.mark.parametrize("role", [Role.SERVER, Role.RECEIVER])
     def test_is_answered(self, role):
-        """An end that is connected to answers a greeting, again and again, and never greets."""
+        """An end that others connect to answers a greeting, again and again, and never greets."""
         end = End(role)
         for _ in range(2):
             _, (welcome,) = end.hear(Hello(PROTOCOL_VERSION, OTHER_END[role], "o", ""))
@@ -192,7 +192,7 @@ class TestGreeting:
                 assert (action, [answer.code for answer in answers]) == (Action.IGNORE, [code])
 
     def test_refused_viewer_gives_up(self):
-        """A viewer that was refused is over, unless the other end was merely busy; a job asks again for ever."""
+        """A viewer that was refused is over, unless the other end was merely busy; a job greets again for ever."""
         for role, code, is_over in ((Role.VIEWER, "forbidden", True), (Role.VIEWER, "busy", False)):
             end = End(role)
             end.hear(Refused(0, code, ""), address=b"")
@@ -219,11 +219,11 @@ class TestAnswers:
         assert (pong.sent_ns, pong.received_ns) == (42, 5)
 
     def test_stranger(self):
-        """A stranger that asks for something is asked to greet."""
+        """A stranger that sends a request is asked to greet."""
         assert End(Role.SERVER).hear(Ping(1)) == (Action.ASK_TO_GREET, [Reset()])
 
     def test_malformed(self):
-        """What is no message is a decoding error."""
+        """Data that is no message is a decoding error."""
         with pytest.raises(DecodeError):
             End(Role.SERVER).sessions.receive(b"a", [b"\xc1"], "", 0)
 

@@ -28,7 +28,7 @@ COLLECTOR = Source.detect({}, run_id="collectors", role="collector")
 
 
 class Ranks:
-    """A collector's inside between simulated ranks and one viewer, on a simulated clock."""
+    """The inside of a collector between simulated ranks and one viewer, on a simulated clock."""
 
     def __init__(self, count, **source):
         self.now_s = 0.0
@@ -66,7 +66,7 @@ class Ranks:
         return Sent.QUEUED
 
     def say(self, rank, message):
-        """Let *rank* say *message*."""
+        """Let *rank* send *message*."""
         self.receiver.receive([(self.addresses[rank], encode(message), "")])
 
     def greet(self, rank):
@@ -94,7 +94,7 @@ class Ranks:
         self.say(rank, Result(number, self.sources[rank].id, done=True, values={"rank": rank}))
 
     def outcomes(self):
-        """Return by rank whether it is done, and the error; None before the viewer was told anything of it."""
+        """Return by rank whether the verb is done, and the error; None before the viewer got any result of it."""
         return {
             result.values["rank"]: (result.done, result.values.get("error", ""))
             for result in self.answers
@@ -110,9 +110,7 @@ class Ranks:
 
 class TestEveryRankHasAnOutcome:
     def test_rank_that_is_heard_late(self):
-        """
-        A rank that counts as silent, but is connected, is asked like every other.
-        """
+        """A rank that counts as silent, but is connected, is asked like every other."""
         ranks = Ranks(3)
         ranks.wait(3.5)
         assert ranks.streams.registry.totals()["silent"] == 3
@@ -151,9 +149,7 @@ class TestEveryRankHasAnOutcome:
         assert ranks.outcomes() == {0: (True, "")}
 
     def test_full_connection(self):
-        """
-        A rank to which nothing can be sent now has failed at once, and is said to have.
-        """
+        """A rank to which nothing can be sent now has failed at once, and is reported as failed."""
         ranks = Ranks(2)
         ranks.full.add(ranks.addresses[1])
 
@@ -163,9 +159,7 @@ class TestEveryRankHasAnOutcome:
         assert ranks.outcomes() == {0: (True, ""), 1: (False, "it is not connected; it was last heard 0 s ago")}
 
     def test_rank_that_never_answers(self):
-        """
-        A rank that has not answered when four fifths of the asker's time have passed is said not to have.
-        """
+        """A rank that has not answered when four fifths of the requester's time have passed is reported as failed."""
         ranks = Ranks(2)
         ranks.ask(within_ms=5000)
         ranks.reply(0)
@@ -176,9 +170,7 @@ class TestEveryRankHasAnOutcome:
         assert ranks.outcomes() == {0: (True, ""), 1: (False, "no result in time; it may have been done")}
 
     def test_rank_that_answers_too_late(self):
-        """
-        Each rank has one outcome: what comes after the failure was reported changes nothing.
-        """
+        """Each rank has one outcome: a result after the reported failure changes nothing."""
         ranks = Ranks(1)
         ranks.ask(within_ms=1000)
         ranks.wait(1.0)
@@ -187,9 +179,7 @@ class TestEveryRankHasAnOutcome:
         assert [result.done for result in ranks.answers if "rank" in result.values] == [False]
 
     def test_rank_that_refuses(self):
-        """
-        A rank that has no room for one more verb has failed, with what it said.
-        """
+        """A rank that has no room for one more verb has failed, with its own message."""
         ranks = Ranks(2)
         ranks.ask()
         ranks.say(0, Refused(ranks.verbs[ranks.addresses[0]].request, "busy", "more than 2 verbs a second"))
@@ -198,9 +188,7 @@ class TestEveryRankHasAnOutcome:
         assert ranks.outcomes() == {0: (False, "more than 2 verbs a second"), 1: (True, "")}
 
     def test_another_rank_cannot_answer(self):
-        """
-        A result for a source that is not behind the connection it comes over is not passed on.
-        """
+        """A result for a source that is not behind its connection is not passed on."""
         ranks = Ranks(2)
         ranks.ask()
         number = ranks.verbs[ranks.addresses[0]].request
@@ -225,9 +213,7 @@ class TestEveryRankHasAnOutcome:
         assert ranks.outcomes() == expected
 
     def test_as_many_results_as_were_announced(self):
-        """
-        The collector's own answer comes first, and says how many sources answer or are said to have failed.
-        """
+        """The collector's own answer comes first, with the number of sources that answer or are reported as failed."""
         ranks = Ranks(5)
         ranks.full.add(ranks.addresses[2])
         ranks.ask()
@@ -240,7 +226,7 @@ class TestEveryRankHasAnOutcome:
 
 
 class Viewers:
-    """A source end whose connection takes a number of messages, and then none until there is room again."""
+    """A source end whose connection accepts a number of messages, and then none until there is room again."""
 
     def __init__(self, room):
         self.room = room

@@ -18,16 +18,14 @@ class FullConnection:
         return Sent.QUEUED
 
     def receive(self, most):
-        """Give what has come."""
+        """Return the messages that arrived."""
         for _ in range(min(most, len(self.waiting))):
             yield b"", self.waiting.pop(0), ""
 
 
 class TestReceive:
     def test_a_little_at_once(self):
-        """
-        Of much that has come some 128 KiB are dealt with, and the rest stays for the next time.
-        """
+        """Of many messages some 128 KiB are handled, and the others stay for the next time."""
         connection = FullConnection()
         session = ViewerSession(
             connection, wanted=Filter(), models=(), take=lambda entry: None, introduce=lambda snapshot: None

@@ -1,5 +1,5 @@
 """
-A socket as every bound one is here, whose peer floods it until its queue is full, and is gone.
+A socket with trackside's settings for bound ones, whose peer floods it until its queue is full, and closes.
 
 Prints a line if this process is still there when the next heartbeats would have been due.
 """

@@ -1,7 +1,7 @@
 """
-A job that is told what to do, line by line; started by the `jobs` fixture.
+A job that follows commands, line by line; started by the `jobs` fixture.
 
-Each line of stdin is JSON: what to do, and its arguments. Each is answered by a line of JSON.
+Each line of stdin is JSON: the name of a method, and its arguments. Each is answered by a line of JSON.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LIVE_IS_REPLAY = HERE.parents[3] / "test_live_is_replay.py"
 
 @trackside.event("test.step.taken")
 class StepTaken(trackside.Event):
-    """An event that says which it is."""
+    """An event with a number."""
 
     number: int
     text: str = ""
@@ -44,7 +44,7 @@ class RareNoted(trackside.Event):
 
 
 class Job:
-    """A bus, its models, and what makes it remote."""
+    """A bus, its models, and its publishers."""
 
     Step = StepTaken
 
@@ -65,15 +65,15 @@ class Job:
 
     @property
     def endpoint(self):
-        """Where it can be found."""
+        """Return its endpoint."""
         return self.remote.endpoints[0]
 
     def where(self):
-        """Tell where it can be found."""
+        """Return its endpoint."""
         return self.remote.endpoints
 
     def log(self, count, size=0, flush=True):
-        """Log so many events, at once but never more than the queue has room for."""
+        """Log so many events, as fast as the queue has room for them."""
         for _ in range(count):
             self.bus.log(StepTaken(number=self.logged, text="x" * size, step=self.logged))
             self.logged += 1
@@ -90,7 +90,7 @@ class Job:
         self.bus.flush()
 
     def work(self, seed, steps):
-        """Do what a small training job does."""
+        """Log the events of a small training job."""
         spec = importlib.util.spec_from_file_location("live_is_replay", LIVE_IS_REPLAY)
         module = sys.modules["live_is_replay"] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
@@ -98,7 +98,7 @@ class Job:
         self.bus.flush()
 
     def pace(self, per_s, size=0):
-        """Log *per_s* events a second from now on, on another thread, until told to rest."""
+        """Log *per_s* events a second from now on, on another thread, until `stop_logging` is called."""
         self._is_resting.clear()
         self._pacing = threading.Thread(target=self._pace, args=(per_s, size))
         self._pacing.start()
@@ -112,15 +112,15 @@ class Job:
                 self.logged += 1
             count = due
 
-    def rest(self):
-        """End the pace; tell how many were logged in all."""
+    def stop_logging(self):
+        """Stop logging on that thread; return how many events were logged in all."""
         self._is_resting.set()
         self._pacing.join()
         self.bus.flush()
         return self.logged
 
     def wants(self, name):
-        """Tell whether anybody wants events of that type."""
+        """Return whether a handler wants events of that type."""
         return self.bus.wants({"step": StepTaken, "rare": RareNoted}[name])
 
     def declare(self, name, count):
@@ -131,7 +131,7 @@ class Job:
         self.bus.flush()
 
     def stats(self):
-        """Tell the bus's counts."""
+        """Return the bus's counts."""
         stats = self.bus.stats()
         return {
             "published": stats.published,
@@ -142,12 +142,12 @@ class Job:
         }
 
     def memory(self):
-        """Tell the most memory ever used, and that in use, in bytes."""
+        """Return the peak memory and the present one, in bytes."""
         recorded = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
         return [int(recorded[name].split()[0]) << 10 for name in ("VmHWM", "VmRSS")]  # ru_maxrss has the parent's, too
 
     def dumps(self):
-        """Tell each model's state."""
+        """Return each model's state."""
         return {name: msgpack.packb(model.dump()).hex() for name, model in self.models.items()}
 
     def end(self, reason="closed"):
@@ -156,7 +156,7 @@ class Job:
         self.bus.flush()
 
     def close(self, timeout_s=0.3):
-        """Leave, and tell how long that took and whether every viewer had everything."""
+        """Close the publishers; return how long that took and whether every viewer had everything."""
         start = time.monotonic()
         done = self.remote.close(timeout_s)
         return [time.monotonic() - start, done]
