@@ -26,6 +26,20 @@ QUIET = (
 WIDTHS = (400, 1_000, 1_600)
 
 # What lies outside of the window, or does not fit into what clips it; bars are made to be clipped to round corners.
+OVERLAPPING = """
+[...document.querySelectorAll('.plot')].flatMap(plot => {
+  const labels = [...plot.querySelectorAll('.y span, .axis, .tick')].filter(one => one.checkVisibility()).map(one => {
+    const range = document.createRange();
+    range.selectNodeContents(one);
+    return [one.textContent, range.getBoundingClientRect()];
+  });
+  return labels.flatMap(([text, one], place) => labels.slice(place + 1)
+    .filter(([, other]) => one.left < other.right && other.left < one.right
+                           && one.top + 2 < other.bottom && other.top + 2 < one.bottom)
+    .map(([beside]) => [text, beside]));
+})
+"""
+"""The pairs of labels of a chart that lie upon each other; line boxes may touch by 2 px, which no letter does."""
 CUT_OFF = """(() => {
   const cut = [], wide = document.documentElement.clientWidth;
   if (document.documentElement.scrollWidth > wide) cut.push(`page ${document.documentElement.scrollWidth}`);
@@ -171,6 +185,14 @@ class TestPage:
         assert complaints == []
         assert charts == [[True, True]] * 3
         assert cut == []
+
+    @pytest.mark.parametrize("width", [420, 1400])
+    @pytest.mark.parametrize("name", ["healthy", "restarts", "wide"])
+    def test_labels(self, name, width, browser, pages):
+        """The labels of a chart's axes lie beside one another, on a phone and on a screen."""
+        browser.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        browser.open(pages[name].as_uri())
+        assert browser.evaluate(OVERLAPPING) == []
 
     @pytest.mark.parametrize("scheme", ["light", "dark"])
     def test_contrast(self, scheme, browser, pages):

@@ -248,6 +248,11 @@ class TestPage:
         assert "Nothing that is known of." in page
         assert "bytes damaged" not in page
 
+    def test_command(self, made_up):
+        """A command of the advice stands for itself, to be copied, with the path in it."""
+        report = read_report(made_up(ranks=2, killed_at=(130,)))
+        assert f"<code>trackside runs {report.paths[0]}</code>" in report_page(report)
+
     def test_no_steps(self, tmp_path, write_events):
         """A job that made no step has a page too."""
         events = [

@@ -45,6 +45,7 @@ h3 { font-size: .92rem; margin: 18px 0 6px; } h3 .dim { font-weight: 400; font-s
 #verdict ul { margin: 4px 0; padding-left: 18px; color: var(--dim); font-size: .92rem; list-style: disc; }
 #verdict ul li { border: 0; padding: 0; }
 .look { margin: 4px 0 0; } .look::before { content: "→ "; color: var(--mark); font-weight: 700; }
+.look code { display: block; margin: 2px 0 0 1.2em; overflow-wrap: anywhere; user-select: all; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(96px, 1fr)); gap: 8px; margin-top: 16px; }
 .figures div { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 9px 11px; }
 .figures b { display: block; font-size: 1.1rem; white-space: nowrap; font-variant-numeric: tabular-nums; }
@@ -464,9 +465,11 @@ def _finding(finding: Finding, *, is_headline: bool) -> str:
     """Return a finding; the first one's title is the page's headline already."""
     title = "" if is_headline else escaped(finding.title)
     evidence = "".join(f"<li>{escaped(line)}</li>" for line in finding.evidence)
+    advice, command = finding.advice
+    pasted = f"<code>{escaped(command)}</code>" if command else ""
     return (
         f'<li><div class="title"><span class="kind">{escaped(finding.kind)}</span>{title}</div>'
-        f'<ul>{evidence}</ul><p class="look">{escaped(finding.look)}</p></li>'
+        f'<ul>{evidence}</ul><p class="look">{escaped(advice)}{pasted}</p></li>'
     )
 
 

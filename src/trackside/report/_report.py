@@ -108,6 +108,12 @@ class Finding:
     ranks: tuple[int, ...] = ()
     """All ranks that it is about, where these are known."""
 
+    @property
+    def advice(self) -> tuple[str, str]:
+        """The words of `look`, and the command at its end; that is empty where there is none."""
+        place = max(self.look.rfind("trackside "), self.look.rfind("py-spy "))
+        return (self.look[:place].rstrip(), self.look[place:]) if place > 0 else (self.look, "")
+
 
 @attrs.frozen(kw_only=True)
 class Ruling:

@@ -124,16 +124,10 @@ def _finding(number: int, finding: Finding, width: int) -> Iterator[Line]:
     yield from _wrapped(f"{number}. [{finding.kind}] {finding.title}", width, "", "   ", style)
     for text in finding.evidence:
         yield from _wrapped(f"· {text}", width, "   ", "     ", "dim")
-    advice, command = _advice(finding.look)
+    advice, command = finding.advice
     yield from _wrapped(f"→ {advice}", width, "   ", "     ")
     if command:  # in a line of its own, never broken
         yield [(f"     {command}", "cyan")]
-
-
-def _advice(look: str) -> tuple[str, str]:
-    """Return the words of an advice and the command at its end."""
-    place = max(look.rfind("trackside "), look.rfind("py-spy "))
-    return (look[:place].rstrip(), look[place:]) if place > 0 else (look, "")
 
 
 def _attempts(report: Report, width: int) -> Iterator[Line]:
