@@ -54,6 +54,7 @@ FIXED_LIBRARIES = {"attrs", "cattrs", "msgpack", "zmq", "numpy"}
 # Of distributions that are imported under another name.
 IMPORT_NAMES = {
     "cupti-python": "cupti",
+    "google-cloud-logging": "google",
     "google-cloud-monitoring": "google",
     "mlflow-skinny": "mlflow",
     "nats-py": "nats",

@@ -172,6 +172,16 @@ class TestCalculator:
             }
         )
 
+    def test_all_of_it(self, recorder, calculator):
+        """A job that only prepares for 1.289 s does so for 100 %, where 100 × 1.289 ÷ 1.289 is a little more."""
+        recorder.record_job_start_time(at(0))
+        recorder.record_training_preparation_start_time(at(0))
+        recorder.record_training_preparation_end_time(at(1.289))
+        recorder.record_job_end_time(at(1.289))
+        recorder.flush()
+        _, badput, _ = calculator.get_job_goodput(include_badput_breakdown=True)
+        assert badput[BadputType.TRAINING_PREP] == 100.0
+
     def test_custom(self, recorder, calculator):
         """Custom events are listed by their type in capitals, as the peer lists them."""
         record(recorder, restart=False, end=False)

@@ -10,6 +10,7 @@ import pytest
 from trackside.events import MissingExtraError
 
 LIBRARIES = {
+    "google_cloud_logging": "google",
     "google_cloud_monitoring": "google",
     "mlflow": "mlflow",
     "nats": "nats",
@@ -20,15 +21,18 @@ LIBRARIES = {
     "wandb": "wandb",
 }
 """By module, a library that it imports."""
+PACKAGES = {"google_cloud_logging": "trackside.compat.goodput"}
+"""By module, its package if that is not the one of handlers."""
 
 
 @pytest.mark.parametrize("module", LIBRARIES)
 def test_names_the_extra(module, monkeypatch):
     """Importing such a sink raises one line with the command that installs its extra."""
     monkeypatch.setitem(sys.modules, LIBRARIES[module], None)
-    monkeypatch.delitem(sys.modules, f"trackside.handlers.{module}", raising=False)
+    name = f"{PACKAGES.get(module, 'trackside.handlers')}.{module}"
+    monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(MissingExtraError) as caught:
-        importlib.import_module(f"trackside.handlers.{module}")
+        importlib.import_module(name)
 
     assert f"pip install 'trackside[{module.replace('_', '-')}]'" in str(caught.value)
     assert "\n" not in str(caught.value)

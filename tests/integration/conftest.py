@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import functools
 import gzip
 import http.server
 import json
 import math
+import operator
 import os
+import re
 import shutil
 import signal
 import socket
@@ -28,6 +31,7 @@ import trackside
 from trackside.events import IterationEnded
 
 WAIT_S = 30.0
+COMPARISONS = {"=": operator.eq, ">=": operator.ge, "<=": operator.le, ">": operator.gt}
 
 
 def free_port():
@@ -428,6 +432,138 @@ def monitoring():
     """Start a stand-in for Google Cloud Monitoring."""
     pytest.importorskip("google.cloud.monitoring_v3")
     found = Monitoring()
+    found.start()
+    yield found
+    found.stop()
+
+
+# --- Google Cloud Logging: a stand-in ----------------------------------------------------------------------------
+
+
+class CloudLogging:
+    """
+    Keeps what WriteLogEntries brings over gRPC, once for each id, and lists it by the filters that it is asked for.
+
+    It knows of a filter the comparisons of a log's name, severity, id, job and times, AND, OR and brackets; of others
+    it says so. An entry in `hidden` arrived, and is not shown yet. The next write is answered with `code`, if there is
+    one, and kept.
+    """
+
+    METHOD = "google.logging.v2.LoggingServiceV2"
+    PAGE = 3
+    """Entries in an answer, however many were asked for."""
+
+    def __init__(self):
+        self.port = free_port()
+        self.entries = {}
+        self.hidden = set()
+        self.filters = []
+        self.written = []
+        self.code = None
+        self._server = None
+
+    def start(self):
+        """Listen, on the port that it has."""
+        import grpc
+        from google.cloud.logging_v2 import types
+
+        def handler(method, request, response):
+            return grpc.unary_unary_rpc_method_handler(
+                method, request_deserializer=request.deserialize, response_serializer=response.serialize
+            )
+
+        handlers = {
+            "WriteLogEntries": handler(self._write, types.WriteLogEntriesRequest, types.WriteLogEntriesResponse),
+            "ListLogEntries": handler(self._list, types.ListLogEntriesRequest, types.ListLogEntriesResponse),
+        }
+        self._server = grpc.server(futures.ThreadPoolExecutor(4))
+        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(self.METHOD, handlers)])
+        assert self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        self._server.start()
+
+    def stop(self):
+        """Be gone, whatever was asked for."""
+        if self._server is not None:
+            self._server.stop(0).wait()
+            self._server = None
+
+    def _write(self, request, context):
+        from google.cloud.logging_v2 import types
+
+        self.written.append(request)
+        for entry in request.entries:
+            entry.log_name = entry.log_name or request.log_name
+            entry.insert_id = entry.insert_id or f"made-{len(self.entries):06d}"
+            entry.receive_timestamp = datetime.datetime.now(datetime.timezone.utc)
+            entry.timestamp = entry.timestamp or entry.receive_timestamp
+            self.entries.setdefault((entry.timestamp, entry.insert_id), entry)
+        if self.code is not None:  # what was written stays written
+            code, self.code = self.code, None
+            context.abort(code, "as the test wants it")
+        return types.WriteLogEntriesResponse()
+
+    def _list(self, request, context):
+        from google.cloud.logging_v2 import types
+
+        assert list(request.resource_names) == ["projects/my-project"]
+        assert request.order_by == "timestamp asc"
+        self.filters.append(request.filter)
+        found = [entry for key, entry in sorted(self.entries.items()) if key[1] not in self.hidden]
+        found = [entry for entry in found if self._is_meant(entry, request.filter)]
+        start = int(request.page_token or 0)
+        end = start + self.PAGE
+        token = str(end) if end < len(found) else ""
+        return types.ListLogEntriesResponse(entries=found[start:end], next_page_token=token)
+
+    @staticmethod
+    def _is_meant(entry, text):
+        """Return whether *entry* is what the filter *text* asks for."""
+        from google.cloud.logging_v2 import types
+        from google.logging.type.log_severity_pb2 import LogSeverity
+
+        fields = types.LogEntry.pb(entry).json_payload.fields
+        values = {
+            "logName": entry.log_name,
+            "severity": LogSeverity.Name(entry.severity),
+            "insertId": entry.insert_id,
+            "jsonPayload.job_name": fields["job_name"].string_value,
+            "timestamp": entry.timestamp,
+            "receiveTimestamp": entry.receive_timestamp,
+        }
+
+        def compared(match):
+            field, sign, quoted, bare = match.groups()
+            given = bare if quoted is None else json.loads(quoted)
+            value = values[field]
+            if isinstance(value, datetime.datetime):
+                given = datetime.datetime.fromisoformat(given)
+            return str(value is not None and COMPARISONS[sign](value, given))
+
+        logic = re.sub(r'([\w.]+) ?(>=|<=|=|>) ?(?:("(?:[^"\\]|\\.)*")|([\w./-]+))', compared, text)
+        assert re.fullmatch(r"(True|False|AND|OR|[() ])*", logic), text
+        return eval(logic.replace("AND", "and").replace("OR", "or"))
+
+    def client(self):
+        """Return the library's own client, speaking to this server."""
+        import grpc
+        from google.auth.credentials import AnonymousCredentials
+        from google.cloud.logging_v2 import Client
+        from google.cloud.logging_v2._gapic import _LoggingAPI
+        from google.cloud.logging_v2.services.logging_service_v2 import LoggingServiceV2Client
+        from google.cloud.logging_v2.services.logging_service_v2.transports import LoggingServiceV2GrpcTransport
+
+        client = Client(project="my-project", credentials=AnonymousCredentials())
+        channel = grpc.insecure_channel(f"127.0.0.1:{self.port}")
+        generated = LoggingServiceV2Client(transport=LoggingServiceV2GrpcTransport(channel=channel))
+        client._logging_api = _LoggingAPI(generated, client)  # it would ask for TLS
+        return client
+
+
+@pytest.fixture
+def cloud_logging():
+    """Start a stand-in for Google Cloud Logging."""
+    pytest.importorskip("google.cloud.logging")
+    found = CloudLogging()
     found.start()
     yield found
     found.stop()

@@ -168,6 +168,15 @@ class TestSeries:
             if not series.metric.type.endswith("/performance"):
                 assert series.metric.labels["cluster_name"] == "c"
 
+    def test_all_of_a_window(self, monitoring, sink, bus):
+        """What takes all of a window is 100 %, where 100 × 1.289 ÷ 1.289 is a little more."""
+        bus.subscribe(sink)
+        windows = {"length_s": [2.0], "elapsed_s": [1.289], "productive_s": [1.289], "badput_s": [{}]}
+        bus.log(update(windows=windows))
+        assert bus.flush(10)
+        found = [value for key, value in recorded(monitoring).items() if key[0] == "interval_goodput"]
+        assert found == [100.0]
+
     def test_rolling_windows(self, monitoring, sink, bus):
         """A rolling window is in percent, with its length in seconds."""
         bus.subscribe(sink)

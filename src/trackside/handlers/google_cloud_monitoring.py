@@ -209,9 +209,9 @@ def _of_windows(windows: Mapping[str, list[Any]], labels: Mapping[str, str]) -> 
         if not elapsed_s:
             continue
         sized = {**labels, "rolling_window_size": str(int(length_s))}
-        yield _SeriesValue("interval_goodput", 100 * productive_s / elapsed_s, {**sized, "goodput_source": "TOTAL"})
+        yield _SeriesValue("interval_goodput", 100 * (productive_s / elapsed_s), {**sized, "goodput_source": "TOTAL"})
         for source, spent in badput_sources(badput_s):
-            yield _SeriesValue("interval_badput", 100 * spent / elapsed_s, {**sized, "badput_source": source})
+            yield _SeriesValue("interval_badput", 100 * (spent / elapsed_s), {**sized, "badput_source": source})
 
 
 def _client() -> monitoring_v3.MetricServiceClient:

@@ -200,7 +200,10 @@ class GoodputCalculator:
         exclude: Iterable[tuple[int, int]] = (),
     ) -> GoodputResult:
         with self._lock:
-            for event in self._reader.read(self._log.read_new()):
+            payloads = self._log.read_new()
+            if self._log.begins_again:
+                self._reader, self._model, self._latest_ns = PayloadReader(), GoodputAccumulator(), 0
+            for event in self._reader.read(payloads):
                 self._model(event)
                 self._latest_ns = max(self._latest_ns, event.at_ns)
             if self.job_name not in self._model.sessions():
@@ -229,7 +232,7 @@ class GoodputCalculator:
 
     def _breakdown(self, result: GoodputResult) -> Shares:
         def percent(seconds: float) -> float:
-            return 100 * seconds / result.elapsed_s if result.elapsed_s else 0.0
+            return 100 * (seconds / result.elapsed_s) if result.elapsed_s else 0.0  # never above 100
 
         return {
             kind: {name: percent(part) for name, part in found.items()} if isinstance(found, dict) else percent(found)

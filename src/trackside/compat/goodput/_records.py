@@ -7,12 +7,13 @@ import os
 import re
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from trackside.bus import Bus
-from trackside.events import ITERATION, Event, RunsOn, event
+from trackside.events import ITERATION, Event, Handler, RunsOn, event
 from trackside.handlers.eventlog import Appender
 
 VARIABLE: Final = "TRACKSIDE_GOODPUT_DIR"
@@ -82,38 +83,33 @@ class _Lines:
         return not self._lines
 
 
-class LocalLog:
+class WrittenLog(ABC):
     """
-    The records of one job, below a directory of its own: each process that writes has a file, and all are read.
-
-    A write takes no longer than publishing an event; the file is written on another thread.
+    A log that takes records on a thread of its own: a write takes no longer than publishing an event.
 
     Args:
-        job_name: Names the directory.
-        logger_name: Names the files.
-        directory: Above the job's; what ``TRACKSIDE_GOODPUT_DIR`` names unless given, else ``goodput``.
+        job_name: The job; records of another are dropped, as the peer does.
     """
 
-    def __init__(self, job_name: str, logger_name: str, directory: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, job_name: str) -> None:
         self.job_name = job_name
-        above = Path(directory or os.environ.get(VARIABLE) or _DEFAULT).absolute()
-        self.directory = above / _safe(job_name)
-        self._name = _safe(logger_name)
         self._bus: Bus | None = None
-        self._read_bytes: dict[Path, int] = {}
-        self._first_s: dict[Path, float] = {}
+
+    @abstractmethod
+    def _sink(self) -> Handler:
+        """Return what writes the records, at the first one."""
 
     def write_cloud_logging_entry(self, entry: Payload) -> None:
-        """Append a record; one of another job is dropped, as the peer does."""
+        """Append a record."""
         if entry is None or entry.get("job_name") != self.job_name:
             return
         if self._bus is None:
             self._bus = Bus()
-            self._bus.subscribe(_Lines(self.directory, self._name), to=Recorded)
+            self._bus.subscribe(self._sink(), to=Recorded)
         self._bus.log(Recorded(payload=entry))
 
     def flush(self) -> None:
-        """Return when all that was appended is in the file, or after 10 s."""
+        """Return when all that was appended is written, or after 10 s."""
         if self._bus is not None:
             self._bus.flush(_FLUSH_S)
 
@@ -122,6 +118,31 @@ class LocalLog:
         if self._bus is not None:
             self._bus.close(_FLUSH_S)
             self._bus = None
+
+
+class LocalLog(WrittenLog):
+    """
+    The records of one job, below a directory of its own: each process that writes has a file, and all are read.
+
+    Args:
+        job_name: Names the directory.
+        logger_name: Names the files.
+        directory: Above the job's; what ``TRACKSIDE_GOODPUT_DIR`` names unless given, else ``goodput``.
+    """
+
+    begins_again = False
+    """Lines are in the order in which they were written."""
+
+    def __init__(self, job_name: str, logger_name: str, directory: str | os.PathLike[str] | None = None) -> None:
+        super().__init__(job_name)
+        above = Path(directory or os.environ.get(VARIABLE) or _DEFAULT).absolute()
+        self.directory = above / _safe(job_name)
+        self._name = _safe(logger_name)
+        self._read_bytes: dict[Path, int] = {}
+        self._first_s: dict[Path, float] = {}
+
+    def _sink(self) -> Handler:
+        return _Lines(self.directory, self._name)
 
     def read_new(self) -> Iterator[Payload]:
         """Yield the records that came since the last time: file by file, in the order of their first times."""
@@ -147,6 +168,8 @@ class LocalLog:
 
 class ForeignLog:
     """Reads from a stand-in for the peer's log client, as its tests pass one."""
+
+    begins_again = False
 
     def __init__(self, client: Any) -> None:
         self._client = client

@@ -50,6 +50,18 @@ class TestRecords:
             SlicesCounted, SpanEnded, SourceEnded,
         ]  # fmt: skip
 
+    def test_floats(self, records, read):
+        """Counts that come as floats, as Google Cloud Logging gives all numbers back, are counts; 1.5 is none."""
+        records.job(0).put(active_slices=1, total_slices=2, available_slices=2, elastic_slice_counts_timestamp=1)
+        records.put(step_count=0, step_start_time=2).put(step_count=1, step_start_time=3)
+        records.orbax("save", 1, 3, 1.5, "checkpoint_manager_blocking").job(6).put(step_count=1, step_start_time=7)
+        expected = [str(event) for event in read()]
+        as_they_come = json.loads(json.dumps(records.payloads), parse_int=float)
+        assert as_they_come[2]["step_count"].__class__ is float
+        assert [str(event) for event in read_payloads(as_they_come)] == expected
+        records.put(step_count=1.5, step_start_time=8)
+        assert problems(records) == {"a step record without a whole number": 1}
+
     def test_times(self, records, read):
         """Times are exact to the microsecond, in spite of the rounding of floats."""
         rng = random.Random(1)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, TypeGuard
+from typing import Any, Final
 
 import attrs
 
@@ -289,22 +289,25 @@ def _ns(seconds: Any) -> int:
     return int(round(seconds * 1e6) * 1000)
 
 
-def _is_count(value: Any) -> TypeGuard[int]:
-    return type(value) is int and 0 <= value < _MOST
+def _count(value: Any) -> int | None:
+    """Return *value* as a count, or None. Google Cloud Logging gives back a float for every number."""
+    if type(value) is float and value.is_integer():
+        value = int(value)
+    return value if type(value) is int and 0 <= value < _MOST else None
 
 
 def _begins_again(job: _RecordedJob, payload: Mapping[str, Any]) -> bool:
     """Return whether a record without a job start shows that the job was started again."""
-    step = payload.get("step_count")
-    if _is_count(step) and step < job.last_step:
+    step = _count(payload.get("step_count"))
+    if step is not None and step < job.last_step:
         return True
     is_resizing = ("elastic_reinit", "") in job.open or job.last_step < 0
     return not is_resizing and any(f"{what}_start_time" in payload for what in _INITIALIZING)
 
 
 def _step(job: _RecordedJob, payload: Mapping[str, Any], at_ns: int) -> Iterator[Event]:
-    step = payload.get("step_count")
-    if not _is_count(step):
+    step = _count(payload.get("step_count"))
+    if step is None:
         yield from job.fault(_NO_STEP, payload)
     else:
         job.last_step = max(step, job.last_step)
@@ -312,8 +315,9 @@ def _step(job: _RecordedJob, payload: Mapping[str, Any], at_ns: int) -> Iterator
 
 
 def _slices(job: _RecordedJob, payload: Mapping[str, Any], at_ns: int) -> Iterator[Event]:
-    counts = [payload.get(f"{which}_slices") for which in ("active", "total", "available")]
-    active, total, available = (count if _is_count(count) else 0 for count in counts)
+    active, total, available = (
+        _count(payload.get(f"{which}_slices")) or 0 for which in ("active", "total", "available")
+    )
     yield job.stamp(SlicesCounted(at_ns=at_ns, span_id=0, step=-1, active=active, total=total, available=available))
 
 
@@ -363,6 +367,6 @@ def _checkpoint(job: _RecordedJob, payload: Mapping[str, Any]) -> Iterator[Event
         return
     if not job.attempts:
         yield from job.begin(start_ns)
-    step = payload.get("step")
-    attributes = {span_names.CURRENT_ITERATION: step} if _is_count(step) else {}
+    step = _count(payload.get("step"))
+    attributes = {} if step is None else {span_names.CURRENT_ITERATION: step}
     yield job.ended(SpanEnded, job.opened(start_ns, name, attributes), start_ns + round(duration * 1e6) * 1000)
