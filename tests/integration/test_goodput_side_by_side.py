@@ -566,6 +566,31 @@ class TestDifferences:
         assert (theirs["PRODUCTIVE"], theirs["DATA_LOADING_SYNC"], theirs["OTHER"]) == (12.0, 1.0, 4.0)
         assert ours == {"PRODUCTIVE": 12.0, "OTHER": 5.0}
 
+    def test_load_of_the_first_attempt(self, tmp_path):
+        """A load of a job whose second attempt has none is one load; theirs counts it again at the disruption."""
+        steps = [(step, 5.0 + 3 * step) for step in range(4)]
+        again = [(step, 35.0 + 3 * (step - 2)) for step in range(2, 6)]
+        records = self.job((0.0, steps), (30.0, again), end_s=47.0, more=self.load(1.0))
+        (theirs, _), (ours, _) = self.answers(records, tmp_path)
+        assert (theirs["DATA_LOADING_SYNC"], ours["DATA_LOADING_SYNC"]) == (2.0, 1.0)
+
+    def test_save_before_a_restart(self, tmp_path):
+        """A save in the last step shows that the job still lived; theirs takes that time for recovery."""
+        saving = Job(random.Random(0))
+        saving.now = 15.0
+        saving.save(3, 0.0)
+        (save,) = saving.payloads
+        for key in ("checkpointer_blocking_duration_secs", "checkpoint_manager_blocking_duration_secs"):
+            save[key] = 2.0
+        steps = [(step, 5.0 + 3 * step) for step in range(4)]
+        again = [(step, 35.0 + 3 * (step - 2)) for step in range(2, 6)]
+        records = self.job((0.0, steps), (30.0, again), end_s=47.0, more=[(15.0, save)])
+        (theirs, _), (ours, _) = self.answers(records, tmp_path)
+        # Steps 2 and 3 began at 11 and 14 s, the save was over at 17 s, and the job came back at 30 s.
+        lost, recovery = "WASTED_PROGRESS_FROM_DISRUPTION", "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION"
+        assert (theirs[lost], theirs[recovery]) == (14.0 - 11.0, 30.0 - 14.0)
+        assert (ours[lost], ours[recovery]) == (17.0 - 11.0, 30.0 - 17.0)
+
     def test_load_of_each_attempt(self, tmp_path):
         """A load before the first step of each of three attempts is three loads; theirs counts the third one twice."""
         attempts = [
