@@ -18,7 +18,7 @@
 
 #include <stdint.h>
 
-/* The limits of trackside.wire._values and trackside.events._schema. */
+/* The limits of trackside.wire._values and trackside.events._fields. */
 #define MAX_FRAME_BYTES (640 << 10)
 #define MAX_FRAME_ROWS (1 << 14)
 #define MAX_BYTES_BYTES (1 << 18)

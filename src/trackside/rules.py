@@ -1,5 +1,5 @@
 """
-Which events a subscriber or a reader gets: the types that ``to=`` names, and of their events those that a rule keeps.
+Rules: they decide which of its events a subscription or a reader keeps.
 
 A rule is a value. `start` returns a function with fresh state, so that one rule can serve any number of subscriptions.
 The function is called for each event, by any thread, and never takes a lock. It returns None to keep the event, else
@@ -9,7 +9,6 @@ returned something false.
 
 from __future__ import annotations
 
-import fnmatch
 import functools
 import itertools
 import numbers
@@ -25,7 +24,6 @@ from trackside.events import (
     DecodeError,
     Event,
     IterationEnded,
-    Priority,
     SpanEnded,
     SpanEventAdded,
     SpanStarted,
@@ -33,6 +31,7 @@ from trackside.events import (
     Value,
     span_names,
 )
+from trackside.events._selected import EventTypes, SelectedTypes, checked_rule, is_rule
 
 Reason: TypeAlias = Literal["sampled", "filtered"]
 Decide: TypeAlias = Callable[[Event], "Reason | None"]
@@ -48,81 +47,6 @@ MAX_PARTS: Final = 64
 MAX_COUNT: Final = 2**53
 MAX_PERIOD_S: Final = 1e9
 REMEMBERED_PERIODS: Final = 64
-
-EventTypes: TypeAlias = "type[Event] | str | tuple[type[Event] | str, ...]"
-"""An event class, a wire name, a glob of wire names, or a tuple of these."""
-
-EVERYTHING: Final = "*"
-_MARKS: Final = frozenset(".*?[")
-"""A text that has none of these is neither a wire name nor a glob."""
-
-
-@attrs.frozen
-class SelectedTypes:
-    """The event types that an argument *to* stands for; types derived from them are selected too."""
-
-    classes: tuple[type[Event], ...]
-    names: tuple[str, ...]
-    """Wire names and globs of them; they match types that are declared later, too."""
-
-    @classmethod
-    def of(cls, to: object) -> SelectedTypes:
-        """
-        Read the argument *to* of a user.
-
-        Raises:
-            ConfigError: unless it is an event class, a wire name, a glob, or a tuple of one or more of these.
-        """
-        given = to if isinstance(to, tuple) else (to,)
-        classes = tuple(one for one in given if isinstance(one, type) and issubclass(one, Event))
-        names = tuple(one for one in given if isinstance(one, str) and not _MARKS.isdisjoint(one))
-        if not given or len(classes) + len(names) < len(given):
-            raise ConfigError("to", to, "give an event class, a wire name or a glob of such, or a tuple of them")
-        return cls(classes, names)
-
-    @property
-    def has_all(self) -> bool:
-        """Whether every type is selected."""
-        return Event in self.classes or EVERYTHING in self.names
-
-    def has(self, typed: Event | type[Event]) -> bool:
-        """Return whether a type, or that of an event, is selected; one that is not known here has its event's name."""
-        cls = typed if isinstance(typed, type) else type(typed)
-        if self.has_all or issubclass(cls, self.classes):
-            return True
-        own = {base.wire_name for base in cls.__mro__ if issubclass(base, Event) and base.wire_name}
-        if isinstance(typed, UnknownEvent):
-            own.add(typed.name)
-        return any(fnmatch.fnmatchcase(name, glob) for glob in self.names for name in own)
-
-
-def checked_priority(min_priority: Any) -> Priority:
-    """
-    Return the lowest priority that a user asks for; None means all.
-
-    Raises:
-        ConfigError: unless it is a priority or None.
-    """
-    try:
-        return Priority.PROFILE if min_priority is None else Priority(min_priority)
-    except ValueError:
-        raise ConfigError("min_priority", min_priority, "give LIFECYCLE, ITERATION or PROFILE") from None
-
-
-def checked_rule(keep: Any) -> Any:
-    """
-    Return the argument *keep* of a user; None keeps everything.
-
-    Raises:
-        ConfigError: unless it is a rule or None.
-    """
-    if keep is not None and not _is_rule(keep):
-        raise ConfigError("keep", keep, "give a rule: every(n), fraction(p), at_most(n, per=s), where(predicate) …")
-    return keep
-
-
-def _is_rule(given: Any) -> bool:
-    return not isinstance(given, type) and callable(getattr(given, "start", None))
 
 
 class Rule(Protocol):
@@ -445,7 +369,7 @@ def _parts(field: str, rules: tuple[Any, ...]) -> tuple[Rule, ...]:
     if not rules:
         raise ConfigError(field, rules, "give at least one rule")
     for rule in rules:
-        if not _is_rule(rule):
+        if not is_rule(rule):
             raise ConfigError(field, rule, "give rules such as every(10) or where(predicate)")
     if 1 + max(map(_depth, rules)) > MAX_DEPTH:
         raise ConfigError(field, rules, f"nest rules at most {MAX_DEPTH} deep")

@@ -113,7 +113,7 @@ class TestPsutil:
     def test_own_cpu(self, monkeypatch):
         """A process that used 1.5 s of CPU in a second occupied one and a half cores."""
         now_s = iter([100.0, 101.0])
-        monkeypatch.setattr(psutil.time, "monotonic", lambda: next(now_s))
+        monkeypatch.setattr(psutil, "time", SimpleNamespace(monotonic=lambda: next(now_s)))
         fake = FakePsutil()
         read = next(gauge.read for gauge in psutil.gauges_of(fake) if gauge.name == "process.cpu.utilization")
         read()

@@ -15,7 +15,7 @@ import numpy
 import pytest
 
 from trackside.events import DecodeError
-from trackside.events._schema import check_schema
+from trackside.events._fields import check_schema
 from trackside.wire._values import check_plain, is_sound, mended, plain, unpack, weigh
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from trackside.events import _schema
+from trackside.events import _fields
 from trackside.handlers.eventlog import _format
 from trackside.handlers.zeromq import _protocol
 from trackside.wire import _frames, _values
@@ -23,10 +23,10 @@ class TestFigures:
             ("| bytes of a row | {} |", _values.MAX_ROW_BYTES),
             ("| bytes of a text | {};", _values.MAX_STRING_BYTES),
             ("| elements of a list | {} |", _values.MAX_ARRAY_LENGTH),
-            ("| entries of a map, fields of a type | {} |", _schema.MAX_MAP_LENGTH),
+            ("| entries of a map, fields of a type | {} |", _fields.MAX_MAP_LENGTH),
             ("| depth of lists and maps in a field | {} |", _values.MAX_DEPTH),
-            ("| characters of a wire name | {};", _schema.MAX_NAME_LENGTH),
-            ("of all field names of a type {} |", _schema.MAX_SCHEMA_LENGTH),
+            ("| characters of a wire name | {};", _fields.MAX_NAME_LENGTH),
+            ("of all field names of a type {} |", _fields.MAX_SCHEMA_LENGTH),
             ("A frame has at most {} bytes", _values.MAX_FRAME_BYTES),
             ("{} rows and", _values.MAX_FRAME_ROWS),
             ("| 0 | `version` | {} |", _frames.FRAME_VERSION),

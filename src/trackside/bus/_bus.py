@@ -31,13 +31,14 @@ from trackside.bus._subscribers import (
 from trackside.core import ThreadSafeCount, complain, deadline_in, is_power_of_two, left_s
 from trackside.counters import CounterRegistry
 from trackside.events import ConfigError, Event, Handler, Priority, RunsOn, Source
-from trackside.rules import SelectedTypes, checked_priority, checked_rule
+from trackside.events._selected import SelectedTypes, checked_priority, checked_rule
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from trackside.bus._subscribers import Step, Subscriber, Target
-    from trackside.rules import EventTypes, Rule
+    from trackside.events._selected import EventTypes
+    from trackside.rules import Rule
 
 buses: weakref.WeakSet[Bus] = weakref.WeakSet()
 """Every live bus, for the hooks that run at a fork and at exit."""

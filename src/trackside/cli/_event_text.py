@@ -30,19 +30,16 @@ _AGGREGATES: Final = ("mean", "last", "sum", "min", "max")
 
 class EventLines:
     """
-    Events as lines of the width that there is, in colour where that is shown.
+    Events as lines of the width that there is, in colour in a terminal, and not with ``NO_COLOR``.
 
     Args:
         width: Columns; those of the terminal or of ``COLUMNS`` unless given, and 200 where there is neither.
-        has_colour: Whether to colour; only in a terminal, and not with ``NO_COLOR``, unless given.
     """
 
-    def __init__(self, *, width: int | None = None, has_colour: bool | None = None) -> None:
+    def __init__(self, *, width: int | None = None) -> None:
         is_terminal = sys.stdout.isatty()
         self._width = width or shutil.get_terminal_size((PIPE_WIDTH, 24)).columns
-        if has_colour is None:
-            has_colour = is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-        self._has_colour = has_colour
+        self._has_colour = is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
     def __call__(self, event: Event) -> str:
         """Return *event* as one line: time, rank, step, name, and of its fields what is not as always."""

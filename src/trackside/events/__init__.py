@@ -19,7 +19,7 @@ from trackside.events._errors import (
     TracksideError,
     UnreadableError,
 )
-from trackside.events._event import Event, event
+from trackside.events._event import ITERATION, LIFECYCLE, PROFILE, Event, Priority, event
 from trackside.events._fields import own_fields
 from trackside.events._handler import (
     FrameSink,
@@ -27,7 +27,6 @@ from trackside.events._handler import (
     Publish,
     RunsOn,
 )
-from trackside.events._priority import ITERATION, LIFECYCLE, PROFILE, Priority
 from trackside.events._registry import declared, is_declared, lookup
 from trackside.events._source import Parent, Source, follow_process_source, process_source, set_process_source
 from trackside.events._version import __version__

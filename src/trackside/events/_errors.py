@@ -69,17 +69,14 @@ class UnreadableError(TracksideError):
 class MissingExtraError(TracksideError, ImportError):
     """A library that one of trackside's extras installs is missing."""
 
-    def __init__(self, feature: str, extra: str, error: ImportError | None = None, *, otherwise: str = "") -> None:
-        super().__init__(feature, extra, error, otherwise)
+    def __init__(self, feature: str, extra: str, error: ImportError | None = None) -> None:
+        super().__init__(feature, extra, error)
         self.feature = feature
         """The part of trackside that needs the library."""
         self.extra = extra
-        self.otherwise = otherwise
-        """What the caller can ask for instead; empty if there is nothing."""
         self.name = error.name if error is not None else None
         self._problem = str(error) if error is not None else ""
 
     def __str__(self) -> str:
         problem = f" ({self._problem})" if self._problem else ""
-        otherwise = f", or {self.otherwise}" if self.otherwise else ""
-        return f"{self.feature} needs an extra{problem}; run pip install 'trackside[{self.extra}]'{otherwise}"
+        return f"{self.feature} needs an extra{problem}; run pip install 'trackside[{self.extra}]'"

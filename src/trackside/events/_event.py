@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import sys
 import time
@@ -17,9 +18,28 @@ from trackside.events._ambient import ambient
 from trackside.events._compared import Compared
 from trackside.events._errors import ConfigError
 from trackside.events._fields import ENVELOPE, fields_in
-from trackside.events._priority import ITERATION, Priority
 from trackside.events._registry import check_names, register
 from trackside.events._source import Source, process_source
+
+
+class Priority(enum.IntEnum):
+    """
+    The priority of an event class.
+
+    A property of the class, so it costs nothing per event. A full queue refuses the lowest level first.
+    """
+
+    PROFILE = 1
+    """Several per training step."""
+    ITERATION = 2
+    """One per training step or so."""
+    LIFECYCLE = 3
+    """Job, loops, checkpoints, reports; given up last."""
+
+
+PROFILE = Priority.PROFILE
+ITERATION = Priority.ITERATION
+LIFECYCLE = Priority.LIFECYCLE
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform

@@ -8,8 +8,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from trackside.events._errors import ConfigError, DuplicateEventError
-from trackside.events._fields import own_fields
-from trackside.events._schema import MAX_NAME_LENGTH, check_schema
+from trackside.events._fields import MAX_NAME_LENGTH, check_schema, own_fields
 
 if TYPE_CHECKING:
     from trackside.events._event import Event

@@ -12,8 +12,7 @@ from typing import Any
 
 import attrs
 
-from trackside.events._event import Event, event
-from trackside.events._priority import ITERATION, LIFECYCLE
+from trackside.events._event import ITERATION, LIFECYCLE, Event, event
 
 
 @event("trackside.step.started", priority=ITERATION)

@@ -8,8 +8,7 @@ Times are in seconds, and of iterations that did not fail. What is not known is 
 
 from __future__ import annotations
 
-from trackside.events._event import Event, _define, event
-from trackside.events._priority import LIFECYCLE
+from trackside.events._event import LIFECYCLE, Event, _define, event
 
 
 @_define

@@ -6,8 +6,7 @@ from typing import Any
 
 import attrs
 
-from trackside.events._event import Event, event
-from trackside.events._priority import LIFECYCLE
+from trackside.events._event import LIFECYCLE, Event, event
 
 
 @event("trackside.rank.silent", priority=LIFECYCLE)

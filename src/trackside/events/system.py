@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from trackside.events._event import Event, event
-from trackside.events._priority import LIFECYCLE
+from trackside.events._event import LIFECYCLE, Event, event
 
 
 @event("trackside.system.sampling_started", priority=LIFECYCLE)

@@ -6,8 +6,7 @@ from typing import Any
 
 import attrs
 
-from trackside.events._event import Event, EventOfSpan, event
-from trackside.events._priority import ITERATION, LIFECYCLE, PROFILE
+from trackside.events._event import ITERATION, LIFECYCLE, PROFILE, Event, EventOfSpan, event
 
 
 @event("trackside.source.started", priority=LIFECYCLE)

@@ -19,9 +19,10 @@ import attrs
 import msgpack
 
 from trackside.events import ConfigError, DecodeError, Event, MissingExtraError, Source, UnreadableError
+from trackside.events._selected import EventTypes
 from trackside.handlers.export import BatchExporter, RefusedError, SourcedDecoder, StreamCursor, encoded_source
 from trackside.handlers.zeromq import MultiLogWriter
-from trackside.rules import EventSelection, EventTypes, Rule
+from trackside.rules import EventSelection, Rule
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -5,7 +5,6 @@ The spans of a training job as context managers and decorators; the same moments
 `trackside.instruments.callbacks`. Imports only `trackside.bus` and `trackside.events`.
 """
 
-from trackside.instruments._annotate import annotate
 from trackside.instruments._checkpoint import (
     CheckpointSave,
     checkpoint_failed,
@@ -17,7 +16,17 @@ from trackside.instruments._checkpoint import (
 from trackside.instruments._collectives import stop_timing_collectives, time_collectives
 from trackside.instruments._defaults import TrainingDefaults, set_training_defaults, training_defaults
 from trackside.instruments._ids import next_id
-from trackside.instruments._iteration import Iteration, testing_iteration, training_iteration, validation_iteration
+from trackside.instruments._iteration import (
+    Iteration,
+    data_loading,
+    model_backward,
+    model_forward,
+    optimizer_update,
+    testing_iteration,
+    training_iteration,
+    validation_iteration,
+    zero_grad,
+)
 from trackside.instruments._lineage import environ_for_child, parent_from
 from trackside.instruments._metrics import config, metrics
 from trackside.instruments._out_of_order import SpanOrderError
@@ -38,9 +47,9 @@ from trackside.instruments._registry import is_evaluating, open_spans
 from trackside.instruments._section import Section
 from trackside.instruments._span import Span, span
 from trackside.instruments._threads import begin_outside_of_spans
-from trackside.instruments._within import data_loading, model_backward, model_forward, optimizer_update, zero_grad
 from trackside.instruments._wrapping import CallableId, restore_callables, wrap_callables
 from trackside.instruments.sections import close_section_window, configure_sections, section, waiting
+from trackside.instruments.torch import annotate
 
 begin_outside_of_spans()
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trackside._implementation import native
 from trackside.bus import default_bus
-from trackside.events import Ambient, ConfigError, IterationEnded, SpanEventAdded, ambient, span_names
+from trackside.events import Ambient, ConfigError, IterationEnded, ProfileSpanEnded, SpanEventAdded, ambient, span_names
 from trackside.instruments import _span
 from trackside.instruments._raised import NO_ERRORS, describe, event_attributes
-from trackside.instruments._span import LOGGER, F, Span, open_by_id
+from trackside.instruments._span import LOGGER, F, Span, make_span, open_by_id
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -357,5 +357,43 @@ if native is not None:
             (training_iteration, "training"),
             (validation_iteration, "validation"),
             (testing_iteration, "testing"),
+        )
+    )
+
+
+def data_loading(**attributes: Any) -> Span:
+    """Return the span of waiting for a batch; use it with ``with``, or as a decorator."""
+    return make_span(span_names.DATA_LOADING, ProfileSpanEnded, attributes)
+
+
+def model_forward(**attributes: Any) -> Span:
+    """Return the span of a forward pass; use it with ``with``, or as a decorator."""
+    return make_span(span_names.MODEL_FORWARD, ProfileSpanEnded, attributes)
+
+
+def zero_grad(**attributes: Any) -> Span:
+    """Return the span of clearing the gradients; use it with ``with``, or as a decorator."""
+    return make_span(span_names.ZERO_GRAD, ProfileSpanEnded, attributes)
+
+
+def model_backward(**attributes: Any) -> Span:
+    """Return the span of a backward pass; use it with ``with``, or as a decorator."""
+    return make_span(span_names.MODEL_BACKWARD, ProfileSpanEnded, attributes)
+
+
+def optimizer_update(**attributes: Any) -> Span:
+    """Return the span of an optimizer step; use it with ``with``, or as a decorator."""
+    return make_span(span_names.OPTIMIZER_UPDATE, ProfileSpanEnded, attributes)
+
+
+if native is not None:
+    data_loading, model_forward, zero_grad, model_backward, optimizer_update = (
+        native.compile_part(_function, _name, ProfileSpanEnded)
+        for _function, _name in (
+            (data_loading, span_names.DATA_LOADING),
+            (model_forward, span_names.MODEL_FORWARD),
+            (zero_grad, span_names.ZERO_GRAD),
+            (model_backward, span_names.MODEL_BACKWARD),
+            (optimizer_update, span_names.OPTIMIZER_UPDATE),
         )
     )

@@ -25,7 +25,17 @@ from trackside.instruments._checkpoint import (
     save_attributes,
     strategy_for,
 )
-from trackside.instruments._iteration import Iteration, testing_iteration, training_iteration, validation_iteration
+from trackside.instruments._iteration import (
+    Iteration,
+    data_loading,
+    model_backward,
+    model_forward,
+    optimizer_update,
+    testing_iteration,
+    training_iteration,
+    validation_iteration,
+    zero_grad,
+)
 from trackside.instruments._moments import begin, end, end_all, take, to_ns
 from trackside.instruments._phases import (
     LoopFacts,
@@ -40,7 +50,6 @@ from trackside.instruments._phases import (
     validation_loop,
 )
 from trackside.instruments._span import Span
-from trackside.instruments._within import data_loading, model_backward, model_forward, optimizer_update, zero_grad
 
 _SAVE: Final = "checkpoint_save"
 

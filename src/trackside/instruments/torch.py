@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from trackside.core import complain
 from trackside.events import ConfigError, MissingExtraError
+from trackside.instruments._span import set_annotator
 
 
 def record_function() -> Callable[[str], Callable[[], object]]:
@@ -284,3 +285,27 @@ def torch_module(asked: str) -> Any:
     except ImportError as missing:
         raise MissingExtraError(f"annotate={asked!r}", "torch", missing) from None
     return torch
+
+
+_WAYS: Final[dict[str, Callable[[], Callable[[str], Callable[[], object]]]]] = {
+    "record_function": record_function,
+    "nvtx": nvtx,
+}
+
+
+def annotate(how: str | None) -> None:
+    """
+    Show every span that opens from now on in a profiler too, whether or not anybody listens to it here.
+
+    Args:
+        how: ``record_function`` for torch's profiler, ``nvtx`` for Nsight, or None for neither.
+
+    Raises:
+        ConfigError: if *how* is none of these, or torch cannot do it.
+    """
+    if how is None:
+        set_annotator(None)
+    elif how in _WAYS:
+        set_annotator(_WAYS[how]())
+    else:
+        raise ConfigError("annotate", how, 'give "record_function", "nvtx" or None')

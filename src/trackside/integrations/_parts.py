@@ -39,10 +39,6 @@ class Parts:
         """When the gradients of this rank and those of all were there, in ns since the epoch; 0 where not known."""
         self._forget_loss: Callable[[], object] | None = None
 
-    def has_open(self, name: str) -> bool:
-        """Return whether the part *name* is open."""
-        return name in self._open
-
     def begin(self, name: str) -> None:
         """Begin the part *name*, one of those within a step."""
         if name in self._open:

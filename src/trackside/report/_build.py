@@ -199,9 +199,6 @@ class Episodes:
         self.latest: ScoreReport | None = None
         self.windows = 0
         """Those in which ranks were compared."""
-        self.waited_s = 0.0
-        """What a rank waited for others, on average over ranks, in all windows."""
-        self.waited_steps = 0
 
     def take(self, report: ScoreReport) -> None:
         """Take in one window."""
@@ -210,10 +207,6 @@ class Episodes:
         if report.is_closed or self.latest is None:
             self.latest = report
         steps = max(1, report.last_step - report.first_step + 1)
-        waited = [seconds for seconds in report.waited_s_per_step if seconds is not None]
-        if waited:
-            self.waited_s += math.fsum(waited) / len(waited) * steps
-            self.waited_steps += steps
         for one in report.stragglers:
             if one.kind == RELATIVE:
                 self._note(one, report, steps)

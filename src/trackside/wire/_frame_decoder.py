@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import islice
 from operator import attrgetter, itemgetter, lt
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import attrs
 
@@ -13,12 +13,11 @@ from trackside._implementation import native
 from trackside.events._compared import Value
 from trackside.events._errors import DecodeError
 from trackside.events._event import Event
-from trackside.events._schema import MAX_MAP_LENGTH, MAX_NAME_LENGTH, check_schema
+from trackside.events._fields import MAX_MAP_LENGTH, MAX_NAME_LENGTH, check_schema
 from trackside.events._source import Source
 from trackside.events.vocabulary import SourceStarted
 from trackside.wire._decoder import RowDecoder
 from trackside.wire._frames import FRAME_VERSION, WIDTH
-from trackside.wire._memo import Memo
 from trackside.wire._values import MAX_FRAME_BYTES, MAX_FRAME_ROWS, unpack, weigh
 
 _MAX_SEQ: Final = 1 << 62
@@ -210,3 +209,36 @@ def _described_source(events: list[Event], source: Source) -> Source:
         for event in events[place:]:
             event._source = source  # noqa: SLF001  the decoder's to write
     return source
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Memo(Generic[K, V]):
+    """A table of bounded weight; what was not used for longest is forgotten first."""
+
+    def __init__(self, capacity: int) -> None:
+        self.weight = 0
+        self._capacity = capacity
+        self._entries: dict[K, tuple[V, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: K) -> V | None:
+        """Return what was put as *key*, or None."""
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            return None
+        self._entries[key] = entry  # at the end, where the newest stand
+        return entry[0]
+
+    def put(self, key: K, value: V, weight: int) -> None:
+        """Remember *value*, whose weight counts against the capacity."""
+        _, old = self._entries.pop(key, (None, 0))
+        self._entries[key] = value, weight
+        self.weight += weight - old
+        while self.weight > self._capacity and len(self._entries) > 1:
+            _, lost = self._entries.pop(next(iter(self._entries)))
+            self.weight -= lost

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgpack
 
-from trackside.events._schema import MAX_MAP_LENGTH
+from trackside.events._fields import MAX_MAP_LENGTH
 from trackside.wire._values import MAX_FRAME_BYTES, MAX_FRAME_ROWS
 
 FRAME_VERSION: Final = 2

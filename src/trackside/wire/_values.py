@@ -18,7 +18,7 @@ import attrs
 import msgpack
 
 from trackside.events._errors import DecodeError
-from trackside.events._schema import MAX_MAP_LENGTH
+from trackside.events._fields import MAX_MAP_LENGTH
 from trackside.events._structure import SCALARS, converter
 
 MAX_FRAME_BYTES: Final = 640 << 10

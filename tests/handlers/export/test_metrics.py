@@ -19,7 +19,7 @@ from trackside.events import (
     TrainingWindowUpdated,
 )
 from trackside.handlers.export import CATALOGUE, Histogram, JobMetrics, MetricReader, flat_badput
-from trackside.handlers.export._scores import ScoreSummary
+from trackside.handlers.export._metrics import ScoreSummary
 from trackside.handlers.models.scores import ScoreAggregator
 
 

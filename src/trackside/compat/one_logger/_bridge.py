@@ -11,7 +11,7 @@ import attrs
 
 from trackside.compat.one_logger import _training_attributes as known
 from trackside.compat.one_logger._enums import StrEnum
-from trackside.compat.one_logger._training_events import StandardTrainingJobEventName as Name
+from trackside.compat.one_logger._training_attributes import StandardTrainingJobEventName as Name
 from trackside.compat.one_logger.core.attributes import Attributes
 from trackside.compat.one_logger.core.event import ErrorEvent, Event, StandardEventName, TelemetryDataError
 from trackside.compat.one_logger.core.span import Span

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from trackside.compat.one_logger._enums import StrEnum
 from trackside.compat.one_logger.core.attributes import Attributes
 from trackside.compat.one_logger.core.exceptions import assert_that
 
@@ -180,3 +181,15 @@ class SyncCheckpointMetricsUpdateAttributes(_KnownAttributes):
         "save_checkpoint_sync_time_min_sec",
         "save_checkpoint_sync_time_max_sec",
     )
+
+
+class StandardTrainingJobEventName(StrEnum):
+    """The names of a training job's events, on the span that each belongs to."""
+
+    ONE_LOGGER_INITIALIZATION = "one_logger_initialization"
+    UPDATE_TRAINING_TELEMETRY_CONFIG = "update_training_telemetry_config"
+    TRAINING_METRICS_UPDATE = "training_metrics_update"
+    VALIDATION_METRICS_UPDATE = "validation_metrics_update"
+    TESTING_METRICS_UPDATE = "testing_metrics_update"
+    SAVE_CHECKPOINT_SUCCESS = "save_checkpoint_success"
+    SYNC_CHECKPOINT_METRICS_UPDATE = "sync_checkpoint_metrics_update"

@@ -5,8 +5,7 @@ A job that uses ``nvidia_resiliency_ext.straggler`` 0.4.1 (or ``nvidia_resilienc
 it by ``trackside.compat.straggler`` in its imports. No GPU is required.
 """
 
-from trackside.compat.straggler._callables import CallableId
-from trackside.compat.straggler._detector import Detector
+from trackside.compat.straggler._detector import CallableId, Detector
 from trackside.compat.straggler._report import Report, Statistic, StragglerId
 
 __all__ = ["CallableId", "Detector", "Report", "Statistic", "StragglerId"]

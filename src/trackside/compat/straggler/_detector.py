@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NoReturn
+import inspect
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
+
+import attrs
 
 from trackside.bus import Bus, default_bus
-from trackside.compat.straggler._exchange import largest_of
 from trackside.compat.straggler._report import Report
 from trackside.compat.straggler.interval_tracker import ReportIntervalTracker
 from trackside.compat.straggler.reporting import ReportGenerator
 from trackside.events import Event
 from trackside.handlers.models.scores import KINDS
-from trackside.instruments import CallableId, Section
+from trackside.instruments import CallableId as OurCallableId
+from trackside.instruments import Section
 from trackside.instruments._wrapping import Layers
 from trackside.instruments.cupti import kernel_recorder
 from trackside.instruments.sections import Sections
+from trackside.instruments.torch import RankGroup
 
 
 class _Running:
@@ -173,3 +178,29 @@ class Detector:
     def is_interval_elapsed(cls) -> bool:
         """Return whether a report was due at the last such call, also where it was another rank's."""
         return cls._now().interval.is_interval_elapsed()
+
+
+def largest_of(group: RankGroup | None) -> Callable[[float], float]:
+    """Return a function that returns the largest value that any rank of *group* calls it with."""
+    if group is None:
+        return lambda value: value
+    return lambda value: max(struct.unpack("<d", data)[0] for data in group.all_gather(struct.pack("<d", value)))
+
+
+@attrs.frozen
+class CallableId(OurCallableId):
+    """A function of a module, a method of a class or of one object. Only the object and the name are used."""
+
+    arg_filter_fn: Callable[..., Any] | None = None
+    extra_args_fn: Callable[..., Any] | None = None
+    ignored_args: Any = None
+
+    def __str__(self) -> str:
+        # Not our way: the peer names a nested class by its last name alone.
+        if inspect.ismodule(self.obj):
+            owner = self.obj.__name__
+        elif inspect.isclass(self.obj):
+            owner = f"{self.obj.__module__}.{self.obj.__name__}"
+        else:
+            owner = type(self.obj).__name__
+        return f"{owner}.{self.name}"

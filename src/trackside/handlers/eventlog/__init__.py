@@ -16,9 +16,9 @@ from trackside.handlers.eventlog._check import (
 )
 from trackside.handlers.eventlog._format import Loss
 from trackside.handlers.eventlog._outline import LogOutline, SourceOutline, outline
+from trackside.handlers.eventlog._reader import is_stream, stream_module
 from trackside.handlers.eventlog._replay import Replay, feed, follow, replay
 from trackside.handlers.eventlog._scanner import Damage
-from trackside.handlers.eventlog._streams import is_stream, stream_module
 from trackside.handlers.eventlog._writer import EventLog
 
 __all__ = [

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TypeAlias
+from types import ModuleType
+from typing import Final, TypeAlias
 
 import attrs
 
@@ -27,7 +29,6 @@ from trackside.handlers.eventlog._format import (
     decode_loss,
 )
 from trackside.handlers.eventlog._scanner import BLOCK_BYTES, TORN, Damage, Found, Scanner, undecodable
-from trackside.handlers.eventlog._streams import is_stream, stream_module
 from trackside.wire import Frame, FrameDecoder
 
 Item: TypeAlias = Frame | Header | Loss | Ending | Damage
@@ -269,3 +270,21 @@ def _of_one_source(files: list[LogFile]) -> list[LogFile]:
 def block_bytes(files: int) -> int:
     """Return how much of each of so many files may be in memory."""
     return min(max(_MEMORY_BYTES // max(files, 1), _LEAST_BLOCK_BYTES), BLOCK_BYTES)
+
+
+_SCHEMES: Final = ("nats://", "tls://")
+
+
+def is_stream(path: str | os.PathLike[str]) -> bool:
+    """Return whether *path* is the address of a stream that can be read like a log."""
+    return isinstance(path, str) and path.startswith(_SCHEMES)
+
+
+def stream_module() -> ModuleType:
+    """
+    Return the module that reads and writes such streams. It needs an extra, and is imported when it is asked for.
+
+    Raises:
+        MissingExtraError: The library that it needs is not installed.
+    """
+    return importlib.import_module("trackside.handlers.nats")

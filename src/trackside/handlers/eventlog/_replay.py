@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from trackside.events import Event, Source, UnreadableError
+from trackside.events._selected import EventTypes
 from trackside.handlers.eventlog._reader import (
     LogFile,
     LogReader,
@@ -20,11 +21,11 @@ from trackside.handlers.eventlog._reader import (
     find_files,
     identify,
     in_order,
+    is_stream,
     source_files,
 )
 from trackside.handlers.eventlog._scanner import Damage
-from trackside.handlers.eventlog._streams import is_stream
-from trackside.rules import EventSelection, EventTypes, Rule
+from trackside.rules import EventSelection, Rule
 from trackside.wire import Frame, FrameDecoder, FrameView, SequenceTracker
 
 M = TypeVar("M")

@@ -12,6 +12,7 @@ import attrs
 
 from trackside.core import RateLimitedLog, described
 from trackside.events import ConfigError, DecodeError, Event, Priority, Source, UnknownEvent, UnreadableError, clock
+from trackside.events._selected import EventTypes, checked_rule
 from trackside.handlers.zeromq._connection import Connection
 from trackside.handlers.zeromq._protocol import (
     BEAT_S,
@@ -32,7 +33,6 @@ from trackside.handlers.zeromq._protocol import (
 from trackside.handlers.zeromq._receiver import Entry, StreamConsumer
 from trackside.handlers.zeromq._server import find_endpoints
 from trackside.handlers.zeromq._session import Action, Role, Sent, Sessions, State
-from trackside.rules import EventTypes, checked_rule
 from trackside.wire import Frame, FrameDecoder, SequenceTracker, deliver, views
 
 if TYPE_CHECKING:

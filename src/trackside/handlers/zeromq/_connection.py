@@ -62,7 +62,7 @@ BACKLOG: Final = 4096
 """Connections that may wait to be accepted: all ranks may come back at once."""
 
 
-def new_context(*, io_threads: int = 1) -> zmq.Context[zmq.Socket[bytes]]:
+def new_context() -> zmq.Context[zmq.Socket[bytes]]:
     """
     Return a new context.
 
@@ -76,7 +76,7 @@ def new_context(*, io_threads: int = 1) -> zmq.Context[zmq.Socket[bytes]]:
             zmq.zmq_version(),
             "it must be 4.3.5 or newer, with CURVE: `pip install --force-reinstall --only-binary :all: pyzmq`",
         )
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     # Otherwise each waiting message, however small, holds the 8 KiB in which it arrived, which adds up with thousands
     # of senders. A libzmq without this option has that cost.
     with contextlib.suppress(zmq.ZMQError):

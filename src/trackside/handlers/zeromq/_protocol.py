@@ -16,7 +16,7 @@ import msgpack
 
 from trackside.core import RateLimitedLog, described
 from trackside.events import ConfigError, DecodeError, Event, Priority, Source, SourceEnded, SourceStarted, UnknownEvent
-from trackside.rules import EVERYTHING, SelectedTypes, checked_priority
+from trackside.events._selected import EVERYTHING, SelectedTypes, checked_priority
 from trackside.wire import pack
 from trackside.wire._values import is_sound, unpack
 

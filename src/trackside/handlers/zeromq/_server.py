@@ -19,6 +19,7 @@ import attrs
 
 from trackside.core import RateLimitedLog, described
 from trackside.events import DecodeError, Source, TracksideError, UnreadableError, clock
+from trackside.events._selected import EVERYTHING
 from trackside.handlers.eventlog import create_file
 from trackside.handlers.zeromq._connection import Connection, is_served
 from trackside.handlers.zeromq._protocol import (
@@ -67,7 +68,6 @@ from trackside.handlers.zeromq._protocol import (
     encode_snapshot,
 )
 from trackside.handlers.zeromq._session import Action, Role, Send, Sent, Sessions
-from trackside.rules import EVERYTHING
 from trackside.wire import pack
 
 if TYPE_CHECKING:

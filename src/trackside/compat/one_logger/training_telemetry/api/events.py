@@ -1,6 +1,6 @@
 """The names of a training job's events."""
 
-from trackside.compat.one_logger._training_events import (
+from trackside.compat.one_logger._training_attributes import (
     StandardTrainingJobEventName,
 )
 
