@@ -1,1 +1,1 @@
-"""Trackside side by side with what people would use instead. Run by ``make bench``."""
+"""Trackside side by side with its alternatives. Run by ``make bench``."""

@@ -1,5 +1,5 @@
 """
-``python -m benchmarks``: print what trackside and its peers cost, measured in one run.
+``python -m benchmarks``: print the cost of trackside and of its peers, measured in one run.
 
 A family that cannot be measured is reported with the reason, and the others go on; the exit code is then 1.
 """

@@ -1,4 +1,4 @@
-"""Events: built and logged to one handler, and to nobody."""
+"""Events: built and logged to one handler, and without a handler."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.measure import Row, compared, interleaved
 
 @trackside.event("benchmark.step.measured")
 class StepMeasured(trackside.Event):
-    """An event of two fields that somebody wants."""
+    """An event of two fields that a handler wants."""
 
     index: int
     value: float
@@ -22,7 +22,7 @@ class StepMeasured(trackside.Event):
 
 @trackside.event("benchmark.step.ignored")
 class StepIgnored(trackside.Event):
-    """An event that nobody wants."""
+    """An event that no handler wants."""
 
     index: int
     value: float

@@ -1,7 +1,7 @@
 """
 Events to bytes and back, without a bus or a file: beside attrs' own companion and a JSON library written in Rust.
 
-The peers trust every value; ours proves of each that it can be read back, and is within limits when it is.
+The peers trust every value; trackside proves of each that it can be read back, and is within limits when it is.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def rows() -> list[Row]:
             [PhaseMeasured(**fields) for fields in orjson.loads(text)] for _ in range(loops // _BATCH)
         ],
     }
-    times = interleaved(runs, loops=10 * _BATCH)  # type: ignore[arg-type]  what they return is not looked at
+    times = interleaved(runs, loops=10 * _BATCH)  # type: ignore[arg-type]  the return values are not used
     return [
         compared("a ten-field event to bytes", times, "encode", "cattrs", 1.50),
         compared("a ten-field event to bytes", times, "encode", "orjson", 2.00),

@@ -114,7 +114,7 @@ def more_steps(last: Record, count: int) -> list[Record]:
 
 
 def measure_records(steps: int) -> Figures:
-    """Measure our model on the peer's records."""
+    """Measure trackside's model on the peer's records."""
     from trackside.handlers import feed  # noqa: PLC0415  ours alone
     from trackside.handlers.models.goodput import GoodputAccumulator, read_payloads  # noqa: PLC0415  ours alone
 
@@ -129,7 +129,7 @@ def measure_records(steps: int) -> Figures:
 
 
 def measure_events(steps: int) -> Figures:
-    """Measure our model on our events."""
+    """Measure trackside's model on its own events."""
     from trackside.events import Event  # noqa: PLC0415  ours alone
     from trackside.handlers import feed  # noqa: PLC0415
     from trackside.handlers.models.goodput import GoodputAccumulator  # noqa: PLC0415
@@ -140,7 +140,7 @@ def measure_events(steps: int) -> Figures:
 
     given, more = _events(steps)
     model = GoodputAccumulator()
-    tracemalloc.start()  # the resident size would not tell it from what making up the events left behind
+    tracemalloc.start()  # in the resident size it could not be separated from the memory of generating the events
     answer(given)
     _, memory = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -153,7 +153,7 @@ def measure_events(steps: int) -> Figures:
 
 
 def measure_disk(steps: int) -> Figures:
-    """Measure our model on our events in a log."""
+    """Measure trackside's model on events in a log."""
     from trackside.handlers import feed, replay  # noqa: PLC0415  ours alone
     from trackside.handlers.models.goodput import GoodputAccumulator  # noqa: PLC0415
 
@@ -223,7 +223,7 @@ def _events(steps: int) -> tuple[list[Any], list[Any]]:
 
 
 class Log:
-    """Stands in for the cloud's log; finds what is later than some time at once."""
+    """Stands in for the cloud's log; finds the entries later than some time at once."""
 
     def __init__(self, records: list[Record]) -> None:
         self._payloads: list[Record] = []
@@ -240,7 +240,7 @@ class Log:
     def read_cloud_logging_entries(
         self, start_time: Any = None, end_time: Any = None, last_entry_info: Any = None
     ) -> tuple[list[Record], tuple[datetime.datetime, str]]:
-        """Return what was written after *start_time*."""
+        """Return the entries after *start_time*."""
         del end_time, last_entry_info
         first = 0 if start_time is None else bisect_right(self._times, start_time)
         return self._payloads[first:], (self._times[-1], str(len(self._times)))

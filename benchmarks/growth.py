@@ -1,10 +1,10 @@
 """
 The growth of cost: with events, steps, ranks, and with spans that are deep or wide.
 
-Each size has a process of its own, so that none sees another's memory; what takes few seconds has three, of which the
-fastest counts, since a machine that is slow for a second bends a line through three points. The exponent is the slope
-of the line through the measured times on double logarithmic paper, of the three largest sizes: 1 is as fast at any
-size. Memory is what the process grew by at its peak.
+Each size has a process of its own, so that none sees another's memory; a measurement of few seconds has three, of which
+the fastest counts, since a machine that is slow for a second bends a line through three points. The exponent is the
+slope of the line through the measured times on double logarithmic paper, of the three largest sizes: 1 is as fast at
+any size. Memory is what the process grew by at its peak.
 
 ``python -m benchmarks.growth WHAT SIZE`` is such a process; it prints its figures as JSON.
 """
@@ -50,7 +50,7 @@ class GrowthMeasured(Event):
 
 @attrs.frozen
 class Growth:
-    """What is made larger."""
+    """The dimension that grows."""
 
     title: str
     unit: str
@@ -60,7 +60,7 @@ class Growth:
 
 
 def rows() -> list[Row]:
-    """Measure, print a line for each size, and return a row for each thing that grew."""
+    """Measure, print a line for each size, and return a row for each dimension that grew."""
     return [_row(name, growth) for name, growth in GROWTHS.items()]
 
 
@@ -143,7 +143,7 @@ def _feed(model: Callable[[Event], object], events: Iterator[Event]) -> float:
 
 
 def _of(source: Source, events: Iterator[Event]) -> Iterator[Event]:
-    """Yield *events* as the dispatcher hands them to a model: numbered, and with their source."""
+    """Yield *events* as the dispatcher passes them to a model: numbered, and with their source."""
     started = SourceStarted(identity=source.to_wire(), at_ns=0, span_id=0, step=-1)
     for seq, event in enumerate(chain([started], events), start=1):
         event._source, event._seq = source, seq  # noqa: SLF001  as the dispatcher does
@@ -252,7 +252,7 @@ GROWTHS = {
 
 
 def main() -> None:
-    """Do one thing at one size and print what it took."""
+    """Measure one dimension at one size and print the figures."""
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     taken_ns = GROWTHS[sys.argv[1]].work(int(sys.argv[2]))
     grown_bytes = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib) << 10

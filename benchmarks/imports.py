@@ -1,5 +1,5 @@
 """
-Importing the library, in a process of its own each time; what the interpreter itself takes is subtracted.
+Importing the library, in a process of its own each time; the interpreter's own time is subtracted.
 
 Bytecode is compiled in a first run that is not timed, as it is where a package was installed, and lies in a
 directory of its own, so that nobody's settings decide who has some. What counts is the CPU time of the process: the

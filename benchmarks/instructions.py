@@ -109,7 +109,8 @@ def _section(stack: ExitStack) -> Run:
 
 
 def _step(stack: ExitStack) -> Run:
-    # What `start` adds works in other threads. Under valgrind, where one thread runs at a time, it would only be slow.
+    # The parts that `start` adds work in other threads. Under valgrind, where one thread runs at a time, they would
+    # only be slow.
     load_all("trackside")  # as `start` does
     directory = stack.enter_context(tempfile.TemporaryDirectory())
     stack.enter_context(default_bus.subscribe(trackside.EventLog(pathlib.Path(directory) / "log", fsync_s=None)))
@@ -150,8 +151,8 @@ def counted(operation: str, few: int = FEW, many: int = MANY) -> float:
 
     Args:
         operation: One of `OPERATIONS`.
-        few: How often it is done in the first process that is counted.
-        many: How often in the second.
+        few: The number of operations in the first process that is counted.
+        many: The number in the second.
 
     Raises:
         CalledProcessError: if valgrind or the operation fails.
@@ -214,7 +215,7 @@ def show_step() -> int:
 
 
 def show_shares() -> None:
-    """Print where the calling thread's time goes, by function."""
+    """Print the time of the calling thread, by function."""
     for name, (what, prepare) in OPERATIONS.items():
         with ExitStack() as stack:
             run = prepare(stack)

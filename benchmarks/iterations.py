@@ -1,8 +1,8 @@
 """
-Training iterations with their metrics: what the training loop pays, around the thousandth, far later, and switched off.
+Training iterations with their metrics: the cost to the loop, around the thousandth, far later, and switched off.
 
 One Logger does everything in the training's thread, trackside nearly everything in another one. So times are taken in
-bursts, and what the burst left for the other thread is done before the next one begins.
+bursts, and the work that a burst left for the other thread is done before the next one begins.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _heard(metrics: TrainingMetrics) -> list[Row]:
 
 
 def _read() -> Row:
-    """Compare what the model needs for an iteration after a million of them and after a thousand."""
+    """Compare the memory of the model for an iteration after a million of them and after a thousand."""
     source, rng = process_source(), random.Random(1)
     ended = [
         IterationEnded(parent_span_id=1, step=step, span_id=2, duration_ns=int(10**8 * rng.lognormvariate(0, 0.1)))

@@ -1,9 +1,9 @@
 """
-``python -m benchmarks.load``: what one collector takes, by itself (E11) and at the root of a tree (E12).
+``python -m benchmarks.load``: the capacity of one collector, by itself (E11) and at the root of a tree (E12).
 
-``fan-in``: each rank with a connection of its own, events at a steady rate. ``tree``: ranks behind forwarders.
-Prints what arrived, what was lost, how far behind the collector was, its memory and its processor time: the simulated
-ranks run on the same cores, so ``collector_sustains_per_s`` says what it takes by itself, were a core its own. 1 if a
+``fan-in``: each rank with a connection of its own, events at a steady rate. ``tree``: ranks behind forwarders. Prints
+how many events arrived and were lost, how far behind the collector was, its memory and its processor time: the
+simulated ranks run on the same cores, so ``collector_sustains_per_s`` is its capacity with a core of its own. 1 if a
 single event is missing.
 """
 
@@ -42,7 +42,7 @@ while True:
 
 
 class Lag:
-    """How old events are when the collector reads them."""
+    """The age of events when the collector reads them."""
 
     def __init__(self) -> None:
         self.lags_s: list[float] = []
@@ -60,7 +60,7 @@ class Lag:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one of the two; 1 if something is missing."""
+    """Run one of the two; 1 if an event is missing."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.load", description=__doc__)
     kinds = parser.add_subparsers(dest="kind", required=True)
     fan_in = kinds.add_parser("fan-in", help="each rank has a connection of its own")
@@ -101,20 +101,20 @@ def _tree(options: argparse.Namespace, directory: str) -> dict[str, Any]:
     bind = f"ipc://{directory}/root"
     common = ["--nodes", each, "--ranks", per_node, "--events", options.events, "--frames", options.frames]
     with _collector(bind, options, directory) as collector:
-        relays, senders = [], []
+        forwarders, senders = [], []
         for process in range(options.processes):
             places = [str(process * each + place) for place in range(each)]
-            relay = [sys.executable, "-c", _FORWARD, bind, directory, *places]
-            relays.append(subprocess.Popen(relay, stdout=subprocess.PIPE, text=True))  # noqa: S603  ourselves
+            command = [sys.executable, "-c", _FORWARD, bind, directory, *places]
+            forwarders.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))  # noqa: S603  ourselves
             endpoints = [f"ipc://{directory}/{place}" for place in places]
             first = process * each * per_node
             senders.append(_sender(endpoints, ["--first", first, *common, "--every", 0.0]))
         try:
-            found = _collected(collector, senders, relays)
+            found = _collected(collector, senders, forwarders)
         finally:
-            for relay_process in relays:
-                relay_process.kill()
-                relay_process.communicate()
+            for forwarder in forwarders:
+                forwarder.kill()
+                forwarder.communicate()
         return {"ranks": per_node * each * options.processes, "forwarders": each * options.processes, **found}
 
 
@@ -135,10 +135,10 @@ def _collector(
 
 
 def _collected(
-    collector: Collector, senders: list[subprocess.Popen[str]], relays: Sequence[subprocess.Popen[str]] = ()
+    collector: Collector, senders: list[subprocess.Popen[str]], forwarders: Sequence[subprocess.Popen[str]] = ()
 ) -> dict[str, Any]:
     """Let *senders* send; serve until everything has arrived, or no more comes; return the figures."""
-    others = [process.pid for process in (*senders, *relays)]
+    others = [process.pid for process in (*senders, *forwarders)]
     try:
         _serve_until(collector, lambda: all(_lines(sender, 1) for sender in senders))
         for sender in senders:

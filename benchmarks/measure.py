@@ -1,4 +1,4 @@
-"""Timing several ways of doing one thing so that a noisy machine is noisy to all of them alike."""
+"""Timing several alternatives so that noise of the machine affects all of them alike."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Run = Callable[[int], None]
 
 @attrs.frozen
 class Timing:
-    """What one way cost: nanoseconds per operation, over the repeats."""
+    """The cost of one alternative: nanoseconds per operation, over the repeats."""
 
     median_ns: float
     best_ns: float
@@ -23,7 +23,7 @@ class Timing:
 
 @attrs.frozen
 class Row:
-    """A line of the table: ours against a peer's, in one run."""
+    """A line of the table: trackside's alternative against a peer's, in one run."""
 
     operation: str
     ours: Timing
@@ -48,13 +48,13 @@ def interleaved(
     runs: Mapping[str, Run], *, loops: int, repeats: int = 25, settle: Callable[[], object] = _nothing
 ) -> dict[str, list[float]]:
     """
-    Time each of *runs* once in every repeat, in turn.
+    Time each of *runs* once in every repeat, alternately.
 
     Args:
-        runs: The ways, by name.
-        loops: How often the operation is done for each time taken.
-        repeats: How many times are taken of each way.
-        settle: Called after each, outside of the time: what runs on other threads is to be done before the next.
+        runs: The alternatives, by name.
+        loops: The number of operations for each time taken.
+        repeats: The number of times taken of each alternative.
+        settle: Called after each, outside of the time: work on other threads is to be done before the next.
 
     Returns:
         For each name the nanoseconds per operation, one for each repeat.
@@ -73,7 +73,7 @@ def interleaved(
 
 
 def timing(samples: list[float]) -> Timing:
-    """Summarize the repeats of one way."""
+    """Summarize the repeats of one alternative."""
     return Timing(statistics.median(samples), min(samples), max(samples))
 
 
@@ -84,12 +84,12 @@ def compared(
     Compare *ours* with *peer*, repeat by repeat.
 
     Args:
-        operation: What was done.
-        times: What `interleaved` returned.
-        ours: The name of our way.
-        peer: The name of theirs.
+        operation: The name of the operation.
+        times: The result of `interleaved`.
+        ours: The name of trackside's alternative.
+        peer: The name of the peer's.
         budget: The largest ratio that is good enough.
-        floor: The way whose time is subtracted from both: an empty call.
+        floor: The alternative whose time is subtracted from both: an empty call.
     """
     empty = times[floor] if floor is not None else [0.0] * len(times[ours])
     mine = [sample - nothing for sample, nothing in zip(times[ours], empty, strict=True)]

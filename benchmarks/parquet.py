@@ -46,7 +46,7 @@ def _beside(operation: str, ours: float, most: float, called: str) -> Row:
 
 
 def write_log(directory: pathlib.Path, *, rank: int, events: int) -> None:
-    """Write what a rank logs: of ten events four iterations, four spans, a counter's window and a heartbeat."""
+    """Write the events of a rank: of ten events four iterations, four spans, a counter's window and a heartbeat."""
     from trackside.events import CounterWindow, Heartbeat, ProfileSpanEnded  # noqa: PLC0415  for this process alone
 
     source = trackside.Source(

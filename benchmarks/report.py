@@ -1,7 +1,7 @@
 """
 Reports: the CPU time, the memory and the size of the page, of 4,096 ranks with 8 sections each and a million steps.
 
-The logs are made up first, which takes longer. Each measurement has a process of its own, so that none sees another's
+The logs are generated first, which takes longer. Each measurement has a process of its own, so that none sees another's
 memory; ``python -m benchmarks.report DIRECTORY`` is such a process, and prints its figures.
 """
 
@@ -133,7 +133,7 @@ def _write(directory: Path, source: Source, events: Iterator[Event]) -> None:
 
 
 def measure(directory: str) -> dict[str, float]:
-    """Make the report of the logs in *directory*, and return what it took."""
+    """Make the report of the logs in *directory*, and return its time, memory and size."""
     from trackside.report import read_report, report_page  # noqa: PLC0415  what is measured, imports included
 
     start_ns = time.process_time_ns()

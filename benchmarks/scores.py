@@ -1,4 +1,6 @@
-"""Scores: the CPU time of a report on a whole job, from its last rank's window to the events, and of what is before."""
+"""
+Scores: the CPU time of a report on a whole job, from its last rank's window to the events, and of the windows before.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sections: entered and left, timed and skipped. The peer's CUPTI is stood in for, as it was when it was measured."""
+"""Sections: entered and left, timed and skipped. The peer's CUPTI is replaced by a stand-in."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trackside.instruments.sections import Sections
 
 
 class _NoCupti:
-    """What the peer asks for at its start, on a machine without a GPU."""
+    """The functions that the peer calls at its start, on a machine without a GPU."""
 
     def __init__(self, *_args: object, **_options: object) -> None:
         pass

@@ -38,8 +38,8 @@ class Writer:
     """
     Encodes events for all ranks of a process.
 
-    Ranks in step with each other say the same but for who they are and how far they have come, so what one has had
-    encoded does for the next: the simulation shares two cores with what it is to measure.
+    Ranks in step with each other log the same events except for their identity and position, so the encoding of one is
+    used for the next: the simulation shares two cores with the collector that it measures.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Writer:
 
 @attrs.define(eq=False)
 class Rank:
-    """One source that makes up frames."""
+    """One source that generates frames."""
 
     source: Source
     writer: Writer = attrs.field(factory=Writer)
@@ -110,7 +110,7 @@ class Wire:
         return Sent.QUEUED
 
     def receive(self, most: int) -> Iterator[list[bytes]]:
-        """Yield what has come."""
+        """Yield the messages that arrived."""
         for _ in range(most):
             try:
                 yield self._socket.recv_multipart(zmq.DONTWAIT)
@@ -118,7 +118,7 @@ class Wire:
                 return
 
     def close(self) -> None:
-        """Close; what was just sent has a second to leave."""
+        """Close; messages just sent have a second to leave."""
         self._socket.close(1000)
 
 
@@ -143,13 +143,13 @@ class Node:
         return lambda: self._rings.remove(ring)
 
     def take_snapshot(self, models: Sequence[str], ring: Ring, done: Callable[[ReadySnapshot | None], None]) -> None:
-        """Say who is here."""
+        """Return the sources."""
         del models
         places = [SourcePosition(rank.source, rank.next_seq, 0) for rank in self.ranks]
         done(ReadySnapshot(encode_snapshot(Snapshot(places, {}, clock.now_ns())), ring.next_index, ring.before))
 
     def status(self) -> dict[str, Any]:
-        """Say nothing in particular."""
+        """Have no status."""
         return {}
 
     def append(self, frame: bytes, events: int) -> None:
@@ -158,7 +158,7 @@ class Node:
             ring.append(frame, events)
 
     def turn(self) -> None:
-        """Send and receive what there is."""
+        """Send and receive the messages there are."""
         self.server.pump()
         for parts in self.link.receive(64):
             self.server.receive(b"", parts, time.monotonic(), clock.now_ns())
@@ -166,7 +166,7 @@ class Node:
 
 
 def main() -> int:
-    """Send as the command line says, and print the events sent; 1 if the other end did not take all."""
+    """Send as the command line says, and print the events sent; 1 if the other end did not accept all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("endpoints", nargs="+")
     parser.add_argument("--first", type=int, default=0, help="the first rank")

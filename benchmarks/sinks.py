@@ -1,4 +1,4 @@
-"""Sinks of systems with a network in between: what one event costs on the sink's own thread, before it is sent."""
+"""Sinks of systems behind a network: the cost of one event on the sink's own thread, before it is sent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NOTHING_IS_SENT = {
 
 
 def _each(make: Callable[[int], Any], take: Callable[[Any], object]) -> Callable[[int], None]:
-    """Return a run that makes events and hands them over."""
+    """Return a run that makes events and passes them to a sink."""
 
     def run(loops: int) -> None:
         for number in range(2, loops + 2):

@@ -1,4 +1,4 @@
-"""Spans: opened and closed, and queued to where they are written from."""
+"""Spans: opened and closed, and queued for their writer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ each repeat of the peer.
 
 
 class _Nowhere(SpanExporter):
-    """An exporter that costs nothing, so that the peer's time is the SDK's own."""
+    """An exporter without a cost, so that the peer's time is the SDK's own."""
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:  # noqa: ARG002  they go nowhere
         """Do nothing."""

@@ -1,4 +1,4 @@
-"""One thread logging, and two at once: where no interpreter lock keeps them apart, two do more than one."""
+"""One thread logging, and two at once: without an interpreter lock, two do more than one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.measure import Row, compared, interleaved
 LOOPS = 20_000
 _IS_FREE = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 _BUDGET = 1 / 1.5 if _IS_FREE else 1.5
-"""Of the time for each event: half as much again gets done without the lock; with it, taking turns may cost half."""
+"""Of the time for each event: half as much again gets done without the lock; with it, alternating may cost half."""
 
 
 @trackside.event("benchmark.thread.worked")

@@ -1,11 +1,11 @@
 """
 The cost of being watched: the whole of `benchmarks.whole`, beside a viewer, one that stops, and a hostile peer.
 
-The viewer takes every event and has a model. The second does too, but is stopped for five seconds of every six. The
+The viewer reads every event and has a model. The second does too, but is stopped for five seconds of every six. The
 third asks for every event, never says that it got one, and sends a thousand messages a second that nobody can read.
 
 ``python -m benchmarks.watched STEP_MS PAIRS DIRECTORY KIND`` measures, and prints its figures as JSON; ``python -m
-benchmarks.watched KIND ENDPOINT`` is who watches, until killed.
+benchmarks.watched KIND ENDPOINT`` is the viewer, until killed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,16 @@ import zmq
 
 import trackside
 from benchmarks.measure import Row
-from benchmarks.whole import BLOCK_S, TURNS_S, Figures, Loop, bare_block, compared_rows, instrumented_block, turns
+from benchmarks.whole import (
+    ALTERNATING_S,
+    BLOCK_S,
+    Figures,
+    Loop,
+    alternating,
+    bare_block,
+    compared_rows,
+    instrumented_block,
+)
 from trackside.handlers.models import SpanBuilder
 from trackside.handlers.zeromq._protocol import PROTOCOL_VERSION, Hello, Ping, Subscribe, encode
 from trackside.job import Job
@@ -67,7 +76,7 @@ def measure(step_s: float, pairs: int, directory: pathlib.Path, kind: str) -> Fi
             for pair in range(pairs):
                 for is_instrumented in (True, False) if pair % 2 else (False, True):
                     (instrumented_block if is_instrumented else bare_block)(loop, steps, figures)
-            return {**figures, **turns(loop, round(TURNS_S / step_s / 3))}
+            return {**figures, **alternating(loop, round(ALTERNATING_S / step_s / 3))}
 
 
 def _wait_for(job: Job) -> None:
@@ -115,7 +124,7 @@ def stop(endpoint: str) -> None:
 
 
 def harm(endpoint: str) -> None:
-    """Ask for everything, take it, never say so, and send what nobody can read."""
+    """Ask for everything, read it, never acknowledge it, and send messages that nobody can read."""
     numbers = random.Random(7)
     with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
         peer.linger = 0

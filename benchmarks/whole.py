@@ -1,18 +1,18 @@
 """
-The whole: what telemetry adds to the training of a real, small model, with event log, models and publisher on.
+The whole: the cost that telemetry adds to the training of a real, small model, with event log, models and publisher on.
 
-Wall time: a process trains in blocks, in turn with telemetry and without. A pair of neighbouring blocks is disturbed
-alike by whatever else the machine does, and which comes first alternates. What telemetry does later, in its own
+Wall time: a process trains in blocks, alternately with telemetry and without. A pair of neighbouring blocks is
+disturbed alike by other load on the machine, and which comes first alternates. The later work of telemetry, in its own
 threads, is waited for inside the time of the block.
 
-CPU time: of the training thread it is what ten steps with telemetry take more than their neighbours without, and of all
-other threads of the process, libraries' own among them, what they take in the blocks: they have nothing else to do. So
-the figure does not drown in the noise of two long computations; that a step finds less of its own data in the caches
-after one of these threads ran shows in the wall time alone.
+CPU time: of the training thread it is the excess of ten steps with telemetry over their neighbours without, and of all
+other threads of the process, libraries' own among them, their time in the blocks: they have no other work. So the
+figure does not drown in the noise of two long computations; that a step finds less of its own data in the caches after
+one of these threads ran shows in the wall time alone.
 
 The rows show the upper bound of the median over the pairs, which 95 % of such runs stay below (the sign test's: it
-supposes nothing about the distribution). One more row is the floor: what it costs to read the clock at the same places
-and keep what it says in a list.
+supposes nothing about the distribution). One more row is the floor: the cost of reading the clock at the same places
+and keeping the readings in a list.
 
 ``python -m benchmarks.whole STEP_MS PAIRS DIRECTORY`` is such a process; it prints its figures as JSON.
 """
@@ -39,8 +39,8 @@ from trackside.counters import Counter
 CONFIDENCE = 0.95
 BLOCK_S = 0.5
 PAIRS = 60
-TURNS_S = 40.0
-"""How long steps take turns with and without, altogether."""
+ALTERNATING_S = 40.0
+"""The time that steps run alternately with and without, altogether."""
 AT_ONCE = 10
 """Steps in a turn: a single one would find nothing in the caches of what the last instrumented step left there."""
 COUNTERS = 15
@@ -69,7 +69,7 @@ def _measured(step_ms: float, budget: float) -> list[Row]:
 
 
 def compared_rows(what: str, figures: Figures, budget: float) -> list[Row]:
-    """Return the rows for *what* was done: CPU time of the training thread, of all threads, and wall time."""
+    """Return the rows for an operation, *what*: CPU time of the training thread, of all threads, and wall time."""
     others_ns = statistics.median(figures["CPU of others"])
     on, off = figures["with"], figures["without"]
     return [
@@ -80,7 +80,7 @@ def compared_rows(what: str, figures: Figures, budget: float) -> list[Row]:
 
 
 def row(operation: str, on: list[float], off: list[float], budget: float) -> Row:
-    """Return the upper bound of what times *on* exceed *off* by, pair by pair, against *budget*."""
+    """Return the upper bound of the excess of times *on* over *off*, pair by pair, against *budget*."""
     upper = upper_bound([one / other - 1 for one, other in zip(on, off, strict=True)])
     extra = sorted(one - other for one, other in zip(on, off, strict=True))
     middle = len(extra) // 2
@@ -90,7 +90,7 @@ def row(operation: str, on: list[float], off: list[float], budget: float) -> Row
 
 
 def upper_bound(changes: list[float]) -> float:
-    """Return what the median is below with a confidence of 95 %: the order statistic of the one-sided sign test."""
+    """Return an upper bound of the median with 95 % confidence: the order statistic of the one-sided sign test."""
     ordered = sorted(changes)
     count = len(ordered)
     place, below = 0, 0.0
@@ -131,7 +131,7 @@ class Loop:
         return loss
 
     def without(self, steps: int) -> None:
-        """Train, and say nothing."""
+        """Train without telemetry."""
         for _ in range(steps):
             loss = self.forward(self.load())
             loss.backward()
@@ -139,13 +139,13 @@ class Loop:
             self.optimizer.zero_grad()
 
     def instrumented(self, steps: int) -> None:
-        """Train, and tell everything."""
+        """Train, and record everything."""
         counters = [trackside.counter(f"train.value_{number}") for number in range(COUNTERS)]
         for step in range(steps):
             self.instrumented_step(step, counters)
 
     def instrumented_step(self, step: int, counters: list[Counter]) -> None:
-        """Train one step, and tell everything."""
+        """Train one step, and record everything."""
         with trackside.training_iteration(step=step) as iteration:
             with trackside.data_loading():
                 batch = self.load()
@@ -161,7 +161,7 @@ class Loop:
                 counter.add(1.0)
 
     def noted_step(self, noted: list[tuple[str, int]], sums: dict[int, float]) -> None:
-        """Train one step, and keep what the clock says where `instrumented_step` tells something."""
+        """Train one step, and keep the clock's readings at the places where `instrumented_step` records an event."""
         now = time.perf_counter_ns
         noted.append(("iteration", now()))
         noted.append(("loading", now()))
@@ -189,7 +189,7 @@ def _timed(train: Train, steps: int = 1) -> float:
 
 
 def measure(step_s: float, pairs: int, directory: pathlib.Path) -> Figures:
-    """Return nanoseconds of a step: wall with and without, of other threads, and of the training thread in turns."""
+    """Return nanoseconds of a step: wall with and without, of other threads, and of the training thread alternately."""
     loop = Loop()
     loop.calibrate(step_s)
     steps = max(10, round(BLOCK_S / step_s))
@@ -206,11 +206,11 @@ def measure(step_s: float, pairs: int, directory: pathlib.Path) -> Figures:
                 bare_block(loop, steps, figures)
     figures = {name: taken[1:] for name, taken in figures.items()}  # the first block of each warms up
     with trackside.start(directory, report=False, remote=trackside.Remote(publish=True)), trackside.training_loop(0):
-        return {**figures, **turns(loop, round(TURNS_S / step_s / 3))}
+        return {**figures, **alternating(loop, round(ALTERNATING_S / step_s / 3))}
 
 
 def instrumented_block(loop: Loop, steps: int, figures: Figures) -> None:
-    """Train so many steps with telemetry, and note what each took."""
+    """Train so many steps with telemetry, and note the time of each."""
     loop.instrumented(5)
     trackside.flush()
     own_ns, all_ns, wall_ns = time.thread_time_ns(), time.process_time_ns(), time.perf_counter_ns()
@@ -222,15 +222,15 @@ def instrumented_block(loop: Loop, steps: int, figures: Figures) -> None:
 
 
 def bare_block(loop: Loop, steps: int, figures: Figures) -> None:
-    """Train so many steps without, and note what each took."""
+    """Train so many steps without, and note the time of each."""
     loop.without(5)
     wall_ns = time.perf_counter_ns()
     loop.without(steps)
     figures["wall without"].append((time.perf_counter_ns() - wall_ns) / steps)
 
 
-def turns(loop: Loop, count: int) -> Figures:
-    """Let steps take turns, with and without and by hand, and return the CPU time of this thread in each."""
+def alternating(loop: Loop, count: int) -> Figures:
+    """Alternate steps with and without telemetry and by hand, and return the CPU time of this thread in each."""
     counters = [trackside.counter(f"train.value_{number}") for number in range(COUNTERS)]
     noted: list[tuple[str, int]] = []
     sums = dict.fromkeys(range(COUNTERS), 0.0)

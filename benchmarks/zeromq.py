@@ -55,14 +55,14 @@ def rows() -> list[Row]:
 
 @contextlib.contextmanager
 def _watched(endpoint: str, keys: pathlib.Path | None) -> Iterator[Run]:
-    """Give what logs events and returns when a viewer in another process has them all as events."""
+    """Return a function that logs events and returns when a viewer in another process has all of them."""
     bus = trackside.Bus()
     source = trackside.Source.detect({})
     with tempfile.TemporaryDirectory() as directory:
         config = Remote(publish=endpoint, keys=keys)
         remote = RemoteAccess(config, bus=bus, source=source, directory=pathlib.Path(directory))
     reached = remote.endpoints[0]
-    with _other_process(lambda tell: _view(reached, keys, tell)) as wait_for:
+    with _other_process(lambda report: _view(reached, keys, report)) as wait_for:
         while not bus.wants(StepWatched):
             pass
         wait_for(0)
@@ -83,28 +83,30 @@ def _watched(endpoint: str, keys: pathlib.Path | None) -> Iterator[Run]:
         raise RuntimeError(f"{stats.lost} events were lost: the figures would be of less work")
 
 
-def _view(endpoint: str, keys: pathlib.Path | None, tell: Callable[[int], None]) -> None:
+def _view(endpoint: str, keys: pathlib.Path | None, report: Callable[[int], None]) -> None:
     # As `trackside attach` does: a process that only watches.
     with collecting_rarely(), trackside.attach(endpoint, to=StepWatched, keys=keys) as attachment:
         attachment.wait()
-        tell(0)
+        report(0)
         while True:
             events = attachment.read(1.0)
             if attachment.lost:
                 raise RuntimeError(f"{attachment.lost} events were skipped: the viewer is too slow for this loop")
             if events:
-                tell(len(events))
+                report(len(events))
 
 
 @contextlib.contextmanager
 def _raw(endpoint: str) -> Iterator[Run]:
-    """Give what sends messages of 200 bytes, 64 at a time, and returns when another process has counted them."""
+    """
+    Return a function that sends messages of 200 bytes, 64 at a time, and returns when another process has counted them.
+    """
     context = zmq.Context()
     socket = context.socket(zmq.PUSH)
     socket.sndhwm = 0
     socket.linger = 0
     socket.bind(endpoint)
-    with _other_process(lambda tell: _count(endpoint, tell)) as wait_for:
+    with _other_process(lambda report: _count(endpoint, report)) as wait_for:
 
         def run(loops: int) -> None:
             for _ in range(loops // _BATCH):
@@ -116,13 +118,13 @@ def _raw(endpoint: str) -> Iterator[Run]:
     context.term()
 
 
-def _count(endpoint: str, tell: Callable[[int], None]) -> None:
+def _count(endpoint: str, report: Callable[[int], None]) -> None:
     socket = zmq.Context().socket(zmq.PULL)
     socket.rcvhwm = 0
     socket.connect(endpoint)
     while True:
         data = socket.recv()
-        tell(sum(1 for _ in range(0, len(data), len(_RAW))))
+        report(sum(1 for _ in range(0, len(data), len(_RAW))))
 
 
 @contextlib.contextmanager

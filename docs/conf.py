@@ -1,4 +1,4 @@
-"""How Sphinx builds these pages."""
+"""The configuration of Sphinx for these pages."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ myst_html_meta = {
     "keywords": "training telemetry, quickstart, install, gpu, prometheus, goodput, straggler, pytorch, torchrun",
 }
 
-# Sessions are copied as they would be typed: without prompts and without what the commands print.
+# Sessions are copied as they would be typed: without prompts and without the commands' output.
 copybutton_prompt_text = r"\$ |>>> "
 copybutton_prompt_is_regexp = True
 

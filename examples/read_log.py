@@ -2,7 +2,7 @@
 Read an event log without trackside: ``python examples/read_log.py LOG… > events.jsonl``.
 
 Written from docs/wire-format.md alone, as a reader in another language would be; all it needs is msgpack. Prints the
-events of each file as ``trackside export --jsonl`` does, and on stderr what was damaged or is missing.
+events of each file as ``trackside export --jsonl`` does, and on stderr the damage and the losses.
 """
 
 from __future__ import annotations

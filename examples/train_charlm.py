@@ -1,11 +1,11 @@
 """
 Train a small transformer to write Python, and watch it with trackside.
 
-It learns from the source of Python's standard library, one character at a time, on two processes that share
-the work as two GPUs would. One of them becomes slow at loading its data; halfway it is killed, torchrun restarts
-both, and they go on from the latest checkpoint. Run as it is, this script starts a collector, says how to watch it
-from another terminal, starts the ranks under torchrun and ends by showing what trackside recorded. The training loop
-is below; what surrounds it lives in charlm/.
+It learns from the source of Python's standard library, one character at a time, on two processes that share the work as
+two GPUs would. One of them becomes slow at loading its data; halfway it is killed, torchrun restarts both, and they go
+on from the latest checkpoint. Run as it is, this script starts a collector, says how to watch it from another terminal,
+starts the ranks under torchrun and ends with a summary of the recorded events. The training loop is below; the parts
+around it are in charlm/.
 
 To start the ranks by hand: torchrun --standalone --nproc-per-node 2 examples/train_charlm.py --out runs/mine
 """
@@ -46,7 +46,7 @@ TURN_STEPS = 20
 
 @attrs.define
 class Job:
-    """What one rank works with."""
+    """The objects that one rank works with."""
 
     options: argparse.Namespace
     corpus: Corpus
@@ -62,12 +62,12 @@ def train(job: Job, steps: range, *, is_rehearsal: bool = False) -> list[Lap]:
     Train for *steps*.
 
     Args:
-        job: What to train.
+        job: The job to train.
         steps: The numbers of the steps.
         is_rehearsal: Whether to leave out everything but the steps themselves.
 
     Returns:
-        When each step began and ended.
+        The start and the end of each step.
     """
     model, optimizer, ranks = job.model, job.optimizer, dist.get_world_size()
     loss_seen = trackside.stat("train.loss", unit="nats/char", aggregations=("mean", "min", "max"))
@@ -77,7 +77,7 @@ def train(job: Job, steps: range, *, is_rehearsal: bool = False) -> list[Lap]:
     with trackside.training_loop(train_iterations_start=steps[0], train_iterations_target=steps.stop):
         for step in steps:
             if not is_rehearsal:
-                job.request.obey()
+                job.request.exit_if_requested()
                 kill_once(job, laps, step)
             began_s = time.perf_counter()
             with trackside.training_iteration(step=step) as iteration:
@@ -161,7 +161,7 @@ def write_sample(job: Job, step: int, prompt: str = "def __init__(self, ") -> No
 
 
 def show_progress(job: Job, laps: Sequence[Lap], loss: float, validation_loss: float) -> None:
-    """Say how far the training is, and how fast; *laps* are the latest ones."""
+    """Print the progress and the speed of the training; *laps* are the latest steps."""
     per_s = len(laps) / (laps[-1].ended_s - laps[0].began_s)
     done = f"{laps[-1].step + 1:>7} of {job.options.steps} steps"
     say(f"{done}   loss {loss:.3f}   validation {validation_loss:.3f} nats/char   {per_s:.1f} steps/s")
@@ -222,7 +222,7 @@ def prepare(options: argparse.Namespace) -> Job:
 
 
 def describe_training(options: argparse.Namespace, weights: int) -> trackside.TrainingConfig:
-    """Say what telemetry has to know of the training to tell its speed."""
+    """Publish the values of the training that telemetry needs for its speed."""
     return trackside.TrainingConfig(
         perf_tag=f"charlm, {weights:,} weights, {options.ranks} ranks",
         global_batch_size=options.ranks * options.batch_size,
@@ -268,7 +268,7 @@ def run_rank(options: argparse.Namespace) -> None:
 
 
 def compare(job: Job, laps: Sequence[Lap], threads_s: float) -> Costs:
-    """Find out what telemetry cost, training on for a while."""
+    """Measure the cost of telemetry, training on for a while."""
     options = job.options
     if options.overhead_pairs:
         say(f"  {options.overhead_pairs} times {TURN_STEPS} steps without telemetry and as many with it")
@@ -284,7 +284,7 @@ def compare(job: Job, laps: Sequence[Lap], threads_s: float) -> Costs:
 
 
 def main() -> int:
-    """Launch the ranks and show what they left behind, or be one of them."""
+    """Launch the ranks and print the summary, or be one of them."""
     options = read_options(__doc__)
     if "RANK" in os.environ:
         try:
@@ -292,7 +292,7 @@ def main() -> int:
         except (RuntimeError, SystemExit):
             if Kill.load(options.out) is None or os.environ.get("TORCHELASTIC_RESTART_COUNT") != "0":
                 raise
-            return 1  # without a word: it has only lost the rank that was killed
+            return 1  # without a message: it has only lost the rank that was killed
         except KeyboardInterrupt:
             return 130
         return 0

@@ -14,7 +14,7 @@ class NativeHook(BuildHookInterface):
     """Adds the compiled core to a wheel; without a compiler the wheel is the pure one, ``py3-none-any``."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile, and say what the wheel holds."""
+        """Compile, and set the tags of the wheel."""
         native = runpy.run_path(str(Path(self.root, "native", "build.py")))
         self._scratch = tempfile.TemporaryDirectory()
         directory = native["PACKAGE"] if version == "editable" else Path(self._scratch.name)

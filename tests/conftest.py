@@ -21,7 +21,7 @@ from trackside.events import _registry, set_process_source
 HANG_GUARD_S = 300.0
 FULL_GUARD_FACTOR = 10.0
 
-# What a launcher, a scheduler or pytest-xdist around the tests would tell the processes under test about themselves.
+# Variables that a launcher, a scheduler or pytest-xdist around the tests would pass to the processes under test.
 FOREIGN_VARIABLES = tuple(
     "TRACKSIDE_ TRACEPARENT SLURM_ TORCHELASTIC_ MASTER_ RANK LOCAL_RANK WORLD_SIZE COLUMNS".split()
 )
@@ -53,7 +53,7 @@ def pytest_configure(config):
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
     hypothesis.settings.load_profile("trackside")
-    # A copy, because what a test writes to stderr is captured and would be lost with the process.
+    # A copy, because text that a test writes to stderr is captured and would be lost with the process.
     config.stash[_stderr_copy] = os.dup(sys.__stderr__.fileno())
 
 
@@ -130,7 +130,7 @@ def scaled(scale):
 
 @pytest.fixture(autouse=True)
 def untouched_process(monkeypatch):
-    """Hide what surrounds the tests, and undo after each what it changed for the whole process."""
+    """Hide the environment of the tests, and undo after each the changes it made to the whole process."""
     for name in [name for name in os.environ if name.startswith(FOREIGN_VARIABLES)]:
         if name != "TRACKSIDE_PURE_PYTHON":  # so that the processes that tests start run what the tests run
             monkeypatch.delenv(name)

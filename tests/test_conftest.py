@@ -1,4 +1,4 @@
-"""The tests' own machinery: a guard that cannot fire guards nothing."""
+"""The hang guard, the seed and the scale of the tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture
 def run_tests(tmp_path):
-    """Return a function that runs made-up tests under this conftest, in a process of their own."""
+    """Return a function that runs generated tests under this conftest, in a process of their own."""
     (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
 
     def run(source, *arguments):
@@ -100,7 +100,7 @@ class TestScale:
 
 class TestTorchMark:
     def test_skips_by_name(self, run_tests):
-        """Where torch is not installed, a test that needs it is skipped and says so."""
+        """Without torch, a test that needs it is skipped and says so."""
         source = """
             import importlib.util, pytest
 
@@ -116,7 +116,7 @@ class TestTorchMark:
 
 class TestUntouchedProcess:
     def test_hides_the_launcher(self, run_tests, monkeypatch):
-        """A test does not see the variables of a launcher that the tests happen to run under."""
+        """A test does not see the variables of a launcher around the tests."""
         monkeypatch.setenv("RANK", "3")
         monkeypatch.setenv("TRACKSIDE_PARENT", "x")
         source = """

@@ -26,14 +26,14 @@ def reference():
 
 class TestReference:
     def test_every_public_module(self, reference):
-        """Each module of a public package whose path has no underscore has a section, if it defines anything."""
+        """Each module of a public package whose path has no underscore has a section, if it defines a name."""
         text = "\n".join(reference.pages().values())
         there = set(re.findall(r"^## (\S+)$", text, re.MULTILINE))
         source = Path(trackside.__file__).parent
         paths = [path.relative_to(source.parent).with_suffix("").parts for path in source.rglob("*.py")]
         modules = {".".join(part for part in parts if part != "__init__") for parts in paths}
-        rooms = tuple(f"{package}." for package in reference.PACKAGES if package != "trackside")
-        public = {name for name in modules if name.startswith(rooms) and "._" not in name}
+        packages = tuple(f"{package}." for package in reference.PACKAGES if package != "trackside")
+        public = {name for name in modules if name.startswith(packages) and "._" not in name}
         assert {name for name in public - there if self.names(reference, name)} == set()
 
     @staticmethod
@@ -43,7 +43,7 @@ class TestReference:
 
     @pytest.mark.parametrize("package", ["trackside", "trackside.events", "trackside.handlers.models", "trackside.job"])
     def test_every_name(self, reference, package):
-        """Each name that a package lists is described, or named with where it is described."""
+        """Each name that a package lists is described, or refers to its description."""
         text = "\n".join(reference.pages().values())
         section = text.split(f"\n## {package}\n", 1)[1].split("\n## ", 1)[0]
         listed = sys.modules[package].__all__ if package in sys.modules else __import__(package, fromlist=["_"]).__all__
@@ -51,7 +51,7 @@ class TestReference:
         assert {name for name in listed if not re.search(rf"(\.|\* ){re.escape(name)}\b", section)} == set()
 
     def test_once(self, reference):
-        """Nothing is described twice."""
+        """No name is described twice."""
         text = "\n".join(reference.pages().values())
         described = re.findall(r"^\.\. (?:autoclass|autofunction|py:data):: (\S+)", text, re.MULTILINE)
         assert described
@@ -90,7 +90,7 @@ class TestNavigation:
         assert {"reference/*", "write-*"} <= set(listed)
 
     def test_groups(self):
-        """The groups are what a reader wants to do, in the order in which one does it."""
+        """The groups are a reader's tasks, in their order."""
         groups = [
             "Get started",
             "Use it with",
@@ -107,14 +107,14 @@ class TestDesign:
     TEXT = (DOCS / "design.md").read_text(encoding="utf-8")
 
     def test_places(self):
-        """Every module and package that the design points to is there."""
+        """Every module and package that the design refers to exists."""
         named = re.findall(r"`([a-z_]+/(?:[\w/]+(?:\.py|/))?)`", self.TEXT)
         assert len(named) > 10
         places = ROOT / "src" / "trackside", ROOT
         assert [path for path in named if not any((place / path).exists() for place in places)] == []
 
-    def test_rooms(self):
-        """The picture of the rooms has each of them, and no other."""
+    def test_layers(self):
+        """The drawing of the layers has each of them, and no other."""
         picture = re.search(r"```text\nsrc/trackside/\n(.*?)```", self.TEXT, re.DOTALL)[1]
         drawn = {line.split()[0].rstrip("/") for line in picture.splitlines()}
         package = ROOT / "src" / "trackside"

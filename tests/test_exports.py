@@ -1,4 +1,4 @@
-"""The tables of contents: what is public, in order, and really there."""
+"""The tables of contents: the public names, their order, and their existence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 import trackside
 
-# What users may rely on; a name leaves this list only with a major version.
+# Names that users may rely on; a name leaves this list only with a major version.
 PROMISED = """
     Event event log wants subscribe Bus every fraction at_most where all_of any_of counter stat gauge
     flush close stats start replay feed EventLog JsonlSink LIFECYCLE ITERATION PROFILE
@@ -24,7 +24,7 @@ def by_kind(name):
 
 
 def find(package, name):
-    """Return what *package* calls *name*; skip the test where that takes a library that is not here."""
+    """Return the attribute *name* of *package*; skip the test if its library is not installed."""
     try:
         return getattr(package, name)
     except ImportError as error:
@@ -46,7 +46,7 @@ class TestRoot:
 
     @pytest.mark.parametrize("name", trackside.__all__)
     def test_listed(self, name):
-        """A public name is offered by completion before it was first used."""
+        """A public name is offered by completion before its first use."""
         assert name in dir(trackside)
 
     def test_sorted(self):

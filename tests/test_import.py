@@ -1,5 +1,5 @@
 """
-Importing starts nothing and loads nothing heavy.
+Importing starts no thread or process and loads no heavy module.
 
 Each fact is read in a child process, from the interpreter's own audit events, which see every way to open
 a file or a socket and to start a thread or a process.
@@ -62,7 +62,7 @@ REPORT = """
 
 
 def run(statements):
-    """Run *statements* in a fresh interpreter under watch and return what was seen."""
+    """Run *statements* in a fresh interpreter under watch and return its audit events."""
     source = "\n".join([textwrap.dedent(WATCH), statements, textwrap.dedent(REPORT)])
     command = [sys.executable, "-B", "-X", "faulthandler", "-c", source]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
@@ -77,7 +77,7 @@ def imported():
 
 
 class TestImportTrackside:
-    # What emitting needs is attrs, msgpack and what those and logging load; of the rest that is large, nothing.
+    # Logging an event needs attrs, msgpack and the modules that those and logging load; of the other large ones, none.
     @pytest.mark.parametrize(
         "library",
         """
@@ -89,11 +89,11 @@ class TestImportTrackside:
         """.split(),
     )
     def test_does_not_load(self, imported, library):
-        """Nothing heavy is loaded before it is used."""
+        """No heavy module is loaded before its first use."""
         assert library not in imported["modules"]
 
     @pytest.mark.parametrize(
-        ("name", "room"),
+        ("name", "module"),
         [
             ("start", "trackside.job"),
             ("replay", "trackside.handlers.eventlog"),
@@ -102,14 +102,14 @@ class TestImportTrackside:
             ("events.GoodputUpdated", "trackside.events.goodput"),
         ],
     )
-    def test_loads_later(self, name, room):
-        """What a job does once, or a reader, loads at its first use, and is kept from then on."""
+    def test_loads_later(self, name, module):
+        """Modules that a job or a reader needs once are loaded at their first use, and kept from then on."""
         where, _, last = f"trackside.{name}".rpartition(".")
         watched = run(f"import trackside; assert trackside.{name} is vars({where})['{last}']")
-        assert room in watched["modules"]
+        assert module in watched["modules"]
 
     def test_loads_all(self):
-        """A job loads every name, and the root is from then on a module without a function for its missing names."""
+        """A job loads every name, and the root is from then on a module without a function for missing names."""
         run("""
 import trackside
 from trackside._later import load_all
@@ -160,7 +160,7 @@ else:
 """)
 
     def test_loads_itself(self, imported):
-        """It was trackside that was imported."""
+        """The imported module was trackside."""
         assert "trackside.events" in imported["modules"]
 
     def test_starts_nothing(self, imported):
@@ -179,13 +179,13 @@ else:
 
 class TestImportEverything:
     def test_starts_nothing(self):
-        """No module of the package starts anything when it is imported, the commands included."""
+        """No module of the package starts anything when it is imported, including the commands."""
         modules = sorted(
             ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
             for path in PACKAGE.rglob("*.py")
             if path.name != "__main__.py"
         )
-        # The third-party libraries first: what they do when imported is not ours.
+        # The third-party libraries first: their own actions at import are not trackside's.
         statements = f"""
 import importlib
 for library in ("attrs", "cattrs", "cattrs.preconf.msgpack", "msgpack", "zmq", "torch", "requests", "urllib3"):
@@ -209,7 +209,7 @@ for module in {modules}:
 
 
 class TestWatch:
-    """The watch itself sees what it must see."""
+    """The watch itself notices every kind of start."""
 
     @pytest.mark.parametrize(
         ("statement", "sign"),
@@ -223,14 +223,14 @@ class TestWatch:
         ],
     )
     def test_sees(self, statement, sign):
-        """Whatever is started or opened to write is seen."""
+        """Every start of a thread or process and every file opened to write is noticed."""
         assert any(line.startswith(sign) for line in run(statement)["seen"])
 
     def test_does_not_mind_reading(self):
-        """Reading a file is nothing that starts."""
+        """Opening a file to read is no start."""
         assert run("open('/dev/null').close()")["seen"] == []
 
     def test_sees_an_open_descriptor(self):
-        """A descriptor that stays open is seen."""
+        """A descriptor that stays open is noticed."""
         before, after = run("kept = open('/dev/null')")["descriptors"]
         assert len(after) == len(before) + 1

@@ -1,4 +1,4 @@
-"""What a recorded step costs the thread that trains, in instructions: they are the same on a busy machine."""
+"""The cost of a recorded step to the training thread, in instructions: they are the same on a busy machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 @pytest.mark.once
 @pytest.mark.skipif(shutil.which("valgrind") is None, reason="there is no valgrind here to count instructions with")
 def test_step():
-    """A step with an iteration, 4 spans and 15 counters takes no more instructions than it may."""
+    """A step with an iteration, 4 spans and 15 counters takes no more instructions than its limit."""
     command = [sys.executable, "-m", "benchmarks.instructions", "--check"]
     try:
         done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=900)

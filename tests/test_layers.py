@@ -21,7 +21,7 @@ pytestmark = pytest.mark.once
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "trackside"
 
-# What each room may import besides itself; the package root is the room without a name.
+# The layers that each layer may import besides itself; the package root is the layer without a name.
 _LOWEST = {"events", "wire", "core", "rules"}
 MAY_IMPORT = {
     "events": _LOWEST,
@@ -45,8 +45,8 @@ MAY_IMPORT = {
     "_later": set(),
     "_platform": set(),
 }
-# Below all rooms, so that events can have a compiled part too.
-MAY_IMPORT = {room: {"_implementation", "_later", "_platform", *others} for room, others in MAY_IMPORT.items()}
+# Below all layers, so that events can have a compiled part too.
+MAY_IMPORT = {layer: {"_implementation", "_later", "_platform", *others} for layer, others in MAY_IMPORT.items()}
 # The lazy names of the root and the dispatch of the commands: the only imports of ours inside functions.
 MAY_IMPORT_LATE = {"trackside", "trackside.cli"}
 
@@ -76,7 +76,9 @@ LATER_STDLIB = {"tomllib": "sys.version_info >= (3, 11)"}
 
 @attrs.frozen
 class Import:
-    """One imported module: by whom, where, and whether at once, late, for types alone or on later Pythons."""
+    """
+    An imported module: the importing one, the line, and whether at once, late, for types alone or on later Pythons.
+    """
 
     importer: str
     target: str
@@ -123,8 +125,8 @@ class Package:
         """Return whether *module* belongs to this package."""
         return top(module) == self.name
 
-    def room(self, module: str) -> str:
-        """Return the room that *module* of this package lies in."""
+    def layer(self, module: str) -> str:
+        """Return the layer that *module* of this package lies in."""
         return module.split(".")[1] if "." in module else ""
 
 
@@ -152,7 +154,7 @@ def statements(tree: ast.AST, *, late: bool = False, for_types: bool = False, co
 
 def violations(root: Path, *, required: set[str], extras: dict[str, set[str]]) -> list[str]:
     """
-    Return what breaks the rules in the package at *root*, a sentence each.
+    Return the violations of the rules in the package at *root*, a sentence each.
 
     Args:
         root: The package's directory.
@@ -161,28 +163,28 @@ def violations(root: Path, *, required: set[str], extras: dict[str, set[str]]) -
     """
     package = Package(root)
     return [
-        *between_rooms(package),
+        *between_layers(package),
         *inside_functions(package, extras),
         *of_libraries(package, required, extras),
         *cycles(package),
     ]
 
 
-def between_rooms(package: Package) -> Iterator[str]:
+def between_layers(package: Package) -> Iterator[str]:
     for module in package.paths:
-        if package.room(module) not in MAY_IMPORT:
-            yield f"{module} is in no room"
+        if package.layer(module) not in MAY_IMPORT:
+            yield f"{module} is in no layer"
     for found in package.imports:
         if package.is_own(found.target):
-            here, there = package.room(found.importer), package.room(found.target)
+            here, there = package.layer(found.importer), package.layer(found.target)
             if there != here and there not in MAY_IMPORT.get(here, set()):
                 yield f"{found.importer} ({found.where}) must not import {found.target}"
 
 
 def inside_functions(package: Package, extras: dict[str, set[str]]) -> Iterator[str]:
     for found in package.imports:
-        # A command imports what needs an extra when it is asked for it: the others do without the extra.
-        is_dispatch = package.room(found.importer) == "cli" and found.target.rsplit(".", 1)[-1] in extras
+        # A command imports a module that needs an extra when it runs: the others work without the extra.
+        is_dispatch = package.layer(found.importer) == "cli" and found.target.rsplit(".", 1)[-1] in extras
         if found.late and package.is_own(found.target) and found.importer not in MAY_IMPORT_LATE and not is_dispatch:
             yield f"{found.importer} ({found.where}) imports {found.target} inside a function"
 
@@ -250,12 +252,12 @@ class TestTrackside:
         assert violations(PACKAGE, required=required, extras=extras) == []
 
     def test_is_read(self):
-        """The checker reads the package: it finds the imports that must be there."""
+        """The checker reads the package: it finds imports that are known to exist."""
         found = {(found.importer, found.target) for found in Package(PACKAGE).imports}
         assert ("trackside.events._event", "attrs") in found
 
     def test_requires_only_the_fixed_libraries(self):
-        """Nothing else is installed with trackside unless an extra is asked for."""
+        """No further package is installed with trackside unless an extra is asked for."""
         required, _ = installed_libraries()
         assert required - FIXED_LIBRARIES == set()
 
@@ -282,7 +284,7 @@ class TestClassNames:
 
 @pytest.fixture
 def check(tmp_path):
-    """Return a function that checks a made-up package, given as a dict of paths and sources."""
+    """Return a function that checks a generated package, given as a dict of paths and sources."""
 
     def check(files, *, extras=None):
         for name in ["__init__.py", *(f"{Path(path).parent}/__init__.py" for path in files), *files]:
@@ -295,7 +297,7 @@ def check(tmp_path):
 
 
 class TestBetweenRooms:
-    ALL_ROOMS = sorted(set(MAY_IMPORT) - {""})
+    ALL_LAYERS = sorted(set(MAY_IMPORT) - {""})
     # Worked out by hand from the drawing in docs/design.md, so that a slip in the table above shows.
     ALLOWED = """
         events>wire events>core events>rules  wire>events wire>core wire>rules
@@ -316,27 +318,27 @@ class TestBetweenRooms:
         _pytest_plugin>testing _pytest_plugin>bus  __main__>cli
     """.split()
 
-    @pytest.mark.parametrize("there", ALL_ROOMS)
-    @pytest.mark.parametrize("here", ALL_ROOMS)
+    @pytest.mark.parametrize("there", ALL_LAYERS)
+    @pytest.mark.parametrize("here", ALL_LAYERS)
     def test_every_pair(self, check, here, there):
-        """Of all pairs of rooms, exactly those of the drawing may import each other."""
+        """Of all pairs of layers, exactly those of the drawing may import each other."""
         files = {f"{here}/_a.py": f"from trackside.{there} import _b", f"{there}/_b.py": ""}
         clean = check(files) == []
         assert clean is (there in {here, "_implementation", "_later", "_platform"} or f"{here}>{there}" in self.ALLOWED)
 
-    @pytest.mark.parametrize("room", ALL_ROOMS)
+    @pytest.mark.parametrize("layer", ALL_LAYERS)
     @pytest.mark.parametrize("statement", ["import trackside", "from trackside import log", "from .. import log"])
-    def test_the_root(self, check, room, statement):
+    def test_the_root(self, check, layer, statement):
         """The root is imported by the commands alone."""
-        clean = check({f"{room}/_a.py": statement}) == []
-        assert clean is (room == "cli")
+        clean = check({f"{layer}/_a.py": statement}) == []
+        assert clean is (layer == "cli")
 
-    @pytest.mark.parametrize("room", ALL_ROOMS)
-    def test_by_the_root(self, check, room):
-        """The root shows what the job and the rooms below it offer, and no more."""
-        clean = check({"__init__.py": f"from trackside.{room} import _a", f"{room}/_a.py": ""}) == []
+    @pytest.mark.parametrize("layer", ALL_LAYERS)
+    def test_by_the_root(self, check, layer):
+        """The root exports names of the job and of the layers below it, and no others."""
+        clean = check({"__init__.py": f"from trackside.{layer} import _a", f"{layer}/_a.py": ""}) == []
         above = {"cli", "compat", "integrations", "report", "testing", "_pytest_plugin", "__main__"}
-        assert clean is (room not in above)
+        assert clean is (layer not in above)
 
     @pytest.mark.parametrize(
         "statement",
@@ -356,7 +358,7 @@ class TestBetweenRooms:
         ],
     )
     def test_every_form(self, check, statement):
-        """An import that breaks a rule is seen in whatever form and place it is written."""
+        """An import that breaks a rule is found in any form and place."""
         found = check({"bus/_a.py": statement, "handlers/_capture.py": ""})
         assert any(
             "trackside.bus._a (_a.py:" in line and "must not import trackside.handlers" in line for line in found
@@ -367,21 +369,21 @@ class TestBetweenRooms:
         assert check({"bus/__init__.py": "from ._a import log\nfrom . import _a", "bus/_a.py": ""}) == []
 
     def test_from_a_package_upwards(self, check):
-        """A relative import that leaves the room is followed to where it leads."""
+        """A relative import that leaves the layer is resolved to its target."""
         found = check({"handlers/models/__init__.py": "from ...bus import log", "bus/_a.py": ""})
         assert found == ["trackside.handlers.models (__init__.py:1) must not import trackside.bus"]
 
     @pytest.mark.parametrize("path", ["helpers/_a.py", "_extra.py"])
-    def test_no_room(self, check, path):
-        """Nothing lives outside the rooms."""
-        assert "is in no room" in check({path: ""})[0]
+    def test_no_layer(self, check, path):
+        """No module is outside the layers."""
+        assert "is in no layer" in check({path: ""})[0]
 
 
 class TestInsideFunctions:
     LATE = "def f():\n    from trackside.events import Event"
 
-    def test_a_room(self, check):
-        """A room imports what is ours at the top."""
+    def test_a_layer(self, check):
+        """A layer imports trackside's own modules at the top."""
         assert check({"job/_a.py": self.LATE, "events/_b.py": ""}) == [
             "trackside.job._a (_a.py:2) imports trackside.events inside a function"
         ]
@@ -401,14 +403,14 @@ class TestInsideFunctions:
         assert check(files) == []
 
     def test_a_method(self, check):
-        """A method is a function."""
+        """A method counts as a function."""
         source = "class A:\n    async def f(self):\n        if self:\n            import trackside.events"
         assert "inside a function" in check({"job/_a.py": source, "events/_b.py": ""})[0]
 
 
 class TestLibraries:
     def test_required(self, check):
-        """What is always installed may be imported anywhere."""
+        """A library that is always installed may be imported anywhere."""
         assert check({"events/_a.py": "import attrs\nimport zmq.auth\nimport os.path"}) == []
 
     def test_in_the_module_of_the_extra(self, check):
@@ -435,12 +437,12 @@ class TestLibraries:
         assert check(files, extras={"tensorboard": {"tensorboard", "torch"}}) == []
 
     def test_for_types(self, check):
-        """What only type checkers read may come from the library that only they need."""
+        """A module may import types, for type checkers alone, from the library that only they need."""
         source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from typing_extensions import Self"
         assert check({"events/_a.py": source}) == []
 
     def test_for_types_when_it_runs(self, check):
-        """That library is needed by nothing that runs."""
+        """Running code imports nothing from that library."""
         source = "import typing\nif typing.TYPE_CHECKING:\n    pass\nelse:\n    from typing_extensions import Self"
         assert "must not import typing_extensions" in check({"events/_a.py": source})[0]
 
@@ -461,7 +463,7 @@ class TestLibraries:
         ],
     )
     def test_later_standard_library_elsewhere(self, check, source):
-        """On the oldest Python nothing else may ask for it, whatever Python runs this test."""
+        """On the oldest Python no other module may import it, whichever Python runs this test."""
         (found,) = check({"job/_a.py": source})
         assert "must import tomllib under: if sys.version_info >= (3, 11)" in found
 
@@ -480,7 +482,7 @@ class TestCycles:
         assert found == ["trackside.bus -> trackside.bus._a -> trackside.bus is a cycle"]
 
     def test_of_three(self, check):
-        """A longer way round is a cycle too."""
+        """A longer cycle is found too."""
         files = {"bus/_a.py": "from . import _b", "bus/_b.py": "from . import _c", "bus/_c.py": "from . import _a"}
         assert len(check(files)) == 1
 

@@ -61,7 +61,9 @@ PUBLISHERS: list[Callable[..., Any]] = [ScoreAggregator, TrainingMetrics]
 
 
 class Work:
-    """What a small training job does, made up event by event: phases, loops, saves, errors, and what ranks measure."""
+    """
+    The events of a small training job, generated one by one: phases, loops, saves, errors, and measurements of ranks.
+    """
 
     def __init__(self, bus: trackside.Bus, rng: random.Random) -> None:
         self.bus = bus
@@ -141,7 +143,7 @@ class Work:
             self.log(kind, **around, **columns, **more, names=names, counts=[30, 30])
 
     def disturb(self, loop: int) -> None:
-        """Publish what comes about rarely."""
+        """Publish events that come rarely."""
         inside = {"MainThread": [next(self.ids), "optimizer_update", clock.now_ns()], "reader": ["?"]}
         self.log(Heartbeat, sequence=self.step, open_spans=inside)
         self.log(
@@ -158,7 +160,7 @@ TIMES = ("min_ns", "max_ns", "median_ns", "mean_ns", "std_ns")
 
 
 def work(bus: trackside.Bus, rng: random.Random, steps: int) -> None:
-    """Do what a small training job does, on *bus*."""
+    """Publish the events of a small training job on *bus*."""
     losses = bus.stat("train.loss", unit="nats", aggregations=["count", "sum", "min", "max", "p50"])
     collector = bus.collect(count=7)
     job = Work(bus, rng)
@@ -201,7 +203,7 @@ def record(directory: Path, source: Source, seed: int, steps: int = 200) -> dict
 
 
 def interleaved(streams: Iterable[Iterable[Event]], rng: random.Random) -> Iterator[Event]:
-    """Yield the events of all *streams*, each in its order, taking turns at random."""
+    """Yield the events of all *streams*, each in its order, interleaved at random."""
     waiting = [iter(stream) for stream in streams]
     while waiting:
         stream = rng.choice(waiting)
@@ -214,7 +216,7 @@ def interleaved(streams: Iterable[Iterable[Event]], rng: random.Random) -> Itera
 @pytest.mark.parametrize("name", MODELS)
 class TestEveryModel:
     def test_live_is_replay(self, name, tmp_path, seed):
-        """The state in the job, and what it comes to, equals that over the log of the same job."""
+        """The state in the job, and its result, equal those over the log of the same job."""
         live = record(tmp_path, Source(id="one"), seed)[name]
 
         (replayed,) = trackside.feed(trackside.replay(tmp_path), MODELS[name]())
@@ -223,7 +225,7 @@ class TestEveryModel:
         assert replayed.result() == live.result()
 
     def test_any_interleaving(self, name, tmp_path, rng):
-        """How the streams of several sources interleave changes nothing."""
+        """The interleaving of several sources' streams changes nothing."""
         for rank in range(3):
             record(tmp_path / str(rank), Source(id=f"source-{rank}", rank=rank, world_size=3), seed=rank)
         streams = [list(trackside.replay(tmp_path / str(rank))) for rank in range(3)]
@@ -235,7 +237,7 @@ class TestEveryModel:
             assert shuffled.result() == by_time.result()
 
     def test_any_cut(self, name, tmp_path, rng):
-        """Where the frames of the stream were cut changes nothing: whole, event by event, or at random."""
+        """The cuts between the frames of the stream change nothing: whole, event by event, or at random."""
         record(tmp_path, Source(id="one"), seed=4)
         events = list(trackside.replay(tmp_path))
         cuts = [[0, len(events)], list(range(len(events) + 1))]
@@ -251,7 +253,7 @@ class TestEveryModel:
         assert all(model.result() == models[0].result() for model in models)
 
     def test_refused_state_changes_nothing(self, name, tmp_path):
-        """A state of another version, a broken one, or none at all is refused, and the model is as it was before."""
+        """A state of another version, a broken one, or none at all is refused, and the model is unchanged."""
         record(tmp_path, Source(id="one"), seed=5, steps=20)
         (model,) = trackside.feed(trackside.replay(tmp_path), MODELS[name]())
         before = model.dump()
@@ -289,7 +291,7 @@ class TestEveryModel:
 
 @pytest.mark.parametrize("publisher", PUBLISHERS)
 def test_derived_events_are_computed_again(publisher, tmp_path, seed):
-    """What a model publishes over the log is what it published in the job."""
+    """A model publishes over the log the same events as in the job."""
     record(tmp_path, Source(id="one"), seed)
     again: list[Event] = []
     trackside.feed(trackside.replay(tmp_path), publisher(publish=again.append))

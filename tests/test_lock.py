@@ -1,4 +1,4 @@
-"""The lock says what pyproject.toml asks for, for everybody: with hashes, and without an index or a file."""
+"""The lock meets pyproject.toml, for everybody: with hashes, and without an index or a file."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TestLock:
         assert asked.specifier.contains(exact.version)
 
     def test_torch(self):
-        """One torch is used throughout, and any build of that version will do."""
+        """One version of torch is used throughout, and any build of that version is accepted."""
         assert [str(pin) for pin in PINS if pin.name == "torch"] == ["torch==2.13.0"]
 
     def test_hashes(self):
@@ -62,5 +62,5 @@ class TestLock:
 
     @pytest.mark.parametrize("sign", ["://", "--index", "--find-links", "@"])
     def test_names_no_place(self, sign):
-        """The lock says which version, and leaves to pip's configuration where it comes from."""
+        """The lock gives the version, and leaves the index to pip's configuration."""
         assert [line for line in LINES if sign in line] == []

@@ -1,5 +1,5 @@
 """
-No code comes from data: nothing in the package can turn bytes, names or files into something that runs.
+No code comes from data: nothing in the package can turn bytes, names or files into running code.
 
 Read from the source text: a call that is not there cannot be reached, whatever arrives over a wire.
 """
@@ -17,16 +17,16 @@ pytestmark = pytest.mark.once
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "trackside"
 
-# Modules that build objects or run code out of what they read.
+# Modules that build objects or run code from the data that they read.
 MODULES = set(
     """
     pickle _pickle cPickle pickletools cloudpickle dill joblib jsonpickle shelve marshal
     code codeop runpy imp pydoc multiprocessing.connection multiprocessing.managers
     """.split()
 )
-# Names that do so when they are called bare.
+# Builtins that do so.
 BUILTINS = {"eval", "exec", "compile", "__import__"}
-# Functions that do so, by the last part of their name, wherever they come from.
+# Functions that do so, by the last part of their name, from any module.
 FUNCTIONS = set(
     """
     recv_pyobj send_pyobj import_module resolve_name locate module_from_spec exec_module
@@ -36,7 +36,8 @@ FUNCTIONS = set(
 # Functions whose name is harmless elsewhere, by their full name.
 QUALIFIED = {"torch.load", "yaml.load", "numpy.load", "os.system", "os.popen"}
 KEYWORDS = {"allow_pickle", "shell"}
-# What loads later, names and trackside's own events, stands in fixed tables; the module for streams is one name. The
+# Modules that are loaded later, names and trackside's own events, are in fixed tables; the module for streams is one
+# name. The
 # encoder generates a check of types from the number of a class's fields and the names of the scalar types. No data
 # reaches any of them.
 EXCEPTIONS = {
@@ -50,9 +51,9 @@ EXCEPTIONS = {
 
 
 def dangers(source: str) -> Iterator[tuple[int, str]]:
-    """Yield the line and the name of everything in *source* that can make code out of data."""
+    """Yield the line and the name of every call in *source* that can make code out of data."""
     tree = ast.parse(source)
-    known: dict[str, str] = {}  # what an imported name stands for
+    known: dict[str, str] = {}  # the full name of an imported one
     for node in ast.walk(tree):
         for local, full in imported(node):
             known[local] = full
@@ -92,7 +93,7 @@ def is_false(node: ast.AST) -> bool:
 class TestTrackside:
     @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
     def test_has_no_way(self, path):
-        """No module of the package has a way from data to code."""
+        """No module of the package can make code out of data."""
         name = str(path.relative_to(PACKAGE))
         found = [
             (line, what) for line, what in dangers(path.read_text(encoding="utf-8")) if (name, what) not in EXCEPTIONS
@@ -137,7 +138,7 @@ class TestDangers:
         ],
     )
     def test_found(self, source):
-        """Every known way is found, whatever name it goes by."""
+        """Every known way is found, under any name."""
         assert list(dangers(source)) != []
 
     @pytest.mark.parametrize(
@@ -154,5 +155,5 @@ class TestDangers:
         ],
     )
     def test_harmless(self, source):
-        """What only looks like it is left alone."""
+        """Code that only resembles one is accepted."""
         assert list(dangers(textwrap.dedent(source))) == []

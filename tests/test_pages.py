@@ -95,7 +95,7 @@ def blocks(page, *languages):
 
 
 def typed(page):
-    """Return the command lines of a page, without what is printed after them."""
+    """Return the command lines of a page, without their output."""
     lines = []
     for code in blocks(page, *SHELLS):
         own = [line[2:] for line in code.splitlines() if line.startswith("$ ")]
@@ -113,7 +113,7 @@ class TestEveryPage:
 
     @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
     def test_names(self, page):
-        """Every block of Python is one, and what it imports of ours is there."""
+        """Every block of Python is valid, and its imports from trackside exist."""
         for code in blocks(page, "python"):
             for node in ast.walk(ast.parse(code)):
                 if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("trackside"):
@@ -126,14 +126,14 @@ class TestEveryPage:
 
     @pytest.mark.parametrize("page", [page for page in PAGES if "trackside " in " ".join(typed(page))])
     def test_commands(self, page):
-        """Every command line of ours is understood."""
+        """Every command line of trackside's is accepted by the parser."""
         for line in typed(page):
             for command in re.findall(r"(?:^|[;&] )(trackside [^#|;&>]*)", line.replace("$(", "")):
                 words = shlex.split(command)[1:]
                 assert build_parser().parse_args(words).command in words
 
     def test_make(self):
-        """Every make target that a page names is there."""
+        """Every make target that a page names exists."""
         lines = [line.partition("#")[0] for page in PAGES for line in typed(page)]
         commands = [shlex.split(line) for line in lines if line.startswith("make ")]
         assert commands
@@ -163,7 +163,7 @@ class TestShort:
         ],
     )
     def test_excerpt(self, page, first, given, expected, tmp_path):
-        """An excerpt runs where what it is an excerpt of is there."""
+        """An excerpt runs with the code around it."""
         code = f"{given}\nimport trackside\nwith trackside.start('runs'):\n"
         code += textwrap.indent(blocks(page, "python")[first], "    ")
         ran = subprocess.run(
@@ -191,7 +191,7 @@ class TestShort:
             assert steps == set(range(100, 111))
 
     def test_another_key(self, tmp_path):
-        """What is said to make another key prints what the page says."""
+        """The command that makes another key prints the output on the page."""
         (code,) = blocks("security.md", "console")
         subprocess.run([sys.executable, "-c", MAIN, "keys", "new", "keys"], cwd=tmp_path, check=True, timeout=60)
         said = subprocess.run(
@@ -213,7 +213,7 @@ class TestManyNodes:
 
     @pytest.fixture
     def begin(self, tmp_path):
-        """Give a function that starts one of the page's long commands, and returns what it says at first."""
+        """Give a function that starts one of the page's long commands, and returns its first output."""
         children = []
 
         def start(command, lines):
@@ -282,7 +282,7 @@ class TestManyNodes:
 
     @staticmethod
     def typed_here(line, directory):
-        """Return what a command prints that ends well."""
+        """Return the output of a command that ends well."""
         return subprocess.run(
             [sys.executable, "-c", MAIN, *shlex.split(line)[1:]],
             cwd=directory,
@@ -293,7 +293,7 @@ class TestManyNodes:
         ).stdout
 
     def test_in_a_program(self, tmp_path):
-        """A collector of one's own serves until it is stopped."""
+        """The user's own collector serves until it is stopped."""
         code = next(code for code in blocks(self.PAGE, "python") if "Collector(" in code)
         assert code.count("    collector.serve()") == 1
         stopped = code.replace("    collector.serve()", "    Timer(0.1, collector.stop).start()\n    collector.serve()")
@@ -302,7 +302,7 @@ class TestManyNodes:
         subprocess.run([sys.executable, "-c", stopped], cwd=tmp_path, timeout=100, check=True)
 
     def test_service(self):
-        """The command of the service is understood."""
+        """The command in the service file is accepted by the parser."""
         (unit,) = blocks(self.PAGE, "ini")
         command = re.search(r"^ExecStart=/\S+/trackside (.*)$", unit, re.MULTILINE)[1]
         assert build_parser().parse_args(shlex.split(command)).command == "collect"

@@ -1,4 +1,4 @@
-"""Nothing but one module uses what other systems lack, and a job runs without it."""
+"""Only one module uses functions that other systems lack, and a job runs without them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMES = {
     "sys": ["platform"],
     "time": "CLOCK_BOOTTIME CLOCK_MONOTONIC clock_gettime clock_gettime_ns pthread_getcpuclockid".split(),
 }
-# Asked of a path that the caller has checked to be a socket's, which no other system has.
+# Called for a path that the caller has checked to be a socket's, which no other system has.
 ELSEWHERE = {("handlers/zeromq/_connection.py", "network.AF_UNIX")}
 
 SYSTEMS = {
@@ -62,7 +62,7 @@ SIMULATE = """
 
 
 def simulated(system, program, cwd):
-    """Return what *program* prints where this Python looks like one of *system*."""
+    """Return the output of *program* where this Python resembles one of *system*."""
     source = textwrap.dedent(SIMULATE) + textwrap.dedent(program)
     command = [sys.executable, "-c", source, json.dumps(SYSTEMS[system]), system]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120, cwd=cwd)
@@ -71,7 +71,7 @@ def simulated(system, program, cwd):
 
 
 def used_elsewhere(path):
-    """Yield what the module at *path* uses of `MODULES` and `NAMES`."""
+    """Yield the uses of `MODULES` and `NAMES` in the module at *path*."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
@@ -83,7 +83,7 @@ def used_elsewhere(path):
 @pytest.mark.once
 class TestOneModule:
     def test_nothing_else(self):
-        """Of what other systems lack, only `trackside._platform` uses any."""
+        """Of the functions that other systems lack, only `trackside._platform` uses any."""
         paths = [path for path in sorted(PACKAGE.rglob("*.py")) if path.name != "_platform.py"]
         found = {(str(path.relative_to(PACKAGE)), name) for path in paths for name in used_elsewhere(path)}
         assert found == ELSEWHERE
@@ -122,7 +122,7 @@ class TestSimulated:
         assert len(list(tmp_path.glob("runs/**/*.tslog"))) == 1
 
     def test_unwatched(self, system, tmp_path):
-        """A job that others are to watch trains where there are no sockets for it, and says so."""
+        """A job with remote access trains on a system without its sockets, and reports that."""
         printed = simulated(
             system,
             """
@@ -141,7 +141,7 @@ class TestSimulated:
 
 
 def refused(system, call, cwd):
-    """Return the error that *call* ends in there."""
+    """Return the error that *call* raises there."""
     program = f"""
         import trackside
         from trackside.handlers.zeromq import new_keys
@@ -160,7 +160,7 @@ class TestAbsent:
         [("win32", "ipc:///tmp/trackside/job"), ("win32", "ipc://@job"), ("darwin", "ipc://@job")],
     )
     def test_sockets(self, system, endpoint, tmp_path):
-        """An endpoint that the system lacks is refused, with what to use instead."""
+        """An endpoint that the system lacks is refused, with an alternative."""
         said = refused(system, f"trackside.attach({endpoint!r})", tmp_path)
         assert f"there are no such sockets on {system}; give tcp://host:port, with keys" in said
 

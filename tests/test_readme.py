@@ -1,4 +1,4 @@
-"""The README's examples do what it says."""
+"""The README's examples do as it says."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
 def test_block_runs(block, tmp_path):
-    """A block of Python in the README runs as it stands, and says nothing is lost."""
+    """A block of Python in the README runs as it is, and nothing is lost."""
     run = subprocess.run(
         [sys.executable, "-W", "error", "-c", block],
         cwd=tmp_path,

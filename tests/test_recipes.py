@@ -1,4 +1,4 @@
-"""The recipes in the documentation do what they say, as they stand there."""
+"""The recipes in the documentation do as they say."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RECIPES = dict(
     re.findall(r"^## (.+?)\n.*?```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 )
 
-# What is done after the code of each recipe, and what is printed then.
+# The code to run after each recipe, and its output.
 SHOWN = {
     "Watch the process from the background": (
         """
@@ -67,7 +67,7 @@ class TestRecipes:
 
     @pytest.mark.parametrize("title", RECIPES)
     def test_does_what_it_says(self, title):
-        """A recipe runs as it stands, and shows what it promises."""
+        """A recipe runs as it is, and shows its result."""
         after, expected = SHOWN[title]
         program = f"{RECIPES[title]}\n{textwrap.dedent(after)}"
         child = subprocess.run(

@@ -28,7 +28,7 @@ DEADLINE_S = 30.0
 
 @event("test.rfc0018.checkpointed", priority=LIFECYCLE)
 class Checkpointed(Event):
-    """A checkpoint was written. Rare."""
+    """A rare event: a checkpoint was written."""
 
     path: str = ""
 
@@ -80,7 +80,7 @@ class Clocks:
 
 @pytest.fixture
 def clocks():
-    """Give clocks that this process goes by."""
+    """Give clocks that this process uses."""
     given = Clocks()
     with clock.installed(lambda: given.mono_ns, lambda: given.wall_ns):
         yield given
@@ -94,7 +94,7 @@ def add_all(counter, values):
 
 
 def in_child(program, *arguments):
-    """Run *program* in a process of its own and return what it printed."""
+    """Run *program* in a process of its own and return its output."""
     command = [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(program), *map(str, arguments)]
     child = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (child.returncode, child.stderr) == (0, "")
@@ -109,7 +109,7 @@ def recipe(title):
 
 @pytest.fixture(scope="module")
 def watched():
-    """Run the recipe for CPU and memory beside a program that only works, and return the windows by counter."""
+    """Run the recipe for CPU and memory beside a program that only computes, and return the windows by counter."""
     main = """
     import json, threading
     from trackside.events import CounterWindow
@@ -138,7 +138,9 @@ def watched():
 
 class TestRequests:
     def test_request_01_how_fine(self, bus):
-        """request_01, is per-iteration too fine? A listener says how much of it to have, rare events all the same."""
+        """
+        request_01, "is per-iteration too fine?": a listener chooses the share it gets, and rare events all the same.
+        """
         all_of_it, some, rare = [], [], []
         bus.subscribe(all_of_it.append)
         bus.subscribe(some.append, to=IterationEnded, keep=trackside.every(100))
@@ -163,7 +165,7 @@ class TestRequests:
         ]
 
     def test_request_03_count_and_no_data(self, bus, windows):
-        """request_03, a count with each window, and "no data" said as such: count 0, and no figures made up."""
+        """request_03, a count with each window, and an explicit "no data": count 0, and no figures made up."""
         bus.stat("empty", aggregations=["mean", "min"])
         collector = bus.collect(interval_s=1000)
         add_all(bus.stat("full", aggregations=["mean", "min"]), [3, 5])
@@ -178,7 +180,7 @@ class TestRequests:
 
         assert len(shares) >= 5
         assert all(share >= 0 for share in shares)
-        assert max(shares) > 0.05  # the program does nothing but work
+        assert max(shares) > 0.05  # the program does nothing but compute
 
     def test_request_06_who_sets_the_time(self, bus, clocks):
         """request_06, the timestamp is optional: the event has the time at which it was made, unless it is given."""
@@ -307,7 +309,7 @@ class TestRequests:
         assert len(list(replay(tmp_path, to=Checkpointed))) == 20
 
     def test_request_16_spans(self):
-        """request_16, spans: starts and ends with their parents, and every event inside says which it is in."""
+        """request_16, spans: starts and ends with their parents, and every event inside names its span."""
         program = """
             import json, trackside
             from trackside import Event, event
@@ -358,7 +360,7 @@ class TestRequests:
         assert (counter.count, counter.sum) == (10_000, 49_995_000)
 
     def test_request_19_passive_counters(self, bus):
-        """request_19, passive counters: a callback is asked once in each cycle of the collector, and not otherwise."""
+        """request_19, passive counters: a callback is called once in each cycle of the collector, and not otherwise."""
         asked, enough = [], threading.Event()
 
         def allocated():
@@ -382,7 +384,7 @@ class TestRequests:
         assert threading.main_thread() not in asked
 
     def test_request_20_timing_a_block(self, bus, clocks):
-        """request_20, ``with`` to time a block: the counter has how long it took, in its own unit."""
+        """request_20, ``with`` to time a block: the counter gets its duration, in its own unit."""
         counter = bus.stat("data.wait", unit="ms")
         with counter.time():
             clocks.pass_s(0.25)
@@ -408,7 +410,7 @@ class TestRequests:
         assert bus.counters("train.tokens")[0].snapshot().sum == 5
 
     def test_request_23_explicit_zero(self, bus):
-        """request_23, an explicit zero: a counter that stands still has windows like any other, of count 0."""
+        """request_23, an explicit zero: a counter without new amounts has windows like any other, of count 0."""
         seen, enough = [], threading.Event()
 
         def see(window):
@@ -449,10 +451,10 @@ class TestRequests:
 
         assert windows[0].values["p95"] == pytest.approx(true["p95"], rel=0.01)
         assert windows[0].values["p99"] == pytest.approx(true["p99"], rel=0.01)
-        assert windows[0].values["mean"] > 1e5  # what a mean makes of twenty outliers
+        assert windows[0].values["mean"] > 1e5  # twenty outliers move the mean so far
 
     def test_request_26_which_keys_are_metrics(self, bus, windows):
-        """request_26, which keys are metrics: a window's figures are numbers by name, apart from what it is about."""
+        """request_26, the metric keys: a window's figures are numbers by name, apart from its description."""
         collector = bus.collect(interval_s=1000, aggregations=["min", "max"])
         add_all(bus.stat("step.time", unit="s"), [1, 3])
         collector.close()
@@ -460,7 +462,7 @@ class TestRequests:
         assert (windows[0].name, windows[0].unit, windows[0].values) == ("step.time", "s", {"min": 1, "max": 3})
 
     def test_request_26_last_batch(self, tmp_path):
-        """request_26, the last batch is not lost: what was added after the last window is in the log at exit."""
+        """request_26, the last batch is not lost: amounts after the last window are in the log at exit."""
         program = """
             import sys, trackside
 
@@ -473,7 +475,7 @@ class TestRequests:
         assert [(window.name, window.count, window.total_sum) for window in windows] == [("tokens", 1, 5)]
 
     def test_request_27_console(self, tmp_path):
-        """request_27, a console handler: print is one, and ``trackside tail`` shows what was recorded."""
+        """request_27, a console handler: print is one, and ``trackside tail`` prints recorded events."""
         program = """
             import sys, trackside
             from trackside import Event, event

@@ -21,7 +21,7 @@ class Skipped(Event):
 
 class TestFakeClock:
     def test_stands_still(self):
-        """Installed, it is the time of events, and it moves only when it is told to."""
+        """Once installed, it is the clock of events, and it moves only when the test moves it."""
         with FakeClock().installed() as clock:
             first, second = Skipped(), Skipped()
             clock.advance(2.5)
@@ -35,7 +35,7 @@ class TestFakeClock:
         assert Skipped().at_ns != fake.at_ns
 
     def test_reading(self):
-        """It is a function of no arguments that returns ns."""
+        """It is a callable without arguments that returns ns."""
         clock = FakeClock(now_ns=7)
         assert clock() == 7
         clock.advance(1e-9)
@@ -44,7 +44,7 @@ class TestFakeClock:
 
 class TestIsolatedBus:
     def test_of_its_own(self):
-        """What is logged on it reaches its own handlers, and it is closed afterwards."""
+        """Events logged on it reach its own handlers, and it is closed afterwards."""
         captured = Capture()
         with isolated_bus() as bus:
             bus.subscribe(captured, to=Skipped)

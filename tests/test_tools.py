@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def load(name):
-    """Load a tool as it is when it is run: its own folder is where it imports from."""
+    """Load a tool as it is when it runs: it imports from its own folder."""
     if str(ROOT / "tools") not in sys.path:
         sys.path.append(str(ROOT / "tools"))
     spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
@@ -62,11 +62,11 @@ class TestEveryPython:
         ids=["unusable", "too old", "not chosen in pyenv", "no answer"],
     )
     def test_not_usable(self, tmp_path, body):
-        """Whatever does not run, is too old or cannot make environments is passed over."""
+        """An executable that does not run, is too old or cannot make environments is skipped."""
         assert self.every_python.probe(self.script(tmp_path, body)) is None
 
     def test_not_there(self, tmp_path):
-        """A path that leads nowhere is passed over."""
+        """A path that leads nowhere is skipped."""
         assert self.every_python.probe(tmp_path / "python3.12") is None
 
     def test_the_probe_itself(self):
@@ -108,8 +108,8 @@ class TestEveryPython:
         assert self.every_python.provide(["3.14", "3.15"]) == ([], missing)
 
 
-class TestTurns:
-    """``--in-turn`` with two further interpreters, the runs themselves replaced by a note of their arguments."""
+class TestInTurn:
+    """``--in-turn`` with two further interpreters, the runs themselves replaced by a record of their arguments."""
 
     every_python = load("every_python")
 
@@ -144,11 +144,11 @@ class TestTurns:
         assert [runs(commits)[0] for commits in range(4)] == [["3.10"], ["3.12"], ["3.10"], ["3.12"]]
 
     def test_left_out(self, runs):
-        """What is left to ``make test-all`` does not run."""
+        """Tests that are left to ``make test-all`` do not run."""
         assert runs(0)[1] == ["3.10", "3.12"]
 
     def test_core_exists(self):
-        """Each folder of the core's tests is there: pytest would end the run where one is not."""
+        """Each folder of the core's tests exists: pytest would end the run at a missing one."""
         folders = self.every_python.CORE + self.every_python.PURE
         assert [folder for folder in folders if not (ROOT / "tests" / folder).is_dir()] == []
 
@@ -163,7 +163,7 @@ class TestInterpreters:
 
     @pytest.fixture(autouse=True)
     def cache(self, monkeypatch, tmp_path):
-        """Keep what is kept between runs out of the way."""
+        """Use another cache than that of real runs."""
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         return tmp_path / "trackside"
 
@@ -181,7 +181,7 @@ class TestInterpreters:
             self.interpreters.run(*command)
 
     def test_built_once(self, monkeypatch, cache):
-        """What lies in the cache is used without a network or a compiler."""
+        """An archive in the cache is used without a network or a compiler."""
         monkeypatch.setattr(self.interpreters, "run", None)
         python = cache / "cpython-3.14.7t" / "bin" / "python3.14t"
         python.parent.mkdir(parents=True)
@@ -196,12 +196,12 @@ class TestInterpreters:
             self.interpreters.download(address.as_uri(), tmp_path / "archive", "0" * 64)
 
     def test_no_network(self, tmp_path):
-        """Where an archive cannot be had, the reason is that of the system."""
+        """If an archive cannot be downloaded, the reason is that of the system."""
         with pytest.raises(self.interpreters.NotProvidedError, match=r"sources: .*No such file"):
             self.interpreters.download((tmp_path / "sources").as_uri(), tmp_path / "archive", "0" * 64)
 
     def test_no_answer(self, monkeypatch):
-        """Where Debian cannot be reached, that is said at once, and neither debootstrap nor apt is asked to try."""
+        """If Debian cannot be reached, that is reported at once, and neither debootstrap nor apt is called."""
         monkeypatch.setattr(self.interpreters.os, "geteuid", lambda: 0)
         monkeypatch.setattr(self.interpreters, "mirror", lambda: "http://127.0.0.1:9/debian/")  # discard: no server
         monkeypatch.setattr(self.interpreters, "run", None)
@@ -209,7 +209,7 @@ class TestInterpreters:
             self.interpreters.provide("3.15")
 
     def test_no_cache(self, monkeypatch, tmp_path):
-        """Where nothing can be kept, no interpreter is provided, and that is what is said."""
+        """If there is no place for a cache, no interpreter is provided, with that as the reason."""
         (tmp_path / "file").touch()
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
         with pytest.raises(self.interpreters.NotProvidedError, match="there is no cache: "):
@@ -228,7 +228,7 @@ class TestInterpreters:
         assert self.interpreters.mirror() == mirror
 
     def test_no_mirror(self, monkeypatch):
-        """A machine whose apt knows no Debian archive is told so."""
+        """A machine whose apt has no Debian archive gets an error that says so."""
         monkeypatch.setattr(self.interpreters, "run", lambda *command: "http://one/ubuntu\n")
         with pytest.raises(self.interpreters.NotProvidedError, match="apt knows no Debian archive here"):
             self.interpreters.mirror()
@@ -236,7 +236,7 @@ class TestInterpreters:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """Make an environment with trackside and what it needs to run, and no more."""
+    """Make an environment with trackside and its dependencies, and no more."""
     directory = tmp_path_factory.mktemp("environment") / "venv"
     said = run(sys.executable, "tools/environment.py", directory)
     return directory, said
@@ -263,18 +263,18 @@ class TestEnvironment:
         assert run(python, "-c", "import trackside; print(trackside.Event.__name__)", cwd=tmp_path) == "Event\n"
 
     def test_is_left_alone(self, environment):
-        """A second call finds nothing to do and says nothing."""
+        """A second call finds nothing to do and prints nothing."""
         assert run(sys.executable, "tools/environment.py", environment[0]) == ""
 
     def test_grows(self, environment):
-        """What is asked for later is added."""
+        """Extras of a later call are added."""
         assert "lint" in run(sys.executable, "tools/environment.py", environment[0], "--group", "lint")
         assert (environment[0] / "bin" / "ruff").exists()
 
 
 @pytest.fixture(scope="module")
 def names(tmp_path_factory):
-    """Build the wheel and list what is in it."""
+    """Build the wheel and list its files."""
     directory = tmp_path_factory.mktemp("wheel")
     constraint = ("--build-constraint", "requirements.lock")
     run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", *constraint, "--wheel-dir", directory, ".")
@@ -339,12 +339,12 @@ class TestDist:
         ],
     )
     def test_missing(self, tmp_path, missing, problem):
-        """What a wheel lacks is named."""
+        """A missing file in a wheel is named."""
         names = [name for name in self.WHOLE if name != missing]
         assert self.dist.wrong_with(self.wheel(tmp_path, names), "compiled") == [problem]
 
     def test_added(self, tmp_path):
-        """Tests do not belong into a wheel, nor a compiled core into the pure one."""
+        """Tests do not belong in a wheel, nor a compiled core in the pure one."""
         wheel = self.wheel(tmp_path, [*self.WHOLE, "tests/test_tools.py"])
         assert self.dist.wrong_with(wheel, "pure") == [
             "tests/test_tools.py does not belong there",
@@ -370,7 +370,7 @@ class TestDist:
 
 
 class TestTwice:
-    """A test fails for as long as a file is not there, which the first run leaves."""
+    """A test fails for as long as a file is missing, which the first run makes."""
 
     twice = load("twice")
 
@@ -423,11 +423,11 @@ class TestServers:
     servers = load("servers")
 
     def test_there_already(self):
-        """What is there is left alone."""
+        """A program that is installed is left alone."""
         assert self.servers.main(["sh"]) == "servers: sh: there already"
 
     def test_no_apt(self, monkeypatch, tmp_path):
-        """Where nothing can be installed, one line says what is missing and why, and nothing fails."""
+        """If nothing can be installed, one line names the missing ones and the reason, and the exit code is 0."""
         monkeypatch.setattr(self.servers, "PLACES", str(tmp_path))
         recorded = self.servers.main(["no-such-server"])
         assert recorded == "servers: without no-such-server (there is no apt-get): their tests are skipped"

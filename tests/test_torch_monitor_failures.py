@@ -1,7 +1,7 @@
 """
 Failures of torch.monitor's events and handlers, row by row, which do not happen here.
 
-The rows are those found by probing PyTorch 2.13. Each test says what is seen there, and shows what is seen here; where
+The rows are those found by probing PyTorch 2.13. Each test describes the behaviour there, and shows the one here; where
 the original crashes or hangs the test runs in a process of its own. The rows of its statistics (aggregations, windows,
 the Stat itself) are in ``tests/bus/counters/test_torch_monitor.py``.
 """
@@ -28,7 +28,7 @@ from trackside.events import CounterWindow, RunsOn
 
 @event("test.monitor.happened")
 class Happened(Event):
-    """Something happened."""
+    """An event."""
 
     value: Any = None
     number: int = 0
@@ -36,14 +36,14 @@ class Happened(Event):
 
 @event("test.monitor.tagged")
 class Tagged(Event):
-    """Something with a table."""
+    """An event with a table."""
 
     tags: dict[str, Any] = attrs.field(factory=dict)
 
 
 @pytest.fixture
 def bus(caplog):
-    """Give a bus of the test's own, whose complaints are not read."""
+    """Give a bus of the test's own, whose warnings are not read."""
     caplog.set_level(logging.CRITICAL, "trackside")
     with Bus() as given:
         yield given
@@ -51,7 +51,7 @@ def bus(caplog):
 
 @pytest.fixture
 def recorded(tmp_path, bus):
-    """Give a function that logs events to an event log, and returns them as they come back from it."""
+    """Give a function that logs events to an event log, and returns them as they are read back."""
 
     def there_and_back(*events):
         with bus.subscribe(EventLog(tmp_path), to=(Happened, Tagged)):
@@ -95,7 +95,7 @@ class TestEventRows:
         assert [repr(value) for value in values] == ["True", "False"]
 
     def test_numpy_scalars(self, recorded):
-        """torch.monitor: NumPy's booleans become floats too. Here its scalars are what they look like."""
+        """torch.monitor: NumPy's booleans become floats too. Here its scalars keep their types."""
         numpy = pytest.importorskip("numpy")
         given = [numpy.bool_(True), numpy.int64(7), numpy.float32(0.5)]
         values = [back.value for back in recorded(*(Happened(value=value) for value in given))]
@@ -179,7 +179,7 @@ class TestEventRows:
         assert Happened(value=1, at_ns=5) != Happened(value=2, at_ns=5)
 
     def test_repr(self):
-        """torch.monitor: an event prints as an address. Here as what it says."""
+        """torch.monitor: an event prints as an address. Here as its constructor call."""
         assert repr(Happened(value="a", at_ns=5, step=3)) == (
             "Happened(at_ns=5, span_id=0, step=3, value='a', number=0)"
         )
@@ -198,7 +198,7 @@ class TestEventRows:
 
         @event("test.monitor.happened.again")
         class HappenedAgain(Happened):
-            """It happened again."""
+            """An event that is derived from it."""
 
         got = []
         bus.subscribe(got.append, to=Happened)
@@ -210,7 +210,9 @@ class TestEventRows:
 class TestHandlerRows:
     @pytest.mark.parametrize("error", [RuntimeError, MemoryError, GeneratorExit, StopIteration])
     def test_handler_raises(self, bus, error):
-        """torch.monitor: what a handler raises comes out of log_event, and later handlers get nothing. Not so here."""
+        """
+        torch.monitor: an exception raised by a handler leaves log_event, and later handlers get nothing. Not so here.
+        """
         got = []
 
         def explode(_):
@@ -304,7 +306,9 @@ class TestHandlerRows:
     @pytest.mark.hang_guard(60)
     @pytest.mark.parametrize("queued", [False, True])
     def test_handler_asks_the_bus(self, bus, queued):
-        """torch.monitor: whatever takes the lock deadlocks. Here a handler may ask for anything, flush included."""
+        """
+        torch.monitor: any call that needs the lock deadlocks. Here a handler may call any function, flush included.
+        """
         answers = []
 
         def handle(_):
@@ -376,7 +380,7 @@ class TestHandlerRows:
         assert ("Happened" in printed) is (handler == "print" and happens != "")
 
     def test_queued_at_exit(self):
-        """torch.monitor: as above. Here a queued handler still gets what was logged before."""
+        """torch.monitor: as above. Here a queued handler still gets the events logged before."""
         program = """
             trackside.subscribe(lambda given: print(given.number), to=Happened, runs_on=trackside.RunsOn.WORKER)
             for number in range(3):
@@ -421,7 +425,7 @@ class TestStatRows:
         assert in_child(program) == "[5.0]\n"
 
     def test_nobody_holds_the_counter(self, bus):
-        """torch.monitor: dropping a Stat logs what it has. Here dropping counter and collector changes nothing."""
+        """torch.monitor: dropping a Stat logs its open window. Here dropping counter and collector changes nothing."""
         windows = []
         bus.subscribe(windows.append, to=CounterWindow)
         bus.collect(interval_s=1000)

@@ -1,4 +1,4 @@
-"""The commands of the page on watching a running job do what the page says."""
+"""The commands on the page about watching a running job do as the page says."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def place(monkeypatch):
 
 
 def watched(directory, command):
-    """Run *command* beside a job that takes three steps as soon as it is watched, and return what is printed."""
+    """Run *command* beside a job that makes three steps as soon as it is watched, and return the output."""
     with (
         trackside.Bus() as bus,
         trackside.start(

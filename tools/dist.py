@@ -1,5 +1,5 @@
 """
-Build what a release consists of, and try each part where no compiler and no repository is.
+Build the parts of a release, and try each without a compiler and a repository.
 
     .venv-dist/bin/python tools/dist.py
 
@@ -33,11 +33,11 @@ ALWAYS = ("trackside/py.typed", "trackside/__init__.py", "trackside/include/trac
 
 
 class NotReleasableError(Exception):
-    """What was built may not go out; the message says why."""
+    """The built files must not be released; the message says why."""
 
 
 def main() -> int:
-    """Build, check, try; return 1 and keep nothing in dist/ if something is wrong."""
+    """Build, check, try; return 1 and keep nothing in dist/ if a check fails."""
     shutil.rmtree(DIST, ignore_errors=True)
     DIST.mkdir()
     try:
@@ -64,7 +64,7 @@ def release(directory: Path) -> None:
         shutil.copy(sources, directory)
         wheels = []
         for interpreter in found:
-            # What an environment of this machine was made from knows the headers; the environment itself does not.
+            # The interpreter that an environment was made from has the headers; the environment itself does not.
             builder = make_environment(interpreter, scratch / interpreter.name / "build", "hatchling")
             if interpreter == this:
                 built = built_wheel(builder, sources, scratch / "pure", TRACKSIDE_PURE_PYTHON="1")
@@ -87,7 +87,7 @@ def release(directory: Path) -> None:
 
 
 def built_wheel(builder: Interpreter, sources: Path, scratch: Path, **variables: str) -> Path:
-    """Return a wheel made from the archive of *sources*, as nothing else of this clone is to matter."""
+    """Return a wheel made from the archive of *sources*, so that no other file of this clone has an effect."""
     trees = []
     for place in ("one", "another"):
         with tarfile.open(sources) as archive:
@@ -99,7 +99,7 @@ def built_wheel(builder: Interpreter, sources: Path, scratch: Path, **variables:
 
 def built_twice(builder: Interpreter, kind: str, trees: Sequence[Path], scratch: Path, **variables: str) -> Path:
     """
-    Return what *builder* builds in each of *trees*.
+    Return the files that *builder* builds in each of *trees*.
 
     Raises:
         NotReleasableError: if the results differ.
@@ -119,7 +119,7 @@ def built_twice(builder: Interpreter, kind: str, trees: Sequence[Path], scratch:
 
 
 def repaired(wheel: Path) -> Path:
-    """Return *wheel* as one for manylinux; elsewhere as it is."""
+    """Return *wheel* as one for manylinux; on other systems unchanged."""
     if sys.platform != "linux":
         return wheel
     out = wheel.parent / "repaired"
@@ -143,7 +143,7 @@ def keep(built: Path, directory: Path) -> Path:
 
 
 def wrong_with(wheel: Path, implementation: str) -> list[str]:
-    """Return what is missing in *wheel*, what does not belong there, and whether it is too large."""
+    """Return the missing and the superfluous files of *wheel*, and whether it is too large."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     compiled = [name for name in names if name.startswith("trackside/_native.")]
@@ -164,7 +164,7 @@ def wrong_with(wheel: Path, implementation: str) -> list[str]:
 
 
 def try_out(interpreter: Interpreter, implementation: str, wheel: Path, scratch: Path) -> None:
-    """Run a job and its report with nothing but *wheel* and what it depends on."""
+    """Run a job and its report with nothing but *wheel* and its dependencies."""
     python = make_environment(interpreter, scratch / "environment", str(wheel)).path
     alone = (*(interpreter.launcher or ["/usr/bin/env"]), "-i", f"PATH={python.parent}", f"HOME={scratch}")
     smoke = shutil.copy(ROOT / "tools" / "smoke.py", scratch)

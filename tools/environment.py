@@ -51,7 +51,7 @@ print(json.dumps(asked))
 
 
 def main() -> None:
-    """Make what the command line asks for."""
+    """Make the environment that the command line describes."""
     options = read_options()
     if sys.version_info < OLDEST:
         here = ".".join(map(str, sys.version_info[:3]))
@@ -107,7 +107,7 @@ def write_pins(path: Path, others: Mapping[str, str] | None = None) -> Path:
 
 
 def write_hashed(path: Path, name: str) -> Path:
-    """Write to *path* what the lock says of the package of that *name*, for Python's own, older pip."""
+    """Write the entry of the lock at *path* for the package of that *name*, for Python's own, older pip."""
     blocks = [block for block in read_blocks() if block.partition("==")[0] == name]
     path.write_text("".join(re.sub(r"^ +#.*\n", "", block, flags=re.MULTILINE) for block in blocks), encoding="utf-8")
     return path
@@ -121,7 +121,7 @@ def read_floors() -> dict[str, str]:
 
 
 class Environment:
-    """A virtual environment with trackside in it, editable, and a stamp that says what else."""
+    """A virtual environment with trackside in it, editable, and a stamp of its other contents."""
 
     def __init__(self, directory: Path, constraints: Path = LOCK) -> None:
         self.directory = directory
@@ -130,7 +130,7 @@ class Environment:
         self._stamp = directory / STAMP
 
     def provide(self, extras: set[str], groups: set[str]) -> None:
-        """Install trackside with *extras* and *groups*, unless that is how it stands."""
+        """Install trackside with *extras* and *groups*, unless they are installed already."""
         started = time.monotonic()
         found = self._read_stamp()
         # A moved checkout or another interpreter leaves scripts that point nowhere: start again.
@@ -152,7 +152,7 @@ class Environment:
     def _provide_packages(self, wanted: dict[str, Any], found: dict[str, Any]) -> None:
         self._stamp.unlink(missing_ok=True)  # an interrupted installation must not look finished
         news = set(wanted["extras"]).difference(found.get("extras", ()))
-        self._install(wanted["extras"], wanted["groups"], patience=" (torch takes a minute)" if "torch" in news else "")
+        self._install(wanted["extras"], wanted["groups"], hint=" (torch takes a minute)" if "torch" in news else "")
         self._stamp.write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
 
     def _read_stamp(self) -> dict[str, Any]:
@@ -170,9 +170,9 @@ class Environment:
         with tempfile.TemporaryDirectory() as scratch:
             self._pip("--requirement", write_hashed(Path(scratch, "pip.txt"), "pip"), constraints=None)
 
-    def _install(self, extras: list[str], groups: list[str], *, patience: str) -> None:
+    def _install(self, extras: list[str], groups: list[str], *, hint: str) -> None:
         chosen_extras = f"[{','.join(extras)}]" if extras else ""
-        self._say(f"installing {', '.join(['trackside' + chosen_extras, *groups])}{patience}")
+        self._say(f"installing {', '.join(['trackside' + chosen_extras, *groups])}{hint}")
         asked = self._asked(extras, groups)
         apart = [name for name, parents in read_unhashed().items() if parents.union({name}).intersection(asked)]
         if apart:  # where some constraints have hashes, pip downloads nothing that has none
@@ -182,7 +182,9 @@ class Environment:
         self._pip("--no-deps", "--build-constraint", LOCK, "--editable", ROOT, constraints=None)
 
     def _asked(self, extras: list[str], groups: list[str]) -> dict[str, list[str]]:
-        """Return by name what pyproject.toml asks for, read by the environment's pip, as Python 3.10 reads no TOML."""
+        """
+        Return by name the requirements of pyproject.toml, read by the environment's pip, as Python 3.10 reads no TOML.
+        """
         command = [str(self.python), "-c", READ_REQUIREMENTS, str(ROOT / "pyproject.toml"), *extras, "--", *groups]
         asked: dict[str, list[str]] = {}
         for text in json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout):

@@ -9,10 +9,10 @@ other CPython from 3.10 on that is on the PATH or known to pyenv and, with ``--p
 `tools/interpreters.py` can provide; each in an environment of its own under .venvs/, without torch, with the long
 recipes cut shorter still and without what only reads the sources.
 
-With ``--in-turn`` one of the machine's others runs that much, another one after each commit, and the rest run the
-tests of the core. What was left out is said at the end.
+With ``--in-turn`` one of the machine's others runs that much, another one after each commit, and the rest run the tests
+of the core. Interpreters that were left out are listed at the end.
 
-What fails is run once more: `tools/twice.py`.
+Failed tests are run once more: `tools/twice.py`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Interpreter(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As its executable calls it: 3.12, or 3.14t without the interpreter lock."""
+        """The name as its executable has it: 3.12, or 3.14t without the interpreter lock."""
         return "{}.{}".format(*self.version) + "t" * self.free_threaded
 
     def __str__(self) -> str:
@@ -74,7 +74,7 @@ class Interpreter(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How the tests went on one interpreter."""
+    """The result of the tests on one interpreter."""
 
     interpreter: Interpreter
     verdict: str
@@ -83,7 +83,7 @@ class Outcome(NamedTuple):
 
     @property
     def good(self) -> bool:
-        """Whether nothing failed."""
+        """Whether no test failed."""
         return self.verdict in {"passed", "no tests"}
 
 
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str]) -> int:
         if subprocess.run(make, check=False, stdin=subprocess.DEVNULL).returncode:
             outcomes.append(Outcome(interpreter, "could not be set up", 0.0))
             continue
-        # A hundredth of the long recipes: what differs between interpreters shows early.
+        # A hundredth of the long recipes: differences between interpreters show early.
         shorter = ["--scale", "0.01", "-m", "not integration and not once", "--ignore=tests/integration"]
         extent = "all tests but those marked once, recipes cut short"
         if in_turn and interpreter is not whole:
@@ -129,7 +129,7 @@ def this_interpreter() -> Interpreter:
 
 
 def commits() -> int:
-    """Return how many commits lie behind this checkout: whose turn it is follows from it; 0 outside of a clone."""
+    """Return how many commits lie behind this checkout, which selects the interpreter; 0 outside of a clone."""
     git = ["git", "-C", str(ROOT), "rev-list", "--count", "HEAD"]
     try:
         return int(subprocess.run(git, check=True, capture_output=True, text=True).stdout)
@@ -167,7 +167,7 @@ def others(this: Interpreter) -> list[Interpreter]:
 
 
 def provide(names: Sequence[str]) -> tuple[list[Interpreter], dict[str, str]]:
-    """Return those of *names* that can be provided here, and why the others cannot."""
+    """Return those of *names* that can be provided here, and the reasons for the others."""
     found: list[Interpreter] = []
     missing: dict[str, str] = {}
     for name in names:
@@ -185,7 +185,7 @@ def provide(names: Sequence[str]) -> tuple[list[Interpreter], dict[str, str]]:
 
 
 def candidates() -> Iterator[Path]:
-    """Yield what may be a Python: pythonX.Y or X.Yt on the PATH, and pyenv's versions, chosen there or not."""
+    """Yield paths that may be a Python: pythonX.Y or X.Yt on the PATH, and pyenv's versions, chosen there or not."""
     for directory in os.get_exec_path():
         yield from (path for path in Path(directory).glob("python3.*") if re.fullmatch(r"python3\.\d+t?", path.name))
     if shutil.which("pyenv"):

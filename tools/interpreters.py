@@ -69,7 +69,7 @@ mount --rbind /dev "$inside/dev"
 exec chroot "$inside" /usr/bin/env -C "$here" "$@"
 """
 
-# What pip and the tests need of a Python that was built here.
+# The libraries that pip and the tests need in a Python that was built here.
 WORKS = "import ctypes, ensurepip, ssl, sys, venv, zlib; assert not sys._is_gil_enabled()"
 
 
@@ -101,7 +101,7 @@ def provide(name: str) -> Provided:
 
 @contextmanager
 def only_one(what: str) -> Iterator[None]:
-    """Let other processes that provide *what* wait until this one is ready."""
+    """Let other processes that provide the interpreter *what* wait until this one is ready."""
     try:
         cache().mkdir(parents=True, exist_ok=True)
         lock = (cache() / f"{what}.lock").open("w")
@@ -176,7 +176,7 @@ def make_chroot() -> None:
     print(f"{chroot()}: making a chroot of Debian {SUITE}", flush=True)
     partial = chroot().with_name("debian-partial")
     shutil.rmtree(partial, ignore_errors=True)
-    # The keys of a later Debian need not be known here; what is installed runs tests and nothing else.
+    # The keys of a later Debian need not be known here; the installed packages only run tests.
     options = ("--variant=minbase", "--no-check-gpg", "--include=ca-certificates")
     run("debootstrap", *options, SUITE, str(partial), mirror())
     shutil.rmtree(chroot(), ignore_errors=True)
@@ -208,7 +208,7 @@ def built(source: Archive) -> Path:
             "--with-ensurepip=no",
             cwd=tree,
         )
-        # Less optimized, and without debug symbols: the building gains more than the tests lose.
+        # Less optimized, and without debug symbols: the build gains more time than the tests lose.
         run("make", "-s", f"-j{os.cpu_count() or 1}", BUILD_OPTIONS, cwd=tree)
         staged = Path(directory, "staged")
         run("make", "-s", "install", BUILD_OPTIONS, f"DESTDIR={staged}", cwd=tree)

@@ -1,10 +1,10 @@
 """
-Bring requirements.lock up to date with pyproject.toml, with the hashes of what the package index has.
+Bring requirements.lock up to date with pyproject.toml, with the hashes of the package index.
 
     .venv/bin/python tools/lock.py [--upgrade]
 
-What is locked stays at its version as far as it can. torch is pinned without a hash: its builds for the CPU and for
-each CUDA have one version and come from different indexes, and which one is installed is the machine's choice.
+Locked packages stay at their versions as far as possible. torch is pinned without a hash: its builds for the CPU and
+for each CUDA have one version and come from different indexes, and which one is installed is the machine's choice.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GROUPS = ("test", "integrations", "bench", "coverage", "lint", "types", "docs", 
 
 
 def main() -> int:
-    """Resolve, and take the hashes of torch away."""
+    """Resolve, and remove the hashes of torch."""
     groups = [part for group in GROUPS for part in ("--group", f"pyproject.toml:{group}")]
     uv = [str(Path(sys.executable).with_name("uv")), "pip", "compile", "--quiet", "--universal", "--generate-hashes"]
     named = ["--python-version", "3.10", "--custom-compile-command", "make lock", "--all-extras", *groups]

@@ -1,10 +1,10 @@
 """
 Install the servers that integration tests run against, as far as that can be done here.
 
-    python tools/servers.py prometheus nats-server
+python tools/servers.py prometheus nats-server
 
-Each name is a program and the Debian package that it comes in. What is there already is left alone; where there is no
-apt, or no right to use it, the tests of what is missing are skipped by name. This never fails.
+Each name is a program and the Debian package that contains it. An installed program is left alone; without apt, or the
+right to use it, the tests that need a missing program are skipped by name. This never fails.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 
 PLACES = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
 LIMIT_S = 300
-# Nothing that a package starts by itself may run beside the tests' own servers.
+# No service that a package starts by itself may run beside the tests' own servers.
 NO_SERVICES = "#!/bin/sh\nexit 101\n"
 POLICY = "/usr/sbin/policy-rc.d"
 
@@ -34,7 +34,7 @@ def why_not() -> str:
 
 
 def install(names: list[str]) -> str:
-    """Install packages, and return what went wrong; empty if nothing did."""
+    """Install packages, and return the error; empty if there is none."""
     has_policy = os.path.lexists(POLICY)
     try:
         if not has_policy:
@@ -58,7 +58,7 @@ def install(names: list[str]) -> str:
 
 
 def main(names: list[str]) -> str:
-    """Do what can be done, and return what to say of it."""
+    """Install the servers, and return the message."""
     wanted = missing(names)
     if not wanted:
         return f"servers: {', '.join(names)}: there already"

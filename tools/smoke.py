@@ -16,7 +16,7 @@ STEPS = 20
 
 
 def smoke(implementation: str | None) -> int:
-    """Return the exit status of the report; *implementation* is which one is to run."""
+    """Return the exit status of the report; *implementation* is the one that must run."""
     if not Path(trackside.__file__).is_relative_to(sys.prefix):
         sys.exit(f"not what was installed: {trackside.__file__}")
     if implementation not in (None, trackside.implementation):

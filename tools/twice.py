@@ -20,7 +20,7 @@ FAILED, NO_TESTS = 1, 5
 
 
 def main(arguments: Sequence[str], directory: Path = ROOT) -> int:
-    # What failed is kept where no other run finds it.
+    # The failed tests are kept where no other run finds them.
     with tempfile.TemporaryDirectory() as cache:
         pytest = [sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}", *arguments]
         status = subprocess.run(pytest, check=False, cwd=directory, stdin=subprocess.DEVNULL).returncode
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str], directory: Path = ROOT) -> int:
         pytest += ["--numprocesses", "0", "--last-failed", "--last-failed-no-failures", "none"]
         status = subprocess.run(pytest, check=False, cwd=directory, stdin=subprocess.DEVNULL).returncode
     if status != 0:
-        return FAILED if status == NO_TESTS else status  # nothing to run again is no proof
+        return FAILED if status == NO_TESTS else status  # without a test to run again there is no proof
     unknown = failed - read_known(directory / KNOWN)
     for test in sorted(failed):
         listed = "" if test in unknown else f" (listed in {KNOWN})"

@@ -1,8 +1,8 @@
 """
-Say how much of the public surface has types that every checker reads alike: ``python tools/typed_surface.py``.
+Print the share of the public surface whose types every checker reads alike: ``python tools/typed_surface.py``.
 
-Pyright counts the public symbols whose type is declared. It fails when the share falls below the one below, which is
-what was reached; raise it with each improvement.
+Pyright counts the public symbols whose type is declared. It fails when the share falls below the one below, which was
+reached; raise it with each improvement.
 """
 
 from __future__ import annotations

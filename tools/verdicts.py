@@ -79,14 +79,14 @@ def judge_all(counts: dict[str, list[int]], jobs: dict[str, Any], *, until_s: fl
 
 
 def run(real: Any, name: str, _labelled: Any, *, keep: bool) -> list[str]:
-    """Return what is wrong with the verdict on a real job, which is run."""
+    """Run a real job, and return the faults of the verdict on it."""
     with tempfile.TemporaryDirectory() as directory:
         mistakes: list[str] = real.judge(name, Path(directory), keep=keep)
     return mistakes
 
 
 def replayed(real: Any, name: str, labelled: Any) -> list[str]:
-    """Return what is wrong with the verdict on the recorded logs of a real job."""
+    """Return the faults of the verdict on the recorded logs of a real job."""
     with tempfile.TemporaryDirectory() as directory:
         mistakes: list[str] = labelled.mistakes(real.replayed(name, Path(directory)).verdict)
     return mistakes
@@ -103,7 +103,7 @@ def load_real() -> Any:
 
 
 def simulated(labelled: Any) -> list[str]:
-    """Return what is wrong with the verdict on a simulated job."""
+    """Return the faults of the verdict on a simulated job."""
     with tempfile.TemporaryDirectory() as directory:
         mistakes: list[str] = labelled.mistakes(read_report(labelled.job.write(Path(directory))).verdict)
     return mistakes

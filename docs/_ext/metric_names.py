@@ -33,7 +33,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
 
 
 def write(path: Path) -> None:
-    """Write the page to *path*, unless that is what it says already."""
+    """Write the page to *path*, unless it is unchanged."""
     text = page(CATALOGUE)
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         path.write_text(text, encoding="utf-8")

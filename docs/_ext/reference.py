@@ -110,7 +110,7 @@ def parsed(path: Path) -> ast.Module:
 
 
 def public_names(tree: ast.Module) -> list[str]:
-    """Return the names in a module's ``__all__``; without one, what it defines that has no leading underscore."""
+    """Return the names in a module's ``__all__``; without one, its own names without a leading underscore."""
     defined = []
     for node in tree.body:
         if isinstance(node, (ast.Assign, ast.AnnAssign)):

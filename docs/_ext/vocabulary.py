@@ -1,8 +1,8 @@
 """
 Write the page of the event vocabulary from the event classes, each time the documentation is built.
 
-A page that is made anew cannot fall behind the code. What it says comes from the declarations alone: wire
-name, priority, docstring, fields, their types and defaults, and the line under a field.
+A generated page cannot fall behind the code. Its content comes from the declarations alone: wire name, priority,
+docstring, fields, their types and defaults, and the line under a field.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
 
 
 def write(path: Path) -> None:
-    """Write the page to *path*, unless that is what it says already."""
+    """Write the page to *path*, unless it is unchanged."""
     text = page(vocabulary.declared().values())
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         path.write_text(text, encoding="utf-8")
@@ -89,7 +89,7 @@ def type_name(field: attrs.Attribute) -> str:
 
 def default(field: attrs.Attribute) -> str:
     if field.default is attrs.NOTHING or field.name in attrs.fields_dict(vocabulary.Event):
-        return ""  # the envelope's defaults come from the surroundings and are described in words
+        return ""  # the envelope's defaults come from the context and are described in words
     if isinstance(field.default, attrs.Factory):
         return f" = {field.default.factory.__name__}()"
     return f" = {field.default!r}"

@@ -10,12 +10,12 @@ import torch
 
 
 def checkpoint_path(directory: Path, step: int) -> Path:
-    """Return where the checkpoint of *step* belongs."""
+    """Return the path of the checkpoint of *step*."""
     return directory / f"step-{step:06d}.pt"
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Write *state*; whatever kills the process meanwhile, what was at *path* before stays whole."""
+    """Write *state*; if the process is killed meanwhile, an earlier file at *path* stays whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".unfinished")
     with unfinished.open("wb") as file:

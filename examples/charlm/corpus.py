@@ -33,7 +33,7 @@ def decode(classes: Tensor) -> str:
 
 @attrs.frozen
 class Corpus:
-    """The text to learn from and the text to be judged by, as character classes."""
+    """The text for training and the text for validation, as character classes."""
 
     training: Tensor
     validation: Tensor
@@ -66,7 +66,7 @@ class Batches(Dataset[tuple[Tensor, Tensor]]):
     """
     Item *n* is the batch of step *n*: random windows of a text, the same ones whenever that step is run.
 
-    A job that goes on from step 300 therefore sees what the interrupted one would have seen.
+    A job that goes on from step 300 therefore sees the same batches as the interrupted one would have.
     """
 
     def __init__(self, text: Tensor, *, batch_size: int, context: int, seed: int) -> None:

@@ -1,7 +1,7 @@
 """
 The disruption: once, one rank is killed without warning, as machines do it.
 
-The process that kills writes the truth down here. Telemetry does not read it, and has to find out by itself.
+The process that kills records the truth here. Telemetry does not read it, and has to find out by itself.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class Kill:
 
     @classmethod
     def load(cls, out: Path) -> Kill | None:
-        """Read what the killed rank wrote; None if none was killed."""
+        """Read the record of the killed rank; None if none was killed."""
         path = out / "kill.json"
         return cls(**json.loads(path.read_text())) if path.exists() else None
 
 
 def kill_this_rank(out: Path, *, rank: int, laps: Sequence[Lap], step: int, resumes_at: int) -> NoReturn:
-    """Write the truth down and die, with the data loading processes, as if the machine had lost its power."""
+    """Record the truth and die, with the data loading processes, as if the machine had lost its power."""
     lost = [lap.lasted_s for lap in laps if lap.step >= resumes_at]
     kill = Kill(rank, step, time.time(), resumes_at, lost_s=sum(lost), longest_step_s=max(lost, default=0.0))
     (out / "kill.json").write_text(json.dumps(attrs.asdict(kill)))
@@ -61,7 +61,7 @@ def kill_this_rank(out: Path, *, rank: int, laps: Sequence[Lap], step: int, resu
 
 @contextmanager
 def witness(out: Path) -> Iterator[None]:
-    """If the training around breaks off because a rank was killed, write down when this one noticed."""
+    """If the training breaks off because another rank was killed, record when this one noticed."""
     try:
         yield
     except RuntimeError:
@@ -80,12 +80,12 @@ class Restart:
     first_step: int
 
     def save(self, out: Path) -> None:
-        """Write it down."""
+        """Write it to its file."""
         (out / "restart.json").write_text(json.dumps(attrs.asdict(self)))
 
     @classmethod
     def load(cls, out: Path) -> Restart | None:
-        """Read what the restarted rank 0 wrote; None if there was none."""
+        """Read the record of the restarted rank 0; None if there was none."""
         path = out / "restart.json"
         return cls(**json.loads(path.read_text())) if path.exists() else None
 
@@ -94,7 +94,7 @@ class Request:
     """
     Torchrun's request to end, which it makes when another rank has died.
 
-    It is only noted when it comes: an exception out of nowhere could hit whatever is being closed at that moment.
+    It is only noted when it comes: an exception at any moment could interrupt the closing of a file.
     """
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class Request:
     def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002  as the signal module has it
         self._is_made = True
 
-    def obey(self) -> None:
+    def exit_if_requested(self) -> None:
         """End, if that is asked for."""
         if self._is_made:
             raise SystemExit(128 + signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The demo's own stopwatch, against which telemetry is held."""
+"""The demo's own stopwatch, with which the figures of telemetry are compared."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import attrs
 
 @attrs.frozen
 class Lap:
-    """When a training step began and ended, in seconds of `time.perf_counter`."""
+    """The start and the end of a training step, in seconds of `time.perf_counter`."""
 
     step: int
     began_s: float
@@ -15,5 +15,5 @@ class Lap:
 
     @property
     def lasted_s(self) -> float:
-        """How long it took."""
+        """The duration."""
         return self.ended_s - self.began_s

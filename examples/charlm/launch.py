@@ -19,10 +19,10 @@ def launch_ranks(script: Path, arguments: Sequence[str], *, ranks: int, restarts
     Run *script* under torchrun, as several ranks on this machine, and return the exit status.
 
     Args:
-        script: What to run.
+        script: The script to run.
         arguments: Its command line.
         ranks: The number of processes.
-        restarts: How often torchrun starts all of them again when one has died.
+        restarts: The number of times that torchrun starts all of them again when one has died.
     """
     os.environ.update(
         {
@@ -47,7 +47,7 @@ def launch_ranks(script: Path, arguments: Sequence[str], *, ranks: int, restarts
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Keep torchrun from logging that a rank has died: that is part of the show, unless it is one too many."""
+    """Keep torchrun from logging that a rank has died: that is part of the demo, unless it is one too many."""
     logging.disable(logging.CRITICAL)
     try:
         yield

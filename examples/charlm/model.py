@@ -50,7 +50,7 @@ class CharTransformer(nn.Module):
         return cross_entropy(self.logits(text).flatten(0, 1), following.flatten())
 
     def logits(self, text: Tensor) -> Tensor:
-        """Return how likely each character is to follow each position of *text*."""
+        """Return the probability of each character to follow each position of *text*."""
         positions = torch.arange(text.shape[1])
         scores: Tensor = self.guess(self.blocks(self.characters(text) + self.positions(positions)))
         return scores

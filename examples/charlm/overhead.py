@@ -1,11 +1,11 @@
 """
 The cost of telemetry to the training, measured in two ways.
 
-Directly: how long its calls take in a step of the training loop, and how much CPU time its own threads used.
+Directly: the time of its calls in a step of the training loop, and the CPU time of its own threads.
 
-By comparison: the same steps with it and without it, in turns. Two long runs differ by more than telemetry costs,
-because the machine has other things to do. Two short blocks of steps, one right after the other, differ less, and the
-median over pairs of them ignores the pair that was disturbed. Which comes first alternates, against drift.
+By comparison: the same steps with it and without it, alternately. Two long runs differ by more than telemetry costs,
+because the machine has other load. Two short blocks of steps, one right after the other, differ less, and the median
+over pairs of them ignores the pair that was disturbed. Which comes first alternates, against drift.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Train = Callable[[], Sequence[Lap]]
 
 @attrs.frozen
 class Direct:
-    """What telemetry used during some steps, in seconds."""
+    """The cost of telemetry during some steps, in seconds."""
 
     steps: int
     lasted_s: float
@@ -47,7 +47,7 @@ class Direct:
 
 
 def cpu_of_threads_s() -> float:
-    """Return the CPU time of trackside's threads so far; NaN where the system does not tell."""
+    """Return the CPU time of trackside's threads so far; NaN if the system does not report it."""
     clock_of = getattr(time, "pthread_getcpuclockid", None)
     if clock_of is None:
         return float("nan")
@@ -57,7 +57,7 @@ def cpu_of_threads_s() -> float:
 
 def empty_steps_s(work: Callable[[], object]) -> list[float]:
     """
-    Return how long steps take that do nothing but what the training loop does for telemetry.
+    Return the duration of steps that contain only the training loop's calls of telemetry.
 
     Args:
         work: Done before each of them, so that the processor's caches are as cold as they are in training.
@@ -84,8 +84,8 @@ def empty_steps_s(work: Callable[[], object]) -> list[float]:
 
 
 @attrs.define
-class Turns:
-    """How long blocks of steps took, in seconds; the *n*-th with telemetry and the *n*-th without are a pair."""
+class Comparison:
+    """The durations of blocks of steps, in seconds; the *n*-th with telemetry and the *n*-th without are a pair."""
 
     steps: int
     """In each block."""
@@ -94,7 +94,7 @@ class Turns:
 
     def change(self) -> tuple[float, float, float]:
         """
-        Return by how much telemetry changed the time, in percent: the median over the pairs, and its bounds.
+        Return the change of the time by telemetry, in percent: the median over the pairs, and its bounds.
 
         The bounds are the sign test's, which supposes nothing about the distribution. From fewer than 6 pairs they
         are the smallest and the largest change, and less sure than `CONFIDENCE`.
@@ -104,23 +104,23 @@ class Turns:
         return median(changes), changes[outside], changes[-1 - outside]
 
 
-def take_turns(train: Train, pairs: int, directory: str) -> Turns:
+def compare_blocks(train: Train, pairs: int, directory: str) -> Comparison:
     """
     Train alternately inside and outside of telemetry.
 
     Args:
         train: Trains for some steps. The first is not counted: it waits for the data loading processes to start.
-        pairs: How often to do both.
-        directory: Where telemetry may write.
+        pairs: The number of pairs of blocks.
+        directory: The directory that telemetry may write to.
     """
-    turns = Turns(steps=0)
+    comparison = Comparison(steps=0)
     for pair in range(pairs):
         for is_on in (True, False) if pair % 2 else (False, True):
             with trackside.start(directory, report=False) if is_on else nullcontext():
                 laps = train()
-            (turns.with_it if is_on else turns.without).append(laps[-1].ended_s - laps[0].ended_s)
-            turns.steps = len(laps) - 1
-    return turns
+            (comparison.with_it if is_on else comparison.without).append(laps[-1].ended_s - laps[0].ended_s)
+            comparison.steps = len(laps) - 1
+    return comparison
 
 
 def _outside(pairs: int) -> int:
@@ -136,38 +136,38 @@ class Costs:
     """Both measurements, as one rank made them."""
 
     direct: Direct
-    turns: Turns | None
+    comparison: Comparison | None
 
     def save(self, path: Path) -> None:
-        """Write them down."""
+        """Write them to a file."""
         path.write_text(json.dumps(attrs.asdict(self)))
 
     @classmethod
     def load(cls, path: Path) -> Costs | None:
-        """Read what `save` wrote; None if that never came about."""
+        """Read the file that `save` wrote; None if there is none."""
         if not path.exists():
             return None
         found = json.loads(path.read_text())
-        return cls(Direct(**found["direct"]), Turns(**found["turns"]) if found["turns"] else None)
+        return cls(Direct(**found["direct"]), Comparison(**found["comparison"]) if found["comparison"] else None)
 
 
 def measure_costs(
     laps: Sequence[Lap], threads_s: float, *, work: Callable[[], object], train: Train, pairs: int, scratch: Path
 ) -> Costs:
     """
-    Find out what telemetry cost in a training.
+    Measure the cost of telemetry in a training.
 
     Args:
         laps: The training's steps.
         threads_s: The CPU time of telemetry's threads during those.
         work: As for `empty_steps_s`.
-        train: As for `take_turns`.
-        pairs: As for `take_turns`; 0 for no comparison.
+        train: As for `compare_blocks`.
+        pairs: As for `compare_blocks`; 0 for no comparison.
         scratch: The directory in which to make another one for a while.
     """
     with tempfile.TemporaryDirectory(dir=scratch, prefix=".overhead-") as directory:
         with trackside.start(directory, report=False):
             calls_s = empty_steps_s(work)
-        turns = take_turns(train, pairs, directory) if pairs else None
+        comparison = compare_blocks(train, pairs, directory) if pairs else None
     lasted_s = laps[-1].ended_s - laps[0].began_s
-    return Costs(Direct(len(laps), lasted_s, mean(calls_s), median(calls_s), threads_s), turns)
+    return Costs(Direct(len(laps), lasted_s, mean(calls_s), median(calls_s), threads_s), comparison)

@@ -20,7 +20,7 @@ def main_spans(report: SpanReport) -> list[SourceSpans]:
 
 
 def span_table(source: SourceSpans) -> Iterator[tuple[str, ...]]:
-    """Tell all spans of a process by name, each name below the one that it was found in."""
+    """Yield all spans of a process by name, each name below the one that it was found in."""
     totals = {total.name: total for total in source.totals}
     names = {span.id: span.name for span in source.spans}
     latest = {span.name: span for span in source.spans if span.name in totals and (span.depth or not span.parent_id)}
@@ -38,7 +38,7 @@ def span_table(source: SourceSpans) -> Iterator[tuple[str, ...]]:
 
 
 def unfinished_spans(report: SpanReport) -> Iterator[str]:
-    """Tell what was going on in each rank whose log has no end."""
+    """Yield the open spans of each rank whose log has no end."""
     for source in main_spans(report):
         if source.open and source.ended_ns is None:
             spans = ", ".join(
@@ -48,7 +48,7 @@ def unfinished_spans(report: SpanReport) -> Iterator[str]:
 
 
 def metrics_table(result: MetricsResult) -> Iterator[tuple[str, ...]]:
-    """Tell the time and the speed of each rank's steps."""
+    """Yield the time and the speed of each rank's steps."""
     yield "", "steps", "mean ms", "min ms", "p95 ms", "max ms", "chars/s", "GFLOP/s", "loss"
     for source in result.sources:
         metrics = source.training
@@ -72,7 +72,7 @@ def metrics_table(result: MetricsResult) -> Iterator[tuple[str, ...]]:
 
 
 def metrics_text(result: MetricsResult) -> Iterator[str]:
-    """Tell the rest of rank 0's last attempt: validation and checkpoints."""
+    """Yield the other spans of rank 0's last attempt: validation and checkpoints."""
     ranks_0 = [source for source in result.sources if source.rank == 0]
     if not ranks_0:
         return
@@ -93,7 +93,7 @@ def metrics_text(result: MetricsResult) -> Iterator[str]:
 
 
 def truth_text(out: Path) -> Iterator[str]:
-    """Tell what the script itself knows of the kill; nothing if there was none."""
+    """Yield the script's own record of the kill; nothing if there was none."""
     kill, restart = Kill.load(out), Restart.load(out)
     if kill is None:
         return
@@ -110,7 +110,7 @@ def truth_text(out: Path) -> Iterator[str]:
 
 
 def goodput_table(result: GoodputResult) -> Iterator[tuple[str, ...]]:
-    """Tell what every second of the job was spent on, the most first."""
+    """Yield the buckets of the job's time, the largest first."""
     spent = {"productive": result.productive_s}
     for bucket, lost in result.badput_s.items():
         spent.update({f"{bucket}: {kind}": s for kind, s in lost.items()} if isinstance(lost, dict) else {bucket: lost})
@@ -123,7 +123,7 @@ def goodput_table(result: GoodputResult) -> Iterator[tuple[str, ...]]:
 
 
 def slowness_text(out: Path, report: ScoreReport) -> Iterator[str]:
-    """Tell what the script itself knows of the slow rank, and whom trackside found by the last scores."""
+    """Yield the script's own record of the slow rank, and the rank that trackside found by the last scores."""
     truth = Slowness.load(out)
     if truth is not None:
         yield (
@@ -144,7 +144,7 @@ def slowness_text(out: Path, report: ScoreReport) -> Iterator[str]:
 
 
 def straggler_table(report: ScoreReport) -> Iterator[tuple[str, ...]]:
-    """Tell the scores of all ranks in each section: 0.5 is twice as slow as the fastest."""
+    """Yield the scores of all ranks in each section: 0.5 is twice as slow as the fastest."""
     sections = report.relative.sections
     yield "", *sections
     for place, rank in enumerate(report.ranks):

@@ -1,7 +1,7 @@
 """
 The slowness: from some step on one rank takes longer over its batches, as with a disk that is about to fail.
 
-The process that is slowed down writes the truth down here. Telemetry does not read it, and has to find out by itself.
+The process that is slowed down records the truth here. Telemetry does not read it, and has to find out by itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Slowness:
     """How much longer it takes over each batch."""
 
     def suffer(self, rank: int, step: int, out: Path) -> None:
-        """Take longer, if *rank* is the slow one and *step* is one of those; write down the first time."""
+        """Sleep, if *rank* is the slow one and *step* is late enough; record the first time."""
         if rank != self.rank or not 0 <= self.from_step <= step:
             return
         path = out / "slowness.json"
@@ -34,6 +34,6 @@ class Slowness:
 
     @classmethod
     def load(cls, out: Path) -> Slowness | None:
-        """Read what the slow rank wrote; None if none was slowed."""
+        """Read the record of the slow rank; None if none was slowed."""
         path = out / "slowness.json"
         return cls(**json.loads(path.read_text())) if path.exists() else None

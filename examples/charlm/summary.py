@@ -34,7 +34,7 @@ from trackside.report import read_report, report_page, write_trace
 
 
 def print_summary(out: Path) -> None:
-    """Print what trackside recorded in *out*, what that cost, and where it is."""
+    """Print the content of the log in *out*, the cost of telemetry, and the files."""
     try:
         log = trackside.check_logs(out)
     except UnreadableError as error:
@@ -80,10 +80,10 @@ class Total:
     minimum: float = math.inf
     maximum: float = -math.inf
     by_source: dict[str, tuple[int, float]] = attrs.field(factory=dict)
-    """Count and sum: each window tells them since the start, so the latest of a source is enough."""
+    """Count and sum: each window has them since the start, so the latest of a source is enough."""
 
     def add(self, window: CounterWindow) -> None:
-        """Take in one more *window*."""
+        """Add one more *window*."""
         self.unit = window.unit
         self.by_source[window.source.id] = window.total_count, window.total_sum
         self.minimum = min(self.minimum, window.values.get("min", math.inf))
@@ -98,7 +98,7 @@ class Picture:
     sample: str = ""
 
     def __call__(self, event: trackside.Event) -> None:
-        """Remember what the summary needs of *event*."""
+        """Remember the values that the summary needs of *event*."""
         if isinstance(event, CounterWindow):
             self.counters[event.name].add(event)
         elif isinstance(event, SampleWritten):
@@ -153,15 +153,16 @@ def _costs(out: Path) -> Iterator[str]:
         f"in its own threads     {100 * direct.threads_s / direct.lasted_s:6.2f} % of a core:"
         f" {_micros(direct.threads_s / direct.steps)} of CPU time a step"
     )
-    if costs.turns is not None:
-        turns = costs.turns
-        change, lowest, highest = turns.change()
+    if costs.comparison is not None:
+        comparison = costs.comparison
+        change, lowest, highest = comparison.change()
         yield f"with and without it    {change:+6.2f} % of a step, between {lowest:+.2f} % and {highest:+.2f} %"
     yield ""
     yield "The first is how long rank 0's calls take in a step that does nothing else,"
     yield f"the second what its threads' CPU clocks say of its last {direct.steps:,} steps."
-    if costs.turns is not None:
-        yield f"The third is the median over {len(turns.with_it)} pairs of {turns.steps} steps, and its 95 % bounds."
+    if costs.comparison is not None:
+        pairs = len(comparison.with_it)
+        yield f"The third is the median over {pairs} pairs of {comparison.steps} steps, and its 95 % bounds."
         if lowest <= 0 <= highest:
             yield "They hold 0: beside what else this machine does, the difference cannot be seen."
 
@@ -183,7 +184,7 @@ def _wrapped(text: str) -> list[str]:
 
 
 def _findings(out: Path) -> Iterator[str]:
-    """Write the report and the trace, and say what stands out."""
+    """Write the report and the trace, and print the main finding."""
     report = read_report(out)
     (out / "report.html").write_text(report_page(report), encoding="utf-8")
     with (out / "trace.json").open("w", encoding="utf-8") as trace:

@@ -41,6 +41,6 @@ def watched() -> Iterator[None]:
 
 
 def _command() -> str:
-    """Return how `trackside` is called here, as briefly as can be."""
+    """Return the shortest command for `trackside` in this environment."""
     found = Path(sys.executable).with_name("trackside")
     return shlex.quote(str(found.relative_to(Path.cwd()) if found.is_relative_to(Path.cwd()) else found))

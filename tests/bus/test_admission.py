@@ -131,7 +131,7 @@ class TestAdmission:
         assert len(model.events) + model.missed_events == subscription.stats().logged == 15
 
     def test_queue_peak(self, bus, held_still):
-        """The counts tell how full the queue got."""
+        """The counts show how full the queue got."""
         bus.subscribe(lambda _event: None, to=Once, runs_on=RunsOn.WORKER)
         bus.log(Once())
         bus.flush()
@@ -147,8 +147,7 @@ class TestOverload:
     def test_overload(self, make_bus, make_frames, scale):
         """
         With ten times more than fits, for ten seconds, events of the highest priority are recorded completely, and the
-        total of
-        a counter is exact in its last window.
+        total of a counter is exact in its last window.
         """
         bus, frames = make_bus(queue_limit=1_000), make_frames()
         bus.subscribe(frames, to=(Rare, Often, CounterWindow))

@@ -13,8 +13,7 @@ class TestMemory:
     def test_dead_and_deaf(self, run_script, scaled):
         """
         With a handler that blocks for ever and a frame sink that refuses all frames, ten million events of 300 bytes
-        make
-        the process grow by 64 MiB at most, and the dropped events are counted exactly.
+        make the process grow by 64 MiB at most, and the dropped events are counted exactly.
         """
         count = scaled(EVENTS)
         outcome = run_script("overload.py", count, timeout_s=2000)

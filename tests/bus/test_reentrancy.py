@@ -75,7 +75,7 @@ class TestDepth:
         assert calls == 2**DEEPEST - 1
         assert bus.stats().suppressed == 2**DEEPEST
 
-    def test_in_turns(self, bus):
+    def test_alternating(self, bus):
         """Two handlers that call each other end as well, hardly deeper than one that calls itself."""
         depths = []
 
@@ -133,8 +133,7 @@ class TestDepth:
     def test_depth_under_threads(self, bus, in_threads):
         """
         The limit holds for each thread by itself, however many there are; it is one more where other threads finish
-        between
-        the count of an arrival and the check of it.
+        between the count of an arrival and the check of it.
         """
         deepest = {}
 

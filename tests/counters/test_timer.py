@@ -164,8 +164,8 @@ class TestFunction:
         stat = Stat("x", unit="ms", aggregations=(Aggregation.MIN, Aggregation.MAX))
 
         @stat.time()
-        async def work(turns):
-            for _ in range(turns):
+        async def work(times):
+            for _ in range(times):
                 now[0] += MS
                 await asyncio.sleep(0)
 

@@ -2,8 +2,7 @@
 Fuzz the readers of other programs' bytes: ``python tests/fuzz/run.py [--seconds 60] [--seed N] [TARGET …]``.
 
 Each target makes inputs from a random generator and checks the properties that hold for all of them. The first input
-that breaks
-one is printed with the seed that repeats it, and the exit code is 1.
+that breaks one is printed with the seed that repeats it, and the exit code is 1.
 """
 
 from __future__ import annotations

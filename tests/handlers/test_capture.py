@@ -1,4 +1,4 @@
-"""The handler that keeps what it gets."""
+"""The handler that keeps the events it gets."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from trackside.handlers import Capture
 
 @event("test.capture.seen")
 class Seen(Event):
-    """Something was seen."""
+    """An event."""
 
     number: int = 0
 
 
 @event("test.capture.seen.twice")
 class SeenTwice(Seen):
-    """Something was seen again."""
+    """An event that is derived from it."""
 
 
 @event("test.capture.heard")
 class Heard(Event):
-    """Something was heard."""
+    """An event of another type."""
 
 
 class TestCapture:
@@ -37,7 +37,7 @@ class TestCapture:
         assert [seen.number for seen in captured] == [0, 1, 2]
 
     def test_keeps_the_very_events(self):
-        """What is kept is what was logged, not a copy."""
+        """A kept event is the logged object, not a copy."""
         captured, seen = Capture(), Seen()
         with Bus() as bus, bus.subscribe(captured):
             bus.log(seen)
@@ -62,11 +62,11 @@ class TestCapture:
         assert captured.of(SeenTwice) == [third]
 
     def test_of_a_type_that_never_came(self):
-        """Of a type that never came there are none."""
+        """Of a type that never came the list is empty."""
         assert Capture().of(Heard) == []
 
     def test_clear(self):
-        """Cleared, it starts anew."""
+        """After clear(), it starts anew."""
         captured = Capture()
         captured(Seen(number=1))
         captured.clear()

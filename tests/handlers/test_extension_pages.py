@@ -1,4 +1,4 @@
-"""The pages on writing a model, a handler and a rule, run as they stand."""
+"""The pages on writing a model, a handler and a rule, run as they are."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def names_of(page):
-    """Return what the page's code defines."""
+    """Return the names that the page's code defines."""
     names = {}
     for code in re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL):
         exec(code, names)
@@ -28,7 +28,7 @@ def names_of(page):
 
 @pytest.fixture(scope="module")
 def model_page():
-    """Return what the page on models defines."""
+    """Return the names that the page on models defines."""
     return names_of("write-a-model.md")
 
 
@@ -43,7 +43,7 @@ class TestModelPage:
         assert model_page["look_at"](tmp_path) == live
 
     def test_keeps_its_promises(self, model_page, rng):
-        """It has the protocol, does not depend on cuts, and its state travels and is checked."""
+        """It follows the protocol, does not depend on the cuts of views, and its state is portable and validated."""
         made = [model_page["BatchSkipped"](reason="nan", step=n) for n in range(20)]
         for seq, event in enumerate(made):
             event._source, event._seq = Source(id="one"), seq
@@ -61,7 +61,7 @@ class TestModelPage:
         assert loaded.dump() == cut.dump()
 
     def test_deriving_model(self, model_page):
-        """The alarm is given `publish` when it is subscribed, and publishes at the tenth skipped batch."""
+        """The alarm gets `publish` when it is subscribed, and publishes at the tenth skipped batch."""
         captured = Capture()
         alarm = model_page["SkippedAlarm"]()
         with trackside.Bus() as bus:

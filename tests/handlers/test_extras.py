@@ -1,4 +1,4 @@
-"""Sinks whose library is not installed: one clear line, where they are imported."""
+"""Sinks whose library is not installed give one clear line when they are imported."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
 
 @event("test.jsonl.noted", priority=ITERATION)
 class Noted(Event):
-    """Something for a file."""
+    """An event for a file."""
 
     number: int
     text: str = ""
@@ -46,7 +46,7 @@ def line_of(an_event):
 
 
 def lines_in(path):
-    """Return what stands in the lines of *path*, whose last must be whole."""
+    """Return the parsed lines of *path*, whose last must be whole."""
     text = path.read_text(encoding="utf-8")
     assert text == "" or text.endswith("\n")
     return [json.loads(line) for line in text.splitlines()]
@@ -58,7 +58,7 @@ def numbers_in(path):
 
 
 def names_in(directory):
-    """Return what is in *directory*."""
+    """Return the names of the files in *directory*."""
     return sorted(path.name for path in directory.iterdir())
 
 
@@ -122,7 +122,7 @@ class TestLines:
         assert JsonlSink.runs_on is RunsOn.WORKER
 
     def test_written_without_asking(self, tmp_path):
-        """What was logged is in the file soon, also without a flush."""
+        """Logged events are in the file soon, also without a flush."""
         path = tmp_path / "events.jsonl.part"
         with Bus() as bus:
             bus.subscribe(JsonlSink(tmp_path / "events.jsonl"), to=Noted)
@@ -146,7 +146,7 @@ class TestNames:
         assert (during, names_in(tmp_path)) == (["events.jsonl.part"], ["events.jsonl"])
 
     def test_paths(self, tmp_path):
-        """The sink knows its files by the names that they have now."""
+        """The sink reports its files by their present names."""
         sink = JsonlSink(tmp_path / "events.jsonl", rotate_bytes=64 * KIB)
         for number in range(3):
             sink(noted(number, length=64 * KIB))
@@ -155,7 +155,7 @@ class TestNames:
         assert [path.name for path in sink.paths] == ["events.jsonl", "events.0001.jsonl", "events.0002.jsonl.part"]
 
     def test_no_event_no_file(self, tmp_path):
-        """Nothing is made before there is something to write."""
+        """No file is made before the first event."""
         sink = JsonlSink(tmp_path / "logs" / "events.jsonl")
         sink.flush(1.0)
         sink.close(1.0)
@@ -163,7 +163,7 @@ class TestNames:
         assert names_in(tmp_path) == []
 
     def test_nothing_is_overwritten(self, tmp_path):
-        """What exists stays as it is, finished or not; the next free number is taken."""
+        """An existing file is left alone, finished or not; the next free number is used."""
         (tmp_path / "events.jsonl").write_text("old\n")
         (tmp_path / "events.0001.jsonl.part").write_text("torn")
         sink = JsonlSink(tmp_path / "events.jsonl")
@@ -197,7 +197,7 @@ class TestNames:
         assert numbers_in(tmp_path / "events.jsonl.part") == [1]
 
     def test_finished_by_another_process_just_now(self, tmp_path, monkeypatch):
-        """A name that becomes taken in the moment of creating is left to the other, with nothing in its way."""
+        """If another process creates a file of the same name at that moment, the sink uses another name."""
 
         def create(directory, name):
             fd = create_file(directory, name)
@@ -284,7 +284,7 @@ class TestRotation:
 
 class TestKilled:
     def test_finished_files_are_whole(self, tmp_path, scaled):
-        """However the process dies, a finished file ends in a whole line, and only the last line of a .part is torn."""
+        """After any kill, a finished file ends in a whole line, and only the last line of a .part is torn."""
         program = textwrap.dedent(
             """
             import sys
@@ -329,7 +329,7 @@ class TestKilled:
 
 class TestTrouble:
     def test_waits_for_the_disk(self, tmp_path, disk):
-        """What the disk refuses waits, and is written when there is room again; nothing is lost."""
+        """Lines that the disk refuses wait, and are written when there is room again; nothing is lost."""
         disk.error = NO_SPACE
         sink = JsonlSink(tmp_path / "events.jsonl")
         for number in range(3):
@@ -344,7 +344,7 @@ class TestTrouble:
         assert losses_in(tmp_path / "events.jsonl") == []
 
     def test_loss_line_is_exact(self, tmp_path, disk):
-        """What had to be given up is one line, where it is missing: how many events, of how many bytes, and why."""
+        """Lost events are one line, at their place: how many events, of how many bytes, and why."""
         disk.error = NO_SPACE
         sink = JsonlSink(tmp_path / "events.jsonl", buffer_bytes=64 * KIB)
         events = [noted(number, length=10 * KIB) for number in range(20)]
@@ -365,7 +365,7 @@ class TestTrouble:
         assert (sink.lost, closed) == (9, False)
 
     def test_tried_again_without_a_pause(self, tmp_path, disk, fake_clock):
-        """A disk is tried again also when events never pause, once it has suspended."""
+        """A disk is tried again after the pause also when events come without a break."""
         disk.error = NO_SPACE
         sink = JsonlSink(tmp_path / "events.jsonl", buffer_bytes=64 * KIB)
         for number in range(10):
@@ -378,7 +378,7 @@ class TestTrouble:
         assert numbers_in(tmp_path / "events.jsonl") == [0, 1, 2, 3, 4, 5, 10]
 
     def test_full_disk_is_not_asked_for_each_event(self, tmp_path, disk, fake_clock):
-        """A full disk is left alone for a while: events cost no more than with an empty one."""
+        """A full disk is not tried for a while: events take no more time than with an empty one."""
         disk.error = NO_SPACE
         sink = JsonlSink(tmp_path / "events.jsonl", buffer_bytes=64 * KIB)
         for number in range(1000):
@@ -387,7 +387,7 @@ class TestTrouble:
         assert disk.tries == 1
 
     def test_too_large_for_the_buffer(self, tmp_path):
-        """A line that could never wait is given up, with its size as the reason."""
+        """A line larger than the buffer is dropped, with its size as the reason."""
         sink = JsonlSink(tmp_path / "events.jsonl", buffer_bytes=64 * KIB)
         large = noted(0, length=65 * KIB)
         sink(large)
@@ -399,7 +399,7 @@ class TestTrouble:
         assert numbers_in(tmp_path / "events.jsonl") == [1]
 
     def test_never_room_again(self, tmp_path, disk):
-        """What could not be written by the end is counted as lost, and close says so."""
+        """Lines that could not be written by the end are counted as lost, and close returns False."""
         disk.error = NO_SPACE
         sink = JsonlSink(tmp_path / "events.jsonl")
         for number in range(3):
@@ -409,7 +409,7 @@ class TestTrouble:
         assert names_in(tmp_path) == []
 
     def test_short_write(self, tmp_path, monkeypatch):
-        """A write that stops half-way leaves nothing of the line: what is there before and after is whole."""
+        """A write that stops half-way leaves nothing of the line: the lines before and after are whole."""
         sink = JsonlSink(tmp_path / "events.jsonl")
         sink(noted(0))
         sink.flush(1.0)
@@ -440,7 +440,7 @@ class TestTrouble:
         assert numbers_in(tmp_path / "events.0001.jsonl") == [1]
 
     def test_vanished_directory(self, tmp_path):
-        """When the directory is removed a new one is made, and begins with a line that says what vanished."""
+        """When the directory is removed a new one is made, and begins with a line that counts the lost events."""
         logs = tmp_path / "logs"
         sink = JsonlSink(logs / "events.jsonl")
         early = [noted(number) for number in range(3)]
@@ -462,7 +462,7 @@ class TestTrouble:
         ]
 
     def test_read_only_directory(self, tmp_path, disk):
-        """Where files may not be made, events are counted as lost, and nothing is raised."""
+        """If files may not be made, events are counted as lost, and nothing is raised."""
         disk.error = PermissionError(errno.EACCES, "Permission denied")
         with Bus() as bus:
             subscription = bus.subscribe(JsonlSink(tmp_path / "events.jsonl"), to=Noted)
@@ -473,7 +473,9 @@ class TestTrouble:
         assert (closed, stats.logged, stats.handled, stats.dropped, stats.balance) == (False, 1, 0, 1, 0)
 
     def test_limited_files(self, tmp_path):
-        """With a limit on the size of files (RLIMIT_FSIZE) the next part takes what the last cannot."""
+        """
+        With a limit on the size of files (RLIMIT_FSIZE) the next part gets the lines that do not fit into the last.
+        """
         program = textwrap.dedent(
             """
             import resource, signal, sys
@@ -511,7 +513,7 @@ class TestTrouble:
 class TestFsync:
     @pytest.mark.parametrize(("fsync_s", "expected"), [(None, [0, 0, 0]), (5.0, [0, 1, 2])])
     def test_when(self, tmp_path, monkeypatch, fake_clock, fsync_s, expected):
-        """What was written is forced to the device when it is old enough, and at the end; never with None."""
+        """Written bytes are forced to the device when they are old enough, and at the end; never with None."""
         forced, fsync = [], os.fsync
         monkeypatch.setattr(os, "fsync", lambda fd: (forced.append(stat.S_ISREG(os.fstat(fd).st_mode)), fsync(fd)))
         sink = JsonlSink(tmp_path / "events.jsonl", fsync_s=fsync_s)

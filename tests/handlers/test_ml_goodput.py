@@ -29,7 +29,7 @@ WHOLE = records(("job_start_time", 0, {}), *steps((0, 1), (1, 3), (2, 5), (3, 7)
 
 @pytest.fixture
 def write(tmp_path):
-    """Give a function that writes lines to a file and returns it."""
+    """Give a function that writes lines to a file and returns its path."""
 
     def write(name, lines):
         path = tmp_path / name
@@ -56,7 +56,7 @@ class TestRecordFiles:
         assert (found.session, found.productive_s, found.elapsed_s) == ("job", 8.0, 9.0)
 
     def test_entries(self, write):
-        """Entries of a log export have the payload below them."""
+        """Entries of a log export have the payload in a field."""
         entries = [json.dumps({"insertId": "x", "timestamp": "…", "jsonPayload": json.loads(line)}) for line in WHOLE]
         assert result(write("a.jsonl", entries)).productive_s == 8.0
 
@@ -94,7 +94,7 @@ class TestRecordFiles:
 class TestBadLines:
     @pytest.mark.parametrize("line", ["{", "[1]", "null", "7", '"text"', "[" * 100_000, '{"a": ' + "9" * 5000 + "}"])
     def test_line(self, write, line):
-        """A line that holds no object is named, counted and passed over."""
+        """A line that holds no object is named, counted and skipped."""
         path = write("a.jsonl", [*WHOLE[:2], line, *WHOLE[2:]])
         files = RecordFiles([path])
         (model,) = feed(files, GoodputAccumulator())
@@ -121,7 +121,7 @@ class TestBadLines:
         assert model.sessions() == ["job \\ud800 \N{GRINNING FACE}"]
 
     def test_bytes(self, tmp_path):
-        """So is one of bytes that are no text."""
+        """So is a line of bytes that are no text."""
         path = tmp_path / "a.jsonl"
         path.write_bytes(b'{"job_name": "\xff\xfe"}\n' + "\n".join(WHOLE).encode())
         files = RecordFiles([path])
@@ -143,13 +143,13 @@ class TestBadLines:
         )
 
     def test_empty_lines(self, write):
-        """Empty lines are nothing."""
+        """Empty lines are skipped."""
         assert result(write("a.jsonl", ["", *WHOLE, "  ", ""])).productive_s == 8.0
 
 
 class TestProblems:
     def test_strangers(self, write):
-        """A file of other objects is said to be one; what is beside it is read."""
+        """A file of other objects is reported as such; other files are read."""
         stranger = write("b.jsonl", ['{"source": "x", "time_ns": 5}'])
         files = RecordFiles([stranger, write("a.jsonl", WHOLE)])
         (model,) = feed(files, GoodputAccumulator())
@@ -160,7 +160,7 @@ class TestProblems:
         ]
 
     def test_missing(self, tmp_path):
-        """What is not there, and a directory without such files, are told of."""
+        """A missing path, and a directory without such files, are reported."""
         files = RecordFiles([tmp_path / "nowhere", tmp_path])
         assert list(files) == []
         assert [one.what for one in files.problems] == ["does not exist", "holds no .jsonl or .json file"]
@@ -172,19 +172,19 @@ class TestHoldsRecords:
         [(b'{"job_name": 1}', True), (b'\xef\xbb\xbf\n {"a"', True), (b"[{", True), (b"TSLG\x01", False), (b"", False)],
     )
     def test_content(self, tmp_path, content, expected):
-        """A file that begins like JSON does, whatever its name is."""
+        """A file that begins like JSON counts as records, whatever its name is."""
         path = tmp_path / "export.tslog"
         path.write_bytes(content)
         assert holds_records(path) is expected
 
     def test_directory(self, tmp_path, write):
-        """A directory does if it has JSON lines and no event log."""
+        """A directory counts as records if it has JSON lines and no event log."""
         write("a.jsonl", WHOLE)
         assert holds_records(tmp_path) is True
         write("run/rank-0.tslog", ["x"])
         assert holds_records(tmp_path) is False
 
     def test_nothing(self, tmp_path):
-        """Neither what is missing nor an empty directory does."""
+        """Neither a missing path nor an empty directory does."""
         assert holds_records(tmp_path / "nowhere") is False
         assert holds_records(tmp_path) is False

@@ -2,8 +2,7 @@
 On every build, a new thread begins outside of every span, and a copied context keeps its span.
 
 Each fact is checked in a child, with and without the option that lets threads inherit the context of their starter. It
-is
-on by default where there is no interpreter lock, and Pythons before 3.14 ignore it.
+is on by default where there is no interpreter lock, and Pythons before 3.14 ignore it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Servers for the tests: real ones where they can be had, and stand-ins that decode what they are sent."""
+"""Servers for the tests: real ones where they are installed, and stand-ins that decode what they are sent."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def wait_until(true, *, what, timeout_s=WAIT_S):
 
 
 def program(name):
-    """Return where a server's program is; skip the test where it is not installed."""
+    """Return the path of a server's program; skip the test if it is not installed."""
     found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin")
     if found is None:
         pytest.skip(f"{name} is not installed here; as root, python tools/servers.py {name} installs it")
@@ -88,7 +88,7 @@ def package(request):
 
 @pytest.fixture
 def eventually():
-    """Return a function that waits until another one returns something true."""
+    """Return a function that waits until another one returns a true value."""
     return wait_until
 
 
@@ -104,7 +104,7 @@ EXTREMES = (math.inf, -math.inf, math.nan, -0.0, 1e308, 5e-324)
 
 @pytest.fixture
 def losses():
-    """Return an iteration for each extreme number, with the number as its loss and its place as its step."""
+    """Return an iteration for each extreme number, with the number as its loss and its index as its step."""
     return [IterationEnded(step=step, duration_ns=1, loss=value) for step, value in enumerate(EXTREMES)]
 
 
@@ -135,7 +135,7 @@ def server(tmp_path):
 
 
 class Collector:
-    """Accepts OTLP/HTTP in protobuf and decodes it; it can also refuse, be slow, or not be there at all."""
+    """Accepts OTLP/HTTP in protobuf and decodes it; it can also refuse, be slow, or be down."""
 
     def __init__(self):
         from opentelemetry.proto.collector.logs.v1 import logs_service_pb2 as logs
@@ -159,7 +159,7 @@ class Collector:
         self._server = None
 
     def start(self):
-        """Listen, on the port that it has."""
+        """Listen, on the same port each time."""
         collector = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -189,7 +189,7 @@ class Collector:
         threading.Thread(target=functools.partial(self._server.serve_forever, poll_interval=0.02), daemon=True).start()
 
     def stop(self):
-        """Be gone, whatever was asked for."""
+        """Stop, in any state."""
         self.waits.set()
         if self._server is not None:
             self._server.shutdown()
@@ -265,7 +265,7 @@ class Prometheus:
         self.url = f"http://127.0.0.1:{port}"
 
     def query(self, promql):
-        """Return what a query gives: a list of labels and value."""
+        """Return the result of a query: a list of labels and value."""
         asked = urllib.parse.urlencode({"query": promql})
         with urllib.request.urlopen(f"{self.url}/api/v1/query?{asked}", timeout=10) as answer:
             recorded = json.load(answer)
@@ -276,7 +276,7 @@ class Prometheus:
         return [(one["metric"], float(one["value"][1])) for one in data["result"]]
 
     def value(self, promql):
-        """Return the one value that a query gives; None if it gives none."""
+        """Return the one value that a query returns; None if there is none."""
         found = self.query(promql)
         assert len(found) < 2, found
         return found[0][1] if found else None
@@ -332,7 +332,7 @@ class NatsServer:
         self.process = None
 
     def start(self):
-        """Listen, on the port that it has."""
+        """Listen, on the same port each time."""
         self.process = self._stack.enter_context(
             running(
                 self._binary,
@@ -348,7 +348,7 @@ class NatsServer:
         wait_until(answers, what="the NATS server answers")
 
     def stop(self):
-        """Be gone, whatever was asked for."""
+        """Stop, in any state."""
         self._stack.close()
 
     def pause(self):
@@ -386,7 +386,7 @@ class Monitoring:
         self._server = None
 
     def start(self):
-        """Listen, on the port that it has."""
+        """Listen, on the same port each time."""
         import grpc
         from google.cloud import monitoring_v3
         from google.protobuf import empty_pb2
@@ -411,7 +411,7 @@ class Monitoring:
         self._server.start()
 
     def stop(self):
-        """Be gone, whatever was asked for."""
+        """Stop, in any state."""
         self.waits.set()
         if self._server is not None:
             self._server.stop(0).wait()

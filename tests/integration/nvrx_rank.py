@@ -1,4 +1,4 @@
-"""One rank of nvidia-resiliency-ext's own report generator: windows in, its answers out."""
+"""One rank of nvidia-resiliency-ext's own report generator: it reads windows and prints the reports."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-A training job instrumented with One Logger, told with explicit times; its file is the first argument.
+A training job instrumented with One Logger, with explicit times; its file is the first argument.
 
 The second argument names the scenario. It knows nothing of trackside: the test replaces the package's name.
 """
@@ -59,19 +59,19 @@ def after(seconds):
 
 
 def span(start, end, seconds, *args):
-    """Have a phase of the job."""
+    """Run a phase of the job."""
     start(*args, start_time_msec=after(0.25))
     end(finish_time_msec=after(seconds))
 
 
 def train(*durations_s):
-    """Have training iterations."""
+    """Run training iterations."""
     for duration_s in durations_s:
         span(on_training_single_iteration_start, on_training_single_iteration_end, duration_s)
 
 
 def validate(*durations_s):
-    """Have a validation loop."""
+    """Run a validation loop."""
     on_validation_start(start_time_msec=after(0.5))
     for duration_s in durations_s:
         span(on_validation_single_iteration_start, on_validation_single_iteration_end, duration_s)
@@ -170,7 +170,7 @@ def asynchronous(path):
 
 
 def customized(path):
-    """Use context managers, spans of other names, events and errors; export what comes every iteration too."""
+    """Use context managers, spans of other names, events and errors; export the spans of every iteration too."""
     configure(
         path,
         training_config(log_every_n_train_iterations=1),

@@ -1,7 +1,7 @@
 """
 A plain PyTorch loop under torchrun, watched by one line. Arguments: the directory, and after which step it dies once.
 
-It saves every third step and resumes from what was saved last.
+It saves every third step and resumes from the latest checkpoint.
 """
 
 import os

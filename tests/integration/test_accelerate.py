@@ -1,4 +1,6 @@
-"""A loop of one's own under Accelerate, real, on a tiny model: what one line tells, on all processes."""
+"""
+The events of a real loop of the user's own under Accelerate, on a tiny model, recorded by one line on all processes.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ STEP = [
 
 
 def golden():
-    """Return what a loop tells: 20 steps of two batches, a save after every 5th; 3 batches looked at after 10."""
+    """Return the events of a loop: 20 steps of two batches, a save after every 5th; 3 batches evaluated after 10."""
     lines = []
     for step in range(20):
         lines += ["data_loading", *(["training_loop {"] if step == 0 else []), *STEP, f"training {step}"]
@@ -50,7 +52,7 @@ def golden():
 
 @pytest.fixture(autouse=True)
 def fresh():
-    """Let each test begin without an accelerator, and leave none."""
+    """Reset accelerate's state before and after each test."""
     yield
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     accelerate.state.GradientState._reset_state()
@@ -58,7 +60,7 @@ def fresh():
 
 class TestLoop:
     def test_golden(self, events, tmp_path):
-        """A loop with accumulation, evaluation and saves is told in this order."""
+        """A loop with accumulation, evaluation and saves is recorded in this order."""
         frameworks.train_with_accelerate(tmp_path, instrument.TracksideTracker())
         assert lines_of(events) == golden()
 
@@ -89,7 +91,7 @@ class TestLoop:
         assert "loss" in {counter.name for counter in trackside.bus.default_bus.counters("loss")}
 
     def test_two_trackers(self, events, tmp_path):
-        """Of two, one tells everything, once."""
+        """Of two trackers, one records everything, once."""
         trackers = [instrument.TracksideTracker(), instrument.TracksideTracker()]
         frameworks.train_with_accelerate(tmp_path, *trackers)
         assert lines_of(events) == golden()
@@ -101,7 +103,7 @@ class TestLoop:
         assert {name: vars(accelerate.Accelerator)[name] for name in before} == before
 
     def test_resumed(self, events, tmp_path):
-        """Who loads a state goes on counting where it was saved."""
+        """A job that loads a state goes on counting from the step at which it was saved."""
         frameworks.train_with_accelerate(tmp_path, instrument.TracksideTracker(), steps=5)
         assert json.loads((tmp_path / "checkpoints" / "0005" / "trackside.json").read_text()) == {"step": 5}
         events.clear()
@@ -114,7 +116,7 @@ class TestLoop:
 
     @pytest.mark.parametrize("content", ["", "{", "[]", '{"step": "5"}', '{"step": -5}'])
     def test_resumed_without_knowing(self, content, events, tmp_path):
-        """A state that does not say how many steps it holds is loaded all the same; they are counted from 0."""
+        """A state without a step count is loaded all the same; steps are counted from 0."""
         frameworks.train_with_accelerate(tmp_path, instrument.TracksideTracker(), steps=5)
         (tmp_path / "checkpoints" / "0005" / "trackside.json").write_text(content)
         events.clear()
@@ -125,7 +127,7 @@ class TestLoop:
 class TestLoss:
     @pytest.mark.parametrize("sink", ["none", "recording", "raising", "dead"])
     def test_bit_for_bit(self, sink, tmp_path):
-        """Every loss is the same to the last bit, whatever becomes of what is told."""
+        """Every loss is the same to the last bit, whatever happens to the events."""
         plain = frameworks.train_with_accelerate(tmp_path / "plain")
         released = threading.Event()
 
@@ -149,7 +151,7 @@ class TestLoss:
 
 class TestErrors:
     def test_of_our_own(self, caplog, monkeypatch, tmp_path):
-        """What is wrong with us stays out of the training, and is said once."""
+        """An error in trackside stays out of the training, and is reported once."""
         monkeypatch.setattr("trackside.integrations._accelerate_watch.callbacks.on_train_start", None)
         with caplog.at_level(logging.WARNING, logger="trackside"):
             losses = frameworks.train_with_accelerate(tmp_path, instrument.TracksideTracker(), steps=3)
@@ -159,7 +161,7 @@ class TestErrors:
         ]
 
     def test_in_the_loop(self, tmp_path):
-        """What an exception leaves open is closed when the tracker is finished."""
+        """Spans that an exception leaves open are closed when the tracker is finished."""
 
         def fail():
             raise ValueError("a bad batch")
@@ -175,7 +177,7 @@ class TestErrors:
 class TestOneLine:
     def test_all_comes_out(self, tmp_path):
         """Spans, metrics, goodput and scores come out of the one line, and agree with each other."""
-        strict = trackside.JobConfig(application_name="tiny", strict=True)  # so that any disorder is an error
+        strict = trackside.JobConfig(application_name="tiny", strict=True)  # so that any problem is an error
         frameworks.train_with_accelerate(tmp_path, instrument.TracksideTracker(tmp_path / "runs", job=strict))
         assert checks.figures(tmp_path / "runs") == {
             **checks.FIGURES,
@@ -187,7 +189,7 @@ class TestOneLine:
 @pytest.mark.hang_guard(200)
 class TestJobs:
     def test_dies_and_goes_on(self, tmp_path):
-        """Under torchrun a job that died in its 8th step: attempts, waste and recovery are what they were."""
+        """Under torchrun a job that died in its 8th step: attempts, waste and recovery are the true ones."""
         done = checks.launch("accelerate", tmp_path, ranks=1, dies_at=7, restarts=2)
         assert done.returncode == 0, done.stderr[-4000:]
         checks.check_recovery(tmp_path / "runs", dies_at=7)

@@ -1,4 +1,4 @@
-"""Our assumptions about cupti-python, checked against it; no GPU is needed for that."""
+"""Trackside's assumptions about cupti-python, checked against it; no GPU is needed for that."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ READ = "kind name start end block_x block_y block_z grid_x grid_y grid_z".split(
 class TestInterface:
     @pytest.mark.parametrize("name", CALLED)
     def test_functions(self, name):
-        """Each function that is called is there."""
+        """Each function that is called exists."""
         assert callable(getattr(cupti, name))
 
     @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ class TestInterface:
         ],
     )
     def test_arguments(self, name, arguments):
-        """Those that take several take them in this order."""
+        """Functions with several parameters have them in this order."""
         assert list(inspect.signature(getattr(cupti, name)).parameters) == arguments
 
     def test_records(self):
@@ -54,14 +54,14 @@ class TestInterface:
         assert [(cls.__name__, field) for cls in kinds for field in READ if not hasattr(cls, field)] == []
 
     def test_errors(self):
-        """An error tells its number, by which one that means another profiler is known."""
+        """An error has its number, by which the one that means another profiler is known."""
         taken = cupti.Result.ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED
         assert cupti.cuptiError(int(taken)).status == taken
 
 
 class TestWithoutDriver:
     def test_reason(self):
-        """Where there is no driver CUPTI's own words are the reason, and nothing is held on to."""
+        """Without a driver CUPTI's own message is the reason, and no resource is kept."""
         for _ in range(2):
             try:
                 recorder = kernel_recorder()
@@ -97,7 +97,7 @@ class TestWholeWay:
         def start(rank):
             command = [sys.executable, HERE / "cupti_rank.py", libraries / "libcupti.so.13", tmp_path / "run", rank]
             of_rank = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "TORCHELASTIC_RUN_ID": "sixteen"}
-            # Of CUPTI cupti-python takes what is loaded already, and the driver it looks for.
+            # cupti-python uses a CUPTI library that is loaded already, and the driver that it searches for.
             preloaded = {"LD_PRELOAD": str(libraries / "libcupti.so.13"), "LD_LIBRARY_PATH": str(libraries)}
             environment = {**os.environ, **preloaded}
             environment |= {name: str(value) for name, value in of_rank.items()}

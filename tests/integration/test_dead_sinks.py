@@ -1,8 +1,8 @@
 """
 Systems that are dead, slow or refusing, each in turn and all at once.
 
-The training comes to the same loss bit for bit, no other sink misses an event, each lost one is counted, and when the
-system is back, so is the service.
+The training has the same loss bit for bit, no other sink misses an event, each lost one is counted, and when the system
+is back, so is the service.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ nats = pytest.importorskip("nats")
 pytest.importorskip("mlflow")
 wandb = pytest.importorskip("wandb")
 
-from trackside.handlers import mlflow as mlflow_room  # noqa: E402  these import theirs
+from trackside.handlers import mlflow as mlflow_module  # noqa: E402  these import theirs
 from trackside.handlers.google_cloud_monitoring import GoogleCloudMonitoringSink  # noqa: E402
 from trackside.handlers.mlflow import MlflowSink  # noqa: E402
 from trackside.handlers.nats import NatsReader, NatsSink  # noqa: E402
@@ -52,7 +52,7 @@ class Collector:
         self.sink = OpenTelemetrySink(server.url, timeout_s=0.5)
 
     def trouble(self, kind):
-        """Let the system be dead, slow or refusing."""
+        """Make the system dead, slow or refusing."""
         if kind == "dead":
             self.server.stop()
         elif kind == "slow":
@@ -61,14 +61,14 @@ class Collector:
             self.server.status = 503
 
     def heal(self, kind):
-        """Let it be as before."""
+        """Restore it."""
         if kind == "dead":
             self.server.start()
         self.server.waits.set()
         self.server.status = 200
 
     def arrived(self):
-        """Return the steps of the iterations that are here; a slow server may have one twice."""
+        """Return the steps of the iterations that arrived; a slow server may have one twice."""
         spans = [recorded for _, recorded in self.server.spans() if recorded.name == "training_single_iteration"]
         return {one.value.int_value for recorded in spans for one in recorded.attributes if one.key == "trackside.step"}
 
@@ -79,7 +79,7 @@ class Nats:
         self.sink = NatsSink(server.url, stream="runs", timeout_s=0.5)
 
     def trouble(self, kind):
-        """Let the system be dead, slow or refusing."""
+        """Make the system dead, slow or refusing."""
         if kind == "dead":
             self.server.stop()
         elif kind == "slow":
@@ -88,7 +88,7 @@ class Nats:
             self.limit(1)  # a full stream that refuses what is new
 
     def heal(self, kind):
-        """Let it be as before."""
+        """Restore it."""
         if kind == "dead":
             self.server.start()
         elif kind == "slow":
@@ -97,7 +97,7 @@ class Nats:
             self.limit(-1)
 
     def limit(self, messages):
-        """Let the stream take no more than some messages."""
+        """Let the stream accept no more than some messages."""
         from nats.js.api import DiscardPolicy
 
         async def change():
@@ -111,7 +111,7 @@ class Nats:
         asyncio.run(change())
 
     def arrived(self):
-        """Return the steps that are here."""
+        """Return the steps that arrived."""
         with NatsReader(self.server.url, stream="runs", follow=False, to=IterationEnded) as events:
             return {event.step for event in events}
 
@@ -122,7 +122,7 @@ class Monitoring:
         self.sink = GoogleCloudMonitoringSink("p", "l", export_interval_s=0.0, timeout_s=0.5, client=server.client())
 
     def trouble(self, kind):
-        """Let the system be dead, slow or refusing."""
+        """Make the system dead, slow or refusing."""
         if kind == "dead":
             self.server.stop()
         elif kind == "slow":
@@ -131,14 +131,14 @@ class Monitoring:
             self.server.code = grpc.StatusCode.UNAVAILABLE
 
     def heal(self, kind):
-        """Let it be as before."""
+        """Restore it."""
         if kind == "dead":
             self.server.start()
         self.server.waits.set()
         self.server.code = None
 
     def arrived(self):
-        """Return the steps that are here."""
+        """Return the steps that arrived."""
         return {
             int(series.points[0].value.double_value)
             for request in self.server.requests
@@ -159,17 +159,17 @@ class Tracker:
         self.steps = set()
 
     def trouble(self, kind):
-        """Let the system be dead, slow or refusing."""
+        """Make the system dead, slow or refusing."""
         self.healed.clear()
         self.kind = kind
 
     def heal(self, kind):
-        """Let it be as before."""
+        """Restore it."""
         self.kind = None
         self.healed.set()
 
     def arrived(self):
-        """Return the steps that are here."""
+        """Return the steps that arrived."""
         return self.steps
 
     def meet(self):
@@ -185,10 +185,10 @@ class Mlflow(Tracker):
 
     def __init__(self, monkeypatch):
         super().__init__(MlflowSink())
-        monkeypatch.setattr(mlflow_room, "MlflowClient", lambda _: self)
+        monkeypatch.setattr(mlflow_module, "MlflowClient", lambda _: self)
 
     def get_experiment_by_name(self, name):
-        """Return one."""
+        """Return an experiment."""
         return types.SimpleNamespace(experiment_id=name)
 
     def create_run(self, *_, **__):
@@ -197,7 +197,7 @@ class Mlflow(Tracker):
         return types.SimpleNamespace(info=types.SimpleNamespace(run_id="1"))
 
     def log_batch(self, _, metrics=(), params=()):
-        """Take metrics."""
+        """Accept metrics."""
         self.meet()
         self.steps |= {metric.step for metric in metrics if metric.key == self.CURVE}
 
@@ -216,12 +216,12 @@ class WandB(Tracker):
         monkeypatch.setattr(wandb, "teardown", lambda: None)
 
     def log(self, row):
-        """Take a row."""
+        """Accept a row."""
         self.meet()
         self.steps |= {row["step"]} if self.CURVE in row else set()
 
     def define_metric(self, *_, **__):
-        """Take note of nothing."""
+        """Ignore it."""
 
     def finish(self, **_):
         """End the run."""
@@ -239,7 +239,7 @@ class Broken:
 
 
 class Stuck:
-    """Never comes back, until the test is over."""
+    """A handler that blocks until the test is over."""
 
     runs_on = RunsOn.WORKER
 
@@ -265,7 +265,7 @@ def systems(collector, nats_server, monitoring, monkeypatch):
 
 
 class Training:
-    """A small training, the same every time."""
+    """A small training, the same each time."""
 
     def __init__(self):
         torch.manual_seed(7)
@@ -275,7 +275,7 @@ class Training:
         self.losses = []
 
     def train(self, steps):
-        """Do some more steps."""
+        """Run some more steps."""
         for step in range(len(self.losses), len(self.losses) + steps):
             with trackside.training_iteration(step=step):
                 with trackside.model_forward():
@@ -290,7 +290,7 @@ class Training:
 
 @pytest.fixture(scope="module")
 def undisturbed():
-    """Return the losses of a training of which nothing is recorded."""
+    """Return the losses of a training without telemetry."""
     training = Training()
     training.train(3 * STEPS)
     return training.losses
@@ -298,7 +298,9 @@ def undisturbed():
 
 @pytest.fixture
 def started(tmp_path):
-    """Return a function that starts a job with some sinks and the witnesses; what is open at the end is closed."""
+    """
+    Return a function that starts a job with some sinks and the witnesses; jobs that are open at the end are closed.
+    """
     jobs = []
 
     def start(*sinks):
@@ -326,7 +328,7 @@ class Witness:
 
 
 def check_witnesses(tmp_path, witness):
-    """Check that each sink that was in no trouble has every event, each once."""
+    """Check that each undisturbed sink has every event, each once."""
     logged = [(event.seq, type(event)) for event in replay(tmp_path / "runs")]
     assert [number for number, _ in logged] == list(range(len(logged)))
     assert [(number, kind) for number, kind, _ in witness] == logged
@@ -335,7 +337,7 @@ def check_witnesses(tmp_path, witness):
 
 
 def counts():
-    """Return what each handler's counts are by now; those of closed ones of earlier jobs are among them."""
+    """Return each handler's present counts; those of closed ones of earlier jobs are among them."""
     found = {}
     for stats in trackside.stats().handlers:
         name = stats.name.rpartition(".")[2].partition(" ")[0]
@@ -344,7 +346,7 @@ def counts():
 
 
 def since(before, now):
-    """Return by how much the counts have risen."""
+    """Return the increase of the counts."""
     names = ("logged", "handled", "failed", "dropped", "suspended", "lost", "balance")
     return {
         handler: {name: getattr(stats, name) - getattr(before.get(handler), name, 0) for name in names}
@@ -358,7 +360,7 @@ def since(before, now):
 class TestComesBack:
     def test_nothing_is_lost(self, systems, started, tmp_path, undisturbed, eventually, *, who, trouble):
         """
-        A system that is away for a while gets everything once it is back; no other sink notices, the training least.
+        A system that is away for a while gets everything once it is back; neither other sinks nor the training notice.
         """
         troubled = list(systems.values()) if who == "all" else [systems[who]]
         job, witness = started(*(system.sink for system in systems.values()))
@@ -387,8 +389,8 @@ class TestStaysAway:
     @pytest.mark.parametrize("trouble", TROUBLES)
     def test_all_at_once(self, systems, trouble, started, tmp_path, undisturbed):
         """
-        With all systems in trouble to the end, and two sinks broken in themselves, the end comes in time; what did not
-        arrive is counted for each by reason, and the loss is the same.
+        With all systems in trouble to the end, and two broken sinks, the end comes in time; events that did not arrive
+        is counted for each by reason, and the loss is the same.
         """
         stuck, before = Stuck(), counts()
         job, witness = started(*(system.sink for system in systems.values()), Broken(), stuck)

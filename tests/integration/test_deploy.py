@@ -87,7 +87,7 @@ class TestFiles:
         assert workers["template"]["spec"]["parallelism"] == workers["template"]["spec"]["completions"] == 2
 
     def test_ray(self):
-        """Ray's workers are given the variables that a rank in Kubernetes has."""
+        """Ray's workers get the variables that a rank in Kubernetes has."""
         text = (DEPLOY / "ray_train.py").read_text("utf-8")
         compile(text, "ray_train.py", "exec")
         (rank,) = documents()["PyTorchJob"]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
@@ -119,7 +119,9 @@ class TestFiles:
 class TestCommands:
     @pytest.mark.hang_guard(120)
     def test_of_the_containers(self, tmp_path, eventually):
-        """The containers' commands, run on this machine, take a job from its ranks to the page for Prometheus."""
+        """
+        The containers' commands, run on this machine, send a job's events from its ranks to the page for Prometheus.
+        """
         ports = {number: str(free_port()) for number in ("7070", "7071", "9464")}
         environment = {**os.environ, "PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}"}
         subprocess.run(["trackside", "keys", "new", tmp_path / "keys"], check=True, env=environment, timeout=60)

@@ -18,7 +18,7 @@ ACCUMULATED, STEPS = 2, 4
 
 
 def train(*callbacks):
-    """Train four steps of two batches each, with a look at another batch between them; return the losses."""
+    """Train four steps of two batches each, with an evaluated batch between them; return the losses."""
     torch.manual_seed(1)
     fabric = fabric_package.Fabric(accelerator="cpu", devices=1, callbacks=list(callbacks))
     layer = torch.nn.Linear(4, 1)
@@ -44,7 +44,7 @@ def ours(fabric):
 
 class TestOptIn:
     def test_off(self):
-        """Being installed, trackside gives a Fabric nothing."""
+        """Merely installed, trackside changes nothing about a Fabric."""
         (entry,) = importlib.metadata.entry_points(group="lightning.fabric.callbacks_factory", name="trackside")
         assert entry.load()() == []
 

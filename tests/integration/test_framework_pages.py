@@ -1,4 +1,4 @@
-"""The pages on frameworks: each starts with the one line, and its code does what it says."""
+"""The pages on frameworks: each starts with the one line, and its code does as the page says."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def blocks(page):
 
 @pytest.fixture(autouse=True)
 def elsewhere(monkeypatch, tmp_path):
-    """Let ``runs/`` be free, and let the trainers be as small as they can be."""
+    """Make an empty directory the current one."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -47,7 +47,7 @@ ONE_LINE = {
 
 @pytest.mark.parametrize("page", ONE_LINE)
 def test_starts_with_the_one_line(page):
-    """Nothing but the title stands before the code, and telemetry is one line of it."""
+    """Only the title stands before the code, and telemetry is one line of it."""
     text = (DOCS / page).read_text(encoding="utf-8")
     first = re.match(r"# [^\n]+\n\n```(?:python|sh)\n(.*?)```", text, re.DOTALL)
     assert first is not None
@@ -61,7 +61,7 @@ def commands(page):
     return [shlex.split(line, comments=True) for block in found for line in block.splitlines()]
 
 
-def told_by(*command, **variables):
+def output_of(*command, **variables):
     """Run a command of this environment's; return what it prints."""
     bin_directory = Path(sys.executable).parent
     environ = {**os.environ, "PATH": f"{bin_directory}{os.pathsep}{os.environ['PATH']}", **variables}
@@ -85,7 +85,7 @@ class TestLightning:
                 value.close()
 
     def test_the_one_line(self, names):
-        """A trainer that was made so is told of."""
+        """A trainer that was made so is recorded."""
         trainer = names["trainer"]
         trainer.fit_loop.max_epochs = 1
         trainer.limit_val_batches = 0
@@ -103,7 +103,7 @@ class TestLightning:
 
 class TestTransformers:
     def test_the_one_line(self):
-        """A trainer that was made so is told of."""
+        """A trainer that was made so is recorded."""
         import transformers
 
         args = transformers.TrainingArguments("checkpoints", max_steps=2, use_cpu=True, report_to=[], disable_tqdm=True)
@@ -117,7 +117,7 @@ class TestTransformers:
 
 class TestAccelerate:
     def test_the_one_line(self):
-        """A loop under an accelerator that was made so is told of."""
+        """A loop under an accelerator that was made so is recorded."""
         import accelerate
         import torch
 
@@ -143,14 +143,14 @@ class TestPlainPyTorch:
         Path("train.py").write_text(loop, encoding="utf-8")
         *looks, run = commands("pytorch.md")
         assert (run[:2], run[run.index("--") + 1]) == (["trackside", "run"], "torchrun")
-        assert "2 ranks on 1 host, 1 attempt, ended" in told_by(*run, OMP_NUM_THREADS="1")
+        assert "2 ranks on 1 host, 1 attempt, ended" in output_of(*run, OMP_NUM_THREADS="1")
         steps = [event for event in replay("runs") if isinstance(event, IterationEnded)]
         assert sorted((event.source.rank, event.step) for event in steps) == [(r, s) for r in (0, 1) for s in range(8)]
         assert len({event.source.run_id for event in steps}) == 1
         assert {event.samples for event in steps} == {16}
         assert [look[1] for look in looks] == ["runs", "goodput", "scores"]
-        assert all("last step 7" in told_by(*look) for look in looks[:2])
-        assert "steps 0 to 7, attempt 0, 2 of 2 rank(s)" in told_by(*looks[2])
+        assert all("last step 7" in output_of(*look) for look in looks[:2])
+        assert "steps 0 to 7, attempt 0, 2 of 2 rank(s)" in output_of(*looks[2])
 
 
 class TestBridges:
@@ -162,13 +162,13 @@ class TestBridges:
         return dict(exports)
 
     def test_one_logger(self, settings):
-        """With the page's setting, and no line of code, a job that One Logger instruments is told of."""
+        """With the page's setting, and no line of code, a job that One Logger instruments is recorded."""
         pytest.importorskip("nv_one_logger")
         source = Path(__file__).with_name("one_logger_job.py").read_text(encoding="utf-8")
         theirs = "provider.with_exporter(FileExporter(file_path=Path(path)))"
         assert theirs in source
         Path("job.py").write_text(source.replace(theirs, "provider.with_export_config()"), encoding="utf-8")
-        told_by(sys.executable, "job.py", "no file", "synchronous", **settings)
+        output_of(sys.executable, "job.py", "no file", "synchronous", **settings)
         names = [event.name for event in replay("runs") if isinstance(event, SpanEnded)]
         assert names[-3:] == ["training_loop", "testing_loop", "application"]
 
@@ -184,5 +184,5 @@ class TestBridges:
         who = {"global_rank": 0, "source": "training", "host_name": "node", "pid": 7, "tid": 5}
         (place / "training.global_rank_0.jsonl").write_text("".join(json.dumps(who | line) + "\n" for line in lines))
         importing, looking = (command for command in commands("bridges.md") if command[0] == "trackside")
-        told_by(*importing)
-        assert "last step 2" in told_by(*looking)
+        output_of(*importing)
+        assert "last step 2" in output_of(*looking)

@@ -1,4 +1,4 @@
-"""The README and the landing page as a new reader meets them: a wheel in a new environment, without the repository."""
+"""The README and the landing page for a new reader: a wheel in a new environment, without the repository."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CODE = [(page, number) for page in PAGES for number in range(len(blocks(page, "p
 
 @pytest.fixture(scope="module")
 def bin_directory(tmp_path_factory):
-    """Install the wheel, and nothing else, into an environment of its own; return where its programs are."""
+    """Install the wheel, and nothing else, into an environment of its own; return the directory of its programs."""
     directory = tmp_path_factory.mktemp("front-door")
     pip = ["-m", "pip", "--disable-pip-version-check", "--no-input"]
     build = [*pip, "wheel", "--quiet", "--no-deps", "--build-constraint", "requirements.lock", "--wheel-dir", directory]
@@ -75,7 +75,7 @@ class TestAsWritten:
         assert len((typed.directory / "events.jsonl").read_text().splitlines()) > 100
 
     def test_install(self):
-        """The line that installs it is the one that this test runs, the place aside."""
+        """The line that installs it is the one that this test runs, except for the path."""
         assert [code.strip() for page in PAGES for code in blocks(page, "sh")].count("pip install .") == len(PAGES)
 
 
@@ -89,6 +89,6 @@ class TestFrameworks:
     @pytest.mark.parametrize(("module", "name"), LINES)
     @pytest.mark.filterwarnings("ignore")
     def test_import(self, module, name):
-        """What the README says to import is there, and takes a directory."""
+        """The imports in the README work, and accept a directory."""
         pytest.importorskip(module.rpartition(".")[2])
         assert callable(getattr(importlib.import_module(module), name))

@@ -1,9 +1,9 @@
 """
-Our account beside ml-goodput-measurement's, on random jobs of the family where its formula is sound.
+Trackside's account beside ml-goodput-measurement's, on random jobs of the family where the latter's formula is sound.
 
-The model's at first, then the peer's own calls under `trackside.compat.goodput`.
+The model's first, then the peer's own calls under `trackside.compat.goodput`.
 
-That family, for which `make_job` makes up records:
+That family, for which `make_job` generates records:
 
 - Each attempt writes its job start; no attempt begins before the last one fell silent, and the job ends.
 - Steps are numbered one by one, from any number, and take at least 1 ms. An attempt resumes at a step that the last one
@@ -50,7 +50,7 @@ NAMES = {"TPU_INITIALIZATION": "ACCELERATOR_INITIALIZATION"}
 
 
 class Log:
-    """Stands in for the cloud's log: keeps payloads by the time they tell of."""
+    """Stands in for the cloud's log: keeps payloads by their times."""
 
     def __init__(self, payloads):
         stamp = goodput_utils.get_timestamp_from_log_entry
@@ -58,7 +58,7 @@ class Log:
         self.last_entry_info = (self.entries[-1][0], "last")
 
     def write_cloud_logging_entry(self, entry):
-        """Nothing is recorded through this log."""
+        """Record nothing."""
 
     def read_cloud_logging_entries(self, start_time=None, end_time=None, last_entry_info=None):
         """Return the payloads after *start_time* and up to *end_time*."""
@@ -71,7 +71,7 @@ class Log:
 
 
 class Job:
-    """Makes up a job of the family that the module describes."""
+    """A generator of jobs of the family that the module describes."""
 
     def __init__(self, rng, *, has_events=True, loads_each_step=False):
         self.rng = rng
@@ -167,7 +167,7 @@ class Job:
         self.now = round(self.now + length - before, 3)
 
     def save(self, step, length):
-        """Do a step with a save in it, beyond what is its own."""
+        """Do a step with a save in it, besides its own time."""
         duration = self.rng.randint(1, 900) / 1e3
         self.payloads.append(
             {
@@ -188,7 +188,7 @@ class Job:
 
 
 def theirs(payloads, directory):
-    """Return the peer's answer: share of each bucket, last step, disruptions."""
+    """Return the peer's results: share of each bucket, last step, disruptions."""
     calculator = goodput.GoodputCalculator("job", "log", Log(payloads), cache_dir=str(directory))
     share, badput, last_step = calculator.get_job_goodput(include_badput_breakdown=True)
     found = {"PRODUCTIVE": share}
@@ -203,7 +203,7 @@ def theirs(payloads, directory):
 
 
 def ours(payloads):
-    """Return our answer in the same form."""
+    """Return trackside's results in the same form."""
     model = GoodputAccumulator()
     for event in read_payloads(payloads):
         model(event)
@@ -226,7 +226,7 @@ class TestSideBySide:
         assert (our_last_step, our_disruptions) == (their_last_step, their_disruptions)
 
     def test_later(self, request, tmp_path):
-        """So do they while the job is running, after any record before its first disruption."""
+        """The same holds while the job is running, after any record before its first disruption."""
         payloads = Job(random.Random(request.config.option.seed)).make()
         stop = [place for place, payload in enumerate(payloads) if "step_count" in payload][4] + 1
         now = datetime.datetime.now(datetime.timezone.utc)
@@ -243,7 +243,7 @@ class TestSideBySide:
 
 
 class Written:
-    """Stands in for the cloud's log, and keeps what is written."""
+    """Stands in for the cloud's log, and keeps the written entries."""
 
     def __init__(self):
         self.payloads = []
@@ -253,12 +253,12 @@ class Written:
         self.payloads.append(entry)
 
     def flush(self):
-        """All is there."""
+        """Do nothing: entries are kept at once."""
 
 
 @pytest.fixture
 def both(request, tmp_path):
-    """Give a function that returns the peer's calculator and ours on the same job."""
+    """Give a function that returns the peer's calculator and trackside's on the same job."""
 
     def make(number, **family):
         job = Job(random.Random(request.config.option.seed * COMPAT_JOBS + number), **family)
@@ -271,7 +271,7 @@ def both(request, tmp_path):
 
 
 def plain(badput):
-    """Return *badput* by name, without what is zero."""
+    """Return *badput* by name, without zeros."""
     found = {}
     for kind, value in badput.items():
         parts = value if isinstance(value, dict) else {kind.name: value}
@@ -316,10 +316,10 @@ class TestSameAnswers:
         assert our_total_s == pytest.approx(total_s, abs=1e-5)
 
     def test_deviation(self, both, number):
-        """Where nothing but steps comes after the first one, deviations from a configured ideal agree, step by step."""
+        """If only steps come after the first one, deviations from a configured ideal agree, step by step."""
         theirs, mine, _ = both(number, has_events=False)
         found, our_found = theirs.get_step_deviation(2.0), mine.get_step_deviation(2.0)
-        # The last step of the job has no later one: the peer has no time for it, ours ends with the job.
+        # The last step of the job has no later one: the peer has no time for it, trackside's ends with the job.
         assert {step: our_found[step] for step in found} == pytest.approx(found, abs=1e-5)
 
 
@@ -365,7 +365,7 @@ class TestClocks:
         return [{"job_name": "job", **payload} for payload in payloads]
 
     def test_ahead(self, tmp_path):
-        """Records of a machine whose clock is ahead of the reader's count."""
+        """Records of a machine whose clock is ahead of the reader's are used."""
         payloads = self.records(round(datetime.datetime.now(UTC).timestamp()) + 3600)
         log = Log(payloads)
         log.read_cloud_logging_entries = lambda *_, **__: (payloads, log.last_entry_info)
@@ -385,7 +385,7 @@ class TestClocks:
 
 class TestExclusions:
     def test_steps(self, tmp_path):
-        """Excluding parts of steps agrees: what is left of them is what the first step is compared with."""
+        """With parts of steps excluded both agree: the first step is compared with the remaining parts."""
         payloads = [{"job_name": "job", "job_start_time": START_S}]
         starts = [0.0, 10.0, 14.0, 20.0, 25.0, 31.0]
         payloads += [
@@ -430,7 +430,7 @@ class TestExclusions:
 
 
 class TestDifferences:
-    """Where the answers differ: a job for each row of the table in docs/compatibility.md."""
+    """The differences: a job for each row of the table in docs/compatibility.md."""
 
     def job(self, *attempts, end_s, more=()):
         """Return records: of each attempt its start and its steps, by number and second; *more*, in their places."""
@@ -506,7 +506,7 @@ class TestDifferences:
         assert (ours["PROGRAM_STARTUP"], ours["PRODUCTIVE"]) == (1.0, 15.0 - 3.0 - 1.0)
 
     def pair(self, payloads, directory):
-        """Return the peer's calculator and ours over the same records."""
+        """Return the peer's calculator and trackside's over the same records."""
         theirs = goodput.GoodputCalculator("job", "log", Log(payloads), cache_dir=str(directory))
         return theirs, our_goodput.GoodputCalculator("job", "log", Log(payloads))
 
@@ -522,7 +522,7 @@ class TestDifferences:
         return self.job((0.0, list(enumerate(starts))), end_s=29.0, more=[(19.0, save)])
 
     def test_save_in_a_step(self, tmp_path):
-        """The first step is compared with what the others take of their own; with theirs, with the saves in them."""
+        """The first step is compared with the own times of the others; with the peer, with the saves in them."""
         (theirs, _), (ours, _) = self.answers(self.with_a_save(), tmp_path)
         assert theirs["PROGRAM_STARTUP"] == pytest.approx(10 - (3 + 5 + 3) / 3, abs=1e-5)
         assert ours["PROGRAM_STARTUP"] == 10 - 3
@@ -535,7 +535,7 @@ class TestDifferences:
         assert mine.get_step_deviation(3.0) == pytest.approx({0: 7.0, 1: 0.0, 2: 0.0, 3: 0.0}, abs=1e-5)
 
     def test_ideal_of_steps_done_again(self, tmp_path):
-        """All steps say what a step takes; theirs takes of each number the last one."""
+        """The ideal is computed from all steps; the peer uses of each number the last one."""
         steps = [(step, 5.0 + 3 * step) for step in range(5)]
         again = [(step, 35.0 + 5 * (step - 2)) for step in range(2, 6)]
         theirs, mine = self.pair(self.job((0.0, steps), (30.0, again), end_s=55.0), tmp_path)
@@ -560,7 +560,7 @@ class TestDifferences:
         ]
 
     def test_load_in_the_first_step(self, tmp_path):
-        """A load within a step is a part of it, be it the first load; theirs counts that second twice."""
+        """A load within a step is a part of it, even the first load; the peer counts that second twice."""
         steps = [(step, 5.0 + 3 * step) for step in range(4)]
         (theirs, _), (ours, _) = self.answers(self.job((0.0, steps), end_s=17.0, more=self.load(6.0)), tmp_path)
         assert (theirs["PRODUCTIVE"], theirs["DATA_LOADING_SYNC"], theirs["OTHER"]) == (12.0, 1.0, 4.0)
@@ -609,18 +609,18 @@ class TestDifferences:
         steps = [(step, 5.0 + 3 * step) for step in range(5)]
         (theirs, _), (ours, _) = self.answers(self.job((0.0, steps), (30.0, []), end_s=47.0), tmp_path)
         assert theirs == {"PRODUCTIVE": 12.0 + 47.0 - 17.0, "OTHER": 5.0}
-        # From the last step's start, the last sign of life, to the next start; what came then was no step.
+        # From the last step's start, the last sign of life, to the next start; no step came after it.
         assert ours == {"PRODUCTIVE": 12.0, "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION": 13.0, "OTHER": 5.0 + 17.0}
 
     def test_last_step_of_a_restart(self, tmp_path):
-        """The last step that was done is known while the first one after a restart is under way; theirs says 0."""
+        """The last finished step is known while the first one after a restart is running; the peer says 0."""
         steps = [(step, 5.0 + 3 * step) for step in range(5)]
         payloads = self.job((0.0, steps), (30.0, [(3, 35.0)]), end_s=99.0)[:-1]
         (_, their_last_step), (_, our_last_step) = self.answers(payloads, tmp_path)
         assert (their_last_step, our_last_step) == (0, 2)
 
     def test_nothing_but_other(self, tmp_path):
-        """All of a job's time may be OTHER; their breakdown then has nothing."""
+        """All of a job's time may be OTHER; the peer's breakdown is then empty."""
         payloads = self.job((0.0, [(0, 5.0)]), end_s=99.0)[:-1]
         theirs, mine = self.pair(payloads, tmp_path)
         assert theirs.get_job_goodput(include_badput_breakdown=True)[1][goodput_utils.BadputType.OTHER] == 0.0
@@ -651,7 +651,7 @@ class TestDifferences:
         assert found == pytest.approx([10 - (0 + 6 + 5 + 6) / 4, 10 - (6 + 5 + 6) / 3])
 
     def test_named_as_a_bucket(self, tmp_path):
-        """A custom event that is called as a bucket is of that bucket; theirs keeps it apart."""
+        """A custom event that has a bucket's name is of that bucket; the peer keeps it separate."""
         kind = {"custom_badput_event_type": "TPU_INITIALIZATION"}
         more = [
             (9.0, {**kind, "custom_badput_event_start_time": START_S + 9}),
@@ -720,7 +720,7 @@ class TestSameRecords:
         return sorted(name for name in vars(cls) if name.startswith("record_"))
 
     def record(self, cls, mixin=()):
-        """Call every method that records, with a time of its own, and return what was written."""
+        """Call every method that records, with a time of its own, and return the written records."""
         log = Written()
         recorder = cls("job", "log", True, log)
         at = datetime.datetime.fromtimestamp(START_S, UTC)
@@ -747,7 +747,7 @@ class TestSameRecords:
         assert self.record(pair[0]) == self.record(pair[1])
 
     def test_files(self, tmp_path):
-        """The peer's calculator finds what our recorder wrote to files."""
+        """The peer's calculator reads the files of trackside's recorder."""
         recorder = our_goodput.GoodputRecorder("job", "log", True, directory=tmp_path / "files")
         at = datetime.datetime.fromtimestamp(START_S, UTC)
         recorder.record_job_start_time(at)
@@ -763,7 +763,7 @@ class TestSameRecords:
 
 
 def parameters(method):
-    """Return the names of what *method* takes by place, and the defaults of those that have any."""
+    """Return the names of the positional parameters of *method*, and the defaults of those that have any."""
     found = [one for one in inspect.signature(method).parameters.values() if one.kind is not one.KEYWORD_ONLY]
     return [one.name for one in found if one.name != "self"]
 
@@ -780,7 +780,7 @@ class TestSameNames:
         ],
     )
     def test_methods(self, mine, theirs):
-        """Every public method of the peer's is there and takes the same arguments in the same order."""
+        """Every public method of the peer's exists and has the same parameters in the same order."""
         public = [name for name in dir(theirs) if not name.startswith("_") and callable(getattr(theirs, name))]
         for name in ["__init__", *public]:
             assert parameters(getattr(mine, name)) == parameters(getattr(theirs, name)), name
@@ -798,7 +798,7 @@ class TestSameNames:
 
 class TestTensorBoard:
     def test_curves(self, tmp_path):
-        """Our monitor draws under the peer's tags, each point once, for each uploader its own."""
+        """Trackside's monitor draws under the peer's tags, each point once, for each uploader its own."""
         tensorboard = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
         pytest.importorskip("torch.utils.tensorboard")
         from trackside.compat.goodput.monitoring_elastic import ElasticGoodputMonitor

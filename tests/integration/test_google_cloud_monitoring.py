@@ -62,7 +62,7 @@ def sink(monitoring):
 
 
 def recorded(monitoring):
-    """Return what the server got, as name and sorted labels to value."""
+    """Return the series that the server got, as name and sorted labels to value."""
     found = {}
     for request in monitoring.requests:
         for series in request.time_series:
@@ -101,7 +101,7 @@ class TestSeries:
         }
 
     def test_peer_names(self, monitoring, sink, bus):
-        """A bucket has the name that the peer's dashboards know it by."""
+        """A bucket has the name that the peer's dashboards use."""
         bus.subscribe(sink)
         bus.log(update(badput_s={"ACCELERATOR_INITIALIZATION": 4.0}))
         assert bus.flush(10)
@@ -122,7 +122,7 @@ class TestSeries:
         assert sink.not_finite == 3
 
     def test_whole_numbers(self, monitoring, sink, bus):
-        """Counts are whole numbers on the wire, all else is not."""
+        """Counts are whole numbers on the wire, all other values are not."""
         bus.subscribe(sink)
         bus.log(update(productive_s=150))
         assert bus.flush(10)
@@ -149,7 +149,7 @@ class TestSeries:
             assert end.timestamp_pb().seconds * 10**9 + end.timestamp_pb().nanos == AT_NS
 
     def test_optional_labels(self, monitoring, bus):
-        """Cluster, workload and replica are what they are said to be."""
+        """Cluster, workload and replica are the given ones."""
         bus.subscribe(
             GoogleCloudMonitoringSink(
                 "p",
@@ -235,7 +235,7 @@ class TestSeries:
 class TestMonitor:
     """ml-goodput's monitor under our names."""
 
-    def tell(self, monitoring, monkeypatch, tmp_path, options):
+    def uploaded(self, monitoring, monkeypatch, tmp_path, options):
         """Let a monitor upload everything once; return the names of the series that the service got."""
         from trackside.compat.goodput.monitoring import GoodputMonitor
         from trackside.handlers import google_cloud_monitoring
@@ -271,9 +271,9 @@ class TestMonitor:
     STEPS = frozenset({"step_time_deviation", "performance"})
 
     def test_all(self, monitoring, monkeypatch, tmp_path):
-        """With a project and a location all series are sent, as whose the options say."""
+        """With a project and a location all series are sent, with the labels in the options."""
         options = GCPOptions(project_id="p", location="l", acc_type="TPU-v5e", replica_id="3", cluster_name="c")
-        assert self.tell(monitoring, monkeypatch, tmp_path, options) == self.GOODPUT | self.WINDOWS | self.STEPS
+        assert self.uploaded(monitoring, monkeypatch, tmp_path, options) == self.GOODPUT | self.WINDOWS | self.STEPS
         series = [one for request in monitoring.requests for one in request.time_series]
         assert {one.resource.labels["replica_id"] for one in series} == {"3"}
         assert {one.resource.labels["workload_id"] for one in series} == {"job"}
@@ -283,30 +283,30 @@ class TestMonitor:
     def test_without_steps(self, monitoring, monkeypatch, tmp_path):
         """Each of the two switches turns its series off."""
         options = GCPOptions(project_id="p", location="l", enable_gcp_step_deviation_metrics=False)
-        assert self.tell(monitoring, monkeypatch, tmp_path, options) == self.GOODPUT | self.WINDOWS
+        assert self.uploaded(monitoring, monkeypatch, tmp_path, options) == self.GOODPUT | self.WINDOWS
 
     def test_without_goodput(self, monitoring, monkeypatch, tmp_path):
         """The other one too."""
         options = GCPOptions(project_id="p", location="l", enable_gcp_goodput_metrics=False)
-        assert self.tell(monitoring, monkeypatch, tmp_path, options) == self.STEPS
+        assert self.uploaded(monitoring, monkeypatch, tmp_path, options) == self.STEPS
 
     def test_elsewhere(self, monitoring, monkeypatch, tmp_path, caplog):
-        """On a machine that is none of Google's nothing is sent, and a warning says why."""
+        """On a machine that is none of Google's no series is sent, and a warning gives the reason."""
         monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
-        assert self.tell(monitoring, monkeypatch, tmp_path, None) == set()
+        assert self.uploaded(monitoring, monkeypatch, tmp_path, None) == set()
         assert "Google Cloud Monitoring gets nothing: the project or the location is not known" in caplog.text
 
 
 class TestSending:
     def test_only_goodput(self, monitoring, sink, bus):
-        """Other events are none of its business."""
+        """Other events are ignored."""
         bus.subscribe(sink)
         bus.log(IterationEnded(duration_ns=1))
         assert bus.flush(10)
         assert monitoring.requests == []
 
     def test_not_too_often(self, monitoring, bus):
-        """Updates that come too soon make way for the latest, which is sent at the end."""
+        """Updates that come too soon are replaced by the latest, which is sent at the end."""
         bus.subscribe(GoogleCloudMonitoringSink("p", "l", export_interval_s=1_000.0, client=monitoring.client()))
         for elapsed_s in (100.0, 110.0, 120.0):
             bus.log(update(elapsed_s=elapsed_s))
@@ -351,7 +351,7 @@ class TestSending:
         assert sink.lost == 0
 
     def test_no_credentials(self, monkeypatch, tmp_path):
-        """Without credentials there is one clear line, where the sink is made."""
+        """Without credentials there is one clear line, when the sink is made."""
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
         with pytest.raises(ConfigError, match="gcloud auth application-default login"):
             GoogleCloudMonitoringSink("p", "l")

@@ -1,4 +1,4 @@
-"""Lightning, real, on a tiny model: what one line tells, in both of its packages."""
+"""The events of real Lightning fits, on a tiny model, recorded by one line in both of its packages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TestFit:
         assert [(event.values["lr"], event.step) for event in logged] == [(0.5, 4), (0.5, 9), (0.5, 14), (0.5, 19)]
 
     def test_golden(self, package, events, tmp_path):
-        """A fit with accumulation, validation and saves is told in this order, in both packages."""
+        """A fit with accumulation, validation and saves is recorded in this order, in both packages."""
         fit(package, tmp_path, callback_of(package))
         assert lines_of(events) == golden()
 
@@ -54,7 +54,9 @@ class TestFit:
         assert [float(event.loss) for event in iterations] == pytest.approx([float(a + b) / 2 for a, b in pairs])
 
     def test_rest_of_epoch(self, events, tmp_path):
-        """Lightning steps after the last batch of an epoch, though fewer than usual: that is an iteration."""
+        """
+        Lightning steps after the last batch of an epoch, though on fewer batches than usual: that is an iteration.
+        """
         trainer = frameworks.lightning_trainer(
             "lightning", tmp_path, callback_of("lightning"), max_epochs=2, max_steps=-1, limit_val_batches=0, saves=0
         )
@@ -74,7 +76,7 @@ class TestFit:
         ]
 
     def test_manual_optimization(self, events, tmp_path):
-        """A model that runs its own backward passes has no forward pass of its own to tell; the rest is told."""
+        """A model that runs its own backward passes has no recorded forward pass; everything else is recorded."""
 
         def training_step(self, batch, _index):
             self.optimizers().zero_grad()
@@ -102,7 +104,7 @@ class TestFit:
         assert found == ["training 0", "training 1 failed", "epoch over"]
 
     def test_changing_accumulation(self, events, tmp_path):
-        """Where accumulation changes from epoch to epoch, iterations follow."""
+        """If accumulation changes from epoch to epoch, iterations follow."""
         scheduler = framework("lightning").callbacks.GradientAccumulationScheduler({0: 2, 1: 4})
         trainer = frameworks.lightning_trainer(
             "lightning",
@@ -121,7 +123,7 @@ class TestFit:
 class TestLoss:
     @pytest.mark.parametrize("sink", ["none", "recording", "raising", "dead"])
     def test_bit_for_bit(self, sink, tmp_path):
-        """Every loss is the same to the last bit, whatever becomes of what is told."""
+        """Every loss is the same to the last bit, whatever happens to the events."""
         plain = fit("lightning", tmp_path / "plain")
         released = threading.Event()
 
@@ -169,7 +171,7 @@ class Raising:
 
 class TestErrors:
     def test_in_the_model(self, package, events, tmp_path):
-        """What ends the run ends every span with it, and is written at once."""
+        """Every cause that ends the run ends every span with it, and is written at once."""
 
         def training_step(self, batch, index):
             if index == 3:
@@ -198,7 +200,9 @@ class TestErrors:
     @pytest.mark.parametrize("hook", ["on_train_batch_start", "on_train_batch_end", "on_validation_start", "setup"])
     @pytest.mark.parametrize("is_first", [True, False])
     def test_of_another_callback(self, hook, is_first, events, tmp_path):
-        """Whatever another callback raises, and wherever it stands, every span is closed; and the next fit is clean."""
+        """
+        Whatever another callback raises, and at whatever position, every span is closed; and the next fit is clean.
+        """
         ours, another = callback_of("lightning"), Raising.of("lightning", hook)
         callbacks = [another, ours] if is_first else [ours, another]
         trainer = frameworks.lightning_trainer("lightning", tmp_path, *callbacks, saves=0)
@@ -212,7 +216,7 @@ class TestErrors:
         assert of(SpanOutOfOrder, events) == []
 
     def test_that_keeps_the_news_from_us(self, events, tmp_path):
-        """A callback whose on_exception raises keeps us from hearing; the next run closes what was left open."""
+        """If a callback's on_exception raises, ours is not called; the next run closes the spans left open."""
         callbacks = [Raising.of("lightning", "on_train_batch_end", "on_exception"), callback_of("lightning")]
         trainer = frameworks.lightning_trainer("lightning", tmp_path, *callbacks, saves=0)
         module = frameworks.lightning_module("lightning")
@@ -224,7 +228,7 @@ class TestErrors:
         assert of(SpanOutOfOrder, events) == []
 
     def test_of_our_own(self, events, caplog, tmp_path):
-        """What is wrong with us stays out of the training, and is said once."""
+        """An error in trackside stays out of the training, and is reported once."""
         callback = callback_of("lightning")
         trainer = frameworks.lightning_trainer("lightning", tmp_path, callback, saves=0, max_steps=10)
         module = frameworks.lightning_module("lightning")
@@ -242,7 +246,7 @@ class TestErrors:
 
 class TestIdempotence:
     def test_two_callbacks(self, events, tmp_path):
-        """Of two on one trainer one tells everything, once."""
+        """Of two callbacks on one trainer one records everything, once."""
         fit("lightning", tmp_path, callback_of("lightning"), callback_of("lightning"))
         assert lines_of(events) == golden()
 

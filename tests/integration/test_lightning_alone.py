@@ -1,4 +1,4 @@
-"""Each of Lightning's packages where the other one is not installed: the same line, the same story."""
+"""Each of Lightning's packages while the other one is not installed: the same line, the same events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trackside.handlers import replay
 
 pytestmark = [pytest.mark.integration, pytest.mark.hang_guard(300)]
 
-# The name of each distribution, the package that is imported, and what the other one is called.
+# The name of each distribution, the package that is imported, and the name of the other one.
 PACKAGES = {"lightning": "pytorch_lightning", "pytorch_lightning": "lightning"}
 
 for package in PACKAGES:
@@ -65,7 +65,7 @@ import framework_checks as checks  # noqa: E402  after what may skip all of this
 
 
 def without(hidden, directory):
-    """Make *directory* a place for packages that has all that is installed here, but for the one *hidden*."""
+    """Make *directory* a package directory with everything that is installed here, except the one *hidden*."""
     top_levels = {path.parts[0] for path in importlib.metadata.distribution(hidden).files}
     for place in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
         for path in Path(place).iterdir():
@@ -76,13 +76,13 @@ def without(hidden, directory):
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory):
-    """Run the same job with either package alone, side by side; return by package where it wrote and what it said."""
+    """Run the same job with either package alone, side by side; return by package its directory and its output."""
     running = {}
     for package, other in PACKAGES.items():
         packages, directory = tmp_path_factory.mktemp("packages"), tmp_path_factory.mktemp(package)
         places = [without(other, packages), Path(trackside.__file__).parents[1], Path(checks.__file__).parent]
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places)), "OMP_NUM_THREADS": "1"}
-        # Without -S the interpreter would find what is hidden in its own place for packages.
+        # Without -S the interpreter would find the hidden package in its own site directory.
         command = [sys.executable, "-S", "-W", "ignore", "-c", JOB, package, other, str(directory)]
         running[package] = (
             directory,
@@ -104,20 +104,20 @@ def package(request):
 
 
 def test_golden(package, jobs):
-    """A fit is told in the same order as where both packages are installed."""
+    """A fit is recorded in the same order as with both packages installed."""
     directory, _ = jobs[package]
     assert checks.lines_of(replay(directory / "runs")) == ["application {", *checks.lightning_golden(), "} application"]
 
 
 def test_its_own_classes(package, jobs):
-    """The callbacks are those of the package that is there, which is not given one unless it is asked for."""
+    """The callbacks are those of the installed package, which gets one only if asked for."""
     _, said = jobs[package]
     assert (said["is a callback"], said["is one of stragglers"]) == (True, True)
     assert (said["unasked"], said["asked"]) == (0, [f"trackside.integrations.{package}"])
 
 
 def test_the_other_one(package, jobs):
-    """The other package is not there, and who asks for its callback is told what to install."""
+    """The other package is missing, and its callback is an error that says what to install."""
     _, said = jobs[package]
     extra = PACKAGES[package].replace("_", "-")
     assert said["the other one is installed"] is False
@@ -125,6 +125,6 @@ def test_the_other_one(package, jobs):
 
 
 def test_leaves_nothing_else(package, jobs):
-    """No telemetry goes anywhere but where the one line says."""
+    """Telemetry is written only where the one line says."""
     directory, _ = jobs[package]
     assert sorted(path.name for path in directory.iterdir()) == ["checkpoints", "runs"]

@@ -1,4 +1,4 @@
-"""Lightning, real, on a tiny model: other runs than fits, and checkpoints."""
+"""Real Lightning runs on a tiny model: other runs than fits, and checkpoints."""
 
 from __future__ import annotations
 
@@ -36,13 +36,15 @@ class TestOtherRuns:
         ]
 
     def test_sanity_check(self, events, tmp_path):
-        """What Lightning tries out before training is preparation, and no validation."""
+        """Lightning's sanity check before training is preparation, and no validation."""
         fit("lightning", tmp_path, callback_of("lightning"), num_sanity_val_steps=2, max_steps=1, saves=0)
         assert lines_of(events)[:3] == ["sanity_check {", "} sanity_check", "training_loop {"]
         assert of(SpanStarted, events)[0].attributes == {"badput_type": "TRAINING_PREP"}
 
     def test_validation_without_a_result(self, events, tmp_path):
-        """Lightning may tell no end of a batch whose step returns nothing: every one is told of, and none failed."""
+        """
+        Lightning may report no end of a batch whose step returns nothing: every batch is recorded, and none failed.
+        """
         module = frameworks.lightning_module("lightning", validation_step=lambda *_: None)
         fit("lightning", tmp_path, callback_of("lightning"), module=module, max_steps=10, saves=0)
         assert lines_of(events)[-6:] == [
@@ -65,7 +67,7 @@ class TestOtherRuns:
         assert [event.step for event in of(IterationEnded, events)] == [5]
 
     def test_load_to_test(self, events, tmp_path):
-        """Who loads a checkpoint to test it goes on behind no iteration: earlier work is not undone by that."""
+        """Loading a checkpoint to test it marks no iteration as undone."""
         callback = callback_of("lightning")
         trainer = frameworks.lightning_trainer("lightning", tmp_path, callback, max_steps=5, limit_test_batches=1)
         module = frameworks.lightning_module("lightning")
@@ -79,7 +81,7 @@ class TestOtherRuns:
 
 class TestSaves:
     def io(self, package, write):
-        """Return what writes checkpoints, by the function *write*."""
+        """Return an object that writes checkpoints, by the function *write*."""
         base = framework(package).plugins.io.TorchCheckpointIO
         return type("Writer", (base,), {"save_checkpoint": write})()
 
@@ -102,7 +104,7 @@ class TestSaves:
         assert inside == ["collecting", "writing"]
 
     def test_after_training(self, events, tmp_path):
-        """A script's own save after the fit is told too."""
+        """A script's own save after the fit is recorded too."""
         trainer = frameworks.lightning_trainer("lightning", tmp_path, callback_of("lightning"), max_steps=1, saves=0)
         module = frameworks.lightning_module("lightning")
         trainer.fit(module, frameworks.loader())
@@ -112,7 +114,7 @@ class TestSaves:
         assert lines_of(events) == ["checkpoint_save_sync {", "saved 0", "} checkpoint_save_sync"]
 
     def test_failing(self, events, tmp_path):
-        """A save that raises is closed and has failed; the next one is told as if nothing had been."""
+        """A save that raises is closed and has failed; the next one is recorded normally."""
         outcomes = iter([OSError("no space"), None])
 
         def write(self, *args, **kwargs):
@@ -135,7 +137,9 @@ class TestSaves:
         assert of(CheckpointSaveFailed, events)[0].error["message"] == "no space"
 
     def test_in_the_background(self, package, events, tmp_path):
-        """An asynchronous save has succeeded when it is written, and its span is what training waited for."""
+        """
+        An asynchronous save has succeeded when it is written, and its span is the time that training waited for it.
+        """
         is_saving, may_write = threading.Event(), threading.Event()
 
         def write(self, *args, **kwargs):
@@ -157,7 +161,7 @@ class TestSaves:
         assert of(CheckpointSaveSucceeded, events)[0].path == str(tmp_path / "a.ckpt")
 
     def test_failing_in_the_background(self, events, tmp_path):
-        """One that fails there has failed, whenever Lightning says so."""
+        """An asynchronous save that fails has failed, whenever Lightning reports it."""
         may_fail = threading.Event()
 
         def write(self, *args, **kwargs):

@@ -1,4 +1,4 @@
-"""Lightning, real, on a tiny model: the ways to turn telemetry on, stragglers, and jobs under torchrun."""
+"""Real Lightning runs on a tiny model: the ways to turn telemetry on, stragglers, and jobs under torchrun."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TestTrainerClass:
         return importlib.import_module(f"trackside.integrations.{package}").hook_trainer_cls(cls)
 
     def test_golden(self, package, hooked, events, tmp_path):
-        """A trainer of a hooked class tells what one with the callback does."""
+        """A trainer of a hooked class records the same as one with the callback."""
         fit(package, tmp_path, cls=hooked[0])
         assert lines_of(events) == golden()
 
@@ -56,7 +56,7 @@ class TestTrainerClass:
 
     @pytest.mark.parametrize("given", ["nothing", "none", "one", "itself"])
     def test_any_callbacks(self, package, hooked, given, tmp_path):
-        """Callbacks may be missing, None or a single one, and ours may be among them."""
+        """Callbacks may be missing, None or a single one, and trackside's may be among them."""
         cls, callback = hooked
         callbacks = {"nothing": {}, "none": {"callbacks": None}, "one": {"callbacks": framework(package).Callback()}}
         chosen = callbacks.get(given, {"callbacks": [callback]})
@@ -72,7 +72,7 @@ class TestTrainerClass:
 
 
 class TestAsOneLogger:
-    """What One Logger's own integration is tested for, and does."""
+    """The facts that One Logger's own integration is tested for."""
 
     @pytest.mark.parametrize("way", ["callback", "class"])
     @pytest.mark.parametrize("strategy", ["sync", "async"])
@@ -102,7 +102,7 @@ class TestAsOneLogger:
         assert [event.global_step for event in of(CheckpointSaveSucceeded, events)] == list(range(1, 20, 2))
 
     def test_explicit_calls(self, events, tmp_path):
-        """What Lightning has no hooks for a script tells itself, around and beside the callback."""
+        """A script records the parts without a hook in Lightning itself, around and beside the callback."""
         callback = callback_of("lightning", call_on_app_start=True)
         for what in ("distributed_init", "model_init", "dataloader_init", "optimizer_init", "load_checkpoint"):
             getattr(moments, f"on_{what}_start")()
@@ -120,7 +120,7 @@ class TestAsOneLogger:
 
     @pytest.mark.parametrize("asked", [True, False])
     def test_call_on_app_start(self, asked, events):
-        """The application's span is opened where that is asked for."""
+        """The application's span is opened if that is asked for."""
         callback_of("lightning", call_on_app_start=asked)
         assert lines_of(events) == ["application {"] * asked
         moments.on_app_end() if asked else None
@@ -129,7 +129,7 @@ class TestAsOneLogger:
 class TestOneLine:
     def test_all_comes_out(self, package, tmp_path):
         """Spans, metrics, goodput and scores come out of the one line, and agree with each other."""
-        strict = trackside.JobConfig(application_name="tiny", strict=True)  # so that any disorder is an error
+        strict = trackside.JobConfig(application_name="tiny", strict=True)  # so that any problem is an error
         callback = callback_of(package, tmp_path / "runs", job=strict)
         fit(package, tmp_path, callback)
         callback.close()
@@ -139,7 +139,7 @@ class TestOneLine:
         }
 
     def test_telemetry_that_is_on(self, tmp_path):
-        """Where the script has turned telemetry on it stays as it is, and is the script's to turn off."""
+        """If the script has turned telemetry on it stays as it is, and the script turns it off."""
         with trackside.start(tmp_path / "mine", report=False) as job:
             callback = callback_of("lightning", tmp_path / "not this")
             fit("lightning", tmp_path, callback, max_steps=1, saves=0, limit_val_batches=0)
@@ -149,7 +149,7 @@ class TestOneLine:
         assert "training 0" in lines_of(replay(tmp_path / "mine"))
 
     def test_who_the_run_is(self, tmp_path):
-        """What the job's configuration leaves open the trainer tells."""
+        """Fields that the job's configuration leaves open are taken from the trainer."""
         config = trackside.JobConfig(application_name="tiny", session_tag="a session", run_id="a run")
         callback = callback_of("lightning", tmp_path / "runs", job=config)
         fit("lightning", tmp_path, callback, max_steps=1, saves=0, limit_val_batches=0)
@@ -160,20 +160,20 @@ class TestOneLine:
 
 class TestOptIn:
     def factory(self, package):
-        """Return what *package* finds when it looks for callbacks."""
+        """Return the callbacks that *package* finds."""
         group = ("lightning.pytorch" if package == "lightning" else package) + ".callbacks_factory"
         (found,) = [entry for entry in importlib.metadata.entry_points(group=group) if entry.name == "trackside"]
         return found.load()
 
     @pytest.mark.parametrize("lines_of", [None, "", "0", "false"])
     def test_off(self, package, lines_of, monkeypatch):
-        """Being installed, trackside gives a trainer nothing."""
+        """Merely installed, trackside changes nothing about a trainer."""
         if lines_of is not None:
             monkeypatch.setenv("TRACKSIDE", lines_of)
         assert self.factory(package)() == []
 
     def test_on(self, package, monkeypatch, tmp_path):
-        """With one variable, and no line of code, every trainer is told of."""
+        """With one variable, and no line of code, every trainer is recorded."""
         monkeypatch.setenv("TRACKSIDE", str(tmp_path / "runs"))
         monkeypatch.setenv("TRACKSIDE_RUN_ID", "by variable")
         trainer = frameworks.lightning_trainer(package, tmp_path, max_steps=1, saves=0, limit_val_batches=0)
@@ -184,7 +184,7 @@ class TestOptIn:
 
 
 def watching(package, **changes):
-    """Return the straggler callback, with the arguments that have no defaults."""
+    """Return the straggler callback, with the parameters that have no defaults."""
     given = {
         "report_time_interval": 0,
         "calc_relative_gpu_perf": True,
@@ -200,7 +200,7 @@ def watching(package, **changes):
 
 
 def up_to_date(package):
-    """Return a callback that lets reports be made of the steps so far, which otherwise are made in the background."""
+    """Return a callback that waits for reports of the steps so far, which otherwise are made in the background."""
     flush = {"on_train_batch_end": lambda *_: trackside.flush(10)}
     return type("UpToDate", (framework(package).Callback,), flush)()
 
@@ -232,7 +232,7 @@ class TestStragglers:
             watching("lightning", **changes)
 
     def test_tells(self, package, slowing, caplog, tmp_path):
-        """A section that became slow is told of, with rank and score, as a warning; and nothing else is printed."""
+        """A section that became slow is reported, with rank and score, as a warning; and nothing else is printed."""
         with caplog.at_level(logging.INFO, logger="trackside.stragglers"):
             fit(package, tmp_path, up_to_date(package), watching(package), module=slowing(package), **self.OPTIONS)
         records = [record for record in caplog.records if record.name == "trackside.stragglers"]
@@ -242,7 +242,7 @@ class TestStragglers:
         assert "section model_forward 0." in latest
 
     def test_alone_does_it_all(self, slowing, events, tmp_path):
-        """The callback tells of the fit too, and beside another one of ours it is told once."""
+        """The callback records the fit too, and beside another one of trackside's it is recorded once."""
         callbacks = [callback_of("lightning"), watching("lightning")]
         fit("lightning", tmp_path, *callbacks, module=slowing("lightning"), **self.OPTIONS)
         assert [event.step for event in of(IterationEnded, events)] == list(range(20))
@@ -258,7 +258,7 @@ class TestStragglers:
 
     @pytest.mark.parametrize("is_enabled", [True, False])
     def test_logs_scalars(self, package, is_enabled, tmp_path):
-        """Where that is enabled, minimum, median and maximum of each score go through the module's own log."""
+        """If that is enabled, minimum, median and maximum of each score are logged by the module's own log."""
         callback = watching(package, enable_ptl_logging=is_enabled)
         callbacks = [up_to_date(package), callback]
         trainer = frameworks.lightning_trainer(package, tmp_path, *callbacks, max_steps=3, **self.OPTIONS)
@@ -281,7 +281,7 @@ class TestStragglers:
         assert saved["global_step"] == trainer.global_step < 40
 
     def test_stops_without_checkpoints(self, slowing, tmp_path):
-        """Without one, the training ends as if it were done."""
+        """Without one, the training ends as if it had finished."""
         callback = watching("lightning", stop_if_detected=True, agree_every_steps=1)
         callbacks = [up_to_date("lightning"), callback]
         trainer = frameworks.lightning_trainer("lightning", tmp_path, *callbacks, max_steps=40, **self.OPTIONS)
@@ -292,13 +292,13 @@ class TestStragglers:
 @pytest.mark.hang_guard(200)
 class TestJobs:
     def test_dies_and_goes_on(self, tmp_path):
-        """Under torchrun a job that died in its 8th step: attempts, waste and recovery are what they were."""
+        """Under torchrun a job that died in its 8th step: attempts, waste and recovery are the true ones."""
         done = checks.launch("lightning", tmp_path, ranks=1, dies_at=7, restarts=2)
         assert done.returncode == 0, done.stderr[-4000:]
         checks.check_recovery(tmp_path / "runs", dies_at=7)
 
     def test_ranks_stop_together(self, tmp_path):
-        """Two ranks are two sources of one run; of a slow one all ranks learn, and stop after the same step."""
+        """Two ranks are two sources of one run; all ranks learn of a slow one, and stop after the same step."""
         done = checks.launch("lightning", tmp_path, ranks=2, dies_at="straggler")
         assert done.returncode != 0
         sources, steps = checks.last_steps(tmp_path / "runs")

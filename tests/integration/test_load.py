@@ -1,4 +1,4 @@
-"""The load that collectors carry: the recipes of benchmarks/load.py at a tenth of their size, in full with --full."""
+"""The load that collectors handle: the recipes of benchmarks/load.py at a tenth of their size, in full with --full."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def load(*arguments):
-    """Run the benchmark; return its exit code and what it found."""
+    """Run the benchmark; return its exit code and its figures."""
     line = [sys.executable, "-m", "benchmarks.load", *map(str, arguments), "--json"]
     ended = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.stdout, ended.stderr

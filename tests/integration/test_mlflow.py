@@ -28,7 +28,7 @@ from trackside.events import (
 
 pytestmark = [
     pytest.mark.integration,
-    # MLflow's own: connections that it does not close, and what it uses of SQLAlchemy and others.
+    # MLflow's own: connections that it does not close, and deprecated parts of SQLAlchemy and others.
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -44,7 +44,7 @@ WAIT_S = 120.0
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
-    """Have MLflow's client give up quickly, and find nothing of what runs the tests."""
+    """Make MLflow's client give up quickly, and isolate it from the tests' own environment."""
     for name in [name for name in os.environ if name.startswith("MLFLOW_") and name != "MLFLOW_DISABLE_TELEMETRY"]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
@@ -74,7 +74,7 @@ def log(sink, *events, reason="closed", **fields):
 
 
 class Run:
-    """The run of a process, as MLflow has it."""
+    """The run of a process, as MLflow stores it."""
 
     def __init__(self, uri, source, experiment="trackside"):
         self.client = mlflow.MlflowClient(uri)
@@ -87,13 +87,13 @@ class Run:
         return sorted((point.step, point.value) for point in self.history(tag))
 
     def history(self, tag):
-        """Return a curve as MLflow has it."""
+        """Return a curve as MLflow stores it."""
         return self.client.get_metric_history(self.run.info.run_id, tag)
 
 
 class TestDatabase:
     def test_extreme_numbers(self, database, losses, bits):
-        """Infinities are the largest numbers, as MLflow's databases have it; NaN, zeros and limits are themselves."""
+        """Infinities are the largest numbers, as MLflow's databases store them; NaN, zeros and limits are unchanged."""
         run = Run(database, log(MlflowSink(database), *losses))
         largest = sys.float_info.max
         values = [value for _, value in run.points(LOSS)]
@@ -118,7 +118,7 @@ class TestDatabase:
         assert {point.timestamp for point in run.history(LOSS)} == {1_700_000_000_000}
 
     def test_many(self, database):
-        """More points than MLflow takes at once all arrive, each once."""
+        """More points than MLflow accepts at once all arrive, each once."""
         events = [IterationEnded(step=step, duration_ns=1, loss=1.0, samples=1, tokens=1) for step in range(1500)]
         run = Run(database, log(MlflowSink(database), *events))
         assert run.points(LOSS) == [(step, 1.0) for step in range(1500)]
@@ -139,7 +139,7 @@ class TestDatabase:
         assert run.points("goodput/goodput") == [(2499, 100.0)]
 
     def test_identity(self, database):
-        """A run says which process it is; the training's configuration is its parameters."""
+        """A run has the process's identity as tags; the training's configuration is its parameters."""
         source = log(
             MlflowSink(database),
             JobConfigured(world_size=2, rank=1, node_name="n", session_tag="friday"),
@@ -169,7 +169,7 @@ class TestDatabase:
         assert Run(database, source).points(LOSS) == [(0, 1.0)]
 
     def test_asynchronous(self, database, monkeypatch):
-        """With MLflow's asynchronous logging, all is there after a flush."""
+        """With MLflow's asynchronous logging, all points are there after a flush."""
         monkeypatch.setenv("MLFLOW_ENABLE_ASYNC_LOGGING", "true")
         source = Source(run_id="run-1")
         with Bus(source=source) as bus:
@@ -195,7 +195,7 @@ class TestDatabase:
         assert sink.lost >= 1
 
     def test_variables(self, database, monkeypatch):
-        """MLflow's variables say where to and which experiment."""
+        """MLflow's variables give the server and the experiment."""
         monkeypatch.setenv("MLFLOW_TRACKING_URI", database)
         monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "by-variable")
         source = log(MlflowSink(), IterationEnded(step=0, duration_ns=1, loss=1.0))

@@ -92,7 +92,7 @@ class TestStream:
         assert {(event.source.rank, event.source.application) for event in later} == {(3, "demo")}
 
     def test_what_is_no_frame(self, nats_server, bus):
-        """A message that holds no frame is counted and passed over."""
+        """A message that holds no frame is counted and skipped."""
         bus.subscribe(sink_to(nats_server))
         log_steps(bus, 0, 3)
         assert bus.flush(10)
@@ -106,7 +106,7 @@ class TestStream:
 
 class TestWriterSide:
     def test_server_restarts(self, nats_server, bus):
-        """While the server is away everything waits; when it is back nothing is missing and nothing is twice."""
+        """While the server is away all events wait; when it is back none is missing and none comes twice."""
         sink = sink_to(nats_server)
         bus.subscribe(sink)
         log_steps(bus, 0, 100)
@@ -291,7 +291,7 @@ class TestReaderSide:
 
 
 class TestAsLog:
-    """The address of a stream where a path of logs can be given."""
+    """The address of a stream in place of a path of logs."""
 
     @pytest.fixture
     def runs(self, nats_server, tmp_path):
@@ -307,7 +307,7 @@ class TestAsLog:
         return tmp_path / "runs", f"{nats_server.url}/{STREAM}"
 
     def test_replay(self, runs):
-        """Every event is that of the files."""
+        """Every event equals that of the files."""
         directory, address = runs
         assert list(replay(address)) == list(replay(directory))
 
@@ -333,7 +333,7 @@ class TestAsLog:
         ],
     )
     def test_commands(self, runs, command, capsys):
-        """A command says of the stream what it says of the files."""
+        """A command prints the same for the stream as for the files."""
         outputs = []
         for where in map(str, runs):
             code = main([command[0], where, *command[1:]])
@@ -349,7 +349,7 @@ class TestAsLog:
         assert f"B: {address}/second: 1 run(s), 2 rank(s), 50 steps" in capsys.readouterr().out
 
     def test_follow(self, nats_server, bus):
-        """What is published while a stream is followed comes after what was there."""
+        """Events that are published while a stream is followed come after the earlier ones."""
         bus.subscribe(sink_to(nats_server))
         log_steps(bus, 0, 1)
         assert bus.flush(30)
@@ -376,7 +376,7 @@ class TestAsLog:
         ],
     )
     def test_not_there(self, nats_server, capsys, address, line):
-        """What cannot be read is said in one line, with exit code 2."""
+        """An unreadable stream is one line, with exit code 2."""
         assert main(["report", address.format(server=nats_server.url)]) == 2
         (printed,) = capsys.readouterr().err.splitlines()
         assert line in printed

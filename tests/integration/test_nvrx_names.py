@@ -1,4 +1,4 @@
-"""The names of nvidia-resiliency-ext's straggler package, one by one beside ours."""
+"""The names of nvidia-resiliency-ext's straggler package, one by one beside trackside's."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class Outer:
 class TestNames:
     @pytest.mark.parametrize("name", NAMES)
     def test_there(self, theirs, name):
-        """Each name that they give, we give."""
+        """Each name that they export exists in trackside's module."""
         assert hasattr(theirs, name)
         assert hasattr(ours, name)
 
     def test_no_more(self, theirs):
-        """They give no class that we have not."""
+        """They export no class that trackside's lacks."""
         given = {name for name, value in vars(theirs).items() if inspect.isclass(value)}
         assert given == set(NAMES)
 
@@ -69,7 +69,7 @@ class TestNames:
 class TestSignatures:
     @pytest.mark.parametrize("method", METHODS)
     def test_detector(self, theirs, method):
-        """Each method takes the same arguments by the same names, with the same defaults."""
+        """Each method has the same parameters by the same names, with the same defaults."""
         assert parameters(getattr(ours.Detector, method)) == parameters(getattr(theirs.Detector, method))
 
     def test_identify_stragglers(self, theirs):
@@ -83,7 +83,7 @@ class TestSignatures:
         assert fields[-1] == "missing"
 
     def test_callable_id(self, theirs):
-        """An id of a callable takes the same arguments."""
+        """An id of a callable has the same parameters."""
         assert parameters(ours.CallableId) == parameters(theirs.CallableId)
 
     def test_straggler_id(self, theirs):
@@ -102,7 +102,7 @@ class TestSignatures:
 class TestBehaviour:
     @pytest.mark.parametrize("obj", [math, Outer, Outer(), Outer.Inner, Outer.Inner()], ids=str)
     def test_callable_text(self, theirs, obj):
-        """A callable's text, which names its section, is the same."""
+        """A callable's text, the name of its section, is the same."""
         name = "sqrt" if obj is math else "method"
         assert str(ours.CallableId(obj, name)) == str(theirs.CallableId(obj, name))
 
@@ -112,7 +112,7 @@ class TestBehaviour:
         ids=["report", "if due"],
     )
     def test_before_initialize(self, theirs, call):
-        """Before it is initialized a detector refuses, in the same way."""
+        """Before it is initialized a detector refuses with the same error."""
         for package in (theirs, ours):
             with pytest.raises(AssertionError):
                 call(package.Detector)
@@ -124,7 +124,7 @@ class TestBehaviour:
                 pass
 
     def test_initialized(self, theirs):
-        """Whether it is initialized can be asked."""
+        """Both report whether they are initialized."""
         assert theirs.Detector.initialized is ours.Detector.initialized is False
         ours.Detector.initialize(scores_to_compute=["relative_perf_scores"])
         try:

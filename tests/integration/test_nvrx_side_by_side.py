@@ -1,4 +1,4 @@
-"""Our scores beside those of nvidia-resiliency-ext, on the same windows of four ranks."""
+"""Trackside's scores beside those of nvidia-resiliency-ext, on the same windows of four ranks."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def windows(request):
 
 @pytest.fixture(scope="module")
 def theirs(windows, tmp_path_factory):
-    """Run the peer's generator on four processes, and return the answers of each rank."""
+    """Run the peer's generator on four processes, and return the reports of each rank."""
     if importlib.util.find_spec("nvidia_resiliency_ext") is None:
         pytest.skip("nvidia-resiliency-ext is not installed in this environment")
     assert importlib.metadata.version("nvidia-resiliency-ext") == "0.4.1"
@@ -86,7 +86,7 @@ def theirs(windows, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ours(windows):
-    """Return our reports on the same windows."""
+    """Return trackside's reports on the same windows."""
     aggregator = ScoreAggregator(relax=0.0, keep=WINDOWS)
     sources = [Source(rank=rank, world_size=WORLD, host=f"node{rank}") for rank in range(WORLD)]
     for number, ranks in enumerate(windows):

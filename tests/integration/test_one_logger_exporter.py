@@ -1,4 +1,4 @@
-"""A job that One Logger instruments, whose own exporter is ours: turned on by one environment variable."""
+"""A job that One Logger instruments, with trackside as its exporter: turned on by one environment variable."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def recorded(tmp_path_factory):
         if scenario not in done:
             directory = done[scenario] = tmp_path_factory.mktemp(scenario)
             environ = {**os.environ, "TRACKSIDE_ONE_LOGGER": str(directory / "runs")}
-            # A job that leaves it to One Logger which exporters there are, as NeMo's do.
+            # A job that leaves the choice of exporters to One Logger, as NeMo's do.
             source = DRIVER.read_text().replace(THEIRS, "provider.with_export_config()")
             assert "with_export_config" in source
             driver = directory / "job.py"
@@ -47,7 +47,7 @@ def names(events, kind):
 
 class TestExporter:
     def test_spans(self, recorded):
-        """The spans of the job are in our log, each closed inside of the one that it was opened in."""
+        """The spans of the job are in trackside's log, each closed inside of the one that it was opened in."""
         events = list(trackside.replay(recorded("synchronous")))
         ended = names(events, SpanEnded)
         assert ended[:4] == [
@@ -60,19 +60,19 @@ class TestExporter:
         assert sorted(ended) == sorted(names(events, SpanStarted))
 
     def test_durations(self, recorded):
-        """The times are those that the job told: four phases of one to four seconds."""
+        """The times are those that the job gave: four phases of one to four seconds."""
         ended = [event for event in trackside.replay(recorded("synchronous")) if isinstance(event, SpanEnded)]
         assert [round(event.duration_ns / 1e9, 3) for event in ended[:4]] == [1.0, 2.0, 3.0, 4.0]
 
     def test_tree(self, recorded):
-        """Our span builder makes one tree of it, with the application at its root."""
+        """Trackside's span builder makes one tree of it, with the application at its root."""
         model = SpanBuilder()
         trackside.feed(trackside.replay(recorded("synchronous")), model)
         (source,) = model.result().sources
         assert [root.name for root in source.spans if not root.parent_id] == ["application"]
 
     def test_configuration(self, recorded):
-        """What One Logger was configured with is our event of the job's configuration, and of the training's."""
+        """One Logger's configuration becomes trackside's events of the job's configuration, and of the training's."""
         events = list(trackside.replay(recorded("synchronous")))
         (job,) = [event for event in events if isinstance(event, JobConfigured)]
         assert (job.world_size, job.session_tag, job.is_baseline_run) == (4, "a session", True)
@@ -89,7 +89,7 @@ class TestExporter:
         assert list(source.perf_tags) == training.perf_tag
 
     def test_checkpoints(self, recorded):
-        """Of three saves two succeeded, and those are our events of success."""
+        """Of three saves two succeeded, and those are the events of success."""
         events = trackside.replay(recorded("synchronous"))
         assert [event.global_step for event in events if isinstance(event, CheckpointSaveSucceeded)] == [5, 10]
 

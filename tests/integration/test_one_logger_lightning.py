@@ -1,4 +1,4 @@
-"""One Logger's integration of Lightning under our names, with real trainers."""
+"""One Logger's integration of Lightning under trackside's names, with real trainers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def provider(one_logger, recording):
 
 
 def options(tmp_path, **more):
-    """Return what the trainer is given."""
+    """Return the arguments of the trainer."""
     return {
         "max_epochs": EPOCHS,
         "limit_train_batches": BATCHES,
@@ -92,7 +92,7 @@ def spans(recording):
 
 class TestTrainer:
     def test_spans(self, make, recording):
-        """Loops, iterations and saves are recorded as often as they were."""
+        """Loops, iterations and saves are recorded as often as they ran."""
         trainer = make()
         trainer.fit(BoringModel())
         trainer.nv_one_logger_callback.on_app_end()

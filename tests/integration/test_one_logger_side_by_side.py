@@ -1,8 +1,8 @@
 """
-One driver, told with explicit times, run against One Logger itself and against trackside under its names.
+One driver, with explicit times, run against One Logger itself and against trackside under its names.
 
-What both report is equal. The differences are listed below, each with its reason; a difference that is not listed
-fails, and so does one that is listed and not there.
+Values that both report are equal. The differences are listed below, each with its reason; a difference that is not
+listed fails, and so does one that is listed and does not occur.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ COMPARED = ("synchronous", "asynchronous", "customized")
 
 RUNNING = "One Logger's extremes are those of the running average; ours, as it documents them, of single iterations"
 STEP_TIME = "One Logger's iterations last from their start; ours from the end of the one before"
-MOMENT = "One Logger stamps the moment of its call; ours tells when what it is about happened"
+MOMENT = "One Logger stamps the moment of its call; trackside gives the time of the event itself"
 SAVE_START = "One Logger uses the start that it is given for its timer, and not for the span"
 FURTHEST = "of successes out of order One Logger takes back what is productive already"
 
-# By what reports it and the attribute's name.
+# By the span or event and the attribute's name.
 DIFFERENT = {
-    ("one_logger_initialization", "one_logger_training_telemetry_version"): "it is the version of whoever reports",
+    (
+        "one_logger_initialization",
+        "one_logger_training_telemetry_version",
+    ): "it is the version of the reporting library",
     **{
         ("training_metrics_update", name): STEP_TIME
         for name in (
@@ -60,7 +63,7 @@ DIFFERENT = {
     ("error", "exception_traceback"): "its frames are those of who recorded it",
 }
 ONLY_THEIRS = {
-    ("training_metrics_update", "total_flops"): "One Logger reports 0 where nobody told how many there are",
+    ("training_metrics_update", "total_flops"): "One Logger reports 0 where their number was not given",
 }
 ONLY_OURS = {
     ("training_metrics_update", 0): "One Logger never reports the first iteration, even if every one is to be",
@@ -71,7 +74,7 @@ ONLY_OURS = {
 
 @attrs.define
 class Report:
-    """What one of both wrote: spans in the order of their ends, and events in theirs, by name."""
+    """The records of one of the two: spans in the order of their ends, and events in theirs, by name."""
 
     spans: dict[str, list[dict]] = attrs.field(factory=dict)
     events: dict[str, list[dict]] = attrs.field(factory=dict)
@@ -80,7 +83,7 @@ class Report:
 
 
 def run(package, scenario, directory):
-    """Run the driver against *package*; return how it ended and what it wrote."""
+    """Run the driver against *package*; return its exit and its records."""
     script = directory / f"{package}_{scenario}.py"
     script.write_text(DRIVER.read_text(encoding="utf-8").replace("nv_one_logger", package), encoding="utf-8")
     written = directory / f"{package}_{scenario}.jsonl"
@@ -133,7 +136,7 @@ def is_same(name, theirs, ours, *, measured):
 
 
 def differences(theirs, ours, *, measured):
-    """Yield what reports it, the attribute and which of both it is: ``different``, ``only theirs``."""
+    """Yield the span or event, the attribute and the kind of difference: ``different``, ``only theirs``."""
     for kind in ("spans", "events"):
         for name, of_theirs in getattr(theirs, kind).items():
             of_ours = [recorded for recorded in getattr(ours, kind)[name] if not is_only_ours(name, recorded)]
@@ -152,7 +155,7 @@ def is_only_ours(name, recorded):
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
-    """Give what both wrote, by scenario."""
+    """Give the records of both, by scenario."""
     try:
         assert version("nv-one-logger-training-telemetry") == THEIR_VERSION
     except PackageNotFoundError:
@@ -181,11 +184,13 @@ def found(reports):
 
 class TestSideBySide:
     def test_what_both_report_is_equal(self, found):
-        """Every attribute that both report is equal, unless the list says why not; and the list says no more."""
+        """
+        Every attribute that both report is equal, unless the list gives a reason; and the list has no other entry.
+        """
         assert {(name, attribute) for name, attribute, kind in found if kind == "different"} == set(DIFFERENT)
 
     def test_everything_of_theirs_is_reported(self, found):
-        """Every attribute that One Logger reports is reported, unless the list says why not."""
+        """Every attribute that One Logger reports is reported, unless the list gives a reason."""
         assert {(name, attribute) for name, attribute, kind in found if kind == "only theirs"} == set(ONLY_THEIRS)
 
     @pytest.mark.parametrize("scenario", COMPARED)
@@ -196,12 +201,12 @@ class TestSideBySide:
 
     @pytest.mark.parametrize("scenario", COMPARED)
     def test_nothing_else(self, reports, scenario):
-        """There are no spans or events that One Logger does not report, but those that the list tells of."""
+        """There are no spans or events that One Logger does not report, except those in the list."""
         theirs, ours = reports[scenario, True], reports[scenario, False]
         assert (set(ours.spans), set(ours.events)) == (set(theirs.spans), set(theirs.events))
 
     def test_only_ours(self, reports):
-        """What only trackside reports is really there."""
+        """Attributes that only trackside reports do occur."""
         ours = {
             (name, recorded.get("current_iteration"))
             for scenario in COMPARED

@@ -1,4 +1,4 @@
-"""Traces, metrics and logs over OTLP, as a collector decodes them, and their losses where it does not accept them."""
+"""Traces, metrics and logs over OTLP, as a collector decodes them, and the losses if it does not accept them."""
 
 from __future__ import annotations
 
@@ -115,7 +115,9 @@ class TestSpans:
         assert len(sent) == 2 * (2 * 250 + 2)
 
     def test_resource(self, collector, sink):
-        """Each process is one resource, with the names of the conventions and, where they have none, with ours."""
+        """
+        Each process is one resource, with the names of the conventions and, where they have none, with trackside's.
+        """
         sink(of(MAIN, ended(1)))
         assert sink.flush(5)
         resource, _ = only(collector.spans())
@@ -158,9 +160,9 @@ class TestSpans:
         assert first.span_id != second.span_id
 
     @pytest.mark.parametrize("parent", [None, Parent(TRACE, 5)])
-    def test_what_others_were_told(self, collector, parent):
+    def test_propagated_by_others(self, collector, parent):
         """
-        A process with OpenTelemetry of its own, started within a span of ours, finds that span by its own propagator.
+        A process with OpenTelemetry of its own, started within a trackside span, finds that span by its own propagator.
         """
         from opentelemetry.trace import get_current_span
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -178,7 +180,7 @@ class TestSpans:
         assert f"{found.span_id:016x}" == sent.span_id.hex()
 
     def test_attributes(self, collector, sink, decoded):
-        """Scalars and lists of one kind keep their type, all else becomes text; names follow the conventions."""
+        """Scalars and lists of one kind keep their type, all other values become text; names follow the conventions."""
         given = {
             "int": 7,
             "float": 0.5,
@@ -208,7 +210,7 @@ class TestSpans:
         assert isinstance(text["object"], str)
 
     def test_extreme_numbers(self, collector, sink, decoded, losses, bits):
-        """Infinities, NaN, negative zero and the limits of the format are attributes as they are, and texts in JSON."""
+        """Infinities, NaN, negative zero and the limits of the format are attributes unchanged, and texts in JSON."""
         values = [event.loss for event in losses]
         sink(of(MAIN, ended(1, attributes={"list": values, "table": {"values": values}})))
         assert sink.flush(5)
@@ -217,7 +219,9 @@ class TestSpans:
         assert attributes["table"] == '{"values":["Infinity","-Infinity","NaN",-0.0,1e+308,5e-324]}'
 
     def test_lone_surrogates(self, collector, sink, decoded):
-        """Texts that have no UTF-8, as a file's name may be, have an escape, and cost the spans around them nothing."""
+        """
+        Texts without a UTF-8 form, such as a file's name, have an escape, and do not affect the spans around them.
+        """
         sink(of(MAIN, SpanEventAdded(name="a\ud800", attributes={"b\udcff": "c\udcff"}, span_id=1, at_ns=1_500)))
         error = {"type": "ValueError", "message": "no\udcff"}
         sink(of(MAIN, ended(1, name="work\ud800", attributes={"d\ud800": ["e\ud800"]}, error=error)))
@@ -230,7 +234,7 @@ class TestSpans:
         assert (event.name, decoded(event.attributes)) == (r"a\ud800", {r"b\udcff": r"c\udcff"})
 
     def test_iteration(self, collector, sink, decoded):
-        """An iteration is a span of its loop's name, with its step and what was processed in it."""
+        """An iteration is a span of its loop's name, with its step, its samples and its tokens."""
         event = IterationEnded(
             span_id=9, parent_span_id=4, step=12, at_ns=5_000, duration_ns=3_000, samples=32, loss=0.25
         )
@@ -254,7 +258,9 @@ class TestSpans:
         assert (event.name, event.time_unix_nano, decoded(event.attributes)) == ("resharded", 1_500, {"shards": 4})
 
     def test_error(self, collector, sink, decoded):
-        """A span that an exception ended has the status of an error, and the exception as the conventions have it."""
+        """
+        A span that an exception ended has the status of an error, and the exception in the form of the conventions.
+        """
         error = {"type": "ValueError", "message": "no", "traceback": "Traceback …"}
         sink(of(MAIN, ended(1, error=error)))
         assert sink.flush(5)
@@ -395,7 +401,7 @@ class TestMetrics:
         assert last["train.loss.count"][2].as_int == 10
 
     def test_delta(self, collector, monkeypatch):
-        """The temporality that is asked for is what is sent."""
+        """The configured temporality is used."""
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "delta")
         sink = OpenTelemetrySink(collector.url)
         for step in range(3):
@@ -422,7 +428,7 @@ class TestMetrics:
 
 class TestLogs:
     def test_what_nothing_else_tells(self, collector, sink, decoded):
-        """What is told of neither by spans nor by metrics is a log record with the event's name, time and place."""
+        """An event that is neither in spans nor in metrics is a log record with the event's name, time and place."""
         sink(of(MAIN, CheckpointSaveFailed(global_step=7, path="/ckpt", at_ns=5_000, span_id=3, step=7)))
         sink(of(MAIN, ended(3)))
         sink(of(MAIN, IterationEnded(duration_ns=1)))
@@ -440,7 +446,7 @@ class TestLogs:
         assert (attributes["global_step"], attributes["path"], attributes["trackside.step"]) == (7, "/ckpt", 7)
 
     def test_telemetry_data_error(self, collector, sink, decoded):
-        """That telemetry lacks something is a record of severity ERROR with what was said."""
+        """A gap in telemetry is a record of severity ERROR with its description."""
         from trackside.compat.one_logger._bridge import TelemetryFoundLacking
 
         sink(of(MAIN, TelemetryFoundLacking(message="lost a rank", attributes={"rank": 3})))
@@ -450,7 +456,7 @@ class TestLogs:
         assert decoded(reported.attributes)["message"] == "lost a rank"
 
     def test_severities(self, collector, sink):
-        """Trouble is a warning, the rest of the life of a job information."""
+        """A problem is a warning, other events in the life of a job are information."""
         sink(of(MAIN, HandlerSuspended(handler="h", failures=5)))
         sink(of(MAIN, SourceEnded(reason="closed")))
         assert sink.flush(5)
@@ -476,7 +482,7 @@ class TestSettings:
         assert (headers["x-team"], headers["Content-Encoding"]) == ("rails", "gzip")
 
     def test_arguments_first(self, collector, monkeypatch):
-        """What is given goes before the variables."""
+        """Arguments take precedence over the variables."""
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
         sink = OpenTelemetrySink(f"{collector.url}/", headers={"x-a": "b"})
         sink(of(MAIN, ended(1)))
@@ -516,7 +522,7 @@ class TestSettings:
         ],
     )
     def test_what_there_is_not(self, monkeypatch, name, value):
-        """A variable that asks for what there is not is refused where the sink is made, by its name."""
+        """A variable with an unsupported value is refused when the sink is made, by its name."""
         monkeypatch.setenv(name, value)
         with pytest.raises(ConfigError, match=name):
             OpenTelemetrySink("http://127.0.0.1:9")
@@ -526,7 +532,7 @@ class TestSettings:
 @pytest.mark.filterwarnings("ignore")  # the library's own
 class TestMlflow:
     def test_a_real_receiver(self, tmp_path, port, server, monkeypatch):
-        """A real MLflow server takes 1,002 spans of two ranks, and gives them back with parents and times intact."""
+        """A real MLflow server accepts 1,002 spans of two ranks, and returns them with parents and times intact."""
         monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
         pytest.importorskip("mlflow.server")
         from mlflow import MlflowClient
@@ -557,7 +563,7 @@ class TestMlflow:
 
 class TestDelivery:
     def test_collector_away(self, collector, bus):
-        """While there is no collector everything waits; when it is there all of it arrives."""
+        """While there is no collector all spans wait; when it is there all of them arrive."""
         collector.stop()
         sink = OpenTelemetrySink(collector.url, timeout_s=0.5, metrics=False)
         bus.subscribe(sink, to=SpanEnded)
@@ -571,7 +577,7 @@ class TestDelivery:
 
     @pytest.mark.parametrize("status", [429, 503])
     def test_try_again(self, collector, bus, status):
-        """What the collector cannot take now is tried again."""
+        """Requests that the collector cannot accept now are tried again."""
         collector.status = status
         sink = OpenTelemetrySink(collector.url, timeout_s=0.5, metrics=False)
         bus.subscribe(sink, to=SpanEnded)
@@ -583,7 +589,7 @@ class TestDelivery:
 
     @pytest.mark.parametrize("status", [400, 404, 500])
     def test_refused(self, collector, bus, status):
-        """What the collector will never take is counted as lost, with its reason, and holds up nothing."""
+        """Requests that the collector refuses for good are counted as lost, with the reason, and block nothing."""
         collector.status = status
         sink = OpenTelemetrySink(collector.url, metrics=False)
         bus.subscribe(sink, to=SpanEnded)
@@ -598,7 +604,7 @@ class TestDelivery:
         assert (stats.handled, stats.dropped, stats.balance) == (1, 2, 0)
 
     def test_partly_refused(self, collector, sink):
-        """What the collector says it rejected of a request that it accepted is counted."""
+        """Items that the collector rejected in a request that it accepted are counted."""
         from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
         answer = ExportTraceServiceResponse()
@@ -610,7 +616,7 @@ class TestDelivery:
         assert sink.losses() == {f"traces: rejected by {collector.url}/v1/traces": 2}
 
     def test_one_signal_refused(self, collector, sink):
-        """A collector that knows nothing of one signal gets the others."""
+        """A collector that does not support one signal gets the others."""
         del collector.decoders["/v1/logs"]
         sink(of(MAIN, HandlerSuspended(handler="h", failures=5)))
         sink(of(MAIN, ended(1)))
@@ -619,7 +625,9 @@ class TestDelivery:
         assert sink.losses() == {f"logs: {collector.url}/v1/logs answered 404": 1}
 
     def test_close_in_time(self, collector, bus):
-        """Against a collector that hangs, the end takes no longer than it may, and what is left is counted."""
+        """
+        With a collector that hangs, the end takes no longer than its time limit, and undelivered items are counted.
+        """
         collector.waits.clear()
         subscription = bus.subscribe(OpenTelemetrySink(collector.url), to=ProfileSpanEnded)
         for number in range(1, 101):
@@ -638,7 +646,7 @@ class TestDelivery:
         assert (stats.logged, stats.handled, stats.dropped, stats.balance) == (100, 0, 100, 0)
 
     def test_after_the_end(self, collector, sink):
-        """What comes after the end is sent nowhere, and counted."""
+        """Events after the end are not sent, and counted."""
         assert sink.close(5)
         assert sink.close(5)
         sink(of(MAIN, ended(1)))
@@ -646,7 +654,7 @@ class TestDelivery:
         assert sink.losses() == {"traces: queue full": 1}
 
     def test_no_room(self, collector, bus, monkeypatch):
-        """What has no room to wait is counted, and the room is what the variable says."""
+        """Items beyond the queue's limit are counted, and the variable sets the limit."""
         monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "10")
         collector.stop()
         sink = OpenTelemetrySink(collector.url, timeout_s=0.2, metrics=False)
@@ -660,7 +668,7 @@ class TestDelivery:
         assert len(collector.spans()) == 10
 
     def test_not_instrumented(self, collector, sink):
-        """A site that instruments its HTTP requests sees none of ours."""
+        """A site that instruments its HTTP requests sees none of trackside's."""
         requests = pytest.importorskip("requests")
         instrumentation = pytest.importorskip("opentelemetry.instrumentation.requests")
         from opentelemetry.sdk.trace import TracerProvider
@@ -679,13 +687,13 @@ class TestDelivery:
             assert len(collector.requests) == 2
             assert seen.get_finished_spans() == ()
             requests.post(f"{collector.url}/v1/traces", data=b"", timeout=5)
-            assert len(seen.get_finished_spans()) == 1  # or else this test would see nothing in any case
+            assert len(seen.get_finished_spans()) == 1  # otherwise this test would see no span in any case
         finally:
             instrumentor.uninstrument()
             provider.shutdown()
 
     def test_one_complaint(self, collector, caplog, bus):
-        """The exporters' own log is silent about our deliveries: one line says it, with counts."""
+        """The exporters' own log does not mention trackside's deliveries: one line reports them, with counts."""
         collector.stop()
         bus.subscribe(OpenTelemetrySink(collector.url, timeout_s=0.2, metrics=False, logs=False), to=SpanEnded)
         bus.log(ended(1))

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.integration
 duckdb = pytest.importorskip("duckdb")
 pytest.importorskip("pyarrow")
 
-from trackside.handlers import parquet as room  # noqa: E402  it needs pyarrow
+from trackside.handlers import parquet as parquet_module  # noqa: E402  it needs pyarrow
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "parquet.md"
 QUESTIONS = dict(
@@ -70,7 +70,7 @@ def read(target, wire_name):
 
 
 def as_json(cell):
-    """Return what DuckDB gave as what JSON would give, texts as they are."""
+    """Return DuckDB's values as JSON would have them, texts unchanged."""
     if isinstance(cell, float) and not math.isfinite(cell):
         return "NaN" if math.isnan(cell) else ("Infinity" if cell > 0 else "-Infinity")
     if isinstance(cell, bytes):
@@ -170,14 +170,14 @@ class Values:
 
 class TestRows:
     def test_extreme_numbers(self, tmp_path, losses, bits):
-        """Infinities, NaN, negative zero and the limits of the format are themselves in a column of numbers."""
+        """Infinities, NaN, negative zero and the limits of the format are unchanged in a column of numbers."""
         record(tmp_path / "runs", *losses)
         assert export(tmp_path / "runs", tmp_path / "out") == 0
         rows = read(tmp_path / "out", "trackside.iteration.ended")
         assert bits(row["loss"] for row in rows) == bits(event.loss for event in losses)
 
     def test_every_declared_type(self, tmp_path, rng):
-        """Of each type of the vocabulary, DuckDB has row by row what replay has, whatever the values."""
+        """Of each type of the vocabulary, DuckDB has row by row the values that replay has, whatever they are."""
         values = Values(rng)
         classes = [cls for name, cls in declared().items() if name.startswith("trackside.") and cls is not UnknownEvent]
         for rank in range(3):
@@ -187,7 +187,7 @@ class TestRows:
         assert_equal_to_replay(tmp_path / "logs", tmp_path / "parquet")
 
     def test_undeclared_types(self, tmp_path, rng):
-        """A type that only the job declared has the columns of its first events; what comes later is nowhere lost."""
+        """A type that only the job declared has the columns of its first events; later values are not lost."""
         assert lookup("acme.batch.undeclared") is None
         recorded = [
             {"loss": None, "why": "nan", "index": 1, "ok": True, "raw": b"\x00", "nested": {"a": [1]}},
@@ -218,7 +218,7 @@ class TestRows:
         }
 
     def test_another_version(self, tmp_path):
-        """A later version of a type, whose fields mean something else, is a table of its own."""
+        """A later version of a type, whose fields have other meanings, is a table of its own."""
         record(
             tmp_path / "logs",
             IterationEnded(step=1, duration_ns=5),
@@ -239,7 +239,7 @@ class TestRows:
         assert json.loads(row["unfit"]) == {"duration_ns": 2**64 - 1}
 
     def test_names_that_are_taken(self, tmp_path):
-        """A field that is called as part of the path has an underscore, and the path's column is the path's."""
+        """A field with the name of a part of the path has an underscore, and the path's column keeps the name."""
         record(
             tmp_path / "logs",
             JobConfigured(world_size=2, rank=7, node_name="n", session_tag="s"),
@@ -308,7 +308,7 @@ class TestLayout:
 
     @pytest.mark.parametrize("tag", ["a/b=c %2F Zürich", "../../up", "2026-11-20", "x" * 400, "..", "a\nb", "🚄" * 100])
     def test_any_session(self, tmp_path, tag):
-        """Whatever the name of a session, its files stay in the directory; DuckDB reads the name back if it fits."""
+        """For any name of a session, its files stay in the directory; DuckDB reads the name back if it fits."""
         record(tmp_path / "logs", IterationEnded(step=0, duration_ns=1), session_tag=tag)
         export(tmp_path / "logs", tmp_path / "parquet")
 
@@ -319,8 +319,8 @@ class TestLayout:
 
     @pytest.mark.parametrize("name", ["../../up", "..", "sources", "a/b", "", "x" * 128, "Upper.Case"])
     def test_any_type(self, tmp_path, name):
-        """Whatever the name of a type in a log, its files stay in the directory, apart from all others."""
-        files = room.ParquetFiles(tmp_path / "parquet")
+        """For any name of a type in a log, its files stay in the directory, apart from all others."""
+        files = parquet_module.ParquetFiles(tmp_path / "parquet")
         files(UnknownEvent(name=name, fields={"x": 1}))
         files.close()
 
@@ -330,10 +330,10 @@ class TestLayout:
         assert [row["x"] for row in read(tmp_path / "parquet", path.name)] == [1]
 
     def test_any_source(self, tmp_path):
-        """Whatever the name of a process, its files stay in the directory."""
+        """For any name of a process, its files stay in the directory."""
         event = IterationEnded(step=0, duration_ns=1)
         event._source = Source.unknown("../../../up")
-        files = room.ParquetFiles(tmp_path / "parquet")
+        files = parquet_module.ParquetFiles(tmp_path / "parquet")
         files(event)
         files.close()
 
@@ -358,13 +358,13 @@ class TestLayout:
 class TestBounds:
     def test_few_files_open(self, tmp_path, monkeypatch):
         """With more processes and types at a time than may be open, files come in parts, and nothing is lost."""
-        monkeypatch.setattr(room, "_MAX_OPEN", 2)
-        monkeypatch.setattr(room, "_WAITING_ROWS", 10)
+        monkeypatch.setattr(parquet_module, "_MAX_OPEN", 2)
+        monkeypatch.setattr(parquet_module, "_WAITING_ROWS", 10)
         for rank in range(3):
-            # Later than the beginning of each log, so that the processes take turns.
+            # Later than the beginning of each log, so that the processes alternate.
             events = [IterationEnded(step=step, at_ns=4 * 10**18 + step, duration_ns=step) for step in range(50)]
             record(tmp_path / "logs", *events, rank=rank)
-        files = room.ParquetFiles(tmp_path / "parquet")
+        files = parquet_module.ParquetFiles(tmp_path / "parquet")
         for event in replay(tmp_path / "logs"):
             files(event)
         files.close()
@@ -375,8 +375,8 @@ class TestBounds:
         """Waiting events are bounded in bytes, too: large ones are written sooner."""
         from pyarrow import parquet
 
-        monkeypatch.setattr(room, "_BATCH_BYTES", 1 << 20)
-        files = room.ParquetFiles(tmp_path / "parquet")
+        monkeypatch.setattr(parquet_module, "_BATCH_BYTES", 1 << 20)
+        files = parquet_module.ParquetFiles(tmp_path / "parquet")
         for index in range(100):
             files(
                 SpanEnded(span_id=index, parent_span_id=0, name="x", duration_ns=1, attributes={"text": "x" * 60_000})
@@ -391,7 +391,7 @@ class TestBounds:
 
 class TestCommand:
     def test_exists(self, tmp_path, capsys):
-        """An export that is there is not touched, but with --force replaced."""
+        """An existing export is not touched, but with --force replaced."""
         record(tmp_path / "logs", IterationEnded(step=0, duration_ns=1), id="a" * 16)
         assert export(tmp_path / "logs", tmp_path / "parquet") == 0
         record(tmp_path / "logs", IterationEnded(step=0, duration_ns=1), id="b" * 16)
@@ -404,7 +404,7 @@ class TestCommand:
         assert len(read_sources(tmp_path / "parquet")) == 2
 
     def test_exists_and_is_something_else(self, tmp_path, capsys):
-        """A directory with anything else in it is never replaced."""
+        """A directory with any other file in it is never replaced."""
         record(tmp_path / "logs", IterationEnded(step=0, duration_ns=1))
         (tmp_path / "thesis").mkdir()
         (tmp_path / "thesis" / "chapter-1").write_text("")
@@ -414,13 +414,13 @@ class TestCommand:
         assert [path.name for path in (tmp_path / "thesis").iterdir()] == ["chapter-1"]
 
     def test_empty_directory(self, tmp_path):
-        """A directory that is empty is as good as none."""
+        """A directory that is empty counts as none."""
         record(tmp_path / "logs", IterationEnded(step=0, duration_ns=1))
         (tmp_path / "parquet").mkdir()
         assert export(tmp_path / "logs", tmp_path / "parquet") == 0
 
     def test_nothing_readable(self, tmp_path, capsys):
-        """Where nothing can be read no directory is made."""
+        """If no file can be read no directory is made."""
         (tmp_path / "logs").mkdir()
         (tmp_path / "logs" / "notes.tslog").write_text("a shopping list\n" * 100)
 
@@ -429,7 +429,7 @@ class TestCommand:
         assert capsys.readouterr().out == ""
 
     def test_one_of_two(self, tmp_path, capsys):
-        """Everything that can be read is written; the rest is reported in one line, with exit code 2."""
+        """Every readable file is exported; the others are reported in one line, with exit code 2."""
         record(tmp_path / "logs", IterationEnded(step=0, duration_ns=1))
         (tmp_path / "logs" / "notes.tslog").write_text("a shopping list\n" * 100)
 
@@ -438,7 +438,7 @@ class TestCommand:
         assert len(read(tmp_path / "parquet", "trackside.iteration.ended")) == 1
 
     def test_no_place(self, tmp_path, capsys):
-        """Where it cannot be written is one line, and nothing is left behind."""
+        """An unwritable target is one line, and nothing is left behind."""
         record(tmp_path / "logs", IterationEnded(step=0, duration_ns=1))
         assert export(tmp_path / "logs", tmp_path / "nowhere" / "parquet") == 2
         assert capsys.readouterr().err.count("\n") == 1
@@ -449,7 +449,7 @@ class TestCommand:
         def interrupt(self, events):
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(room.ParquetFiles, "add", interrupt)
+        monkeypatch.setattr(parquet_module.ParquetFiles, "add", interrupt)
         record(tmp_path / "logs", IterationEnded(step=0, duration_ns=1))
         assert export(tmp_path / "logs", tmp_path / "parquet") == 130
         assert [path.name for path in tmp_path.iterdir()] == ["logs"]
@@ -515,6 +515,6 @@ class TestQuestions:
 
     @pytest.mark.parametrize("question", QUESTIONS)
     def test_is_answered(self, job, monkeypatch, question):
-        """The SQL on the page gives the answer, as it stands there."""
+        """The SQL on the page gives the answer, as the page has it."""
         monkeypatch.chdir(job)
         assert duckdb.sql(QUESTIONS[question]).fetchall() == self.ANSWERS[question]

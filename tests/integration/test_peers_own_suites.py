@@ -1,8 +1,8 @@
 """
-The tests that ml-goodput-measurement ships with its package, run over our names.
+The tests that ml-goodput-measurement ships with its package, run over trackside's names.
 
-They are copied into a temporary directory, their imports rewritten, and run there. Files about parts that we lack
-are left out; docs/compatibility.md lists those, and each test of the others that fails, with its reason.
+They are copied into a temporary directory, their imports rewritten, and run there. Files about parts that trackside
+lacks are left out; docs/compatibility.md lists those, and each test of the others that fails, with its reason.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ OURS = "trackside.compat.goodput"
 
 
 def rewritten(text, constants):
-    """Return a test file of the peer's with our imports, and its private names of keys as what they stand for."""
+    """
+    Return a test file of the peer's with trackside's imports, and its private names of keys replaced by their values.
+    """
     text = re.sub(r"\b(?:cloud_goodput\.)?ml_goodput_measurement\.src\b", OURS, text)
     assert OURS in text
-    assert "ml_goodput_measurement" not in text  # or it would be tested by itself
+    assert "ml_goodput_measurement" not in text  # or the test would run the peer itself
     text = text.replace(
         "from google3.testing.pybase import googletest", "from absl.testing import absltest as googletest"
     )
@@ -44,7 +46,7 @@ def rewritten(text, constants):
 
 
 def asking_the_clock(text):
-    """Return the names of tests that sleep: what they compare to 0.1 % depends on how busy the machine is."""
+    """Return the names of tests that sleep: the values that they compare to 0.1 % depend on how busy the machine is."""
     return {
         f"{cls.name}.{test.name}"
         for cls in ast.parse(text).body

@@ -1,4 +1,4 @@
-"""The page for Prometheus: the real server's answers against the models' own numbers."""
+"""The page for Prometheus: the real server's results against the models' own numbers."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def reports(ranks, slow):
 
 class TestTexts:
     def test_lone_surrogates(self, sink, port):
-        """A label that has no UTF-8 has an escape, and the page is there."""
+        """A label without a UTF-8 form has an escape, and the page is served."""
         sink(of(Source(run_id="run"), goodput_update(badput_s={"evaluation\udcff": 8.2})))
         assert r'trackside_badput_seconds{bucket="evaluation\\udcff",run="run",session="s"} 8.2' in scrape(port)
 
@@ -167,7 +167,7 @@ class TestNumbers:
         assert (first[0]["rank"], first[0]["host"], first[1]) == ("17", "node2", 0.5)
 
     def test_ranks(self, prometheus, sink, port, eventually):
-        """Fed with a whole job, counts are sums over the ranks, and the rank that is silent for longest shows."""
+        """Over a whole job, counts are sums over the ranks, and the rank that is silent for longest is shown."""
         for rank in range(3):
             source = Source(rank=rank, run_id="run", world_size=3)
             sink(of(source, IterationEnded(step=rank, duration_ns=10**9, samples=5)))
@@ -199,7 +199,7 @@ def alerts():
 
 class TestDashboard:
     def test_every_query(self, prometheus, sink, port, eventually):
-        """Every query of the Grafana dashboard is answered by the real server, and with something."""
+        """Every query of the Grafana dashboard has a result from the real server, and not an empty one."""
         source = Source(run_id="run", rank=0)
 
         def feed(step):
@@ -247,13 +247,13 @@ class TestDashboard:
                 asked = query.replace("$__rate_interval", "10s").replace("$run", ".*")
                 eventually(lambda asked=asked: server.query(asked), what=f"{title}: {asked}")
             for alert in alerts():
-                server.query(alert)  # it may have no reason to be raised, but it must be one
+                server.query(alert)  # the alert may not fire, but the query must be valid
         finally:
             stop.set()
             feeder.join(10)
 
     def test_panels_have_room(self):
-        """No two panels lie upon each other, and each has a title and a query."""
+        """No two panels overlap, and each has a title and a query."""
         board = json.loads(DASHBOARD.read_text(encoding="utf-8"))
         cells = set()
         for panel in board["panels"]:
@@ -325,7 +325,7 @@ class TestSeries:
         assert sum(float(value) for value in recorded.values()) == 3
 
     def test_hostile_names(self, sink, port):
-        """Names of instruments, runs and hosts may contain anything: the page can still be parsed."""
+        """Names of instruments, runs and hosts may contain any characters: the page can still be parsed."""
         from prometheus_client.parser import text_string_to_metric_families
 
         nasty = 'a"b\\c\nd{e="f"} 1'
@@ -396,7 +396,7 @@ class TestSeries:
 
 class TestServing:
     def test_port_taken(self, port, caplog, monkeypatch):
-        """A port that is taken hurts no handler: it is tried again, and served once it is free."""
+        """A port in use affects no handler: it is tried again, and served once it is free."""
         from trackside.handlers import prometheus_client as module
 
         monkeypatch.setattr(module, "_RETRY_INTERVAL_S", 0.0)
@@ -425,7 +425,7 @@ class TestServing:
             scrape(port)
 
     def test_registry_of_ones_own(self):
-        """With a registry that is served already there is no server of ours."""
+        """With a registry that is served already trackside starts no server."""
         from prometheus_client import CollectorRegistry, generate_latest
 
         registry = CollectorRegistry()

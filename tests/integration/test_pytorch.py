@@ -1,4 +1,4 @@
-"""Plain PyTorch, watched by one line, under torchrun: two ranks, and one that dies and goes on."""
+"""Plain PyTorch, recorded by one line, under torchrun: two ranks, and one that dies and goes on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DIES_AFTER = 7
 
 
 def run(directory, ranks, *arguments):
-    """Run the job and return where it wrote."""
+    """Run the job and return its directory."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     command = [*torchrun, "--max-restarts=2", JOB, directory, *map(str, arguments)]
     subprocess.run(command, check=True, capture_output=True, timeout=240)
@@ -39,7 +39,7 @@ def iterations(tmp_path_factory):
 
 class TestDistributed:
     def test_steps(self, iterations):
-        """Each rank tells its twelve steps."""
+        """Each rank records its twelve steps."""
         steps = [[event.step for event in iterations if event.source.rank == rank] for rank in (0, 1)]
         assert steps == [list(range(12))] * 2
 
@@ -56,7 +56,7 @@ class TestDistributed:
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
     """
-    Return where the job wrote, after it died once and was restarted.
+    Return the directory of the job, after it died once and was restarted.
 
     Of one rank: with two, gloo sometimes does not connect after a restart, with or without telemetry.
     """
@@ -65,7 +65,7 @@ def directory(tmp_path_factory):
 
 class TestRestart:
     def test_steps(self, directory):
-        """The first attempt tells its steps up to where it died, the second those from the checkpoint on."""
+        """The first attempt records its steps up to its death, the second those from the checkpoint on."""
         iterations = iterations_in(directory)
         steps = [[event.step for event in iterations if event.source.attempt == attempt] for attempt in (0, 1)]
         assert steps == [list(range(DIES_AFTER + 1)), list(range(RESUMED, 12))]
@@ -73,7 +73,7 @@ class TestRestart:
 
 @pytest.fixture(scope="module")
 def recorded(directory):
-    """Return what the command says of the job that was restarted."""
+    """Return the goodput that the command prints of the job that was restarted."""
     command = [Path(sys.executable).with_name("trackside"), "goodput", "--json", directory]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout)
 
@@ -84,7 +84,7 @@ class TestGoodput:
         assert (recorded["attempts"], recorded["disruptions"], recorded["last_step"]) == (2, 1, 11)
 
     def test_wasted(self, recorded, directory):
-        """Wasted are steps 6 and 7, after the checkpoint that the second attempt resumed from, within one step."""
+        """Steps 6 and 7 are wasted, after the checkpoint that the second attempt resumed from, within one step."""
         wasted = [
             event.duration_ns / 1e9
             for event in iterations_in(directory)
@@ -94,7 +94,7 @@ class TestGoodput:
         assert recorded["badput_s"]["WASTED_PROGRESS_FROM_DISRUPTION"] == pytest.approx(sum(wasted), abs=max(wasted))
 
     def test_recovery(self, recorded):
-        """The time from the first attempt's end to the second's start is there, and nothing is left over."""
+        """The time from the first attempt's end to the second's start is in a bucket, and no time is left over."""
         assert recorded["badput_s"]["INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION"] > 0
         badput = {key: value for key, value in recorded["badput_s"].items() if key != "CUSTOM_BADPUT_EVENTS"}
         custom = sum(recorded["badput_s"]["CUSTOM_BADPUT_EVENTS"].values())

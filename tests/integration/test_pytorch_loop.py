@@ -1,4 +1,4 @@
-"""A plain PyTorch loop on a tiny model, real: what one line tells of it, and what the models make of that."""
+"""The events of a real plain PyTorch loop on a tiny model, recorded by one line, and the models' results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STEP = [
 
 
 def golden():
-    """Return what a loop tells: 20 steps of two batches, a save after every 5th, an evaluation of 3 after 10."""
+    """Return the events of a loop: 20 steps of two batches, a save after every 5th, an evaluation of 3 after 10."""
     lines = ["training_loop {"]
     for step in range(20):
         lines += [*STEP, f"training {step}"]
@@ -41,14 +41,14 @@ def golden():
 
 
 def test_golden(events, tmp_path):
-    """A loop with accumulation, evaluation and saves is told in this order."""
+    """A loop with accumulation, evaluation and saves is recorded in this order."""
     frameworks.train_by_hand(tmp_path, trackside.instrument)
     assert lines_of(events) == golden()
 
 
 @pytest.mark.parametrize("sink", ["none", "recording", "raising", "dead"])
 def test_same_losses(sink, tmp_path):
-    """Every loss is the same to the last bit, whatever becomes of what is told."""
+    """Every loss is the same to the last bit, whatever happens to the events."""
     plain = frameworks.train_by_hand(tmp_path / "plain")
     released = threading.Event()
 
@@ -72,7 +72,7 @@ def test_same_losses(sink, tmp_path):
 
 def test_all_comes_out(tmp_path):
     """Spans, metrics, goodput and scores come out of the one line, and agree with each other."""
-    strict = trackside.JobConfig(application_name="tiny", strict=True)  # so that any disorder is an error
+    strict = trackside.JobConfig(application_name="tiny", strict=True)  # so that any problem is an error
     with trackside.start(tmp_path / "runs", job=strict, report=False):
         frameworks.train_by_hand(tmp_path, trackside.instrument)
     assert checks.figures(tmp_path / "runs") == checks.FIGURES

@@ -1,4 +1,4 @@
-"""The report as a browser shows it: nothing fetched, nothing complained about, nothing cut off."""
+"""The report in a real browser: no request, no console message, no clipped text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ QUIET = (
 ).split()
 WIDTHS = (400, 1_000, 1_600)
 
-# What lies outside of the window, or does not fit into what clips it; bars are made to be clipped to round corners.
 OVERLAPPING = """
 [...document.querySelectorAll('.plot')].flatMap(plot => {
   const labels = [...plot.querySelectorAll('.y span, .axis, .tick')].filter(one => one.checkVisibility()).map(one => {
@@ -39,7 +38,8 @@ OVERLAPPING = """
     .map(([beside]) => [text, beside]));
 })
 """
-"""The pairs of labels of a chart that lie upon each other; line boxes may touch by 2 px, which no letter does."""
+"""The pairs of labels of a chart that overlap; line boxes may touch by 2 px, which no letter does."""
+# Elements outside of the window, or larger than their clipping parent; bars are clipped on purpose, for round corners.
 CUT_OFF = """(() => {
   const cut = [], wide = document.documentElement.clientWidth;
   if (document.documentElement.scrollWidth > wide) cut.push(`page ${document.documentElement.scrollWidth}`);
@@ -61,7 +61,7 @@ CHARTS = """['chart-goodput', 'chart-steps', 'chart-heatmap'].map(id => {
 
 
 class Browser:
-    """A headless browser, spoken to over its pipe."""
+    """A headless browser, controlled over its pipe."""
 
     def __init__(self, profile):
         ours_in, theirs_out = os.pipe()
@@ -92,7 +92,7 @@ class Browser:
         self.process.wait()
 
     def call(self, method, **parameters):
-        """Return what *method* answers; keep the events that come before."""
+        """Return the result of *method*; keep the events that come before."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         if self.session:
@@ -121,7 +121,7 @@ class Browser:
             self.events.append(self._next())
 
     def evaluate(self, expression):
-        """Return what *expression* comes to in the page."""
+        """Return the value of *expression* in the page."""
         return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
 
@@ -138,7 +138,7 @@ def browser(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """Give the pages of some made-up jobs."""
+    """Give the pages of some generated jobs."""
     made_up = importlib.util.spec_from_file_location(
         "made_up", Path(__file__).resolve().parents[1] / "report" / "conftest.py"
     )
@@ -168,7 +168,7 @@ class TestPage:
     @pytest.mark.parametrize("width", WIDTHS)
     @pytest.mark.parametrize("name", ["healthy", "restarts", "wide"])
     def test_opens(self, name, width, browser, pages):
-        """It opens from disk: nothing is fetched or complained about, the charts are there, and nothing is cut off."""
+        """It opens from disk: no request and no console message, the charts are there, and no text is clipped."""
         address = pages[name].as_uri()
         browser.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
         browser.open(address)
@@ -196,7 +196,7 @@ class TestPage:
 
     @pytest.mark.parametrize("scheme", ["light", "dark"])
     def test_contrast(self, scheme, browser, pages):
-        """In light and in dark, text stands out from its ground: by 4.5 to 1 at least, as WCAG asks."""
+        """In light and in dark, text has enough contrast: by 4.5 to 1 at least, as WCAG asks."""
         browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         browser.open(pages["restarts"].as_uri())
         colours = browser.evaluate(

@@ -33,7 +33,7 @@ def run(folder, killed_at):
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
-    """Let all ranks run, and return what each was told."""
+    """Let all ranks run, and return the reports that each got."""
     ranks, outcomes = run(tmp_path_factory.mktemp("stopped"), -1)
     assert [process.returncode for process in ranks] == [0] * RANKS, outcomes
     return [json.loads(out) for out, _ in outcomes]
@@ -41,7 +41,7 @@ def stopped(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
-    """Kill the last rank in the middle of a window, and return what the others were told."""
+    """Kill the last rank in the middle of a window, and return the reports that the others got."""
     ranks, outcomes = run(tmp_path_factory.mktemp("killed"), 13)
     assert [process.returncode for process in ranks] == [0, 0, -signal.SIGKILL], outcomes
     return [json.loads(out) for out, _ in outcomes[:SLOW]], outcomes
@@ -67,18 +67,18 @@ class TestStop:
 
 class TestKilledRank:
     def test_on_time(self, killed):
-        """A dead rank holds the others' reports up for no longer than the timeout, once."""
+        """A dead rank delays the others' reports by no more than the timeout, once."""
         recorded, _ = killed
         assert all(one["waited_s"] < 30.0 for one in recorded)
 
     def test_named(self, killed):
-        """It is named as silent, and the reports go on to the end."""
+        """The rank is named as silent, and the reports go on to the end."""
         recorded, _ = killed
         last = recorded[0]["reports"][-1]
         assert SLOW in last["silent"]
         assert last["window"] >= STEPS // 5 - 3
 
     def test_said(self, killed):
-        """The log says once that no more is gathered."""
+        """The log says once that windows are no longer gathered."""
         _, outcomes = killed
         assert outcomes[0][1].decode().count("cannot be gathered") == 1

@@ -1,4 +1,4 @@
-"""Readings of this very machine."""
+"""Readings of the machine that runs the tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEADLINE_S = 30.0
 
 class TestReal:
     def test_in_a_job(self, tmp_path):
-        """A job that asks for it has the machine in its log: memory as psutil tells it, CPU as shares."""
+        """A job that asks for it has the machine in its log: memory as psutil reads it, CPU as shares."""
         with Bus() as bus:
             with trackside.start(tmp_path, system=True, report=False, bus=bus) as job:
                 deadline_s = time.monotonic() + DEADLINE_S
@@ -42,7 +42,7 @@ class TestReal:
 
     @pytest.mark.filterwarnings("ignore:The pynvml package:FutureWarning")  # of a package that others bring
     def test_gpu(self):
-        """Where there is a GPU its memory can be read."""
+        """If there is a GPU its memory can be read."""
         try:
             gauges = {gauge.name: gauge.read() for gauge in nvml.gauges(0)}
         except RuntimeError as error:
@@ -50,7 +50,7 @@ class TestReal:
         assert gauges["hw.gpu.memory.usage"] > 0
 
     def test_cost(self):
-        """A round of readings is cheap: far below what a core does in the two seconds between rounds."""
+        """A round of readings takes little time: far below the two seconds of a core between rounds."""
         gauges = cpu.gauges()
         began_s = time.process_time()
         for _ in range(20):
@@ -61,7 +61,7 @@ class TestReal:
 
 class TestLibraries:
     def test_either_will_do(self):
-        """Sampling begins where one of its two libraries is installed."""
+        """Sampling begins if one of its two libraries is installed."""
         assert any(map(importlib.util.find_spec, ("psutil", "pynvml")))
         with Bus() as bus:
             SystemSampling(bus).close(DEADLINE_S)

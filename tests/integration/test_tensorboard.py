@@ -88,7 +88,7 @@ def goodput(**given):
 
 class TestGoodput:
     def test_tags(self, draw):
-        """Goodput and every badput stand under the peer's tags, in percent, at the last productive step."""
+        """Goodput and every badput are under the peer's tags, in percent, at the last productive step."""
         drawn = draw(goodput())
         assert drawn["goodput/goodput"] == [(9, 75.0)]
         assert {tag: points for tag, points in drawn.items() if tag.startswith("badput/")} == {
@@ -99,7 +99,7 @@ class TestGoodput:
         }
 
     def test_step_deviation(self, draw):
-        """The deviation of each step stands at its step, once."""
+        """The deviation of each step is at its step, once."""
         first = goodput(steps={"step": [7, 8], "duration_s": [2.0, 1.0], "deviation_s": [0.5, 0.25]})
         second = goodput(steps={"step": [9], "duration_s": [2.0], "deviation_s": [0.75]})
         assert draw(first, second)["step_deviation"] == [(7, 0.5), (8, 0.25), (9, 0.75)]
@@ -112,7 +112,7 @@ class TestGoodput:
         assert drawn["goodput/disruptions"] == [(9, 1.0)]
 
     def test_nothing_known(self, draw):
-        """Without elapsed time there is no goodput to draw, and values that are missing are not drawn as 0."""
+        """Without elapsed time there is no goodput to draw, and missing values are not drawn as 0."""
         drawn = draw(goodput(goodput=None, elapsed_s=0.0, last_step=None))
         assert "goodput/goodput" not in drawn
         assert "step_time/p50_s" not in drawn
@@ -162,7 +162,7 @@ class TestWriter:
             TensorBoardSink(3)
 
     def test_without_torch(self, tmp_path):
-        """Curves are written where torch and TensorFlow are not installed."""
+        """Curves are written without torch and TensorFlow too."""
         code = """
             import sys
             sys.modules["torch"] = sys.modules["tensorflow"] = None
@@ -232,7 +232,7 @@ class TestCurves:
         assert "training/mfu" not in drawn
 
     def test_counters(self, draw):
-        """A window of a stat stands at the latest step, with its statistics and its totals."""
+        """A window of a stat is at the latest step, with its statistics and its totals."""
         window = {"start_ns": NOW_NS, "end_ns": NOW_NS + 1, "count": 2, "total_count": 7, "total_sum": 21.0, "step": -1}
         drawn = draw(
             IterationEnded(step=12, duration_ns=1),
@@ -288,7 +288,7 @@ class TestCurves:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the writer's own thread
 class TestTrouble:
     def test_seen_at_once(self, tmp_path):
-        """What was logged is in the file a moment later, without a flush."""
+        """Logged values are in the file a moment later, without a flush."""
         with Bus() as bus:
             bus.subscribe(TensorBoardSink(tmp_path))
             bus.log(IterationEnded(step=0, duration_ns=1))
@@ -298,7 +298,7 @@ class TestTrouble:
                 time.sleep(0.05)
 
     def test_directory_vanishes(self, tmp_path):
-        """If the directory is removed, what did not reach it is counted, and the next event begins a new file."""
+        """If the directory is removed, the lost points are counted, and the next event begins a new file."""
         sink = TensorBoardSink(tmp_path / "curves")
         with Bus() as bus:
             bus.subscribe(sink)
@@ -318,7 +318,7 @@ class TestTrouble:
         assert counts.logged == counts.handled + counts.dropped + counts.failed
 
     def test_cannot_be_made(self, tmp_path):
-        """Where no file can be made each event is counted as failed, and the job goes on."""
+        """If no file can be made each event is counted as failed, and the job goes on."""
         (tmp_path / "file").write_text("")
         with Bus() as bus:
             bus.subscribe(TensorBoardSink(tmp_path / "file" / "curves"))

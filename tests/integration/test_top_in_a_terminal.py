@@ -68,7 +68,8 @@ class TestTop:
     @pytest.mark.parametrize("late", [False, True], ids=["log", "endpoint"])
     def test_terminal(self, job, tmp_path, late):
         """
-        On a terminal it takes the screen, fits into it, and gives it back at Ctrl-C; who comes late sees all there is.
+        In a terminal it uses the screen, fits into it, and restores it at Ctrl-C; a viewer that comes late sees
+        everything.
         """
         where = f"ipc://{tmp_path}/late.sock" if late else str(tmp_path / "runs")
         job(*[where] * late)
@@ -102,7 +103,7 @@ class TestTop:
     )
 
     def _whole_screen(self, terminal):
-        """Return the lines of the first screen that shows everything."""
+        """Return the lines of the first complete screen."""
         found = []
 
         def is_whole(shown):
@@ -117,7 +118,7 @@ class TestTop:
 
     @staticmethod
     def _read(terminal, is_enough, within_s=60.0):
-        """Return what is written until it is enough."""
+        """Return the output until it is enough."""
         shown, deadline = "", time.monotonic() + within_s
         while not is_enough(shown):
             assert time.monotonic() < deadline, f"never saw it in {shown[-2_000:]!r}"
@@ -129,7 +130,7 @@ class TestTop:
         return shown
 
     def test_late(self, job, tmp_path):
-        """The first view of who comes late is whole: where there is no terminal, nothing is said before."""
+        """The first view of a late viewer is whole: without a terminal, nothing is printed before."""
         endpoint = f"ipc://{tmp_path}/late.sock"
         job(endpoint)
         child = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The trainer of Transformers, real, on a tiny model: what one line tells."""
+"""The events of the real trainer of Transformers, on a tiny model, recorded by one line."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STEP = [*["model_forward", "model_backward"] * 2, "optimizer_update"]
 
 
 def golden():
-    """Return what training tells: 20 steps of two batches, a save after every 5th, an evaluation of 3 after 10."""
+    """Return the events of a training: 20 steps of two batches, a save after every 5th, an evaluation of 3 after 10."""
     lines = ["training_loop {"]
     for step in range(20):
         lines += [*LOADING, *STEP, f"training {step}"]
@@ -55,7 +55,7 @@ def trainer_of(directory, *callbacks, **options):
 
 class TestTraining:
     def test_golden(self, events, tmp_path):
-        """Training with accumulation, evaluation and saves is told in this order."""
+        """Training with accumulation, evaluation and saves is recorded in this order."""
         trainer_of(tmp_path, TracksideCallback()).train()
         assert lines_of(events) == golden()
 
@@ -77,7 +77,7 @@ class TestTraining:
         assert parts == step[0] + step[1]
 
     def test_waits_for_data(self, events, tmp_path):
-        """The time that a loader takes for a batch is the batch's, and not the step's."""
+        """The time that a loader takes for a batch counts for the batch, and not for the step."""
         slow = threading.Event()
 
         class Slow(frameworks.Samples):
@@ -94,7 +94,7 @@ class TestTraining:
         assert waits[0] >= 4 * 0.05e9
 
     def test_logged(self, events, tmp_path):
-        """Logged values are an event, at the step that they belong to; the trainer's arguments are the config."""
+        """Logged values are an event, at their step; the trainer's arguments are the config."""
         trainer_of(tmp_path, TracksideCallback(), save_strategy="no").train()
         logged = of(MetricsLogged, events)
         assert [("loss" in event.values, event.step) for event in logged] == [
@@ -103,7 +103,7 @@ class TestTraining:
         assert [event.values["learning_rate"] for event in of(ConfigLogged, events)] == [0.1]
 
     def test_save_without_notice(self, events, tmp_path):
-        """A save that no flag announced is told when it is done."""
+        """A save that no flag announced is recorded when it is done."""
 
         class Best(TracksideCallback):
             def on_step_end(self, args, state, control, **more):
@@ -115,12 +115,12 @@ class TestTraining:
         assert lines_of(events)[at : at + 3] == ["checkpoint_save_sync {", "saved 1", "} checkpoint_save_sync"]
 
     def test_two_callbacks(self, events, tmp_path):
-        """Of two on one trainer one tells everything, once."""
+        """Of two callbacks on one trainer one records everything, once."""
         trainer_of(tmp_path, TracksideCallback(), TracksideCallback).train()
         assert lines_of(events) == golden()
 
     def test_next_trainer(self, events, tmp_path):
-        """Another trainer of the same model is told of by its own callback."""
+        """Another trainer of the same model is recorded by its own callback."""
         options = {"max_steps": 1, "eval_strategy": "no", "save_strategy": "no"}
         first = trainer_of(tmp_path, TracksideCallback(), **options)
         first.train()
@@ -129,7 +129,7 @@ class TestTraining:
         assert lines_of(events) == ["training_loop {", *LOADING, *STEP, "training 0", "} training_loop"]
 
     def test_leaves_nothing(self, tmp_path):
-        """After training, model and loader are as they were."""
+        """After training, model and loader are restored."""
         trainer = trainer_of(tmp_path, TracksideCallback(), max_steps=1, eval_strategy="no", save_strategy="no")
         trainer.train()
         assert not trainer.model._forward_hooks
@@ -137,7 +137,9 @@ class TestTraining:
         assert type(trainer.callback_handler.train_dataloader).__iter__.__qualname__.startswith("DataLoaderShard")
 
     def test_resumed(self, events, tmp_path):
-        """Who goes on counts on, and the first epoch's waits are told though its loader is another one."""
+        """
+        A resumed training goes on counting, and the first epoch's waits are recorded though its loader is another one.
+        """
         trainer_of(tmp_path, TracksideCallback(), max_steps=10, eval_strategy="no").train()
         events.clear()
         trainer = trainer_of(tmp_path, TracksideCallback(), max_steps=12, eval_strategy="no", save_strategy="no")
@@ -149,7 +151,7 @@ class TestTraining:
         assert lines_of(events).count("data_loading") == 7
 
     def test_compiled(self, events, tmp_path):
-        """Of a compiled model there are no passes to tell; everything else is told, and nothing is compiled twice."""
+        """A compiled model has no recorded passes; everything else is recorded, and nothing is compiled twice."""
         pytest.importorskip("torch._dynamo")
         options = {"torch_compile": True, "torch_compile_backend": "eager", "max_steps": 2}
         trainer_of(tmp_path, TracksideCallback(), eval_strategy="no", save_strategy="no", **options).train()
@@ -172,7 +174,7 @@ class TestLoads:
         trainer_of(directory, *callbacks, **options).train(resume_from_checkpoint=checkpoint)
 
     def test_to_go_on(self, checkpoint, events, tmp_path):
-        """The model and the optimizer's state are a load each, before training; the later one says of which step."""
+        """The model and the optimizer's state are a load each, before training; the later one has the step."""
         self.go_on(tmp_path, checkpoint, TracksideCallback())
         load = ["checkpoint_load {", "} checkpoint_load"]
         assert lines_of(events) == [
@@ -221,13 +223,13 @@ class TestLoads:
         assert lines_of(events)[-3:] == ["best_model_load {", "} best_model_load", "} training_loop"]
 
     def test_nobody_watches(self, checkpoint, events, tmp_path):
-        """Of a trainer without our callback nothing is told, though there was another one with it."""
+        """A trainer without the callback is not recorded, though another one has it."""
         TracksideCallback()
         self.go_on(tmp_path, checkpoint)
         assert events == []
 
     def test_of_our_own(self, checkpoint, caplog, tmp_path):
-        """What is wrong with us stays out of the load."""
+        """An error in trackside stays out of the load."""
 
         class Broken(TracksideCallback):
             def before_load(self, _args):
@@ -250,7 +252,7 @@ class TestLoads:
 
 class TestEvaluation:
     def test_outside_training(self, events, tmp_path):
-        """An evaluation by itself is a validation loop; its first batch's beginning is unknown."""
+        """An evaluation alone is a validation loop; the start of its first batch is unknown."""
         trainer = trainer_of(tmp_path, TracksideCallback())
         trainer.evaluate()
         trainer.predict(trainer.eval_dataset)
@@ -263,7 +265,7 @@ class TestEvaluation:
 class TestLoss:
     @pytest.mark.parametrize("sink", ["none", "recording", "raising", "dead"])
     def test_bit_for_bit(self, sink, tmp_path):
-        """Every loss is the same to the last bit, whatever becomes of what is told."""
+        """Every loss is the same to the last bit, whatever happens to the events."""
         plain = trainer_of(tmp_path / "plain")
         plain.train()
         released = threading.Event()
@@ -291,7 +293,7 @@ class TestLoss:
 
 class TestErrors:
     def test_of_our_own(self, caplog, tmp_path):
-        """What is wrong with us stays out of the training, and is said once."""
+        """An error in trackside stays out of the training, and is reported once."""
         callback = TracksideCallback()
         callback._watch._parts = None
         trainer = trainer_of(tmp_path, callback, max_steps=3, eval_strategy="no", save_strategy="no")
@@ -303,7 +305,7 @@ class TestErrors:
         ]
 
     def test_in_the_model(self, tmp_path):
-        """The trainer tells no callback of an exception: what was open is closed when telemetry is turned off."""
+        """The trainer calls no callback for an exception: open spans are closed when telemetry is turned off."""
 
         def fail():
             raise ValueError("a bad batch")
@@ -318,7 +320,7 @@ class TestErrors:
         assert [event.failed for event in of(IterationEnded, recorded)] == [True]
 
     def test_next_training_after_one(self, events, tmp_path):
-        """A training that failed leaves nothing in the way of the next one."""
+        """A training that failed does not affect the next one."""
         fails = iter([True])
 
         def fail():
@@ -338,14 +340,14 @@ class TestErrors:
 class TestOneLine:
     def test_all_comes_out(self, tmp_path):
         """Spans, metrics, goodput and scores come out of the one line, and agree with each other."""
-        strict = trackside.JobConfig(application_name="tiny", strict=True)  # so that any disorder is an error
+        strict = trackside.JobConfig(application_name="tiny", strict=True)  # so that any problem is an error
         callback = TracksideCallback(tmp_path / "runs", job=strict)
         trainer_of(tmp_path, callback).train()
         callback.close()
         assert checks.figures(tmp_path / "runs") == checks.FIGURES
 
     def test_by_variable(self, monkeypatch, tmp_path):
-        """Where no directory is given, the variable may give one."""
+        """Without a directory in the code, the variable may give one."""
         monkeypatch.setenv("TRACKSIDE", str(tmp_path / "runs"))
         callback = TracksideCallback()
         trainer_of(tmp_path, callback, max_steps=1, eval_strategy="no", save_strategy="no").train()
@@ -356,7 +358,7 @@ class TestOneLine:
 @pytest.mark.hang_guard(200)
 class TestJobs:
     def test_dies_and_goes_on(self, tmp_path):
-        """Under torchrun a job that died in its 8th step: attempts, waste and recovery are what they were."""
+        """Under torchrun a job that died in its 8th step: attempts, waste and recovery are the true ones."""
         done = checks.launch("transformers", tmp_path, ranks=1, dies_at=7, restarts=2)
         assert done.returncode == 0, done.stderr[-4000:]
         checks.check_recovery(tmp_path / "runs", dies_at=7)

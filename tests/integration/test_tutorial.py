@@ -1,4 +1,4 @@
-"""The tutorial, and the code of the pages on reports and comparisons, do what they say."""
+"""The tutorial, and the code of the pages on reports and comparisons, do as they say."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def shell(script, directory):
 
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory):
-    """Follow the tutorial, but for the installation; give where, and what was printed."""
+    """Follow the tutorial, except for the installation; give the directory, and the output."""
     pytest.importorskip("rich", reason="rich is not installed in this environment")
     directory = tmp_path_factory.mktemp("tutorial")
     (program,) = blocks("tutorial.md", "python")
@@ -56,11 +56,11 @@ def followed(tmp_path_factory):
 @pytest.mark.hang_guard(300)
 class TestTutorial:
     def test_watching(self, followed):
-        """While the job runs, top says how far it is."""
+        """While the job runs, top shows its step."""
         assert re.search(r"tutorial: step \d+, [\d.]+ steps/s, goodput [\d.]+ %, 2 of 2 ranks alive", followed[1])
 
     def test_report(self, followed):
-        """The report tells of the restart, of the slow rank and since when."""
+        """The report names the restart, the slow rank and since when it is slow."""
         recorded = " ".join(followed[1].replace("│", " ").split())
         assert "[restarts] 1 restart cost" in recorded
         assert re.search(r"\[straggler\] Rank 1 is slow in forward since step \d+", recorded)
@@ -72,7 +72,7 @@ class TestTutorial:
         assert (followed[0] / "trace.json").stat().st_size > 10_000
 
     def test_runs(self, followed):
-        """Both attempts are listed, and what became of them."""
+        """Both attempts are listed, with their outcomes."""
         assert "attempt 0" in followed[1]
         assert "attempt 1" in followed[1]
         assert "died: no end record, and its rank was launched again" in followed[1]
@@ -90,7 +90,7 @@ class TestPages:
         assert re.search(r"^restarts \d+ ", child.stdout, re.MULTILINE)
 
     def test_compare(self, followed, tmp_path):
-        """The call on the page of comparisons prints the verdict and what it is made of."""
+        """The call on the page of comparisons prints the verdict and its parts."""
         (program,) = blocks("compare.md", "python")
         (tmp_path / "runs").mkdir()
         for day in ("monday", "tuesday"):

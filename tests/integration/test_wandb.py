@@ -1,4 +1,4 @@
-"""Curves in Weights & Biases, in its offline mode; what it wrote is read from its files."""
+"""Curves in Weights & Biases, in its offline mode; its files are read back."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Offline:
 
     @property
     def rows(self):
-        """The rows of all histories, without what W&B itself adds."""
+        """The rows of all histories, without W&B's own keys."""
         found = []
         for history in self._of("history"):
             row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in history.item}
@@ -128,13 +128,13 @@ class Offline:
 
     @property
     def exit_codes(self):
-        """How the runs ended."""
+        """The ends of the runs."""
         return [ending.exit_code for ending in self._of("exit")]
 
 
 @pytest.fixture(autouse=True)
 def offline(tmp_path, monkeypatch):
-    """Have W&B write to a directory of the test's own, and connect to no server."""
+    """Make W&B write to a directory of the test's own, and connect to no server."""
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
     given = {"MODE": "offline", "DIR": str(tmp_path), "SILENT": "true", "ERROR_REPORTING": "false"}
@@ -146,7 +146,7 @@ def offline(tmp_path, monkeypatch):
 
 @pytest.fixture
 def log(tmp_path):
-    """Give a function that has events logged, and returns what W&B wrote."""
+    """Give a function that has events logged, and returns the records that W&B wrote."""
 
     def logged(*events, sink=None, reason="closed", **fields):
         with Bus(source=Source(**{"run_id": "run-1", **fields})) as bus:
@@ -182,14 +182,14 @@ def end_service():
 
 
 def written(directory):
-    """Return what W&B wrote."""
+    """Return the records that W&B wrote."""
     end_service()
     return Offline(directory)
 
 
 class TestCurves:
     def test_extreme_numbers(self, log, losses, bits):
-        """Infinities and NaN are the words that W&B has for them; zeros lose their sign, and other numbers arrive."""
+        """Infinities and NaN are W&B's words for them; zeros lose their sign, and other numbers arrive."""
         points = log(*losses).points("training_single_iteration/loss")
         assert [step for step, _ in points] == [0, 1, 2, 3, 4, 5]
         assert bits(float(value) + 0.0 for _, value in points) == bits(event.loss + 0.0 for event in losses)
@@ -225,7 +225,7 @@ class TestCurves:
         assert found.points("training_single_iteration/loss") == [(5, 1.0), (2, 1.0), (9, 1.0)]
 
     def test_goodput_and_counters(self, log):
-        """Goodput, badput, each step's deviation and counters are there."""
+        """Goodput, badput, each step's deviation and counters are curves."""
         found = log(
             GoodputUpdated(
                 session="s",
@@ -246,7 +246,7 @@ class TestCurves:
         assert found.points("stat/loss/mean") == [(5, 2.0)]
 
     def test_not_finite(self, log):
-        """A loss that is not finite arrives as it is."""
+        """A loss that is not finite arrives unchanged."""
         ((_, value),) = log(IterationEnded(step=0, duration_ns=1, loss=math.nan)).points(
             "training_single_iteration/loss"
         )
@@ -255,7 +255,7 @@ class TestCurves:
 
 class TestRun:
     def test_identity(self, log):
-        """The run is this process's: its id, its session, its place in the job."""
+        """The run is this process's: its id, its session, its ranks."""
         found = log(
             IterationEnded(step=0, duration_ns=1), id="0123456789abcdef", session_tag="friday", rank=3, attempt=1
         )
@@ -277,7 +277,7 @@ class TestRun:
         assert log(IterationEnded(step=0, duration_ns=1), reason=reason).exit_codes == [code]
 
     def test_variables(self, log, monkeypatch):
-        """W&B's variables are honoured; the run's id alone is our own, so that the job's run keeps its."""
+        """W&B's variables are honoured; the run's id alone is trackside's, so that the job's run keeps its own."""
         for name, value in {"PROJECT": "p", "RUN_GROUP": "g", "NAME": "n", "RUN_ID": "users"}.items():
             monkeypatch.setenv(f"WANDB_{name}", value)
         (run,) = log(IterationEnded(step=0, duration_ns=1), id="0123456789abcdef").runs
@@ -290,7 +290,7 @@ class TestRun:
         assert (run.project, list(run.tags)) == ("mine", ["t"])
 
     def test_beside_the_users_own(self, tmp_path):
-        """A run of the job's own stays the current one, and neither sees what is logged to the other."""
+        """A run of the job's own stays the current one, and neither gets the values logged to the other."""
         own = wandb.init(project="own", settings=wandb.Settings(console="off", x_disable_stats=True))
         with Bus() as bus:
             bus.subscribe(WandbSink())
@@ -314,7 +314,7 @@ class TestRun:
 
 class TestTrouble:
     def test_service_dies(self, tmp_path):
-        """If W&B's service process dies, points that it may not have are sent again, in the same run."""
+        """If W&B's service process dies, points that it may have lost are sent again, in the same run."""
         sink = WandbSink()
         with Bus(source=Source(id="0123456789abcdef")) as bus:
             bus.subscribe(sink)
@@ -334,7 +334,7 @@ class TestTrouble:
         assert sink.lost == 0
 
     def test_cannot_begin(self, tmp_path, monkeypatch):
-        """If no run can be begun, the job goes on, and what was lost by the end is counted with its reason."""
+        """If no run can be begun, the job goes on, and the events lost by the end are counted with the reason."""
 
         def refuse(**_):
             raise ConnectionError("no service")
@@ -353,7 +353,7 @@ class TestTrouble:
         assert counts.logged == counts.handled + counts.dropped
 
     def test_exit_is_not_held_up(self, tmp_path):
-        """With W&B's server out of reach a process ends in bounded time, and what it has is on its disk."""
+        """With W&B's server out of reach a process ends in bounded time, and its data is on its disk."""
         program = """
             import sys
             import trackside
@@ -413,7 +413,7 @@ def at(seconds):
 
 
 class ByPosition(one_logger.MetricNamingStrategy):
-    """A strategy of one's own."""
+    """A naming strategy of the user's own."""
 
     def from_span_attribute(self, span, attribute):
         """Return the name."""
@@ -426,7 +426,7 @@ class ByPosition(one_logger.MetricNamingStrategy):
 
 @pytest.mark.parametrize("kind", [one_logger.WandBExporterSync, one_logger.WandBExporterAsync])
 class TestOneLoggerExporters:
-    """Of both flavours, synchronous and asynchronous."""
+    """Exporters of both kinds, synchronous and asynchronous."""
 
     @pytest.fixture
     def span(self):
@@ -435,7 +435,7 @@ class TestOneLoggerExporters:
         return Span(uuid.uuid4(), "loop", began, None, Attributes({"goal": 10, "kind": "train"}))
 
     def rows(self, tmp_path):
-        """Return what was exported, each set of which has the time."""
+        """Return the exported sets of values, each of which has the time."""
         found = written(tmp_path).rows
         assert all(abs(row.pop("app_last_log_time") / 1000 - time.time()) < 600 for row in found)
         return found
@@ -453,7 +453,7 @@ class TestOneLoggerExporters:
         ]
 
     def test_stop(self, kind, config, span, tmp_path):
-        """A stop is what changed since the start, and the attributes of the stop."""
+        """A stop is the attributes that changed since the start, and the attributes of the stop."""
         span.add_attribute("done", 7)
         span.stop(stop_time=at(1_700_000_002))
         export(kind(config), ("stop", span))
@@ -480,7 +480,7 @@ class TestOneLoggerExporters:
         assert self.rows(tmp_path) == []
 
     def test_data_error(self, kind, config, tmp_path):
-        """That telemetry lacks something is a metric that says how much."""
+        """A gap in telemetry is a metric with its size."""
         error = TelemetryDataError.create(TelemetryDataError.ErrorType.INCOMPLETE_TELEMETRY_DATA, "lost")
         export(kind(config), ("telemetry_data_error", error))
         assert self.rows(tmp_path) == [{"telemetry_data_error": "INCOMPLETE_TELEMETRY_DATA"}]
@@ -494,12 +494,12 @@ class TestOneLoggerExporters:
         ],
     )
     def test_naming(self, kind, config, span, tmp_path, *, naming, names):
-        """Metrics are called as asked: flat, with another separator, or by a strategy of one's own."""
+        """Metrics are named as configured: flat, with another separator, or by a strategy of the user's own."""
         export(kind(config, naming), ("start", span))
         assert names <= set(self.rows(tmp_path)[0])
 
     def test_run(self, kind, config, span, tmp_path, monkeypatch):
-        """The run is called as configured, in its own directory, and is not the one that a variable names."""
+        """The run is named as configured, in its own directory, and is not the one that a variable names."""
         monkeypatch.setenv("WANDB_RUN_ID", "users")
         export(kind(config), ("start", span))
         (run,) = written(tmp_path).runs
@@ -587,7 +587,7 @@ class TestOneLoggerTrouble:
         assert names == [{"first"}, {"second"}, {"third"}]
 
     def test_asynchronous_is_never_waited_for(self, config, monkeypatch):
-        """While W&B hangs calls return, and so does close, which says what was not handed over."""
+        """While W&B hangs calls return, and so does close, which reports the values that were not delivered."""
         monkeypatch.setattr(wandb_exporter, "_CLOSE_S", 0.2)
         release = threading.Event()
         monkeypatch.setattr(wandb, "init", lambda **_: release.wait(WAIT_S) and 1 / 0)

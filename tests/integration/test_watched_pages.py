@@ -1,4 +1,4 @@
-"""The first lines of the pages about the systems that people watch, as they stand there."""
+"""The first lines of the pages about the systems that people watch, as the pages have them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def block(page, number):
 
 
 def run(page, directory, here, there):
-    """Run a page's first block of Python, with the address that is *there* in place of the one *here*."""
+    """Run a page's first block of Python, with the address *there* in place of the one *here*."""
     code = block(page, 0)
     assert here in code
     code = code.replace(here, there).replace("import trackside\n", f"import trackside\n{TRAIN}", 1)
@@ -51,7 +51,7 @@ def test_opentelemetry(collector, tmp_path):
 
 
 def test_prometheus(port, tmp_path):
-    """The page's lines serve a job's page and hand the port back."""
+    """The page's lines serve a job's page and release the port."""
     pytest.importorskip("prometheus_client")
     run("prometheus.md", tmp_path, "9464", str(port))  # fails unless the job ends well and loses nothing
     with socket.create_server(("127.0.0.1", port)) as server:
@@ -70,7 +70,7 @@ def test_nats(nats_server, tmp_path):
 
 
 def test_nats_reader(nats_server, tmp_path):
-    """The page's lines give a model the stream, and from where they were broken off all that is left."""
+    """The page's lines feed a model from the stream, and from an interruption on with the remaining events."""
     pytest.importorskip("nats")
     from trackside.handlers.models.goodput import GoodputAccumulator
 
@@ -78,13 +78,13 @@ def test_nats_reader(nats_server, tmp_path):
     code = block("nats.md", 1).replace("nats://stream.example:4222", nats_server.url)
     assert code.count("cursor=saved") == 1
     names = {"goodput": GoodputAccumulator(), "saved": None}
-    exec(code.replace("cursor=saved", "cursor=saved, follow=False"), names)  # what the page says, once through
+    exec(code.replace("cursor=saved", "cursor=saved, follow=False"), names)  # the page's code, once through
     assert names["goodput"].result().last_step == 4
     assert names["saved"] is not None
 
 
 def test_prometheus_of_a_log(port, tmp_path):
-    """The page's lines serve what a log holds."""
+    """The page's lines serve the metrics of a log."""
     pytest.importorskip("prometheus_client")
     import trackside
     from trackside.handlers.prometheus_client import PrometheusSink
@@ -95,7 +95,7 @@ def test_prometheus_of_a_log(port, tmp_path):
     assert code.count("9464") == code.count('trackside.follow("runs/")') == 1
     code = code.replace("9464", str(port)).replace('trackside.follow("runs/")', f"trackside.replay({str(tmp_path)!r})")
     names = {"trackside": trackside, "PrometheusSink": PrometheusSink}
-    exec(code, names)  # what the page says, over a log that has ended
+    exec(code, names)  # the page's code, over a log that has ended
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as page:
         recorded = page.read()
     names["sink"].close(10)
@@ -118,7 +118,7 @@ def test_system(tmp_path):
 
 
 def test_google_cloud_monitoring(monitoring, tmp_path, monkeypatch):
-    """The page's lines tell the service of a job's goodput; on other ranks they make none."""
+    """The page's lines send a job's goodput to the service; on other ranks they make no sink."""
     import trackside
     from trackside.handlers import google_cloud_monitoring
 
@@ -134,6 +134,6 @@ def test_google_cloud_monitoring(monitoring, tmp_path, monkeypatch):
         with trackside.training_loop(train_iterations_start=0), trackside.training_iteration(step=0):
             trained.append(1)
 
-    exec(block("google-cloud-monitoring.md", 0), {"rank": 0, "train": train})  # what the page says
+    exec(block("google-cloud-monitoring.md", 0), {"rank": 0, "train": train})  # the page's code
     assert trained == [1]
     assert monitoring.requests

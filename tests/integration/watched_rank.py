@@ -1,5 +1,5 @@
 """
-One rank of a gloo job that watches for stragglers and gathers their windows; prints what it was told, as JSON.
+One rank of a gloo job that watches for stragglers and gathers their windows; prints its reports, as JSON.
 
 Its sections last by a clock of its own, so that a busy machine makes no rank slow.
 """
@@ -23,7 +23,7 @@ SLOW = 2
 
 
 class OwnClock:
-    """A clock that goes on when it is told to."""
+    """A clock that a test moves."""
 
     def __init__(self):
         self.now_ns = time.time_ns()
@@ -33,7 +33,7 @@ class OwnClock:
         return self.now_ns
 
     def pass_ms(self, ms):
-        """Let so much time pass."""
+        """Let *seconds* pass."""
         self.now_ns += ms * 1_000_000
 
 
@@ -63,7 +63,7 @@ def train(own):
                 os.kill(os.getpid(), signal.SIGKILL)
             with training_iteration(step), section("data"):
                 own.pass_ms(20 if rank == SLOW and step >= SLOW_FROM else 2)
-            trackside.flush(60.0)  # for the windows to be among what is gathered
+            trackside.flush(60.0)  # for the windows to be among those that are gathered
             before_s = time.monotonic()
             report = watch.report_if_due()
             recorded["waited_s"] = max(recorded["waited_s"], time.monotonic() - before_s)

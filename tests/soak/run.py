@@ -1,10 +1,11 @@
 """
-Run a job for hours with everything on, harm it, and see that nothing grows: ``python tests/soak/run.py --minutes 60``.
+Run a job for hours with every part on, disturb it, and check that nothing grows: ``python tests/soak/run.py --minutes
+60``.
 
-A job trains with an event log, a JSON lines sink, models, a sink that raises now and then, a publisher and a
-collector. One viewer watches all the time, another one is stopped for a while again and again, and now and then killed;
-the collector is killed and started again. Memory, file descriptors and threads of each process, and how far the first
-viewer is behind, are sampled all the time. The exit code is 1 if something grew, or if a count does not balance.
+A job trains with an event log, a JSON lines sink, models, a sink that raises now and then, a publisher and a collector.
+One viewer watches all the time, another one is stopped for a while again and again, and now and then killed; the
+collector is killed and started again. Memory, file descriptors and threads of each process, and how far the first
+viewer is behind, are sampled all the time. The exit code is 1 if one of them grew, or if a count does not balance.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Flaky:
 
 
 def job(directory: str, collector: str, steps_per_s: str) -> None:
-    """Train until stdin is closed, and print what was counted."""
+    """Train until stdin is closed, and print the counts."""
     stop = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
     below, count, rate = Path(directory), 0, float(steps_per_s)
@@ -107,9 +108,10 @@ def job(directory: str, collector: str, steps_per_s: str) -> None:
 
 def viewer(endpoint: str) -> None:
     """
-    Watch until the job has left; print how far behind it is once a second, and at the end what came.
+    Watch until the job has left; print how far behind it is once a second, and at the end the number of events.
 
-    One that was stopped, or had not begun, when the job left has not heard so: once stdin is closed, silence will do.
+    A viewer that was stopped, or had not begun, when the job left missed its goodbye: once stdin is closed, it ends on
+    silence.
     """
     stop = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
@@ -139,7 +141,7 @@ def viewer(endpoint: str) -> None:
 
 @attrs.frozen
 class Sample:
-    """What a process uses."""
+    """The resources of a process."""
 
     at_s: float
     memory_bytes: int
@@ -148,7 +150,7 @@ class Sample:
 
 
 def sample(pid: int, now_s: float) -> Sample | None:
-    """Return what the process uses now; None if it is gone."""
+    """Return the present resources of the process; None if it has ended."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         tasks, files = (len(list(Path(f"/proc/{pid}/{name}").iterdir())) for name in ("task", "fd"))
@@ -157,7 +159,7 @@ def sample(pid: int, now_s: float) -> Sample | None:
 
 
 class Process:
-    """A child, what it uses from sample to sample, and what it says."""
+    """A child, its resources from sample to sample, and its output."""
 
     def __init__(self, name: str, *command: str) -> None:
         self.name = name
@@ -204,7 +206,7 @@ class Process:
 
 
 def soak(minutes: float, steps_per_s: float, directory: Path) -> list[str]:
-    """Run the job for so many minutes; print what was seen and return what is wrong."""
+    """Run the job for so many minutes; print the results and return the faults."""
     python, here = sys.executable, str(Path(__file__))
     collecting = f"ipc://{directory}/collector.sock"
     command = (python, "-c", "import sys; from trackside.cli import main; sys.exit(main())")
@@ -260,7 +262,7 @@ def soak(minutes: float, steps_per_s: float, directory: Path) -> list[str]:
 
 
 def _growth(process: Process) -> list[str]:
-    """Print what *process* used when it was warm and at the end; return what grew."""
+    """Print the resources of *process* when it was warm and at the end; return those that grew."""
     warm = [one for one in process.samples if one.at_s >= WARM_S]
     tenth = len(warm) // 10
     if not tenth:
@@ -287,7 +289,7 @@ def _lag(process: Process) -> list[str]:
 
 
 def _recorded(path: Path, steps: int) -> list[str]:
-    """Return what is wrong with the log at *path*, which is to hold each step once, or to say that it does not."""
+    """Return the faults of the log at *path*, which is to hold each step once, or to count the missing ones."""
     events = replay(path, to=StepTaken)
     numbers = [event.number for event in events]  # type: ignore[attr-defined]
     print(f"{path.name}: {len(numbers)} of {steps} steps, {events.missing} events missing by its own account")
@@ -300,7 +302,7 @@ def _recorded(path: Path, steps: int) -> list[str]:
 
 
 def main() -> int:
-    """Do what the command line asks for."""
+    """Run with the options of the command line."""
     if sys.argv[1:2] == ["job"]:
         job(*sys.argv[2:])
         return 0

@@ -1,4 +1,4 @@
-"""The soak, as far as a few seconds show it; ``make soak`` runs it for an hour."""
+"""The soak for a few seconds; ``make soak`` runs it for an hour."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ class Ran:
 
 class TestGrowth:
     def test_none(self, run):
-        """Ten MiB in ten minutes are within what is allowed."""
+        """Ten MiB in ten minutes are within the limit."""
         assert run._growth(Ran(run, 10)) == []
 
     def test_found(self, run):
-        """Fifty MiB are more than the sixteen that are allowed, and named."""
+        """Fifty MiB are more than the limit of sixteen, and named."""
         (wrong,) = run._growth(Ran(run, 50))
         assert wrong.startswith("job: memory_bytes grew from ")
 
     def test_too_short(self, run):
-        """A run that ended before anything was warm says that it cannot tell."""
+        """A run that ended before the processes were warm reports that it has no result."""
         ran = Ran(run, 0)
         del ran.samples[100:]
         assert run._growth(ran) == ["job: too short a run to say whether anything grows"]
 
 
 def test_itself(run):
-    """This process has memory, descriptors and a thread; one that is gone has none."""
+    """This process has memory, descriptors and a thread; one that has ended has none."""
     found = run.sample(run.os.getpid(), 1.0)
     assert found.memory_bytes > run.MIB
     assert found.descriptors >= 3

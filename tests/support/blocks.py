@@ -1,4 +1,4 @@
-"""Memory that a call leaves behind."""
+"""The blocks of memory that a call leaves behind."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from itertools import pairwise
 
 def least_growth(run: Callable[[], object], rounds: int = 6) -> int:
     """
-    Return how many more blocks are allocated after a call of *run*, of several calls after the first the fewest.
+    Return how many more blocks are allocated after a call of *run*: the fewest of several calls after the first.
 
-    What leaks, leaks in every call. The calls are made in a child of this process: a fork has no thread but the one
-    that made it, so that nothing else allocates meanwhile.
+    A leak shows in every call. The calls are made in a child of this process: a fork has no thread but the one that
+    made it, so that nothing else allocates meanwhile.
     """
     receiving, sending = os.pipe()
     with warnings.catch_warnings():

@@ -34,7 +34,9 @@ LIGHTNING_STEP = [
 
 
 def lightning_golden():
-    """Return what a fit tells: 20 steps of two batches, a save after each 5th, a validation of 3 batches after 10."""
+    """
+    Return the events of a fit: 20 steps of two batches, a save after each 5th, a validation of 3 batches after 10.
+    """
     lines = ["training_loop {"]
     for step in range(20):
         lines += [*LIGHTNING_STEP, f"training {step}"]
@@ -46,7 +48,7 @@ def lightning_golden():
 
 
 def lines_of(events):
-    """Return *events* as short lines: what began ("x {"), what ended ("} x") and what merely was."""
+    """Return *events* as short lines: starts ("x {"), ends ("} x") and single events."""
     return [line for event in events if (line := _line(event)) is not None]
 
 
@@ -65,18 +67,18 @@ def _line(event):
     if kind == "CheckpointSaveFailed":
         return f"not saved {event.global_step}"
     if kind == "SpanOutOfOrder":
-        return f"misplaced {name}: {event.problem}"
+        return f"out of order {name}: {event.problem}"
     return None
 
 
 def models_of(directory):
-    """Return what the models of spans, metrics, goodput and scores make of what was recorded below *directory*."""
+    """Return the results of the models of spans, metrics, goodput and scores over the log below *directory*."""
     models = feed(replay(directory), SpanBuilder(), TrainingMetrics(), GoodputAccumulator(), ScoreAggregator())
     return [model.result() for model in models]
 
 
 def figures(directory):
-    """Return what the models say of one run on one rank, side by side."""
+    """Return the results of the models for one run on one rank, side by side."""
     spans, metrics, goodput, scores = models_of(directory)
     (ours,), (measured,), window = spans.sources, metrics.sources, scores.windows[-1]
     totals = {total.name: total for total in ours.totals}
@@ -139,10 +141,10 @@ FIGURES = {
 
 def check_recovery(directory, *, dies_at):
     """
-    Check what goodput says of a job that died in a step and went on from the checkpoint of every 5th one.
+    Check the goodput of a job that died in a step and went on from the checkpoint of every 5th one.
 
     Of 20 steps, when it dies in the one with the number 7: 0 to 6 are completed, 5 were saved, so 5 and 6 are wasted
-    and what there was of 7; the second attempt completes 5 to 19; and 7 + 15 steps were timed.
+    and a part of 7; the second attempt completes 5 to 19; and 7 + 15 steps were timed.
     """
     goodput = models_of(directory)[2]
     by_attempt = {}
@@ -157,7 +159,7 @@ def check_recovery(directory, *, dies_at):
     assert goodput.step_time.count == dies_at + 20 - again
     wasted = [event.duration_ns / 1e9 for event in steps[0] if event.step >= again and not event.failed]
     assert len(wasted) == dies_at - again
-    # A step more or less: the one that failed may have taken any part of one.
+    # A step more or less: the one that failed may have lasted any part of one.
     assert goodput.badput_s["WASTED_PROGRESS_FROM_DISRUPTION"] == pytest.approx(sum(wasted), abs=max(wasted))
     gap_s = (min(event.at_ns for event in last) - max(event.at_ns for event in first)) / 1e9
     assert abs(goodput.badput_s["INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION"] - gap_s) <= 0.1
@@ -182,7 +184,7 @@ def last_steps(directory):
 
 
 def launch(framework, directory, *, ranks, dies_at=-1, restarts=0, timeout_s=180):
-    """Run the job of this file under torchrun; return how that ended."""
+    """Run the job of this file under torchrun; return its result."""
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--rdzv-backend", "c10d"]
     command += ["--rdzv-endpoint", "127.0.0.1:0", "--nproc-per-node", str(ranks), "--max-restarts", str(restarts)]
     command += [str(JOB), framework, str(directory), str(dies_at)]

@@ -28,7 +28,7 @@ NOTHING = contextlib.nullcontext()
 
 
 class Samples(torch.utils.data.Dataset):
-    """As many samples as a run takes, or another number."""
+    """A data set of as many samples as a run uses, or another number."""
 
     def __init__(self, count=STEPS * ACCUMULATED * BATCH):
         self.count = count
@@ -42,7 +42,7 @@ class Samples(torch.utils.data.Dataset):
 
 
 class Regression(torch.nn.Module):
-    """One layer, whose output is a loss where it is given what is right."""
+    """One layer, whose output is a loss if it gets the labels."""
 
     def __init__(self, on_train_batch=None):
         super().__init__()
@@ -212,7 +212,7 @@ def train_with_accelerate(directory, *trackers, model=None, steps=STEPS):
 
 
 def train_by_hand(directory, watch=None, *, model=None, steps=STEPS):
-    """Train as the others do, in a loop that *watch* is called before: the one line; return the losses."""
+    """Train as the others do, in a loop before which *watch*, the one line, is called; return the losses."""
     import trackside
 
     model = model or Regression()
@@ -257,7 +257,9 @@ def train_by_hand(directory, watch=None, *, model=None, steps=STEPS):
 
 
 def dying(at):
-    """Return what a model calls with each batch: it takes its time, and in the first attempt it dies in step *at*."""
+    """
+    Return a function that a model calls with each batch: it sleeps, and in the first attempt it dies in step *at*.
+    """
     batches = itertools.count()
 
     def on_train_batch():
@@ -269,13 +271,13 @@ def dying(at):
 
 
 def dragging():
-    """Return what a model calls with each batch: it takes its time, on rank 1 ten times as long."""
+    """Return a function that a model calls with each batch: it sleeps, on rank 1 ten times as long."""
     seconds = 0.1 if os.environ["RANK"] == "1" else 0.01
     return lambda: time.sleep(seconds)
 
 
 def stop_with_straggler(package, directory, runs):
-    """Train on two ranks, of which one is slow, until that is found out; without *runs* there is no log."""
+    """Train on two ranks, of which one is slow, until that is reported; without *runs* there is no log."""
     logging.basicConfig(level=logging.INFO)
     one_line = importlib.import_module(f"trackside.integrations.{package}")
     callback = one_line.StragglerDetectionCallback(

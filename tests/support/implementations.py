@@ -1,4 +1,4 @@
-"""Both implementations in one process: a module of the package as it is in pure Python."""
+"""Both implementations in one process: a module of the package loaded in pure Python."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ needs_core = pytest.mark.skipif(_implementation.native is None, reason="tracksid
 
 
 def pure(name: str):
-    """Load another copy of the module *name*, as it is where there is no compiled core."""
+    """Load another copy of the module *name*, as it is without the compiled core."""
     spec = importlib.util.find_spec(name)
     module = importlib.util.module_from_spec(spec)
     kept, _implementation.native = _implementation.native, None

@@ -1,4 +1,4 @@
-"""Work on many threads at once, which change places as often as the interpreter can."""
+"""Work on many threads at once, which switch as often as the interpreter can."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def nothing(rank, step, part):
 
 
 def delayed(part, by_s, *, ranks=(1,), since=0, until=10**9, every=1):
-    """Return what delays *part* on *ranks*; every rank where that is None."""
+    """Return a function that delays *part* on *ranks*; on every rank if that is None."""
 
     def delay(rank, step, own):
         is_due = (ranks is None or rank in ranks) and since <= step < until and step % every == every - 1
@@ -55,7 +55,7 @@ def delayed(part, by_s, *, ranks=(1,), since=0, until=10**9, every=1):
 
 @attrs.define(kw_only=True)
 class SimulatedJob:
-    """Ranks that meet in each step, and what befalls them."""
+    """A job of ranks that meet in each step, and its faults."""
 
     ranks: int = 8
     steps: int = 120
@@ -247,7 +247,7 @@ class Log:
 
 @attrs.frozen(kw_only=True)
 class Labelled:
-    """A job and what the verdict must say first of it."""
+    """A job and the finding that the verdict must begin with."""
 
     cause: str
     kind: str | None
@@ -267,7 +267,7 @@ class Labelled:
     """Of a real job: whether TraceML can watch it too."""
 
     def mistakes(self, verdict):
-        """Return what is wrong with *verdict*; empty if nothing is."""
+        """Return the faults of *verdict*; empty if there are none."""
         found = verdict.findings
         if self.kind is None:
             if self.loop:  # few steps may truly take less time than starting up
@@ -306,7 +306,7 @@ def _of_one_rank():
         for style in ("ddp", "backward", "sections"):
             for cause, (delay, kind, section, since) in causes.items():
                 if ranks == 64 and style == "backward":
-                    continue  # for time's sake
+                    continue  # to save time
                 within = WINDOW_STEPS if style == "sections" else 5
                 # Windows of sections do not say which step is long.
                 is_pause = cause == "a pause every 10 steps" and style != "sections"
@@ -403,7 +403,7 @@ def _large():
 
 
 def healthy(seed):
-    """Return a job in which nothing is wrong, on a noisy machine."""
+    """Return a job without a fault, on a noisy machine."""
     rng = random.Random(seed)
     return SimulatedJob(
         ranks=rng.choice((2, 2, 4, 8, 16)),

@@ -38,7 +38,7 @@ class Slow(torch.autograd.Function):
 
     @staticmethod
     def backward(context, gradient):
-        """Give the gradient back, and before that what delays it."""
+        """Return the gradient, after the delay."""
         delay("backward")
         return gradient
 
@@ -50,7 +50,7 @@ class Net(torch.nn.Module):
         self.first, self.last = torch.nn.Linear(64, 256), torch.nn.Linear(256, 64)
 
     def forward(self, x, labels=None):
-        """Compute outputs and loss, and before that what delays them."""
+        """Compute outputs and loss, after the delay."""
         delay("forward")
         outputs = self.last(Slow.apply(self.first(x).relu()))
         return {"loss": (outputs - labels).square().mean(), "logits": outputs}

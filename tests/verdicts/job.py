@@ -1,4 +1,4 @@
-"""A real job for the test bed: a plain loop on gloo, with one cause put in, on rank 1 unless it is everybody's."""
+"""A real job for the test bed: a plain loop on gloo, with one cause put in, on rank 1 unless it concerns all ranks."""
 
 import contextlib
 import os
@@ -33,7 +33,7 @@ now = {"step": 0}
 
 
 def delayed(seconds, *, everybody=False, since=0, until=STEPS, every=1):
-    """Return what sleeps where the cause lies."""
+    """Return a function that sleeps at the place of the cause."""
 
     def delay():
         step = now["step"]
@@ -44,19 +44,19 @@ def delayed(seconds, *, everybody=False, since=0, until=STEPS, every=1):
 
 
 def hang():
-    """Wait for what never comes, in step 40 of rank 1."""
+    """Block for ever, in step 40 of rank 1."""
     if rank == 1 and now["step"] == STEPS // 2:
         {"hung in a lock": wait_for_lock, "hung in a barrier": wait_in_barrier}.get(CAUSE, wait_for_storage)()
 
 
 def wait_for_storage():
-    """Wait for what does not come."""
+    """Block for ever."""
     while True:
         time.sleep(0.5)
 
 
 def wait_for_lock():
-    """Take a lock that is taken."""
+    """Acquire a lock that is held."""
     lock = threading.Lock()
     with lock, lock:
         pass
@@ -68,7 +68,7 @@ def wait_in_barrier():
 
 
 def stumble():
-    """Lose time now and then, on every rank, for no reason."""
+    """Sleep now and then, on every rank, for no reason."""
     chance = random.Random(1_000 * rank + now["step"])
     time.sleep(0.01 * chance.random() + (0.05 if chance.random() < 0.04 else 0.0))
 
@@ -102,13 +102,13 @@ WHERE, DELAY = CAUSES.get(CAUSE, ("", None))
 
 
 def at(place):
-    """Do what the cause does at this *place* of a step."""
+    """Apply the cause at this *place* of a step."""
     if place == WHERE:
         DELAY()
 
 
 def between_the_parts():
-    """Do what the cause does once in a step, or to the process."""
+    """Apply the cause once in a step, or to the process."""
     step = now["step"]
     at("user")
     if rank == 1 and step == 60 and ATTEMPT == 0:
@@ -144,7 +144,7 @@ class Slow(torch.autograd.Function):
 
     @staticmethod
     def backward(context, gradient):
-        """Give the gradient back, and before that what delays it."""
+        """Return the gradient, after the delay."""
         at("backward")
         return gradient
 
@@ -155,8 +155,10 @@ class Net(torch.nn.Module):
         self.first, self.last = torch.nn.Linear(64, 256), torch.nn.Linear(256, 64)
 
     def forward(self, inputs):
-        """Compute the outputs, and before that what delays them."""
-        time.sleep(0.015)  # what a device would compute: the exchange of so small a model must not be most of a step
+        """Compute the outputs, after the delay."""
+        time.sleep(
+            0.015
+        )  # the time that a device would compute: the exchange of so small a model must not be most of a step
         at("forward")
         if CAUSE == "uneven lengths":  # by nature: a batch is as long as its longest sentence, on each rank another one
             time.sleep(0.001 * random.Random(1_000 * now["step"] + rank).randint(2, 40))
@@ -174,7 +176,7 @@ def exchange_late(_, bucket):
 
 
 def loss_at(step, loss):
-    """Return *loss*, or what is not finite."""
+    """Return *loss*, or a value that is not finite."""
     return loss * float("nan") if CAUSE == "NaN" and step >= 30 and rank == 1 else loss
 
 
@@ -189,7 +191,7 @@ def evaluate(model):
 
 
 def train_instrumented():
-    """Train in a loop as everybody has it."""
+    """Train in an ordinary loop."""
     model = torch.nn.parallel.DistributedDataParallel(Net())
     if CAUSE == "heavy network":
         model.register_comm_hook(None, exchange_late)

@@ -33,7 +33,7 @@ TRACEML_STEPS = frozenset({"INPUT_STRAGGLER", "COMPUTE_STRAGGLER", "H2D_STRAGGLE
 
 
 def _slow(cause, kind="straggler", section=None, since=0, **more):
-    """Return a label of what lies with rank 1."""
+    """Return a label of a cause on rank 1."""
     return Labelled(cause=cause, kind=kind, rank=1, section=section, since=since, **more)
 
 
@@ -58,7 +58,7 @@ def _of_steps(loop):
 
 
 def _of_processes(loop):
-    """Yield what befalls a process, in a loop of `job.py`."""
+    """Yield the causes that concern a whole process, in a loop of `job.py`."""
     yield Labelled(cause="killed", kind="died", rank=1, loop=loop)
     yield Labelled(cause="raised", kind="exception", rank=1, since=60, within=0, loop=loop)
     yield Labelled(cause="out of memory", kind="out-of-memory", rank=1, since=60, within=0, loop=loop)
@@ -89,7 +89,7 @@ def _by_hand():
 
 
 def _launched_bare():
-    """Yield jobs whose launcher sets only RANK, WORLD_SIZE and where to meet."""
+    """Yield jobs whose launcher sets only RANK, WORLD_SIZE and the address to meet at."""
     wanted = {"healthy", "one rank's data", "forward", "user code between the parts"}
     yield from (labelled for labelled in _of_steps("bare") if labelled.cause in wanted)
     yield from (labelled for labelled in _of_processes("bare") if labelled.cause != "out of memory")
@@ -149,7 +149,7 @@ IN_CI = tuple(
 
 
 def is_installed(labelled):
-    """Return whether the package of the job's loop is there."""
+    """Return whether the package of the job's loop is installed."""
     is_own = labelled.loop in {"plain", "bare", "sections", "workers"}
     return is_own or importlib.util.find_spec(labelled.loop) is not None
 
@@ -170,7 +170,9 @@ def run_real(labelled, directory, *, beside_traceml=False):
         _launch([*launcher, job[0], "--args", *job[1:]], {**variables, "VERDICTS_TRACEML": "1"})
     else:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={labelled.ranks}"]
-        launcher += ["--monitor-interval=3"]  # on a busy machine it would end the healthy rank before that says why
+        launcher += [
+            "--monitor-interval=3"
+        ]  # on a busy machine it would end the healthy rank before that prints the reason
         launcher += ["--max-restarts=1"] if labelled.cause == "restarted" else []
         _launch([*launcher, *job], variables)
     return logs
@@ -181,7 +183,7 @@ def _launch(command, variables):
 
 
 def _launch_bare(command, variables, directory, ranks):
-    """Start every rank by itself, as a launcher does that knows nothing of torch."""
+    """Start every rank by itself, as a launcher without knowledge of torch does."""
     ours = {"VERDICTS_MEET": str(directory / "meet"), "WORLD_SIZE": str(ranks)}
     with Path(os.devnull).open("w", encoding="utf-8") as nothing:
         processes = [
@@ -193,7 +195,7 @@ def _launch_bare(command, variables, directory, ranks):
 
 
 def damage(labelled, logs):
-    """Do to the logs of a job what its label says."""
+    """Damage the logs of a job as its label says."""
     if labelled.cause == "log truncated":
         (log,) = logs.rglob("rank-00001.*.tslog")
         os.truncate(log, log.stat().st_size * 6 // 10)
@@ -214,7 +216,7 @@ def traceml_says(directory):
 
 
 def traceml_is_right(labelled, kind, rank):
-    """Return whether TraceML named the rank, or where no rank is to blame, the cause; only what it claims to name."""
+    """Return whether TraceML named the rank, or if no rank is to blame, the cause; only its explicit claims count."""
     if labelled.kind is None:
         return rank is None and kind != "INPUT_BOUND"
     if labelled.rank is not None:
@@ -260,7 +262,7 @@ def _neutral(value):
 
 
 def record(logs, file):
-    """Write the logs of a job that ran into *file*, without what belongs to the machine."""
+    """Write the logs of a job that ran into *file*, without data of the machine."""
     RECORDED.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory) / "runs"
@@ -289,7 +291,7 @@ def replayed(name, directory):
 
 
 def judge(name, directory, *, keep=False):
-    """Run the job *name*, beside TraceML where it can be; return what is wrong with the verdict."""
+    """Run the job *name*, beside TraceML if that is possible; return the faults of the verdict."""
     labelled = REAL[name]
     beside = labelled.has_traceml and importlib.util.find_spec("traceml_ai") is not None
     logs = run_real(labelled, directory, beside_traceml=beside)
@@ -305,6 +307,6 @@ def judge(name, directory, *, keep=False):
 
 
 def traceml_mistakes(name):
-    """Return whether TraceML was wrong about the recorded run of the job *name*; None if it did not watch it."""
+    """Return whether TraceML was wrong about the recorded run of the job *name*; None if it was not attached to it."""
     known = json.loads(TRACEML.read_text(encoding="utf-8")) if TRACEML.exists() else {}
     return not traceml_is_right(REAL[name], *known[name]) if name in known else None

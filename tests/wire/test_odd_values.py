@@ -94,7 +94,7 @@ class RaisingText(str):
 
     def isascii(self):
         """Raise."""
-        raise RuntimeError("not telling")
+        raise RuntimeError("no answer")
 
     __len__ = __str__ = __hash__ = encode = isascii
 
@@ -103,7 +103,7 @@ class Whole(int):
     """A number whose conversion to a plain one raises."""
 
     def __int__(self):
-        raise RuntimeError("not telling")
+        raise RuntimeError("no answer")
 
     __index__ = __str__ = __int__
 
@@ -134,7 +134,7 @@ class Unspeakable:
     """An object whose repr raises."""
 
     def __str__(self):
-        raise RuntimeError("not telling")
+        raise RuntimeError("no answer")
 
     __repr__ = __hash__ = __str__
 

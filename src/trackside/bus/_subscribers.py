@@ -631,7 +631,7 @@ class FrameSubscriber(QueuedSubscriber):
             self.describe(source)
 
     def describe(self, source: Source) -> None:
-        """Tell the sink what *source* is."""
+        """Pass *source* to the sink."""
         try:
             self.handler.open(source)
         except BaseException as error:

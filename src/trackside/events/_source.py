@@ -213,7 +213,7 @@ def _torchrun(env: Mapping[str, str]) -> dict[str, Any]:
 
 def _anonymous_run(env: Mapping[str, str]) -> dict[str, str]:
     """
-    Tell apart the runs that torchrun calls by its default id, the word "none", the same for every job.
+    Return a run id for jobs to which torchrun gives its default one, the word "none", the same for every job.
 
     On one node the agent's log directory is new for each job and the same for its ranks and attempts. Over several
     nodes there are as many agents, but the rendezvous has a real address.

@@ -43,7 +43,7 @@ _MAX_LEARNED_CELLS: Final = 4096
 """Of the combinations of types that one decoder remembers: a stream needs a few, a hostile one would have many."""
 
 _KINDS: Final = {type(None): 1, bool: 2, int: 4, float: 8, str: 16, bytes: 32, list: 64, dict: 128}
-"""Of values, as the compiled decoder tells them apart."""
+"""The kinds of values that the compiled decoder distinguishes."""
 _ANY_KIND: Final = 255
 
 _FEW: Final = 16

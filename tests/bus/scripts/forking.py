@@ -1,11 +1,11 @@
 """
 Fork at the worst moments: ``forking.py MOMENT FORKS DIRECTORY``.
 
-MOMENT says where another thread is while the main one forks: inside ``log()``, or holding one of the bus's locks.
-Each child logs a hundred events and ends like any program. Every process writes its frames to a file of its own.
-The code after a moment's ``yield`` is for the parent alone, so it is in no ``finally``: the child, which leaves by
-`SystemExit`, lacks the other threads, and one of them may have held the lock of the event that would be set.
-Prints the outcome of each child, as JSON.
+MOMENT says where another thread is while the main one forks: inside ``log()``, or holding one of the bus's locks. Each
+child logs a hundred events and ends like any program. Every process writes its frames to a file of its own. The code
+after a moment's ``yield`` is for the parent alone, so it is in no ``finally``: the child, which leaves by `SystemExit`,
+lacks the other threads, and one of them may have held the lock of the event that would be set. Prints the outcome of
+each child, as JSON.
 """
 
 from __future__ import annotations

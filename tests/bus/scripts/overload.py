@@ -2,8 +2,7 @@
 Log to handlers that block or refuse: ``overload.py EVENTS``.
 
 A queued handler that blocks for ever and a frame sink that refuses every frame; a model reads along. Prints the counts
-and
-how much the process grew, as JSON.
+and how much the process grew, as JSON.
 """
 
 from __future__ import annotations

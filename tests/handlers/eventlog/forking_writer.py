@@ -1,8 +1,8 @@
 """
 Write an event log and fork at the worst moments: ``forking_writer.py DIRECTORY ROUNDS``.
 
-The moments are: while another thread holds a lock of the log, and while the log's thread is inside a write. Each
-child writes a hundred events to a file of its own. Prints, as JSON, how much each process wrote.
+The moments are: while another thread holds a lock of the log, and while the log's thread is inside a write. Each child
+writes a hundred events to a file of its own. Prints, as JSON, how much each process wrote.
 """
 
 from __future__ import annotations

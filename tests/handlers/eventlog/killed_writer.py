@@ -1,8 +1,8 @@
 """
 Write event logs and be killed: ``killed_writer.py DIRECTORY ROUNDS SEED``.
 
-Each round is a process of its own, killed after a random time. For each this prints, as JSON, its directory, the
-size of its frames, and how many events were reported as flushed.
+Each round is a process of its own, killed after a random time. For each this prints, as JSON, its directory, the size
+of its frames, and how many events were reported as flushed.
 """
 
 from __future__ import annotations

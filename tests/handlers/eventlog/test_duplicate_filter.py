@@ -41,7 +41,7 @@ def file():
     return File()
 
 
-class TestTurns:
+class TestDuplicateFilter:
     def test_in_turn(self, file):
         """Records that follow each other become known at once."""
         assert file.admit(0, 1, 2) == [0, 1, 2]

@@ -2,11 +2,9 @@
 The event log on a disk that loses its power.
 
 All operations of a log on its files are recorded, and each moment of them is a power loss: bytes that were forced to
-the device are
-there; of the rest any sectors are there, as they were at any time since, and any are zeros; the file has any length
-that it had; and a file or directory whose name was not forced may be missing. The tests do the same with a disk that
-fills up in the
-middle of a write, whose first half is then cut away, and with logs of several parts.
+the device are there; of the rest any sectors are there, as they were at any time since, and any are zeros; the file has
+any length that it had; and a file or directory whose name was not forced may be missing. The tests do the same with a
+disk that fills up in the middle of a write, whose first half is then cut away, and with logs of several parts.
 """
 
 from __future__ import annotations

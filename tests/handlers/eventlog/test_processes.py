@@ -36,8 +36,8 @@ class TestKilled:
     @pytest.mark.hang_guard(120)
     def test_any_moment(self, tmp_path, seed, scaled):
         """
-        A log that was killed at any moment holds all flushed events and some others, without a hole; the only damage
-        is a torn tail.
+        A log that was killed at any moment holds all flushed events and some others, without a hole; the only damage is
+        a torn tail.
         """
         rounds = run_script("killed_writer.py", tmp_path, scaled(300), seed, timeout_s=300)
         assert len(rounds) == scaled(300)
@@ -61,8 +61,7 @@ class TestForked:
     def test_any_moment(self, tmp_path, scaled):
         """
         Whichever lock the log's threads hold at that moment, a forked child writes to a file of its own and does not
-        hang,
-        and the parent's file has each of the parent's events once.
+        hang, and the parent's file has each of the parent's events once.
         """
         (recorded,) = run_script("forking_writer.py", tmp_path, scaled(600), timeout_s=300)
         assert set(recorded["children"].values()) == {0}

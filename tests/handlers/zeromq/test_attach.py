@@ -229,13 +229,13 @@ class TestModels:
 
     def test_late_join(self, here, attached, seed, scaled, states):
         """Whenever a viewer comes, the snapshot and the stream from there make the job's state."""
-        turns = scaled(100)
-        for first in range(0, turns, 20):
+        rounds = scaled(100)
+        for first in range(0, rounds, 20):
             job = here(models=True)
             job.pace(per_s=5000)
             viewers = []
-            for turn in range(first, min(first + 20, turns)):
-                job.work(seed=seed + turn, steps=20)
+            for number in range(first, min(first + 20, rounds)):
+                job.work(seed=seed + number, steps=20)
                 viewers.append((attached(job.endpoint, models=(models := [make() for make in MODELS])), models))
                 assert viewers[-1][0].wait(60)
             job.stop_logging()

@@ -22,10 +22,10 @@ class FaultyProxy:
     Stands between a job and a collector: drops, repeats and reorders messages both ways, and cuts the connection.
 
     Args:
-    upstream: The collector's endpoint.
-    seed: Determines the faults.
-    cut_every_s: Between two cuts, in each of which no message passes for a while and the connection is made anew.
-    cut_s: The length of a cut.
+        upstream: The collector's endpoint.
+        seed: Determines the faults.
+        cut_every_s: Between two cuts, in each of which no message passes for a while and the connection is made anew.
+        cut_s: The length of a cut.
     """
 
     def __init__(self, upstream, seed, *, cut_every_s, cut_s):

@@ -3,10 +3,8 @@ A model of the protocol: real sessions, streams and receivers, with the network 
 
 Each process is an automaton. Its state is everything that determines its next step, with times as ages, so that two
 processes of one state behave alike; the effect of one input is computed once and then looked up. A world is the states
-of
-all processes and the messages in transit between them: a tuple, of which a step makes another. That is fast enough to
-try
-every schedule of small sizes, skipping worlds that were seen before.
+of all processes and the messages in transit between them: a tuple, of which a step makes another. That is fast enough
+to try every schedule of small sizes, skipping worlds that were seen before.
 
 Pongs are not delivered: clocks have no influence on deliveries. Rings are bounded in bytes here, and not in time.
 """
@@ -712,9 +710,9 @@ class Model:
     Worlds, and the successors of each.
 
     Args:
-    ranks: The name of each rank, and the process it connects to: ``collector`` or ``forwarder``.
-    ring_bytes: The size of a rank's ring.
-    events: The number of events that each rank logs, including SourceStarted.
+        ranks: The name of each rank, and the process it connects to: ``collector`` or ``forwarder``.
+        ring_bytes: The size of a rank's ring.
+        events: The number of events that each rank logs, including SourceStarted.
     """
 
     def __init__(self, ranks, *, ring_bytes=1 << 20, events=4):
@@ -959,7 +957,7 @@ def explore(model, faults, deliveries):
     Try every placement of up to so many *faults* before any of the first *deliveries*.
 
     Returns:
-    The number of schedules, and the longest time, in seconds, until all events had arrived.
+        The number of schedules, and the longest time, in seconds, until all events had arrived.
     """
     schedules, longest_s = 1, model.settle(model.start)
     frontier, came = {(model.start, faults): 1}, {(model.start, faults): ()}

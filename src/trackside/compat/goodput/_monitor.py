@@ -137,33 +137,33 @@ class UploadingMonitor:
     # --- starting and stopping ---------------------------------------------------------------------------------
 
     def start_goodput_uploader(self) -> None:
-        """Tell the goodput, and the badput if that is wanted, on an interval."""
+        """Upload the goodput, and the badput if that is wanted, on an interval."""
         if self._is_on:
             self._start("goodput uploader", self._upload_s, self._upload_goodput)
 
     def stop_goodput_uploader(self, skip_final_flush: bool | None = None) -> None:
-        """Tell the last figures and stop."""
+        """Upload the last figures and stop."""
         if self._is_on:
             self._stop("goodput uploader", self._upload_goodput, skip_final_flush)
 
     def start_step_deviation_uploader(self) -> None:
-        """Tell each step's deviation, once, on an interval."""
+        """Upload each step's deviation, once, on an interval."""
         if self._is_on and self._tells_steps:
             self._start("step deviation uploader", self._deviation_s, self._upload_steps)
 
     def stop_step_deviation_uploader(self, skip_final_flush: bool | None = None) -> None:
-        """Tell the last steps' and stop."""
+        """Upload the last steps' deviations and stop."""
         if self._is_on:
             self._stop("step deviation uploader", self._upload_steps, skip_final_flush)
 
     def start_rolling_window_goodput_uploader(self, rolling_windows_seconds: Sequence[float]) -> None:
-        """Tell the goodput of the last so many seconds, for each of *rolling_windows_seconds*, on an interval."""
+        """Upload the goodput of the last so many seconds, for each of *rolling_windows_seconds*, on an interval."""
         if self._is_on:
             self._windows_s = tuple(rolling_windows_seconds)
             self._start("rolling window uploader", self._upload_s, self._upload_windows)
 
     def stop_rolling_window_goodput_uploader(self, skip_final_flush: bool | None = None) -> None:
-        """Tell them once more and stop."""
+        """Upload it once more and stop."""
         if self._is_on:
             self._stop("rolling window uploader", self._upload_windows, skip_final_flush)
 

@@ -326,7 +326,7 @@ class ExportHandler:
             self._has_exported = True
 
     def _complain(self, message: str, attributes: Mapping[str, Any] | None = None) -> None:
-        """Tell the exporter, once, that the telemetry is not whole."""
+        """Report to the exporter, once, that the telemetry is not whole."""
         if self._has_complained:
             return
         self._has_complained = True

@@ -11,7 +11,7 @@ Every record is a header of 24 bytes and a payload, little-endian::
     sequence   u64       counts the records of one writer, without holes
     crc        u32       CRC-32 of the 20 bytes above and the stored payload
 
-The stream tells the records of two writers apart when their files are concatenated: each writer counts from 0. Every
+The stream distinguishes the records of two writers when their files are concatenated: each writer counts from 0. Every
 later version keeps this header, so that a reader can step over a record that it does not understand and report how
 large it was.
 

@@ -44,7 +44,7 @@ class StepInterval(NamedTuple):
 @attrs.define
 class StepTimer:
     """
-    Tells the step times of one process from its events, given in order.
+    Computes the step times of one process from its events, given in order.
 
     A step begins where the one before ended. The first of a loop begins with its own iteration, or with the data
     loading before it; so does a step before which others are missing, whose time is not known.

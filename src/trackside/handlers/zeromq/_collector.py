@@ -376,7 +376,7 @@ class CollectorStreams:
                 cut.ring.append(with_rows(data, kept), len(kept))
 
     def lose(self, lost: LostRange) -> None:
-        """Tell everybody what is lost."""
+        """Report *lost* to every viewer."""
         for cut in self._cuts:
             cut.ring.append(lost, 0)
 

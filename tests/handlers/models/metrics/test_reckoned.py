@@ -57,10 +57,10 @@ class Job:
     The events of one random process, in order, and the true values behind them.
 
     Args:
-    source: The process's source.
+        source: The process's source.
         rng: Draws the job.
         log_every: How many iterations make a window.
-    configured: Whether the job's configuration gives the values that its iterations lack.
+        configured: Whether the job's configuration gives the values that its iterations lack.
     """
 
     def __init__(self, source, rng, *, log_every, configured):

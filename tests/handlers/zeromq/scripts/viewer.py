@@ -1,8 +1,8 @@
 """
 Watch a job until it ends, and print the events read; started by tests that stop or kill it.
 
-It assumes that it was stopped when it did not run for a second, and that it has caught up when events are less than
-two tenths of a second old.
+It assumes that it was stopped when it did not run for a second, and that it has caught up when events are less than two
+tenths of a second old.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ class DefaultRecorder(Recorder):
         return error
 
     def telemetry_data_error(self, error_message: str, attributes: Attributes | None = None) -> None:
-        """Tell the exporters, each once, that the telemetry lacks something."""
+        """Report to the exporters, each once, that the telemetry lacks something."""
         fields = {} if attributes is None else attributes.to_json()
         default_bus.log(TelemetryFoundLacking(message=error_message, attributes=fields))
 

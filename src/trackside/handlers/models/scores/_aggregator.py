@@ -283,7 +283,7 @@ class ScoreAggregator(CalledWithEvents):
         if self._on_report is not None:
             self._on_report(report)
 
-    # --- telling -----------------------------------------------------------------------------------------------
+    # --- results -----------------------------------------------------------------------------------------------
 
     def result(self) -> ScoreResult:
         """Return the scores of all windows kept."""
