@@ -34,7 +34,7 @@ RESTARTS = 20
 CUSTOM_EVENTS = 1_000
 MORE = 100
 ANSWER_BUDGET_NS = 1e6
-"""What the answer may take after one more event."""
+"""The limit of the time for an answer after one more event."""
 START_S = 1_704_070_800.0
 
 Record = dict[str, Any]

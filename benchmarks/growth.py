@@ -33,7 +33,7 @@ from trackside.handlers.models.goodput import GoodputAccumulator
 from trackside.handlers.models.scores import ScoreAggregator
 
 EXPONENT = 1.1
-"""What an exponent may be: linear, and something for caches that get too small."""
+"""The limit of an exponent: linear, and an allowance for caches that get too small."""
 CHUNK = 8_000
 """Events that the queue has room for, whatever their priority."""
 SECTIONS = 8
@@ -56,7 +56,7 @@ class Growth:
     unit: str
     sizes: tuple[int, ...]
     work: Callable[[int], float]
-    """Does it at one size and returns the CPU time, in nanoseconds."""
+    """Measures at one size and returns the CPU time, in nanoseconds."""
 
 
 def rows() -> list[Row]:

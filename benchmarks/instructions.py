@@ -37,7 +37,7 @@ COUNTERS = 15
 STEPS_OF_A_DRAIN = 200
 """Steps of 1 ms until the dispatcher has what they logged; under valgrind the clock would leave that to chance."""
 TOLERANCE = 0.02
-"""By how much a count may exceed its baseline: hash seeds and addresses move it a little."""
+"""The share by which a count may exceed its baseline: hash seeds and addresses move it a little."""
 OWN_THREAD = frozenset(("step",))
 """Operations whose instructions are counted in the thread that does them: other threads work by the clock."""
 CEILINGS = {"compiled": 29_000, "pure": 136_000}

@@ -30,7 +30,7 @@ Rows: TypeAlias = tuple[list[bytes], list[bytes]]
 _AT_ONE_TIME_NS = 5_000_000
 _LOOK_S = 0.05
 _TURNS = 20
-"""Each connection is looked at once a second: nothing a simulated rank hears is urgent."""
+"""Each connection is read once a second: no message to a simulated rank is urgent."""
 _DEADLINE_S = 300.0
 
 

@@ -42,7 +42,7 @@ PAIRS = 60
 ALTERNATING_S = 40.0
 """The time that steps run alternately with and without, altogether."""
 AT_ONCE = 10
-"""Steps in a turn: a single one would find nothing in the caches of what the last instrumented step left there."""
+"""Steps in a row: a single one would find nothing in the caches that the last instrumented step left there."""
 COUNTERS = 15
 WIDTH = 192
 SAMPLES = 64

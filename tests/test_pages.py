@@ -83,7 +83,7 @@ RUN_BY = {
     "write-an-extension.md": "examples/test_extension.py",
     "write-an-integration.md": "integrations/test_integration_page.py",
 }
-"""Which test runs a page's code, as it stands there."""
+"""The test that runs the code of each page."""
 NOT_RUN = {"development.md", "benchmarks.md"}
 """Pages that only call make: what they name is looked for below."""
 

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
 MOST_BYTES = 1_000_000
 COMMAND = "_trackside_command.py"
-"""Beside the package, as it says itself."""
+"""A module beside the package."""
 ALWAYS = ("trackside/py.typed", "trackside/__init__.py", "trackside/include/trackside.h", COMMAND)
 
 

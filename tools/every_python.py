@@ -39,7 +39,7 @@ CORE = ("bus", "core", "counters", "events", "instruments", "wire", "handlers/ev
 PURE = ("bus", "core", "counters", "events", "wire")
 """The folders of the tests that run without the compiled core, too: all that it takes part in."""
 LEFT_OUT = ("3.13",)
-"""What ``--in-turn`` leaves to ``make test-all``: one whose neighbours run."""
+"""The minor versions that ``--in-turn`` leaves to ``make test-all``: the versions before and after them run."""
 OLDEST = (3, 10)
 NO_TESTS = 5
 PROBE = """
@@ -61,7 +61,7 @@ class Interpreter(NamedTuple):
     version: tuple[int, int, int]
     path: Path
     launcher: tuple[str, ...] = ()
-    """The beginning of a command line that runs the rest of it where this interpreter is."""
+    """The first words of a command line that runs the rest of it where this interpreter is."""
     free_threaded: bool = False
 
     @property

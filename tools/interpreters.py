@@ -82,7 +82,7 @@ class Provided(NamedTuple):
 
     path: Path
     launcher: tuple[str, ...] = ()
-    """The beginning of a command line that runs the rest of it where this interpreter is."""
+    """The first words of a command line that runs the rest of it where this interpreter is."""
 
 
 def provide(name: str) -> Provided:

@@ -33,7 +33,7 @@ class Kill:
     resumes_at: int
     """The step after the latest checkpoint: where the next attempt has to go on."""
     lost_s: float
-    """How long the steps from there on had taken."""
+    """The time that the steps from there on had taken."""
     longest_step_s: float
     """Of those."""
 

@@ -21,7 +21,7 @@ class Slowness:
     from_step: int
     """Negative for never."""
     by_s: float
-    """How much longer it takes over each batch."""
+    """The additional time for each batch."""
 
     def suffer(self, rank: int, step: int, out: Path) -> None:
         """Sleep, if *rank* is the slow one and *step* is late enough; record the first time."""

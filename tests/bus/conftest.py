@@ -194,7 +194,7 @@ _STRICT = ("-W", "error", "-W", "ignore:This process:DeprecationWarning", "-X", 
 
 
 class Outcome:
-    """How a script ended."""
+    """The outcome of a script."""
 
     def __init__(self, process, out, err):
         self.code = process.returncode

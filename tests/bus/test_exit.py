@@ -95,7 +95,7 @@ class TestExit:
     @pytest.mark.parametrize("stuck", STUCK)
     @pytest.mark.parametrize("way", ENDS)
     def test_bounded(self, endings, way, stuck):
-        """However the program ends, it is gone in time, with its own exit code and a line on the loss."""
+        """After any end the program is gone in time, with its own exit code and a line on the loss."""
         code, said = ENDS[way]
         ending = endings[way, stuck]
         assert ending.took_s < EXIT_S * GENEROUS

@@ -242,7 +242,7 @@ class TestAtMost:
 
     @given(st.lists(st.integers(0, 60 * SECOND), max_size=200), st.integers(1, 5))
     def test_brute_force(self, times, n):
-        """Whatever the order of times, each period keeps its first n arrivals."""
+        """For any order of times, each period keeps its first n arrivals."""
         arrived = collections.Counter()
         expected = []
         for time in times:

@@ -20,7 +20,7 @@ class TestTimeouts:
     @pytest.mark.parametrize("timeout_s", [5, 60.0, 1e300, math.inf, threading.TIMEOUT_MAX])
     @pytest.mark.parametrize("method", ["flush", "close"])
     def test_long(self, make_bus, model, method, timeout_s):
-        """However long the timeout, both succeed quickly."""
+        """With a timeout of any length, both succeed quickly."""
         bus = make_bus()
         bus.subscribe(model, to=Ticked)
         bus.subscribe(lambda _event: None, to=Ticked, runs_on=RunsOn.WORKER)

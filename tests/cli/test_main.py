@@ -115,7 +115,7 @@ class TestCompletion:
         assert sorted(done.stdout.split()) == completed
 
     def test_without_the_library(self, command, monkeypatch):
-        """Where the extra is missing, one line names what installs it."""
+        """If the extra is missing, one line names the command that installs it."""
         monkeypatch.delitem(sys.modules, "trackside.cli.completion", raising=False)
         monkeypatch.setitem(sys.modules, "shtab", None)
         outcome = command("--print-completion", "bash")

@@ -418,7 +418,7 @@ class TestTimedSpan:
 
 class TestOrder:
     def test_second_start(self, one_logger, recording):
-        """Where errors propagate, a second start of a name is one."""
+        """If errors propagate, a second start of a name is one."""
         one_logger.start(recording)
         callbacks.on_model_init_start()
         with pytest.raises(SpanOrderError):
@@ -431,7 +431,7 @@ class TestOrder:
             callbacks.on_model_init_end()
 
     def test_quietly(self, one_logger, recording):
-        """Where errors are not propagated, one is reported to the exporters, once, and telemetry goes on."""
+        """If errors are not propagated, one is reported to the exporters, once, and telemetry goes on."""
         one_logger.start(recording, error_handling_strategy="disable_quietly_and_report_metric_error")
         callbacks.on_model_init_end()
         callbacks.on_train_end()

@@ -423,7 +423,7 @@ class TestReportGenerator:
             mapper.get_kernel_name(3)
 
     def test_no_numbers(self):
-        """Where nothing is exchanged no name is numbered, as with the peer."""
+        """Without an exchange between ranks no name is numbered, as with the peer."""
         generator = ReportGenerator(["individual_perf_scores"], gather_on_rank0=False)
         generator.generate_report({"s": took(1.0)}, {"k": took(1.0)})
         with pytest.raises(KeyError):

@@ -53,7 +53,7 @@ class TestQuantiles:
 
     @given(st.lists(in_range, min_size=1), st.floats(0, 1))
     def test_any_values(self, values, q):
-        """Whatever the values, zeros and negative ones included, a quantile is right within 1 %."""
+        """For any values, zeros and negative ones included, a quantile is right within 1 %."""
         assert is_close(Sketch(values).quantile(q), exact(values, q))
 
     def test_by_hand(self):

@@ -245,7 +245,9 @@ class TestCountWindows:
 
     @pytest.mark.parametrize("threads", [4, 16])
     def test_exact_in_threads(self, station, in_threads, threads):
-        """However threads interleave, each window holds 100 samples, and all of them together every sample once."""
+        """
+        For any interleaving of threads, each window holds 100 samples, and all of them together every sample once.
+        """
         station.collect(count=100, aggregations=["sum"])
         stat = station.stat("x")
         done = threading.Event()

@@ -121,13 +121,13 @@ class TestInvalid:
 
 class TestExtremes:
     def test_cumulative(self):
-        """Where they were declared, minimum and maximum are over all values."""
+        """If they were declared, minimum and maximum are over all values."""
         snapshot = filled(3, -1, 2, aggregations=_all("min", "max")).snapshot()
 
         assert (snapshot.minimum, snapshot.maximum, snapshot.last) == (-1, 3, 2)
 
     def test_not_asked_for(self):
-        """Where they were not declared, they are None."""
+        """If they were not declared, they are None."""
         snapshot = filled(3, -1).snapshot()
 
         assert (snapshot.minimum, snapshot.maximum) == (None, None)

@@ -390,7 +390,7 @@ class TestSampler:
         assert results == [True]
 
     def test_goes_on_after_a_failure(self, monkeypatch):
-        """Whatever fails in one round, the next one comes."""
+        """After any failure in one round, the next one comes."""
         monkeypatch.setattr(_registry, "_RETRY_S", 0.001)
         rounds = threading.Semaphore(0)
         failures = [RuntimeError("once"), SystemExit(3)]

@@ -64,7 +64,7 @@ class TestSummary:
 
     @given(st.lists(st.floats(-1e9, 1e9), min_size=1), st.lists(st.integers(0, 5)))
     def test_against_statistics(self, values, sizes):
-        """However the values are cut into chunks, mean and deviation are those of the statistics module."""
+        """For any chunks of the values, mean and deviation are those of the statistics module."""
         recorded = summary_of(*cut(values, sizes)).values(ALL)
 
         assert recorded["mean"] == pytest.approx(statistics.fmean(values), rel=1e-9, abs=1e-6)

@@ -107,7 +107,7 @@ class TestSame:
         around=st.sampled_from([(0, -1), (5, 3), (2**70, 2**70)]),
     )
     def test_any_call(self, cls, args, keywords, around):
-        """Whatever the arguments are, the event, or the error, is that of attrs."""
+        """For any arguments, the event, or the error, is that of attrs."""
 
         def build(how):
             ambient.set(around)

@@ -63,7 +63,7 @@ class TestDetect:
         assert (source.rank, source.local_rank, source.world_size) == (3, 1, 16)
 
     def test_torchrun_in_slurm(self):
-        """Where torchrun runs in a SLURM job, torchrun knows the ranks better."""
+        """If torchrun runs in a SLURM job, its ranks take precedence."""
         source = Source.detect({**SLURM, **TORCHRUN})
         assert (source.run_id, source.rank) == ("job-17", 5)
 

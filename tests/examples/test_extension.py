@@ -122,7 +122,7 @@ class TestExample:
 
     @needs_core
     def test_error(self, digest, events):
-        """What it raises reaches the caller, and is the error of its span."""
+        """An exception raised in it reaches the caller, and is the error of its span."""
         with pytest.raises(ValueError, match="nothing to digest"):
             digest(b"")
         (ended,) = [event for event in events if isinstance(event, ProfileSpanEnded)]
@@ -147,7 +147,7 @@ class TestExample:
         assert run(CALL, built, TRACKSIDE_PURE_PYTHON="1") == [FNV_1A[b"a"], 0, "pure"]
 
     def test_without_trackside(self, built):
-        """Where trackside is not installed it does, too."""
+        """The same holds if trackside is not installed."""
         (built / "trackside.py").write_text("raise ImportError\n")
         try:
             assert run(STRANGERS, built, PYTHONPATH="") == [FNV_1A[b"a"]]
@@ -263,7 +263,7 @@ class TestRecord:
         assert answers in ([-1], [])
 
     def test_without_lock(self, api):
-        """Where the interpreter lock is not held nothing is done, and no harm."""
+        """A call without the interpreter lock does nothing."""
         record = ctypes.cast(api.record, ctypes.c_void_p).value
         open_span = ctypes.cast(api.open_span, ctypes.c_void_p).value
         record = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_double)(record)
@@ -306,7 +306,7 @@ class TestSpan:
         assert sys.getrefcount(span) == sys.getrefcount(other)
 
     def test_nobody_listens(self, api):
-        """Where no handler is subscribed a span costs nothing and closes as one."""
+        """Without a handler a span costs nothing and closes as one."""
         assert api.close_span(api.open_span(b"unheard", PROFILE)) == 0
 
     def test_wrong_name(self, api, ignored):

@@ -42,7 +42,7 @@ class Demo:
     printed: str
     complained: str
     watched: str = ""
-    """What the line to paste into another terminal showed there, if it was pasted."""
+    """The output of the command for another terminal, if it was pasted."""
 
     def section(self, title):
         """Return the lines below *title*."""
@@ -63,7 +63,7 @@ class Demo:
 
 UNIT_S = {"µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
 QUIET = {**os.environ, "PYTHONWARNINGS": "ignore:The pynvml package is deprecated:FutureWarning"}
-"""Torch says so of a package that others of the environment need."""
+"""Torch warns so about a package that others of the environment need."""
 
 
 def train(out, *options):

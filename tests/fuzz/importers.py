@@ -22,7 +22,7 @@ from trackside.wire import FrameDecoder, RowEncoder, encode_frame, pack, to_json
 
 START_S = 1_700_000_000.0
 NUMBERS = (0, 1, -1, 0.5, -0.0, 1e308, 5e-324, math.inf, -math.inf, math.nan, 2**31, 2**63, -(2**64), 10**400, True)
-"""What JSON can hold where a number is expected; Python reads ``NaN``, ``Infinity`` and integers of any length."""
+"""Values that JSON can hold in the place of a number; Python reads ``NaN``, ``Infinity`` and integers of any length."""
 ODD = (None, "", "x", "\ud800", [], {}, [1, [2]], {"a": {"b": None}}, "1700000000.5", *NUMBERS)
 
 

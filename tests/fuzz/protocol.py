@@ -40,7 +40,7 @@ KINDS = {kind.__name__: kind for kind in Message.__subclasses__()}
 SMALL = (0, 0, 1, 1, 2, 3, 7, 200, 2**31, 2**62 - 1)
 TEXTS = ("", "0", "1", "s", "run", "viewer", SOURCE_END, VIEWER_END, "main", "x" * 256)
 MOST_SENT = 5_000
-"""What one message may be answered with."""
+"""The most messages in answer to one."""
 
 
 class Clock:

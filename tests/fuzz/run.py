@@ -35,7 +35,7 @@ from trackside.rules import rule_from_wire  # noqa: E402
 from trackside.wire import FrameDecoder, RowEncoder, to_json  # noqa: E402
 
 SLOW_S = 5.0
-"""No input of any target may take more of the processor."""
+"""The most processor time of any input of any target, in seconds."""
 
 
 class Decoder:

@@ -427,7 +427,7 @@ class TestOwnership:
         assert left() is None
 
     def test_opened(self):
-        """However many spans are open, all are known by their ids until they are closed, in whatever order."""
+        """Any number of open spans are known by their ids until they are closed, in any order."""
         with default_bus.subscribe(lambda _: None, to=Event):
             default_bus.wants(_span.ENDED[PROFILE])  # otherwise Python would open the first part
             early = [model_forward().__enter__() for _ in range(20)]

@@ -146,7 +146,7 @@ class TestStatistics:
         assert summary.std_ns == pytest.approx(((200**2 + 100**2 + 300**2) / 3) ** 0.5)
 
     def test_more_than_a_chunk(self, record):
-        """However many launches there are, each is counted."""
+        """Any number of launches are all counted."""
         ((_, summary),), lost = record({"count": 5000})
         assert (summary.timed, lost) == (5000, 0)
 

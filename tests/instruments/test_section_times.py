@@ -73,7 +73,7 @@ class TestStatistics:
         assert times._kept == list(range(0, 5 * CHUNK, 8))
 
     def test_bounded(self):
-        """However many values are added, the memory is bounded."""
+        """The memory is bounded for any number of values."""
         times = SectionTimes("s", 1)
         for value in range(50 * CHUNK):
             times.add(value)

@@ -19,7 +19,7 @@ STEPS = 12
 NEVER = -1
 SAVE_EVERY = 3
 STEP_S = 0.02
-"""How long a step takes at least, so that two of them are more than what is not exact in measuring them."""
+"""The least length of a step, so that two of them exceed the error of measuring them."""
 
 directory = Path(sys.argv[1])
 dies_after = int(sys.argv[2]) if len(sys.argv) > 2 else NEVER

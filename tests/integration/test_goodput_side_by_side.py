@@ -217,7 +217,7 @@ def ours(payloads):
 class TestSideBySide:
     @pytest.mark.parametrize("number", range(JOBS))
     def test_same_answer(self, request, number, tmp_path):
-        """Where the peer's formula is sound, goodput and every bucket agree to 1e-6."""
+        """On jobs for which the peer's formula is sound, goodput and every bucket agree to 1e-6."""
         payloads = Job(random.Random(request.config.option.seed * JOBS + number)).make()
         their_shares, their_last_step, their_disruptions = theirs(payloads, tmp_path)
         our_shares, our_last_step, our_disruptions = ours(payloads)

@@ -201,7 +201,7 @@ class TestErrors:
     @pytest.mark.parametrize("is_first", [True, False])
     def test_of_another_callback(self, hook, is_first, events, tmp_path):
         """
-        Whatever another callback raises, and at whatever position, every span is closed; and the next fit is clean.
+        After an exception in any other callback, at any position, every span is closed; and the next fit is clean.
         """
         ours, another = callback_of("lightning"), Raising.of("lightning", hook)
         callbacks = [another, ours] if is_first else [ours, another]

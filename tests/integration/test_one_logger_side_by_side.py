@@ -69,7 +69,7 @@ ONLY_OURS = {
     ("training_metrics_update", 0): "One Logger never reports the first iteration, even if every one is to be",
     ("training_metrics_update", 10): "One Logger never reports what is left of a window when the loop ends",
 }
-"""By event and its current iteration, what One Logger does not report."""
+"""By event and its current iteration, the attributes that One Logger does not report."""
 
 
 @attrs.define

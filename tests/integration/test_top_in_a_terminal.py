@@ -40,7 +40,7 @@ JOB = textwrap.dedent(
                     print("warm", flush=True)
     """
 )
-"""A job that keeps what any job keeps."""
+"""A job with the models of an ordinary job."""
 
 
 @pytest.fixture

@@ -284,7 +284,7 @@ class TestAnnounce:
         assert VARIABLE not in os.environ
 
     def test_much_metadata(self, tmp_path):
-        """However much metadata a job has, programs can still be started: the environment variable stays short."""
+        """With any amount of metadata in a job, programs can still be started: the environment variable stays short."""
         source = attrs.evolve(self.SOURCE, metadata={f"key {number}": "é" * 500 for number in range(60)})
         announce(tmp_path, source)
         done = subprocess.run([sys.executable, "-c", ""], check=False)

@@ -217,7 +217,7 @@ class TestWhereNobodyCanBeKeptOut:
         assert any("Permission denied" in record.message for record in caplog.records)
 
     def test_nowhere(self, made_by_others, monkeypatch, tmp_path, bus, caplog):
-        """Where no directory can be made at all the job starts, is not watched, and says so."""
+        """If no directory can be made at all the job starts, is not watched, and says so."""
 
         def refuse(**options):
             raise OSError(28, "No space left on device")

@@ -71,9 +71,9 @@ class MadeUpJob:
     validate_every: int = 0
     validation_s: float = 0.0
     imports_s: float = 0.0
-    """What each process takes before its first span."""
+    """The time of each process before its first span."""
     before_start_s: float = 0.0
-    """How long each process had run when the job was started in it."""
+    """The age of each process when the job was started in it."""
     setup_s: float = 0.5
     stumbles: float = 0.002
     """The share of steps that take three times as long for no reason."""
@@ -87,9 +87,9 @@ class MadeUpJob:
     run_id: str = "job"
     session_tag: str = "made-up"
     hangs_s: float = 0.0
-    """How long the last step is in progress when the logs end."""
+    """The age of the last step, in progress, when the logs end."""
     between_s: float = 0.0
-    """What is spent between steps, and nothing says on what."""
+    """The time between steps that is in no span."""
     baseline: bool = False
 
     def write(self, directory):

@@ -9,7 +9,7 @@ from trackside.report._gather import Bins
 
 class TestBins:
     def test_bounded(self, rng, scaled):
-        """However long the series, there are never more stretches than asked for."""
+        """A series of any length has no more stretches than asked for."""
         bins = Bins(64)
         for at in range(scaled(100_000)):
             bins.add(at * 10**8 + rng.randrange(10**7), rng.random())

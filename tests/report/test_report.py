@@ -319,7 +319,7 @@ class TestText:
         assert "start() was called" not in printed(read_report(made_up(before_start_s=0.4)))
 
     def test_plain(self, printed, made_up):
-        """Where there is no terminal it has no control characters, and no line is longer than 100 characters."""
+        """Without a terminal it has no control characters, and no line is longer than 100 characters."""
         text = printed(read_report(made_up()))
         assert "\x1b" not in text
         assert max(map(len, text.splitlines())) <= 100

@@ -296,7 +296,7 @@ class TestScreen:
 
     @pytest.mark.parametrize("height", [10, 24, 50])
     def test_ascii(self, watched, height):
-        """Where the terminal has only ASCII, each sign has a similar one: no escape is shown."""
+        """If the terminal has only ASCII, each sign has a similar one: no escape is shown."""
         rich = pytest.importorskip("trackside.report.rich", reason="rich is not installed in this environment")
         out = io.StringIO()
         rich.make_console(file=out, width=40).print(rich._top(watched(ranks=9, hangs_s=1, later_s=30), 40, height))

@@ -230,7 +230,7 @@ class TestOnset:
 
 class TestInput:
     def test_two_causes(self, findings):
-        """Where all ranks wait 40 ms for data and one 30 ms longer, these are two findings; no second is in both."""
+        """If all ranks wait 40 ms for data and one 30 ms longer, these are two findings; no second is in both."""
         found = findings(ranks=4, loading_s=0.04, factor=slower({2}, "data_loading", 0, 1.75))
         assert [(one.kind, one.rank) for one in found] == [("input-bound", None), ("input-bound", 2)]
         # 300 steps of 40 ms; the first step is the start's, and one rank waits 30 ms beyond that.
@@ -301,7 +301,7 @@ class TestStall:
 
 class TestUneven:
     def test_named(self, made_up):
-        """Where one rank takes ten times as long over loading as the others, no advice speaks of all ranks alike."""
+        """If one rank takes ten times as long over loading as the others, no advice speaks of all ranks alike."""
         report = read_report(
             made_up(factor=lambda rank, _step, part: 10.0 if (rank, part) == (2, "data_loading") else 1.0)
         )

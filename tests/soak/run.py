@@ -33,7 +33,7 @@ from trackside.handlers.models import SpanBuilder
 
 SAMPLE_INTERVAL_S = 5.0
 WARM_S = 120.0
-"""Until then allocators, rings and models fill; what is used after that is where growth is measured from."""
+"""Until then allocators, rings and models fill; growth is measured from there."""
 MIB = 1 << 20
 MOST_GROWTH_BYTES = 16 * MIB
 MOST_MORE_DESCRIPTORS = 8

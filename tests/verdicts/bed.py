@@ -60,7 +60,7 @@ class SimulatedJob:
     ranks: int = 8
     steps: int = 120
     style: str = "ddp"
-    """Where the exchange shows: ``ddp`` in no span, ``backward`` within model_backward, ``sections`` in a section."""
+    """The span that contains the exchange: ``ddp`` none, ``backward`` model_backward, ``sections`` a section."""
     delay: Callable[[int, int, str], float] = nothing
     noise: float = 0.05
     stumbles: float = 0.0
@@ -68,7 +68,7 @@ class SimulatedJob:
     exchange_s: float = 0.003
     per_host: int = 4
     clock_s: float = 0.0
-    """How far the clocks of hosts are apart."""
+    """The largest difference between the clocks of hosts."""
     killed: tuple[int, ...] = ()
     raised: tuple[str, str] | None = None
     """The exception that ends rank 1."""
@@ -251,16 +251,18 @@ class Labelled:
 
     cause: str
     kind: str | None
-    """None where nothing is wrong."""
+    """None if there is no fault."""
     rank: int | None = None
     section: str | None = None
-    """None where it does not matter."""
+    """None if it does not matter."""
     since: int | None = None
     within: int = 5
-    """How far from `since` the step may be."""
+    """The allowed distance of the step from `since`."""
     job: SimulatedJob | None = None
     loop: str = ""
-    """Of a real job: whose loop trains, a framework's (`framework_job.py`) or one of `job.py`; empty if simulated."""
+    """
+    Of a real job: the source of its training loop, a framework (`framework_job.py`) or `job.py`; empty if simulated.
+    """
     ranks: int = 2
     """Of a real job."""
     has_traceml: bool = False

@@ -26,7 +26,7 @@ _spec.loader.exec_module(bed)
 Labelled = bed.Labelled
 RECORDED = HERE / "recorded"
 TRACEML = RECORDED / "traceml.json"
-"""By job, what TraceML said of the run whose logs are recorded: its diagnosis, and the rank that it names."""
+"""By job, TraceML's diagnosis of the run whose logs are recorded, and the rank that it names."""
 HANG_GUARD_S = 600
 """A real job takes some seconds, and minutes on an overloaded machine."""
 TRACEML_STEPS = frozenset({"INPUT_STRAGGLER", "COMPUTE_STRAGGLER", "H2D_STRAGGLER", "STRAGGLER"})

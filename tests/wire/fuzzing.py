@@ -148,7 +148,9 @@ def fitting(rng, hint, depth=0):
 
 
 OURS = ("trackside.", "tests.compiled.")
-"""How the names of the types begin that frames are made of: other tests' classes may keep what they are built of."""
+"""
+The prefixes of the names of types that frames are made of: classes of other tests may keep references to their values.
+"""
 
 
 def plausible(rng):

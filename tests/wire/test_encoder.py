@@ -410,7 +410,7 @@ class TestUnknown:
             RowEncoder().encode(unknown, 0)
 
     def test_many_types(self):
-        """However many types come, an encoder keeps at most 1,024 of them, and never gives a number twice."""
+        """An encoder keeps at most 1,024 types, however many come, and never gives a number twice."""
         encoder = RowEncoder()
         numbers = {encoder.encode(UnknownEvent(name=f"acme.x{key}"), 0)[0].number for key in range(5000)}
         assert len(numbers) == 5000

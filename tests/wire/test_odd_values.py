@@ -17,7 +17,7 @@ from trackside.events import Event, UnknownEvent, event
 from trackside.wire import FrameDecoder, RowEncoder, encode_frame, wire_name_of
 
 REFUSED = object()
-"""Stands for a value of which nothing can be made."""
+"""Stands for a value that cannot be converted."""
 
 
 @event("test.odd.neighbour")

@@ -61,7 +61,7 @@ class TestBuffer:
         assert [type(entry) for entry in buffer.batch(1000)] == [WaitingFrame, Loss]
 
     def test_refusals_join(self, buffer):
-        """However often the disk is tried meanwhile, one stretch of refusals is one loss."""
+        """One stretch of refusals is one loss, however often the disk is tried meanwhile."""
         buffer.put(b"x" * 100, 1)
         for _ in range(5):
             buffer.put(b"refused", 4)

@@ -76,7 +76,7 @@ class TestOneSource:
         assert seen.last_step == 7
 
     def test_steps_of_others(self, write, tmp_path, source, noted):
-        """Where there are no training iterations it is that of the last event with a step."""
+        """Without training iterations it is that of the last event with a step."""
         write(source, [noted(step=5), noted(step=3), noted(step=-1)])
         (seen,) = outline(tmp_path).sources
         assert seen.last_step == 3
@@ -88,7 +88,7 @@ class TestOneSource:
         assert seen.perf_tags == ("a", "b")
 
     def test_tags_that_came_later(self, write, tmp_path, source):
-        """Where the source does not know its tags, the training's configuration does, the first that there is."""
+        """If the source has no tags, they are those of the training's first configuration."""
         write(source, [iteration(1)], [TrainingConfigured(perf_tag=["c"]), TrainingConfigured(perf_tag=["d"])])
         (seen,) = outline(tmp_path).sources
         assert seen.perf_tags == ("c",)

@@ -77,7 +77,7 @@ class Disk:
     def __init__(self):
         self.forced, self.written = {}, {}
         self.since = {}
-        """What each file was since it was forced, at every moment."""
+        """The contents of each file since it was forced, at every moment."""
         self.names = set()
         """Of files and directories that were forced."""
 

@@ -221,7 +221,7 @@ class TestEnd:
         assert exporter.losses() == {CLOSED: 1}
 
     def test_without_threads(self, exporter, system, monkeypatch):
-        """Where no thread can be started, flush and close deliver in the caller's thread."""
+        """If no thread can be started, flush and close deliver in the caller's thread."""
 
         def refuse(_):
             raise RuntimeError("can't start new thread at interpreter shutdown")

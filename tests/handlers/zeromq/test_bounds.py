@@ -384,7 +384,7 @@ class Receiving:
 
 
 NO_CLOCK = PeerLimits(extra_cpu_s=1e9)
-"""What is counted exactly does not depend on how fast the machine is."""
+"""Limits without a bound on processor time: exact counts do not depend on the speed of the machine."""
 
 
 class TestQuotas:
@@ -502,7 +502,9 @@ class TestQuotas:
         assert receiving.receiver.counts["cut"] == 8000
 
     def test_of_an_address(self):
-        """However many have settled at an address, all together have sixteen times the allowance of one."""
+        """
+        All senders of an address together have sixteen times the allowance of one, however many have settled there.
+        """
         receiving = Receiving(limits=PeerLimits(messages=100.0, extra_cpu_s=1e9))
         for number in range(100):
             receiving.begin(b"%d" % number, f"{number}")

@@ -105,9 +105,7 @@ class TestWhoMay:
 
     @pytest.mark.integration
     def test_insecure_endpoint_takes_no_verb(self, jobs):
-        """
-        Where there are no keys no peer may command.
-        """
+        """Without keys no peer may command."""
         job = jobs(publish="tcp://127.0.0.1:*", insecure=True)
 
         answer = say_verb(job.endpoint, "status", insecure=True)

@@ -14,7 +14,9 @@ pytestmark = pytest.mark.integration
 
 STEP = "test.step.taken"
 SHARE = 0.05
-"""Of all messages, dropped; as many are repeated, and as many held back. There are few: events travel by thousands."""
+"""
+Of all messages, dropped; as many are repeated, and as many delayed. There are few: each holds thousands of events.
+"""
 
 
 class FaultyProxy:

@@ -26,9 +26,7 @@ class TestNewKeys:
         assert sorted(path.name for path in keys.iterdir()) == expected
 
     def test_secrets_are_for_the_owner_alone(self, keys):
-        """
-        Whatever the umask, a secret is 0600 in a directory that is 0700.
-        """
+        """Under any umask, a secret is 0600 in a directory that is 0700."""
         modes = {stat.S_IMODE(path.stat().st_mode) for path in keys.glob("*.secret")}
 
         assert modes == {0o600}

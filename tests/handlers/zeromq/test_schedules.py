@@ -76,11 +76,11 @@ from trackside.testing import FakeClock
 from trackside.wire import RowEncoder, SequenceTracker, encode_frame
 
 TICK_S = 0.5
-"""What passes when nothing is on its way; a connection is to be looked at twice a second."""
+"""The time that passes when no message is in transit; a connection is checked twice a second."""
 MOST_DELIVERIES = 400
-"""Between two ticks. More than that would be a conversation that never ends."""
+"""Between two ticks. More than that would be an endless exchange of messages."""
 WITHIN_S = 12.0
-"""Everything has come so long after the last fault: eight beats of silence, a greeting, and what is asked again."""
+"""All events have arrived so long after the last fault: eight beats of silence, a greeting and repeated requests."""
 
 # --- the state of a process -------------------------------------------------------------------------------------------
 
@@ -949,7 +949,7 @@ INTRUSIONS = [
     ("ranks", "viewer:1", (*_FORGED, FrameEntry("forged", 0, 0, 1, frame_of("other rank", 0)))),
     ("ranks", "viewer:1", (*_FORGED, LossEntry("forged", 0, 0, SOURCES["rank"].id, 0, 9, "forged"))),
 ]
-"""What an intruder says where, with whose key."""
+"""The messages of an intruder, the end that they go to, and the key that it has."""
 
 
 def explore(model, faults, deliveries):

@@ -167,7 +167,7 @@ class TestSliceSums:
 
 class TestPaint:
     def test_free(self):
-        """Where the track is empty, a span has its time."""
+        """A span has its time in the empty parts of the track."""
         slices = overlaid((0, 2, LOADING, 0), (6, 8, LOADING, 0))
         overlay(slices, 3, 5, SAVING)
         assert slices == [(0, 2, LOADING, 0), (3, 5, SAVING, 0), (6, 8, LOADING, 0)]

@@ -34,7 +34,7 @@ VALIDATION_LOOP = 2
 PARTS = {"model_forward": "forward", "model_backward": "backward", "data_loading": "dataloader"}
 OTHERS = ["optimizer_update", "zero_grad", "microbatch", "application", "checkpoint_load"]
 WHOLE = [(None, None), (64, 64), (0, 0), (7.9, 7), (True, 1), ("12", 12), ("many", None), (math.nan, None), ([], None)]
-"""What an iteration may give as a count, and the whole number that is in it."""
+"""Values that an iteration may give as a count, and the whole number that each holds."""
 LOSS = [(None, None), (0.5, 0.5), (2, 2.0), ("low", None), ("0.25", 0.25)]
 
 
