@@ -6,7 +6,6 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from trackside._implementation import native
@@ -28,14 +27,12 @@ from trackside.bus._subscribers import (
     is_too_deep,
     uncounted,
 )
-from trackside.core import ThreadSafeCount, complain, deadline_in, is_power_of_two, left_s
+from trackside.core import Closing, ThreadSafeCount, complain, deadline_in, is_power_of_two, left_s
 from trackside.counters import CounterRegistry
 from trackside.events import ConfigError, Event, Handler, Priority, RunsOn, Source
 from trackside.events._selected import SelectedTypes, checked_priority, checked_rule
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from trackside.bus._subscribers import Step, Subscriber, Target
     from trackside.events._selected import EventTypes
     from trackside.rules import Rule
@@ -47,7 +44,7 @@ _STATS_TIMEOUT_S: Final = 1.0
 _FRAME_SINK_METHODS: Final = ("open", "accept", "flush", "close", "after_fork")
 
 
-class Subscription:
+class Subscription(Closing):
     """
     The subscription of a handler to a bus; end it with `close`, or use it as a context manager.
 
@@ -84,16 +81,8 @@ class Subscription:
         """Return the handler's counts, also after it left; *timeout_s* is as for `Bus.stats`."""
         return self._bus._held_stats_of(self._subscriber, timeout_s)  # noqa: SLF001
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class Bus:
+class Bus(Closing):
     """
     Delivers events to the handlers subscribed to their type.
 
@@ -591,14 +580,6 @@ class Bus:
 
     def _queued(self) -> list[QueuedSubscriber]:
         return [subscriber for subscriber in list(self._subscribers) if isinstance(subscriber, QueuedSubscriber)]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # --- forks -------------------------------------------------------------------------------------------------
 

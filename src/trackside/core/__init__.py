@@ -1,6 +1,7 @@
 """Mechanisms that several rooms share. No module here knows of a subscriber or a file."""
 
 from trackside.core._circuit_breaker import CircuitBreaker
+from trackside.core._closing import Closing
 from trackside.core._count import ThreadSafeCount
 from trackside.core._deadline import deadline_in, left_s
 from trackside.core._logging import LOGGER, RateLimitedLog, complain, described, is_power_of_two
@@ -10,6 +11,7 @@ from trackside.core._worker import Work, Worker
 __all__ = [
     "LOGGER",
     "CircuitBreaker",
+    "Closing",
     "LateThread",
     "RateLimitedLog",
     "ThreadSafeCount",

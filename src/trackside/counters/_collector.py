@@ -7,17 +7,14 @@ import functools
 from array import array
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from trackside.core import CircuitBreaker, ThreadSafeCount, complain
+from trackside.core import CircuitBreaker, Closing, ThreadSafeCount, complain
 from trackside.counters._aggregation import EXTREMES, SKETCH, SPREAD, Aggregation, needs_of
 from trackside.counters._samples import ALL_FINITE, NonFinite, SampleChunk, SampleSummary, Total, as_float
 from trackside.events import CounterWindow
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from trackside.counters._instruments import Instrument
 
 Raw: TypeAlias = Callable[[str, "array[float]"], Any]
@@ -168,7 +165,7 @@ class CollectorWindow:
         self._has_ended = True
 
 
-class CounterCollector:
+class CounterCollector(Closing):
     """
     Publishes windows of the counters, stats and gauges that it covers, also of those made later; made by `collect`.
 
@@ -214,14 +211,6 @@ class CounterCollector:
 
     def __repr__(self) -> str:
         return f"<Collector of {self.match!r}>"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Publish the windows as far as they have come, and stop. Closing twice is harmless."""

@@ -12,12 +12,12 @@ import time
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from concurrent import futures
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import attrs
 import msgpack
 
+from trackside.core import Closing
 from trackside.events import ConfigError, DecodeError, Event, MissingExtraError, Source, UnreadableError
 from trackside.events._selected import EventTypes
 from trackside.handlers.export import BatchExporter, RefusedError, SourcedDecoder, StreamCursor, encoded_source
@@ -161,7 +161,7 @@ class NatsSink:
                 raise RefusedError(f"the server's max_payload is below {len(frame):,} bytes") from error
 
 
-class NatsReader(Iterator[Event]):
+class NatsReader(Iterator[Event], Closing):
     """
     Read the events of a JetStream stream, each once and in the order of its source, from the beginning or a cursor.
 
@@ -234,14 +234,6 @@ class NatsReader(Iterator[Event]):
         """Disconnect."""
         self._read.close()
         self._messages.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __iter__(self) -> Self:
         return self

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import attrs
 
-from trackside.core import RateLimitedLog, described
+from trackside.core import Closing, RateLimitedLog, described
 from trackside.events import ConfigError, DecodeError, Event, Priority, Source, UnknownEvent, UnreadableError, clock
 from trackside.events._selected import EventTypes, checked_rule
 from trackside.handlers.zeromq._connection import Connection
@@ -34,9 +33,6 @@ from trackside.handlers.zeromq._receiver import Entry, StreamConsumer
 from trackside.handlers.zeromq._server import find_endpoints
 from trackside.handlers.zeromq._session import Action, Role, Sent, Sessions, State
 from trackside.wire import Frame, FrameDecoder, SequenceTracker, deliver, views
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 _MESSAGES_AT_ONCE: Final = 64
 _BYTES_AT_ONCE: Final = 128 << 10
@@ -193,7 +189,7 @@ class Joined:
     """Why it is not complete; empty if it is."""
 
 
-class Attachment:
+class Attachment(Closing):
     """
     What `attach` returns: an iterator over events, each with its ``source`` and its ``seq``. For one thread.
 
@@ -492,14 +488,6 @@ class Attachment:
         for line in self._lines:
             line.close()
             line.ended = line.ended or "closed here"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _check(endpoints: Sequence[str], by_name: dict[str, Joined], models: Sequence[Any]) -> None:

@@ -12,12 +12,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice, takewhile
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import attrs
 
-from trackside.core import RateLimitedLog, described
+from trackside.core import Closing, RateLimitedLog, described
 from trackside.events import DecodeError, Source, TracksideError, UnreadableError, clock
 from trackside.events._selected import EVERYTHING
 from trackside.handlers.eventlog import create_file
@@ -69,9 +68,6 @@ from trackside.handlers.zeromq._protocol import (
 )
 from trackside.handlers.zeromq._session import Action, Role, Send, Sent, Sessions
 from trackside.wire import pack
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 RING_BYTES: Final = 8 << 20
 RING_S: Final = 30.0
@@ -964,7 +960,7 @@ class CollectorStream(ViewerStream):
         self._is_over = True
 
 
-class Publisher:
+class Publisher(Closing):
     """
     Sends a bus's stream to its viewers, to each only the events that it subscribed to.
 
@@ -1138,11 +1134,3 @@ class Publisher:
     def stats(self) -> dict[str, int]:
         """Return the counts: viewers that are here, entries sent, refusals, messages that were malformed or ignored."""
         return {"viewers": len(self.server.viewers), **self.server.counts}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -5,16 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from trackside.core import RateLimitedLog, described
+from trackside.core import Closing, RateLimitedLog, described
 from trackside.events import clock
 from trackside.handlers.zeromq._connection import Connection, wait_for
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from trackside.handlers.zeromq._control import VerbForwarder
     from trackside.handlers.zeromq._protocol import Refused, Result
     from trackside.handlers.zeromq._receiver import OwnStream, Producer, Receiver
@@ -35,7 +32,7 @@ class Streams(Protocol):
         """Look at *producers*."""
 
 
-class Service:
+class Service(Closing):
     """
     Receives from producers and serves what they sent, until it is stopped; it is closed once.
 
@@ -131,11 +128,3 @@ class Service:
     def close(self) -> bool:
         """Say goodbye, and stop; safe to call twice."""
         raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
