@@ -14,7 +14,7 @@ from trackside.compat.one_logger.training_telemetry.api.config import TrainingTe
 from trackside.compat.one_logger.training_telemetry.api.training_telemetry_provider import TrainingTelemetryProvider
 from trackside.events import NOWHERE, ambient
 from trackside.instruments._moments import end_all
-from trackside.instruments._registry import opened
+from trackside.instruments._open_spans import opened
 
 
 class Recording(BaseExporter):

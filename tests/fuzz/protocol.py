@@ -13,7 +13,7 @@ import msgpack
 from trackside.events import Source
 from trackside.handlers.models import ClockOffsets, CounterBoard, GoodputAccumulator, ScoreAggregator, SpanBuilder
 from trackside.handlers.zeromq._attachment import ViewerSession
-from trackside.handlers.zeromq._collector import Collection
+from trackside.handlers.zeromq._collector import CollectedStreams
 from trackside.handlers.zeromq._protocol import (
     CHUNK_BYTES,
     MAX_SNAPSHOT_BYTES,
@@ -34,7 +34,6 @@ from trackside.handlers.zeromq._protocol import (
 from trackside.handlers.zeromq._receiver import Receiver, SourceRegistry
 from trackside.handlers.zeromq._server import RingBudget, StreamServer
 from trackside.handlers.zeromq._session import Sent
-from trackside.rules import rule_from_wire
 
 KINDS = {kind.__name__: kind for kind in Message.__subclasses__()}
 SMALL = (0, 0, 1, 1, 2, 3, 7, 200, 2**31, 2**62 - 1)
@@ -90,12 +89,11 @@ class Ends:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.streams = Collection(
+        self.streams = CollectedStreams(
             Source.detect({}, run_id="collectors", role="collector"),
             [SpanBuilder(), GoodputAccumulator(), ScoreAggregator(), CounterBoard(), ClockOffsets()],
             None,
             SourceRegistry(),
-            read_rule=rule_from_wire,
             monotonic_s=clock.monotonic,
         )
         self.below, self.above, self.beside = Wire(), Wire(), Wire()

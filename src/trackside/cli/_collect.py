@@ -14,7 +14,6 @@ from trackside.cli._serving import add_safety, collecting_rarely, paste_ready, u
 from trackside.events import ControlUsed, Event, EventsLost, PeerCut, RankFellSilent, RankSpokeAgain, StallDetected
 from trackside.handlers.zeromq import Collector, PeerLimits
 from trackside.handlers.zeromq._protocol import TokenBucket
-from trackside.rules import rule_from_wire
 from trackside.wire import wire_name_of
 
 _LINES_PER_S: Final = 1.0
@@ -64,7 +63,6 @@ def run(options: argparse.Namespace) -> int:
         insecure=options.insecure,
         silent_after_s=options.silent_after,
         limits=PeerLimits(events=options.quota),
-        read_rule=read_rule,
     )
     notices = Notices()
     collector.models.append(notices)
@@ -95,12 +93,6 @@ def _greet(collector: Collector, options: argparse.Namespace) -> None:
     if collector.broadcast_endpoint:
         print(f"zmq.SUB: {paste_ready(collector.broadcast_endpoint)}")
     sys.stdout.flush()
-
-
-def read_rule(wire: list[Any]) -> Callable[[Event], bool]:
-    """Return what decides as the rule in *wire* form does: whether an event is kept."""
-    decide = rule_from_wire(wire).start()
-    return lambda event: decide(event) is None
 
 
 class Notices:

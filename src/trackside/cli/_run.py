@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from trackside.bus import Bus
-from trackside.cli._collect import read_rule
 from trackside.cli._print import warn
 from trackside.cli._report import run as report
 from trackside.core.text import printable
@@ -50,9 +49,7 @@ def run(options: argparse.Namespace) -> int:
     if not program:
         raise UnreadableError("trackside run", "was given no command", "give the job's command line after --")
     with tempfile.TemporaryDirectory(prefix="trackside-") as sockets:  # for this user alone
-        collector = Collector(
-            f"ipc://{sockets}/ranks", publish=f"ipc://{sockets}/viewers", log=options.log, read_rule=read_rule
-        )
+        collector = Collector(f"ipc://{sockets}/ranks", publish=f"ipc://{sockets}/viewers", log=options.log)
         thread = threading.Thread(target=collector.serve, name="trackside-collector")
         thread.start()
         try:

@@ -29,6 +29,7 @@ from trackside.instruments._iteration import (
 )
 from trackside.instruments._lineage import environ_for_child, parent_from
 from trackside.instruments._metrics import config, metrics
+from trackside.instruments._open_spans import is_evaluating, open_spans
 from trackside.instruments._out_of_order import SpanOrderError
 from trackside.instruments._phases import (
     Application,
@@ -43,7 +44,6 @@ from trackside.instruments._phases import (
     validation_loop,
 )
 from trackside.instruments._raised import record_exception
-from trackside.instruments._registry import is_evaluating, open_spans
 from trackside.instruments._section import Section
 from trackside.instruments._span import Span, span
 from trackside.instruments._threads import begin_outside_of_spans

@@ -11,7 +11,7 @@ import pytest
 
 from trackside.events import DecodeError, Heartbeat, Source, SourceStarted
 from trackside.handlers.zeromq import PeerLimits
-from trackside.handlers.zeromq._collector import Collection, with_rows
+from trackside.handlers.zeromq._collector import CollectedStreams, with_rows
 from trackside.handlers.zeromq._connection import Connection, origin_of
 from trackside.handlers.zeromq._protocol import (
     BURST_S,
@@ -602,7 +602,7 @@ class TestQuotas:
 
     def test_new_source_costs_its_sender(self):
         """A sender that makes up sources is limited after some four thousand, and goes on at a thousand a second."""
-        collection = Collection(Source.detect({}), [], None, SourceRegistry(), read_rule=None, monotonic_s=lambda: 0.0)
+        collection = CollectedStreams(Source.detect({}), [], None, SourceRegistry(), monotonic_s=lambda: 0.0)
         buckets = PeerBuckets(PeerLimits(), 0.0)
         producer = Producer(b"a", "one", "", "", None, buckets, 0.0)
         made = 0
@@ -714,7 +714,7 @@ class TestSnapshots:
 class TestLosses:
     def test_of_unknown_sources(self):
         """Losses of 24,000 sources without any event make no source, no line and no file; they are counted."""
-        collection = Collection(Source.detect({}), [], None, SourceRegistry(), read_rule=None, monotonic_s=lambda: 0.0)
+        collection = CollectedStreams(Source.detect({}), [], None, SourceRegistry(), monotonic_s=lambda: 0.0)
         producer = Producer(b"a", "one", "", "", None, PeerBuckets(PeerLimits(), 0.0), 0.0)
         before = collection.own.next_seq
         for number in range(24_000):
@@ -726,7 +726,7 @@ class TestLosses:
 
     def test_of_a_source_that_comes_later(self):
         """When such a source does come its own numbers show the losses, and none is counted twice."""
-        collection = Collection(Source.detect({}), [], None, SourceRegistry(), read_rule=None, monotonic_s=lambda: 0.0)
+        collection = CollectedStreams(Source.detect({}), [], None, SourceRegistry(), monotonic_s=lambda: 0.0)
         producer = Producer(b"a", "one", "", "", None, PeerBuckets(PeerLimits(), 0.0), 0.0)
         source = Source.detect({})
         collection.on_entry(producer, LossEntry("s", 0, 0, source.id, 0, 9, "gone"))

@@ -6,7 +6,7 @@ import pytest
 
 from trackside.events import ClockCompared, Source
 from trackside.handlers.zeromq import PeerLimits
-from trackside.handlers.zeromq._collector import Collection
+from trackside.handlers.zeromq._collector import CollectedStreams
 from trackside.handlers.zeromq._protocol import PeerBuckets
 from trackside.handlers.zeromq._receiver import ClockEstimate, Producer, SourceRegistry
 
@@ -95,12 +95,11 @@ class TestWhoIsNamed:
     def compared(self):
         """Give a function that has a collection compare its clock with a peer's, and returns the new offsets."""
         heard, now_s = [], [0.0]
-        collection = Collection(
+        collection = CollectedStreams(
             Source.detect({}, run_id="run"),
             [heard.append],
             None,
             SourceRegistry(),
-            read_rule=None,
             monotonic_s=lambda: now_s[0],
         )
 

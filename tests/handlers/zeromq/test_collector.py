@@ -24,7 +24,7 @@ from trackside.handlers.models import ClockOffsets, CounterBoard, SpanBuilder
 from trackside.handlers.models.goodput import GoodputAccumulator
 from trackside.handlers.models.scores import ScoreAggregator
 from trackside.handlers.zeromq import PeerLimits
-from trackside.handlers.zeromq._collector import Collection, MultiLogWriter
+from trackside.handlers.zeromq._collector import CollectedStreams, MultiLogWriter
 from trackside.handlers.zeromq._connection import new_context
 from trackside.handlers.zeromq._receiver import SourceRegistry
 from trackside.wire import Frame, RowEncoder, encode_frame
@@ -336,7 +336,7 @@ class TestCuts:
         """
         found = []
         source = Source(role="collector")
-        collection = Collection(source, [found.append], None, SourceRegistry(), read_rule=None, monotonic_s=lambda: 0.0)
+        collection = CollectedStreams(source, [found.append], None, SourceRegistry(), monotonic_s=lambda: 0.0)
         buckets = types.SimpleNamespace(cut_messages=1, cut_bytes=10)
         peers = [
             types.SimpleNamespace(name="x", buckets=buckets, cut_reported=0, cut_reported_s=-1e9, cut_since_ns=0)

@@ -24,7 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 import trackside
 from trackside.events import EventsLost, Source, SourceStarted
 from trackside.handlers.zeromq._attachment import ViewerSession
-from trackside.handlers.zeromq._collector import Collection, CollectorStreams, _FilteredStream
+from trackside.handlers.zeromq._collector import CollectedStreams, FilteredStreams, _FilteredStream
 from trackside.handlers.zeromq._connection import SilenceTimer
 from trackside.handlers.zeromq._forwarder import ForwardedStreams
 from trackside.handlers.zeromq._protocol import (
@@ -189,14 +189,14 @@ TABLE = {
         "cut_reported_s": APART, "cut_since_ns": APART, "origin": APART,
     },
     ClockEstimate: {"exchanges": same, "_recent": same, "_published": same, "_is_fresh": same},
-    Collection: {
+    CollectedStreams: {
         "registry": same, "unheard": same, "relay": same, "_looked_s": age(0.25), "_missed": same, "own": same,
         "_decoder": lambda decoder, _: frozenset(decoder._sources._entries), "counts": same,
         "models": APART, "_log_writer": APART, "_now": APART, "_trouble": APART, "_cuts": APART,
     },
-    CollectorStreams: {"_cuts": same, "status": APART, "_models": APART, "_places": APART, "_read_rule": APART,
+    FilteredStreams: {"_cuts": same, "status": APART, "_models": APART, "_places": APART,
         "_trouble": APART, "broadcast": APART},
-    _FilteredStream: {"ring": lambda ring, _: ring.id, "wanted": APART, "keep": APART},
+    _FilteredStream: {"ring": lambda ring, _: ring.id, "wanted": APART, "decide": APART},
     ForwardedStreams: {
         "registry": same, "_rings": names, "_spoke": same, "own": same,
         "_places": lambda places, _: tuple((key, place.next_seq) for key, place in places.items()),
@@ -520,12 +520,11 @@ class Collector(Node):
     def start(self):
         """Begin with the frames of the log."""
         self.events = []
-        self.streams = Collection(
+        self.streams = CollectedStreams(
             SOURCES[f"end {self.starts}"],
             [self.events.append],
             self,
             SourceRegistry(),
-            read_rule=None,
             monotonic_s=self.now,
         )
         for frame in self.log:  # as `restore` does

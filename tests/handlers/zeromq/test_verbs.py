@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from trackside.events import Source, SourceStarted
-from trackside.handlers.zeromq._collector import Collection
+from trackside.handlers.zeromq._collector import CollectedStreams
 from trackside.handlers.zeromq._control import VerbForwarder
 from trackside.handlers.zeromq._protocol import (
     PROTOCOL_VERSION,
@@ -38,7 +38,7 @@ class Ranks:
         self.verbs = {}
         self.subscriptions = {}
         self.answers = []
-        self.streams = Collection(COLLECTOR, [], None, SourceRegistry(), read_rule=None, monotonic_s=lambda: self.now_s)
+        self.streams = CollectedStreams(COLLECTOR, [], None, SourceRegistry(), monotonic_s=lambda: self.now_s)
         self.receiver = Receiver(
             self.streams,
             self._send,

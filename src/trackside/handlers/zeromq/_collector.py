@@ -9,7 +9,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import msgpack
@@ -17,7 +17,6 @@ import msgpack
 from trackside._platform import raise_descriptor_limit
 from trackside.core import RateLimitedLog, Worker, described
 from trackside.events import (
-    ConfigError,
     DecodeError,
     Event,
     EventsLost,
@@ -77,7 +76,8 @@ from trackside.handlers.zeromq._receiver import (
     clock_news,
 )
 from trackside.handlers.zeromq._server import RING_S, LostRange, ReadySnapshot, Ring, RingBudget, StreamServer
-from trackside.handlers.zeromq._service import RING_BYTES, Service
+from trackside.handlers.zeromq._service import SERVICE_RING_BYTES, Service
+from trackside.rules import Decide, rule_from_wire
 from trackside.wire import Frame, FrameDecoder, deliver, views
 
 if TYPE_CHECKING:
@@ -313,7 +313,6 @@ def restore(directory: str | os.PathLike[str], decoder: FrameDecoder, take: Call
     return found
 
 
-Keep: TypeAlias = Callable[[Event], bool]
 _FIELDS_BEFORE_ROWS: Final = 6
 
 
@@ -323,13 +322,15 @@ class _FilteredStream:
 
     wanted: Filter
     ring: Ring
-    keep: Keep | None
+    decide: Decide | None
 
     def admits(self, event: Event) -> bool:
-        return event.wire_name in ALWAYS or (self.wanted.admits(event) and (self.keep is None or self.keep(event)))
+        if event.wire_name in ALWAYS:
+            return True
+        return self.wanted.admits(event) and (self.decide is None or self.decide(event) is None)
 
 
-class CollectorStreams:
+class FilteredStreams:
     """
     The streams that a collector has for its viewers. For one thread.
 
@@ -337,7 +338,6 @@ class CollectorStreams:
         models: Whose states go into snapshots.
         places: Returns every source, and how far it has come.
         status: Returns what to say in beats.
-        read_rule: Makes a filter's rule from its wire form; without it viewers' rules are refused.
     """
 
     def __init__(
@@ -345,14 +345,12 @@ class CollectorStreams:
         models: Sequence[Any],
         places: Callable[[], Iterable[SourcePosition]],
         status: Callable[[], dict[str, Any]],
-        read_rule: Callable[[list[Any]], Keep] | None = None,
     ) -> None:
         self.status = status
         self.broadcast: Callable[[Source, bytes], object] | None = None
         """Given each frame, and whose it is; None where nothing is to be given one."""
         self._models = models
         self._places = places
-        self._read_rule = read_rule
         self._cuts: list[_FilteredStream] = []
         self._trouble = RateLimitedLog()
 
@@ -385,13 +383,10 @@ class CollectorStreams:
         Begin to fill *ring*.
 
         Raises:
-            ConfigError: if the filter has a rule that cannot be followed here.
+            DecodeError: if the filter's rule is none that is known here.
         """
         rule = wanted.rule
-        if rule is not None and self._read_rule is None:
-            raise ConfigError("keep", rule, "this collector follows no rules; leave it out")
-        keep = self._read_rule(rule) if rule is not None and self._read_rule is not None else None
-        cut = _FilteredStream(wanted, ring, keep)
+        cut = _FilteredStream(wanted, ring, None if rule is None else rule_from_wire(rule).start())
         self._cuts.append(cut)
         return lambda: self._cuts.remove(cut)
 
@@ -439,7 +434,7 @@ _CUTS_PER_S: Final = 1.0
 _CUTS_AT_ONCE: Final = 100.0
 
 
-class Collection:
+class CollectedStreams:
     """
     Takes entries from an `Receiver`; does no input or output of its own but logs. For one thread.
 
@@ -448,7 +443,6 @@ class Collection:
         models: Fed with every event of every source, each once.
         log_writer: Writes the logs; None for none.
         registry: Who is there.
-        read_rule: Makes a viewer's rule from its wire form.
         monotonic_s: The clock.
     """
 
@@ -459,7 +453,6 @@ class Collection:
         log_writer: MultiLogWriter | None,
         registry: SourceRegistry,
         *,
-        read_rule: Callable[[list[Any]], Keep] | None,
         monotonic_s: Callable[[], float],
     ) -> None:
         self.registry = registry
@@ -468,7 +461,7 @@ class Collection:
         """``malformed`` frames, ``excess`` sources, ``failed`` calls of models."""
         self.unheard: dict[str, int] = {}
         """By id, of sources of which nothing but losses has come, how many events these had at least."""
-        self.relay = CollectorStreams(self.models, self._places, self.status, read_rule)
+        self.relay = FilteredStreams(self.models, self._places, self.status)
         self._log_writer = log_writer
         self._now = monotonic_s
         self._decoder = FrameDecoder()
@@ -723,13 +716,12 @@ class Collector(Service):
         silent_after_s: After how long without a sign a rank is said to have fallen silent, in seconds; unless given,
             three of its heartbeat intervals and at least three seconds.
         ring_bytes: What is kept for viewers, in bytes.
-        read_rule: Makes the rule of a viewer's filter from its wire form; without it such filters are refused.
 
     Raises:
         ConfigError: An endpoint is not safe, not free or malformed, or a key is missing.
     """
 
-    streams: Collection
+    streams: CollectedStreams
 
     def __init__(
         self,
@@ -743,8 +735,7 @@ class Collector(Service):
         models: Sequence[Any] | None = None,
         limits: PeerLimits | None = None,
         silent_after_s: float | None = None,
-        ring_bytes: int = RING_BYTES,
-        read_rule: Callable[[list[Any]], Keep] | None = None,
+        ring_bytes: int = SERVICE_RING_BYTES,
     ) -> None:
         raise_descriptor_limit(
             sum(one.of_all for one in (PRODUCER_CONNECTIONS, COLLECTOR_VIEWER_CONNECTIONS, PUBLISHER_CONNECTIONS))
@@ -767,12 +758,11 @@ class Collector(Service):
         source = Source.detect({}, run_id=COLLECTORS, role="collector")
         self._log_writer = MultiLogWriter(log) if log is not None else None
         registry = SourceRegistry(silent_after_s)
-        self.streams = Collection(
+        self.streams = CollectedStreams(
             source,
             self._default_models() if models is None else models,
             self._log_writer,
             registry,
-            read_rule=read_rule,
             monotonic_s=time.monotonic,
         )
         if broadcasting is not None:

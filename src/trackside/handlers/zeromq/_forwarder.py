@@ -43,7 +43,7 @@ from trackside.handlers.zeromq._receiver import (
     clock_news,
 )
 from trackside.handlers.zeromq._server import RING_S, LostRange, ReadySnapshot, Ring, RingBudget, StreamServer
-from trackside.handlers.zeromq._service import RING_BYTES, Service
+from trackside.handlers.zeromq._service import SERVICE_RING_BYTES, Service
 from trackside.wire import FrameDecoder
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ class Forwarder(Service):
         keys: str | os.PathLike[str] | None = None,
         insecure: bool = False,
         limits: PeerLimits | None = None,
-        ring_bytes: int = RING_BYTES,
+        ring_bytes: int = SERVICE_RING_BYTES,
     ) -> None:
         super().__init__()
         options: dict[str, Any] = {"keys": keys, "insecure": insecure}

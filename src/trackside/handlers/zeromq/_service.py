@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from trackside.handlers.zeromq._receiver import OwnStream, Producer, Receiver
     from trackside.handlers.zeromq._server import StreamServer
 
-RING_BYTES: Final = 64 << 20
-"""What is kept for an other end that is slow or away."""
+SERVICE_RING_BYTES: Final = 64 << 20
+"""What a collector or a forwarder keeps, of many ranks, for other ends that are slow or away."""
 _TICK_S: Final = 0.05
 _AT_ONCE: Final = 1024
 
