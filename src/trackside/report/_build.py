@@ -262,6 +262,7 @@ def late_by_windows(episodes: Episodes, waits: set[str]) -> tuple[LateRank, ...]
             until_step=one.until_step,
             is_over=False,
             lost_s=one.lost_s,
+            excess_s=one.lost_s,
             chance=None,
         )
         for one in episodes.found.values()

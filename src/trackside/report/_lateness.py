@@ -32,6 +32,11 @@ FEWEST_STEPS: Final = 20
 _LONG_WINDOWS: Final = 8
 _SHORT_IN_LONG: Final = 8
 """Short windows in a long one, where there are so many steps."""
+_LEAST_SAVED: Final = 1 / 3
+"""
+Of what a rank is longer by in one part, the share by which its steps would be shorter without. It is about a half where
+the noise of other parts is large, and next to nothing where the rank only does in another order what its peers do.
+"""
 _TESTS: Final = 2
 _PULLED_FROM: Final = 0.95
 """The quantile of a rank's own steps to which longer ones are pulled in: few long steps are events and no lateness."""
@@ -53,6 +58,13 @@ class LateStretch:
     """By how much, on average."""
     chance: float
     """The probability that noise alone makes a rank look so late in any of the comparisons made."""
+    by_part: bool = False
+    """Whether one part alone says it: noise of the others hides that all of its time is longer, too."""
+    cost_ns: float = 0.0
+    """
+    Of a step, what would be saved were it as long as the peers': `level_ns` or, where noise of other parts hides that,
+    in each step as much of the part as the rank was late by.
+    """
 
 
 def find_late(
@@ -61,9 +73,9 @@ def find_late(
     """
     Return the late ranks by their place in *own*, each with the blocks in which it was late.
 
-    A rank is late if all of its own time is longer than its peers', or one part of it is and the whole agrees: the
-    noise of the other parts may hide it. The one that lost most is found, left out of its peers' median, and the
-    search begins again. Up to half of the ranks can be late; more are taken for the usual.
+    A rank is late if all of its own time is longer than its peers', or one part of it is: the noise of the other parts
+    may hide it, but not so far that the rank arrives before its peers. The one that lost most is found, left out of
+    its peers' median, and the search begins again. Up to half of the ranks can be late; more are taken for the usual.
 
     Args:
         own: Of each rank the time of a step outside of what ranks wait for each other in, by block.
@@ -79,30 +91,63 @@ def find_late(
     large = [rows for rows in parts if max(map(statistics.fmean, rows)) >= least_ns / 2]
     compared = _TESTS * len(own) * (1 + len(large))
     courses = [_windowed(rows, counts) for rows in (own, *large)]
-    others, flagged = list(range(len(own))), dict[int, int]()
+    others, flagged = list(range(len(own))), list[int]()
     while len(others) > 1 and len(flagged) < min(_MOST_LATE, max(1, len(own) // 2)):
-        found = next(
-            (
-                (at, place)
-                for place, course in enumerate(courses)
-                for at in course.late(courses[0], others, others, least_ns, compared)
-            ),
-            None,
-        )
-        if found is None:
+        found = (at for course in courses for at in course.late(courses[0], others, others, least_ns, compared))
+        at = next(found, None)
+        if at is None:
             break
-        flagged[found[0]] = found[1]
-        others.remove(found[0])
+        flagged.append(at)
+        others.remove(at)
     # Those left are the peers of all late ones.
-    result = {}
-    for at, place in flagged.items():
-        episode = courses[place].late(courses[0], [at], sorted([*others, at]), least_ns, compared).get(at)
-        if episode is not None:
-            rows = (own, *large)[place]
-            refined = _refined(latenesses(rows, [at], others)[at], counts, episode, least_ns)
-            whole = latenesses(own, [at], others)[at][refined.first : refined.last + 1]
-            result[at] = attrs.evolve(refined, level_ns=max(least_ns, statistics.fmean(whole)))
-    return result
+    stretches = {
+        at: _stretch_of(at, others, [own, *large], courses, counts=counts, least_ns=least_ns, compared=compared)
+        for at in flagged
+    }
+    return {at: stretch for at, stretch in stretches.items() if stretch is not None}
+
+
+def _stretch_of(
+    at: int,
+    peers: Sequence[int],
+    times: Sequence[Rows],
+    courses: Sequence[_Windows],
+    *,
+    counts: Sequence[float],
+    least_ns: float,
+    compared: int,
+) -> LateStretch | None:
+    """Return since when rank *at* was late, and by how much; *times* and *courses* are all own time, then each part."""
+    ranks = sorted([*peers, at])
+    found = {
+        place: episode
+        for place, course in enumerate(courses)
+        for episode in course.late(course, [at], ranks, least_ns, compared).values()
+    }
+    if not found:
+        return None
+    by_place = {place: latenesses(times[place], [at], peers)[at] for place in {0, *found}}
+    # That it is late is known; what stands out most from its own noise says best since when.
+    place = max(found, key=lambda one: _clarity(by_place[one][found[one].first : found[one].last + 1]))
+    stretch = _refined(by_place[place], counts, found[place], least_ns)
+    whole = by_place[0][stretch.first : stretch.last + 1]
+    level_ns = max(LEAST_LATE_NS, statistics.fmean(whole))
+    saved_ns = statistics.fmean(max(late, 0.0) - max(late - stretch.level_ns, 0.0) for late in whole)
+    if 0 not in found and saved_ns < _LEAST_SAVED * stretch.level_ns:
+        return None  # what it is longer by there it is shorter by elsewhere
+    return attrs.evolve(
+        stretch,
+        level_ns=level_ns,
+        chance=found.get(0, stretch).chance,
+        by_part=0 not in found,
+        cost_ns=level_ns if 0 in found else max(level_ns, saved_ns),
+    )
+
+
+def _clarity(lateness: Sequence[float]) -> float:
+    """Return by how many standard deviations the blocks are above zero."""
+    pulled = _pulled_in(lateness)
+    return statistics.fmean(pulled) / max(statistics.pstdev(pulled), 1e-9)
 
 
 def _windowed(rows: Rows, counts: Sequence[float]) -> _Windows:
@@ -231,7 +276,7 @@ class _Windows:
         Return the first late rank in *of*, the one that is late by most first; empty if none is.
 
         Args:
-            whole: Of all own time: where these windows are of a part of it, it must be longer as well.
+            whole: Of all own time: where these windows are of a part of it, the rank must arrive later as well.
             of: The ranks to look at.
             ranks: They and their peers.
             least_ns: What is worth a look.
@@ -280,7 +325,7 @@ class _Windows:
         margin = 1 if len(lateness) == _LONG_WINDOWS else 0
         for first, last in self.stretches:
             level_ns = statistics.fmean(lateness[first:last])
-            if min(level_ns, statistics.fmean(by_whole[first:last])) < least_ns:
+            if level_ns < least_ns or statistics.fmean(by_whole[first:last]) < LEAST_LATE_NS:
                 continue
             low, high = first * self.in_long, last * self.in_long
             chance = min(

@@ -688,7 +688,7 @@ def _input(report: Report) -> _Ruled:
         # Sections alone leave loading within the steps, and in no bucket of its own.
         cost = sum(part.share for part in parts) * report.goodput.productive_s
     # The bucket is that of the rank that got least done: what a late rank waits beyond its peers is another finding.
-    late_s = min(cost, sum(one.lost_s for one in report.late if kind_of(one.what, set()) == "input"))
+    late_s = min(cost, sum(one.excess_s for one in report.late if kind_of(one.what, set()) == "input"))
     cost -= late_s
     if not _is_worth(report, cost, INPUT_FROM):
         because = _too_little(report, "waiting for data took", cost, INPUT_FROM)
@@ -807,12 +807,14 @@ def _straggler(report: Report, one: LateRank, late: Sequence[LateRank]) -> Findi
         does = f"{'are' if many else 'is'} slow in {one.what}"
     else:
         does = f"{'are' if many else 'is'} slow outside measured parts, {one.where}"
-    evidence = [
-        (
-            f"rank {one.rank} arrived {words.duration(one.lateness_ns)} later than its peers, in steps "
-            f"{one.since_step} to {one.until_step}; {chance_words(one.chance)}"
-        )
-    ]
+    arrived = (
+        f"arrived {words.duration(one.lateness_ns)} later than its peers, in steps {one.since_step} to {one.until_step}"
+    )
+    chance = chance_words(one.chance)
+    if one.by_part:
+        evidence = [f"rank {one.rank} takes longer there: {chance}", f"it {arrived}; its other parts are noisy"]
+    else:
+        evidence = [f"rank {one.rank} {arrived}; {chance}"]
     if one.waited_in:
         evidence.append(f"the others waited for it {one.waited_in}")
     if one.also_in:

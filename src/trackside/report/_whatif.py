@@ -314,8 +314,12 @@ class LateRank:
     """Whether it was as fast as its peers again at the end."""
     lost_s: float
     """What would be saved had its parts taken what its peers' took."""
+    excess_s: float
+    """What it spent in `what` beyond its peers: more than is lost where it made up for some of it elsewhere."""
     chance: float | None
     """The probability that noise alone makes a rank of this job look so late; None where scores of windows say it."""
+    by_part: bool = False
+    """Whether it is `what` that noise does not explain, and not all of its time."""
     also_in: tuple[str, ...] = ()
     """Other parts in which it was slower."""
     waited_in: str = ""
@@ -651,8 +655,10 @@ def _late(
         since_step=grid.first_steps[first],
         until_step=grid.last_steps[last],
         is_over=last < len(grid.counts) - max(2, len(grid.counts) // 20),
-        lost_s=lateness_ns * steps / 1e9,
+        lost_s=episode.cost_ns * steps / 1e9,
+        excess_s=(excess[what][0] - excess[what][1]) * steps / 1e9,
         chance=episode.chance,
+        by_part=episode.by_part,
         also_in=tuple(tile_words(name) for name, by in by_part if by >= _PARTS_FROM * lateness_ns and name != what),
         attempt=grid.attempts[first],
     )
