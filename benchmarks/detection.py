@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from trackside.events import SectionWindow, Source
 from trackside.handlers.models.scores import ScoreAggregator, Thresholds
@@ -72,7 +72,7 @@ def _windows(rng: random.Random, slow: set[int], entries: int) -> Iterator[Secti
             yield _window(source, window, times)
 
 
-def _window(source: Source, window: int, times: dict[str, Sequence[float]]) -> SectionWindow:
+def _window(source: Source, window: int, times: Mapping[str, Sequence[float]]) -> SectionWindow:
     samples = list(times.values())
     counts = [len(sample) for sample in samples]
     event = SectionWindow(

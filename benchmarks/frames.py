@@ -56,7 +56,7 @@ def rows() -> list[Row]:
             [PhaseMeasured(**fields) for fields in orjson.loads(text)] for _ in range(loops // _BATCH)
         ],
     }
-    times = interleaved(runs, loops=10 * _BATCH)  # type: ignore[arg-type]  the return values are not used
+    times = interleaved(runs, loops=10 * _BATCH)
     return [
         compared("a ten-field event to bytes", times, "encode", "cattrs", 1.50),
         compared("a ten-field event to bytes", times, "encode", "orjson", 2.00),

@@ -10,6 +10,7 @@ figures.
 from __future__ import annotations
 
 import datetime
+import functools
 import gc
 import itertools
 import json
@@ -148,7 +149,7 @@ def measure_events(steps: int) -> Figures:
     gc.collect()
     first_ns = _timed(lambda: answer(given))
     more_ns = _timed(lambda: answer(more[:MORE]))
-    ones = [_timed(lambda event=event: answer([event])) for event in more[MORE:]]
+    ones = [_timed(functools.partial(answer, [event])) for event in more[MORE:]]
     return {"first_ns": first_ns, "more_ns": more_ns, "one_ns": statistics.median(ones), "memory": memory}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import attrs
 
-Run = Callable[[int], None]
+Run = Callable[[int], object]
 """Do the operation that many times."""
 
 

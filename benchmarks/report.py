@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from benchmarks.measure import Row, Timing, timing
 from trackside.events import ClockAnchored, Event, IterationEnded, SectionWindow, Source, SourceEnded, SourceStarted
@@ -68,7 +69,7 @@ def write_job(directory: Path, ranks: int) -> None:
 
 
 def _events(source: Source, steps: int, rng: random.Random) -> Iterator[Event]:
-    common = {"span_id": 0}
+    common: dict[str, Any] = {"span_id": 0}
     yield SourceStarted(identity=source.to_wire(), at_ns=START_NS, step=-1, **common)
     yield ClockAnchored(mono_ns=1, wall_ns=START_NS, offset_ns=0, uncertainty_ns=100, at_ns=START_NS, step=-1, **common)
     names, at_ns = [f"part {number}" for number in range(SECTIONS)], START_NS

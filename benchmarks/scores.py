@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 import time
+from typing import Any
 
 from benchmarks.measure import Row, Timing, timing
 from trackside.events import Event, KernelWindow, SectionWindow, Source
@@ -66,7 +67,7 @@ def _windows(rng: random.Random, source: Source, window: int, sizes: tuple[int, 
             continue
         medians = [1e6 * factor * rng.gauss(1.0, 0.01) for _ in names]
         counts = [100] * len(names)
-        given = {"entries": counts} if kind is SectionWindow else {}
+        given: dict[str, Any] = {"entries": counts} if kind is SectionWindow else {}
         event = kind(
             at_ns=(window + 1) * 10**9,
             span_id=0,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
+from pathlib import Path
 
 import pytest
 
@@ -72,3 +74,18 @@ class TestPackages:
         module = importlib.import_module(package)
         missing = [name for name in module.__all__ if find(module, name) is None]
         assert missing == []
+
+
+def names_for_checkers(path):
+    """Return the names that a package's file imports for type checkers alone."""
+    blocks = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.If)]
+    imports = [one for block in blocks for one in block.body if isinstance(one, ast.ImportFrom)]
+    return {alias.asname or alias.name for one in imports for alias in one.names}
+
+
+@pytest.mark.parametrize("package", ["trackside", "trackside.events", "trackside.wire"])
+def test_types_of_later_names(package):
+    """A name that is loaded at its first use has its type for type checkers: it is imported for them."""
+    module = importlib.import_module(package)
+    modules = {found.name for found in pkgutil.iter_modules(module.__path__)}
+    assert set(module._LATER) - modules <= names_for_checkers(Path(module.__file__))

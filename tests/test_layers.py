@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "integrations": {"instruments", "job", "bus", "counters", "handlers", *_LOWEST},
     "compat": {"integrations", "job", "bus", "counters", "handlers", "instruments", *_LOWEST},
     "cli": {"", "compat", "report", "integrations", "job", "bus", "counters", "handlers", "instruments", *_LOWEST},
-    "": {"job", "bus", "counters", "handlers", "instruments", *_LOWEST},
+    "": {"integrations", "job", "bus", "counters", "handlers", "instruments", *_LOWEST},
     "testing": {"bus", "handlers", *_LOWEST},
     "_pytest_plugin": {"testing", "bus"},
     "__main__": {"cli"},
@@ -335,9 +335,9 @@ class TestBetweenRooms:
 
     @pytest.mark.parametrize("layer", ALL_LAYERS)
     def test_by_the_root(self, check, layer):
-        """The root exports names of the job and of the layers below it, and no others."""
+        """The root exports names of integrations, the job and the layers below them, and no others."""
         clean = check({"__init__.py": f"from trackside.{layer} import _a", f"{layer}/_a.py": ""}) == []
-        above = {"cli", "compat", "integrations", "report", "testing", "_pytest_plugin", "__main__"}
+        above = {"cli", "compat", "report", "testing", "_pytest_plugin", "__main__"}
         assert clean is (layer not in above)
 
     @pytest.mark.parametrize(

@@ -66,7 +66,8 @@ if _TYPE_CHECKING:
         validation_loop,
         zero_grad,
     )
-    from trackside.job import JobConfig, StragglerWatch, TrainingConfig, start
+    from trackside.integrations.pytorch import instrument
+    from trackside.job import JobConfig, Remote, StragglerWatch, TrainingConfig, start
     from trackside.rules import all_of, any_of, at_most, every, fraction, where
 
 __all__ = [

@@ -110,7 +110,7 @@ def _place(key: str) -> int:
 
 
 def _defaults(kind: type[Event]) -> dict[str, Any]:
-    fields: tuple[attrs.Attribute[Any], ...] = kind.__attrs_attrs__  # type: ignore[attr-defined]  # attrs sets it
+    fields: tuple[attrs.Attribute[Any], ...] = kind.__attrs_attrs__
     return {field.name: field.default for field in fields if isinstance(field.default, (int, float, str))}
 
 
