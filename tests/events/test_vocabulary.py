@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from framing import frame_of
 from trackside.events import (
     LIFECYCLE,
     ClockAnchored,
@@ -36,7 +37,7 @@ from trackside.events import (
     declared,
     own_fields,
 )
-from trackside.wire import FrameDecoder, RowEncoder, encode_frame, to_json
+from trackside.wire import FrameDecoder, to_json
 
 OURS = [
     cls for cls in declared().values() if cls.__module__.startswith("trackside.events.") and cls is not UnknownEvent
@@ -85,14 +86,7 @@ def events_of(cls):
 
 
 def there_and_back(*happened):
-    encoder = RowEncoder()
-    schemas, rows = {}, []
-    for offset, one in enumerate(happened):
-        schema, row = encoder.encode(one, offset)
-        schemas[schema.number] = schema.entry
-        rows.append(row)
-    frame = encode_frame("s", 0, len(rows) - 1, dropped={}, schemas=schemas.values(), rows=rows)
-    return FrameDecoder().decode(frame).events
+    return FrameDecoder().decode(frame_of("s", happened)).events
 
 
 @pytest.mark.once

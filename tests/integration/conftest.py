@@ -28,16 +28,11 @@ from pathlib import Path
 import pytest
 
 import trackside
+from ports import free_port
 from trackside.events import IterationEnded
 
 WAIT_S = 30.0
 COMPARISONS = {"=": operator.eq, ">=": operator.ge, "<=": operator.le, ">": operator.gt}
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def wait_until(true, *, what, timeout_s=WAIT_S):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from ports import free_port
 from trackside.handlers.export import CATALOGUE
 
 yaml = pytest.importorskip("yaml")
@@ -44,12 +45,6 @@ with trackside.start("", report=False):
 def documents():
     """Return the objects in the Kubernetes file, by kind."""
     return {found["kind"]: found for found in yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text("utf-8"))}
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class TestFiles:

@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from ports import free_port
 from trackside.bus import Bus
 from trackside.events import (
     GoodputUpdated,
@@ -220,12 +220,6 @@ class TestDatabase:
         assert sink.losses() == {"MLflow refused: INVALID_PARAMETER_VALUE": 1}
         history = mlflow.MlflowClient(database).get_metric_history(run_id, LOSS)
         assert sorted(point.step for point in history) == [0, 2]
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import statistics
 import attrs
 import pytest
 
+from framing import write_log
 from trackside.events import (
     ClockAnchored,
     CounterWindow,
@@ -21,34 +22,10 @@ from trackside.events import (
     SpanEnded,
     SpanStarted,
 )
-from trackside.handlers import EventLog
-from trackside.wire import RowEncoder, encode_frame
 
 S = 10**9
 START_NS = 1_700_000_000 * S
 WINDOW_STEPS = 50
-ROWS_PER_FRAME = 2_000
-
-
-def write_log(directory, source, events):
-    """Write *events* as a process of that identity would have, and return the file."""
-    log = EventLog(directory, fsync_s=None)
-    log.open(source)
-    encoder, schemas, rows, first = RowEncoder(), {}, [], 0
-    for place, event in enumerate(events):
-        schema, row = encoder.encode(event, len(rows))
-        schemas[schema.number] = schema.entry
-        rows.append(row)
-        if len(rows) == ROWS_PER_FRAME:
-            frame = encode_frame(source.id, first, place, dropped={}, schemas=schemas.values(), rows=rows)
-            assert log.accept(frame, events=len(rows))
-            schemas, rows, first = {}, [], place + 1
-    if rows:
-        last = first + len(rows) - 1
-        frame = encode_frame(source.id, first, last, dropped={}, schemas=schemas.values(), rows=rows)
-        assert log.accept(frame, events=len(rows))
-    assert log.close(60)
-    return log.paths[0]
 
 
 @attrs.define

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from framing import write_log
 from trackside.events import Heartbeat, IterationEnded, Parent, ProgramEnded, Source, SourceEnded, TrainingConfigured
-from trackside.handlers import EventLog
 from trackside.report import read_runs
-from trackside.wire import RowEncoder, encode_frame
 
 pytestmark = pytest.mark.once
 
@@ -30,16 +29,7 @@ def write(tmp_path):
 
     def write(start_s=0, last_s=10, *, step=9, reason="closed", extra=(), beats=True, **reported):
         source = Source(**{"run_id": "run", "host": "node", **reported})
-        encoder, schemas, rows = RowEncoder(), {}, []
-        for place, event in enumerate([*extra, *events_of(start_s, last_s, step, reason, beats=beats)]):
-            schema, row = encoder.encode(event, place)
-            schemas[schema.number] = schema.entry
-            rows.append(row)
-        log = EventLog(tmp_path)
-        log.open(source)
-        frame = encode_frame(source.id, 0, len(rows) - 1, dropped={}, schemas=schemas.values(), rows=rows)
-        assert log.accept(frame, events=len(rows))
-        assert log.close(60)
+        write_log(tmp_path, source, [*extra, *events_of(start_s, last_s, step, reason, beats=beats)])
         return source
 
     return write

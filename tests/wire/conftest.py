@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgpack
 import pytest
 
-from trackside.wire import FrameDecoder, RowEncoder, encode_frame
+import framing
+from trackside.wire import FrameDecoder
 
 
 @pytest.fixture
@@ -13,15 +14,7 @@ def frame_of():
     """Give a function that returns the frame of some events, numbered from *first*."""
 
     def build(*events, source_id="0123456789abcdef", first=0, dropped=None):
-        encoder = RowEncoder()
-        schemas, rows = {}, []
-        for offset, event in enumerate(events):
-            schema, row = encoder.encode(event, offset)
-            schemas[schema.number] = schema.entry
-            rows.append(row)
-        return encode_frame(
-            source_id, first, first + len(events) - 1, dropped=dropped or {}, schemas=schemas.values(), rows=rows
-        )
+        return framing.frame_of(source_id, events, first_seq=first, dropped=dropped)
 
     return build
 

@@ -8,13 +8,13 @@ import resource
 
 import pytest
 
+from framing import frame_of
 from trackside.events import ITERATION, Event, Source, event
 from trackside.handlers.eventlog import EventLog
 from trackside.handlers.eventlog._appender import create_file
 from trackside.handlers.eventlog._format import Record
 from trackside.handlers.eventlog._scanner import Damage, Scanner
 from trackside.testing import FakeClock
-from trackside.wire import RowEncoder, encode_frame
 
 
 @event("test.eventlog.noted", priority=ITERATION)
@@ -105,14 +105,7 @@ def framed():
     """Give a function that makes a frame: of a source, its first number, and events."""
 
     def make(source, first_seq, events, *, last_seq=None, dropped=()):
-        encoder = RowEncoder()
-        schemas, rows = {}, []
-        for offset, each in enumerate(events):
-            schema, row = encoder.encode(each, offset)
-            schemas[schema.number] = schema.entry
-            rows.append(row)
-        last = first_seq + len(rows) - 1 if last_seq is None else last_seq
-        return encode_frame(source.id, first_seq, last, dropped=dict(dropped), schemas=schemas.values(), rows=rows)
+        return frame_of(source.id, events, first_seq=first_seq, last_seq=last_seq, dropped=dict(dropped))
 
     return make
 

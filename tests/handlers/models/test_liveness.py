@@ -10,14 +10,15 @@ import sys
 import attrs
 import pytest
 
+from framing import write_log
 from trackside.events import Heartbeat, IterationEnded, RankFellSilent, Source, SourceEnded, SourceStarted
-from trackside.handlers import EventLog, replay
+from trackside.handlers import replay
 from trackside.handlers.models import GoodputAccumulator
 from trackside.handlers.models.liveness import DIED, ENDED, RUNNING, SILENT, LifeSigns, is_gone, liveness, worst
 from trackside.handlers.zeromq._receiver import SourceRegistry
 from trackside.report import read_report, read_runs
 from trackside.report._top import Top
-from trackside.wire import Frame, FrameView, RowEncoder, encode_frame
+from trackside.wire import Frame, FrameView
 
 S = 10**9
 
@@ -124,16 +125,7 @@ def views(tmp_path):
         sources = [Source(id=f"source-{rank}", run_id="run", rank=rank, world_size=2) for rank in (0, 1)]
         both = [stream(sources[0], last_s, interval_s, reason), stream(sources[1], newest_s, interval_s, "closed")]
         for events in both:
-            log, encoder, schemas, rows = EventLog(tmp_path), RowEncoder(), {}, []
-            log.open(events[0].source)
-            for place, event in enumerate(events):
-                schema, row = encoder.encode(event, place)
-                schemas[schema.number] = schema.entry
-                rows.append(row)
-            last_seq = len(rows) - 1
-            frame = encode_frame(events[0].source.id, 0, last_seq, dropped={}, schemas=schemas.values(), rows=rows)
-            assert log.accept(frame, events=len(rows))
-            assert log.close(60)
+            write_log(tmp_path, events[0].source, events)
         now_ns = newest_s * S
         (session,) = read_runs(tmp_path).sessions
         report = read_report(tmp_path)
@@ -186,16 +178,10 @@ def gone():
 class TestGone:
     def test_every_view_of_logs(self, gone, tmp_path):
         """A process of this machine that has exited without an end has died at once: to runs, report and top."""
-        log, encoder, schemas, rows, top = EventLog(tmp_path), RowEncoder(), {}, [], Top()
-        log.open(gone)
-        for place, event in enumerate(stream(gone, 100, 1.0)):
-            schema, row = encoder.encode(event, place)
-            schemas[schema.number] = schema.entry
-            rows.append(row)
+        top, events = Top(), stream(gone, 100, 1.0)
+        for event in events:
             top.drive(event)
-        frame = encode_frame(gone.id, 0, len(rows) - 1, dropped={}, schemas=schemas.values(), rows=rows)
-        assert log.accept(frame, events=len(rows))
-        assert log.close(60)
+        write_log(tmp_path, gone, events)
         (process,) = read_runs(tmp_path).sessions[0].runs[0].attempts[0].processes
         (row,) = read_report(tmp_path).ranks
         said = (DIED, "no end record, and its process is gone")

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from pathlib import Path
 import msgpack
 import pytest
 
+import ports
 import trackside
 from trackside.handlers.zeromq import Collector, Forwarder
 from trackside.wire import wire_name_of
@@ -238,9 +238,7 @@ def forwarders():
 @pytest.fixture
 def free_port():
     """Give a port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return ports.free_port()
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import time
 import msgpack
 import pytest
 
+from framing import frame_of
 from trackside.events import DecodeError, Heartbeat, Source, SourceStarted
 from trackside.handlers.zeromq import PeerLimits
 from trackside.handlers.zeromq._collector import CollectedStreams, with_rows
@@ -49,21 +50,10 @@ from trackside.handlers.zeromq._receiver import (
 )
 from trackside.handlers.zeromq._server import ReadySnapshot, StreamServer
 from trackside.handlers.zeromq._session import Sent
-from trackside.wire import FrameDecoder, RowEncoder, encode_frame
+from trackside.wire import FrameDecoder, encode_frame
 
 DEADLINE_S = 20.0
 MOST = (1 << 62) - 1
-
-
-def frame_of(source, events, *, first_seq=0, dropped=None):
-    """Return a frame that holds *events*."""
-    encoder, schemas, rows = RowEncoder(), {}, []
-    for offset, event in enumerate(events):
-        schema, row = encoder.encode(event, offset)
-        schemas[schema.number] = schema.entry
-        rows.append(row)
-    last = first_seq + len(events) - 1
-    return encode_frame(source.id, first_seq, last, dropped=dropped or {}, schemas=schemas.values(), rows=rows)
 
 
 def started(source):
@@ -117,7 +107,7 @@ class TestCounts:
         source = Source.detect({}, run_id="run", rank=0)
         rank = false_ranks(collector.endpoint, insecure=True)
         rank.join()
-        rank.send(frame_of(source, [started(source)], dropped={str(number): MOST for number in range(8)}))
+        rank.send(frame_of(source.id, [started(source)], dropped={str(number): MOST for number in range(8)}))
         until(lambda: collector.totals()["sources"] == 1)
 
         assert attached(collector.viewer_endpoint, insecure=True).wait(DEADLINE_S)
@@ -607,7 +597,7 @@ class TestQuotas:
         producer = Producer(b"a", "one", "", "", None, buckets, 0.0)
         made = 0
         while buckets.admit(100, 0.0):
-            frame = frame_of(Source.detect({}), [])
+            frame = frame_of(Source.detect({}).id, [])
             collection.on_entry(producer, FrameEntry("s", made, 0, 0, frame))
             made += 1
 
@@ -730,7 +720,7 @@ class TestLosses:
         producer = Producer(b"a", "one", "", "", None, PeerBuckets(PeerLimits(), 0.0), 0.0)
         source = Source.detect({})
         collection.on_entry(producer, LossEntry("s", 0, 0, source.id, 0, 9, "gone"))
-        collection.on_entry(producer, FrameEntry("s", 1, 0, 1, frame_of(source, [started(source)], first_seq=10)))
+        collection.on_entry(producer, FrameEntry("s", 1, 0, 1, frame_of(source.id, [started(source)], first_seq=10)))
 
         assert (collection.unheard, collection.registry.totals()["lost"]) == ({}, 10)
 
@@ -744,6 +734,6 @@ class TestOpenSpans:
         state = SourceState(Source.detect({}), 0.0)
         decoder = FrameDecoder()
         for number, found in enumerate((spans, {"MainThread": [1, "x" * 9000]})):
-            frame = frame_of(state.source, [Heartbeat(sequence=0, open_spans=found)], first_seq=number)
+            frame = frame_of(state.source.id, [Heartbeat(sequence=0, open_spans=found)], first_seq=number)
             state.admit(decoder.decode(frame))
             assert state.span == ("train", "")[number]

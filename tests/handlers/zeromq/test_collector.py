@@ -8,6 +8,7 @@ import types
 
 import pytest
 
+import framing
 from trackside.events import (
     ClockCompared,
     EventsLost,
@@ -27,7 +28,7 @@ from trackside.handlers.zeromq import PeerLimits
 from trackside.handlers.zeromq._collector import CollectedStreams, MultiLogWriter
 from trackside.handlers.zeromq._connection import new_context
 from trackside.handlers.zeromq._receiver import SourceRegistry
-from trackside.wire import Frame, RowEncoder, encode_frame
+from trackside.wire import Frame
 
 pytestmark = pytest.mark.once
 
@@ -36,12 +37,9 @@ STEP = "test.step.taken"
 
 def frame_of(source, first, last):
     """Return a frame with the iterations *first* to *last*."""
-    encoder, schemas, rows = RowEncoder(), {}, []
-    for seq in range(first, last + 1):
-        schema, row = encoder.encode(IterationEnded(duration_ns=1, step=seq, at_ns=seq, parent_span_id=0), seq - first)
-        schemas[schema.number] = schema.entry
-        rows.append(row)
-    return encode_frame(source.id, first, last, dropped={}, schemas=schemas.values(), rows=rows)
+    steps = range(first, last + 1)
+    iterations = [IterationEnded(duration_ns=1, step=step, at_ns=step, parent_span_id=0) for step in steps]
+    return framing.frame_of(source.id, iterations, first_seq=first)
 
 
 class Undecoded:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from framing import frame_of
 from trackside.events import Source, SourceStarted
 from trackside.handlers.zeromq._collector import CollectedStreams
 from trackside.handlers.zeromq._control import VerbForwarder
@@ -21,7 +22,6 @@ from trackside.handlers.zeromq._protocol import (
 from trackside.handlers.zeromq._receiver import Receiver, SourceRegistry
 from trackside.handlers.zeromq._server import StreamServer
 from trackside.handlers.zeromq._session import Sent
-from trackside.wire import RowEncoder, encode_frame
 
 VIEWER = b"viewer"
 COLLECTOR = Source.detect({}, run_id="collectors", role="collector")
@@ -79,8 +79,7 @@ class Ranks:
         """Let *rank* greet and send its first event."""
         self.greet(rank)
         source = self.sources[rank]
-        schema, row = RowEncoder().encode(SourceStarted(identity=source.to_wire(), span_id=0, step=-1), 0)
-        frame = encode_frame(source.id, 0, 0, dropped={}, schemas=[schema.entry], rows=[row])
+        frame = frame_of(source.id, [SourceStarted(identity=source.to_wire(), span_id=0, step=-1)])
         self.say(rank, FrameEntry(f"stream {rank}", 0, 0, 1, frame))
 
     def ask(self, *, targets=(), within_ms=5000):

@@ -9,9 +9,10 @@ import attrs
 import msgpack
 import pytest
 
+from framing import frame_of
 from trackside.events import ConfigError, DecodeError, Source
 from trackside.handlers.models.goodput import GoodputAccumulator, _packed, _track
-from trackside.wire import FrameDecoder, RowEncoder, encode_frame
+from trackside.wire import FrameDecoder
 
 pytestmark = pytest.mark.once
 
@@ -351,14 +352,8 @@ class TestReplay:
     def test_frames(self, stream, feed):
         """A state that was dumped and loaded gives the same result."""
         job = train(stream().start(1), 100).span("x", 500, 700, badput_type="sdc").end(1_001)
-        encoder, schemas, rows = RowEncoder(), {}, []
-        for offset, event in enumerate(job.events):
-            schema, row = encoder.encode(event, offset)
-            schemas[schema.number] = schema.entry
-            rows.append(row)
-        frame = encode_frame("p0-0", 0, len(rows) - 1, dropped={}, schemas=schemas.values(), rows=rows)
         model = GoodputAccumulator()
-        for event in FrameDecoder().decode(frame).events:
+        for event in FrameDecoder().decode(frame_of("p0-0", job.events)).events:
             event._source = Source.from_wire(job.source.to_wire())
             model(event)
         assert model.result() == feed(job).result()

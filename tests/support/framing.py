@@ -1,0 +1,31 @@
+"""Frames and logs of given events, as a process would have written them."""
+
+from __future__ import annotations
+
+from trackside.handlers import EventLog
+from trackside.wire import RowEncoder, encode_frame
+
+EVENTS_PER_FRAME = 2_000
+
+
+def frame_of(source_id, events, *, first_seq=0, last_seq=None, dropped=None):
+    """Return the frame of *events*, numbered from *first_seq*; it accounts for the numbers up to *last_seq*."""
+    encoder, schemas, rows = RowEncoder(), {}, []
+    for offset, event in enumerate(events):
+        schema, row = encoder.encode(event, offset)
+        schemas[schema.number] = schema.entry
+        rows.append(row)
+    last = first_seq + len(rows) - 1 if last_seq is None else last_seq
+    return encode_frame(source_id, first_seq, last, dropped=dropped or {}, schemas=schemas.values(), rows=rows)
+
+
+def write_log(directory, source, events):
+    """Write *events* as the process *source* would have, and return the file."""
+    log = EventLog(directory, fsync_s=None)
+    log.open(source)
+    events = list(events)
+    for first in range(0, len(events), EVENTS_PER_FRAME):
+        part = events[first : first + EVENTS_PER_FRAME]
+        assert log.accept(frame_of(source.id, part, first_seq=first), events=len(part))
+    assert log.close(60)
+    return log.paths[0]
