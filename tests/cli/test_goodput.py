@@ -130,7 +130,7 @@ class TestText:
             "  accelerator startup       1 s    2.0 %  ACCELERATOR_INITIALIZATION",
             "  total                    49 s  100.0 %",
             "",
-            "step time: ideal 3 s, p50 3 s, p90 8 s, p99 8 s, mean deviation 1.67 s",
+            "own time of a step: ideal 3 s, p50 3 s, p90 8 s, p99 8 s, mean deviation 1.67 s",
             "slow steps: 2 of 6, longer than 3 s",
             "degraded: 0 s productive beyond the ideal; effective goodput 30.6 %",
             "",
@@ -138,7 +138,7 @@ class TestText:
             "  read: 17 record(s) of ml-goodput-measurement",
             "  the session has ended",
             "  of each attempt the time of the rank that got least out of it counts; validation is not productive",
-            "  the ideal step time is the mean of all steps but the slow ones",
+            "  own time is what no other bucket has; the ideal is the mean of all steps but the slow ones",
             "  a step in such records lasts until the next one begins: they do not tell when it ended",
         ]
 

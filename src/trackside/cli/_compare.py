@@ -116,7 +116,8 @@ def _selected(name: str, where: list[str]) -> Selected:
 
 def _lines(found: Comparison) -> Iterator[str]:
     for label, side in (("A", found.before), ("B", found.after)):
-        yield f"{label}: {side.name}: {len(side.runs)} run(s), {side.ranks} rank(s), {side.steps:,} steps"
+        half = f", half of them in less than {words.seconds(side.step_p50_s)}" if side.step_p50_s is not None else ""
+        yield f"{label}: {side.name}: {len(side.runs)} run(s), {side.ranks} rank(s), {side.steps:,} steps{half}"
     yield ""
     worse, better = ([row.name for row in found.judged if row.verdict == verdict] for verdict in (WORSE, BETTER))
     if worse and better:

@@ -296,10 +296,10 @@ def _shares(lengths: Sequence[float]) -> list[int]:
 def _steps(result: GoodputResult) -> Iterator[str]:
     times = result.step_time
     if not times.count:
-        yield "step time: no step that tells"
+        yield "own time of a step: no step that tells"
     else:
         yield (
-            f"step time: ideal {words.seconds(times.ideal_s)}, p50 {words.seconds(times.p50_s)}, "
+            f"own time of a step: ideal {words.seconds(times.ideal_s)}, p50 {words.seconds(times.p50_s)}, "
             f"p90 {words.seconds(times.p90_s)}, p99 {words.seconds(times.p99_s)}, "
             f"mean deviation {words.seconds(times.deviation_s)}"
         )
@@ -337,7 +337,7 @@ def _method(result: GoodputResult, reading: Reading) -> Iterator[str]:
     yield f"the session {end}"
     yield "of each attempt the time of the rank that got least out of it counts; validation is not productive"
     ideal = "as given" if reading.ideal_is_given else "the mean of all steps but the slow ones"
-    yield f"the ideal step time is {ideal}"
+    yield f"own time is what no other bucket has; the ideal is {ideal}"
     if reading.records:
         yield "a step in such records lasts until the next one begins: they do not tell when it ended"
 

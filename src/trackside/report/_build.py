@@ -824,8 +824,8 @@ def _unwritten(mains: Sequence[Watched], rows: Sequence[RankRow], bars: Sequence
                 yield Unwritten(bar.number, row.rank, max(ahead, unwritten_steps(process.ends_ns)))
 
 
-def _step_time(mains: Sequence[Watched]) -> StepQuantiles:
-    """Return the quantiles of the step times, by nearest rank."""
+def step_time(mains: Iterable[Watched]) -> StepQuantiles:
+    """Return the quantiles of the step times of each attempt's first rank, by nearest rank."""
     times_ns = sorted(
         length_ns for process in mains if process.lengths is not None for length_ns in process.lengths.lengths_ns
     )
@@ -1030,7 +1030,7 @@ def _report(gathered: Gatherer, chosen: Chosen, scored: tuple[Episodes, ScoreAgg
         missing_ranks=tuple(sorted(set(range(world_size)) - {row.rank for row in last})),
         exit_status=gathered.exit_status,
         age_s=0.0,
-        step_time=_step_time(mains),
+        step_time=step_time(mains),
         steps=gathered.steps.coarse(MOST_POINTS),
         step_width_ns=gathered.steps.width_ns,
         loss=gathered.loss.coarse(MOST_POINTS // 2),

@@ -13,7 +13,7 @@ from trackside.events import Source, UnreadableError
 from trackside.handlers import replay
 from trackside.handlers.models.goodput import GoodputResult
 from trackside.handlers.models.liveness import RUNNING
-from trackside.report._build import Progress, gather, joined, part_series, rank_rows
+from trackside.report._build import Progress, gather, joined, part_series, rank_rows, step_time
 from trackside.report._gather import Gatherer, StepLengths, Watched
 from trackside.report._statistics import TRIM, Difference, difference
 
@@ -37,6 +37,8 @@ class Side:
     runs: tuple[str, ...]
     ranks: int
     steps: int
+    step_p50_s: float | None
+    """Half of the steps took less, as the report says it; None without steps."""
     unread: tuple[str, ...]
     """Why whole files were not read."""
 
@@ -225,6 +227,7 @@ def _read(selected: Selected, progress: Progress | None) -> _Read:
         runs=tuple(dict.fromkeys(process.source.run_id for process in mains)),
         ranks=len({process.source.rank for process in mains}),
         steps=sum(len(process.lengths.lengths_ns) * process.lengths.block for process in mains if process.lengths),
+        step_p50_s=step_time(mains).p50_s,
         unread=tuple(str(problem) for problem in recorded.problems),
     )
     return _Read(side, gathered)

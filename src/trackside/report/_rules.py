@@ -477,7 +477,7 @@ def _silent_s(report: Report) -> float:
 
 
 def _stopped_after_s(report: Report) -> float:
-    return max(STOPPED_AFTER_S, STOPPED_AFTER_STEPS * (report.goodput.step_time.p50_s or 0.0))
+    return max(STOPPED_AFTER_S, STOPPED_AFTER_STEPS * (report.step_time.p50_s or 0.0))
 
 
 def _stopped(report: Report) -> _Ruled:
@@ -490,7 +490,7 @@ def _stopped(report: Report) -> _Ruled:
         return [], (
             f"the last step ended {words.seconds(silent_s)} before the last event; it takes {words.seconds(after_s)}"
         )
-    usual = report.goodput.step_time.p50_s or 0.0
+    usual = report.step_time.p50_s or 0.0
     odd = _odd_stall(stalls) if stalls else _odd_one(report)
     behind = min(rows, key=lambda row: (row.last_step, row.rank != odd, row.stepped_ns))
     evidence = [f"rank {behind.rank} stopped after step {behind.last_step}"]
