@@ -178,10 +178,10 @@ def _record(events: list[Any], directory: str) -> None:
     for source, attempt in itertools.groupby(events, key=lambda event: event.source):
         with Bus(source=source) as bus:
             bus.subscribe(EventLog(directory))
-            for place, event in enumerate(attempt):
+            for index, event in enumerate(attempt):
                 if not isinstance(event, SourceStarted):  # the bus makes its own
                     bus.log(event)
-                if place % 4_096 == 0:
+                if index % 4_096 == 0:
                     bus.flush(60.0)
             assert bus.flush(60.0)
             assert not bus.stats().lost

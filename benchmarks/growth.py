@@ -92,7 +92,7 @@ def _figures(name: str, size: int) -> dict[str, float]:
 
 def exponent(sizes: Sequence[int], times: Sequence[float]) -> float:
     """Return the slope of the least-squares line through the logarithms of *sizes* and *times*."""
-    xs, ys = [math.log(size) for size in sizes], [math.log(taken) for taken in times]
+    xs, ys = [math.log(size) for size in sizes], [math.log(spent) for spent in times]
     middle_x, middle_y = sum(xs) / len(xs), sum(ys) / len(ys)
     above = sum((x - middle_x) * (y - middle_y) for x, y in zip(xs, ys, strict=True))
     return above / sum((x - middle_x) ** 2 for x in xs)
@@ -131,15 +131,15 @@ def _replay_events(count: int) -> float:
 
 def _feed(model: Callable[[Event], object], events: Iterator[Event]) -> float:
     """Return the CPU time that *model* takes over *events*, made in chunks outside of it."""
-    taken_ns = 0
+    spent_ns = 0
     while True:
         chunk = [event for event, _ in zip(events, range(CHUNK), strict=False)]
         began_ns = time.process_time_ns()
         for event in chunk:
             model(event)
-        taken_ns += time.process_time_ns() - began_ns
+        spent_ns += time.process_time_ns() - began_ns
         if len(chunk) < CHUNK:
-            return taken_ns
+            return spent_ns
 
 
 def _of(source: Source, events: Iterator[Event]) -> Iterator[Event]:

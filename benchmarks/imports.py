@@ -17,7 +17,7 @@ import tempfile
 from benchmarks.measure import Row, compared
 
 _REPEATS = 25
-_WAYS = {
+_IMPORTS = {
     "trackside": "import trackside",
     "OpenTelemetry": "import opentelemetry.sdk.trace, opentelemetry.sdk.metrics",
     "One Logger": "import nv_one_logger.training_telemetry.api.callbacks",
@@ -27,15 +27,15 @@ _WAYS = {
 
 def rows() -> list[Row]:
     """Measure, and return the rows."""
-    times: dict[str, list[float]] = {name: [] for name in _WAYS}
+    times: dict[str, list[float]] = {name: [] for name in _IMPORTS}
     with tempfile.TemporaryDirectory() as directory:
         environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         environ["PYTHONPYCACHEPREFIX"] = directory
         for repeat in range(_REPEATS + 1):
-            for name, source in _WAYS.items():
-                taken_ns = _cpu_ns(source, environ)
+            for name, source in _IMPORTS.items():
+                cpu_ns = _cpu_ns(source, environ)
                 if repeat:  # the first compiles, and reads the disk
-                    times[name].append(taken_ns)
+                    times[name].append(cpu_ns)
     return [
         compared("import trackside, in a new process", times, "trackside", "OpenTelemetry", 0.87, floor="empty"),
         compared("import trackside, in a new process", times, "trackside", "One Logger", 0.45, floor="empty"),

@@ -29,7 +29,7 @@ _DEADLINE_S = 600.0
 _CATCHING_UP_S = 300.0
 _CLOSING_S = 120.0
 """Thousands of files are forced to the disk, one after another."""
-_LOOK_EVERY_S = 0.2
+_CHECK_INTERVAL_S = 0.2
 _FORWARD = """
 import sys
 from trackside.handlers.zeromq import Forwarder
@@ -91,7 +91,7 @@ def _fan_in(options: argparse.Namespace, directory: str) -> dict[str, Any]:
     bind = "tcp://127.0.0.1:*"
     with _collector(bind, options, directory, insecure=True) as collector:
         senders = [
-            _sender([collector.endpoint], ["--first", place * each, *common]) for place in range(options.processes)
+            _sender([collector.endpoint], ["--first", index * each, *common]) for index in range(options.processes)
         ]
         return {"connections": each * options.processes, **_collected(collector, senders)}
 
@@ -103,10 +103,10 @@ def _tree(options: argparse.Namespace, directory: str) -> dict[str, Any]:
     with _collector(bind, options, directory) as collector:
         forwarders, senders = [], []
         for process in range(options.processes):
-            places = [str(process * each + place) for place in range(each)]
-            command = [sys.executable, "-c", _FORWARD, bind, directory, *places]
+            numbers = [str(process * each + number) for number in range(each)]
+            command = [sys.executable, "-c", _FORWARD, bind, directory, *numbers]
             forwarders.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))  # noqa: S603  ourselves
-            endpoints = [f"ipc://{directory}/{place}" for place in places]
+            endpoints = [f"ipc://{directory}/{number}" for number in numbers]
             first = process * each * per_node
             senders.append(_sender(endpoints, ["--first", first, *common, "--every", 0.0]))
         try:
@@ -186,11 +186,11 @@ def _arrived(collector: Collector) -> int:
 
 
 def _serve_until(collector: Collector, is_done: Any, most_s: float = _DEADLINE_S) -> None:
-    deadline_s, looked_s = time.monotonic() + most_s, 0.0
+    deadline_s, checked_s = time.monotonic() + most_s, 0.0
     while time.monotonic() < deadline_s:
         collector.turn(0.02)
-        if time.monotonic() - looked_s > _LOOK_EVERY_S:
-            looked_s = time.monotonic()
+        if time.monotonic() - checked_s > _CHECK_INTERVAL_S:
+            checked_s = time.monotonic()
             if is_done():
                 return
 

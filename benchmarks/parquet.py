@@ -55,18 +55,18 @@ def write_log(directory: pathlib.Path, *, rank: int, events: int) -> None:
     with trackside.Bus(source=source) as bus:
         bus.subscribe(trackside.EventLog(directory, fsync_s=None))
         for index in range(events):
-            at_ns, place = _START_NS + index * 1_000_000, index % 10
+            at_ns, kind = _START_NS + index * 1_000_000, index % 10
             event: trackside.Event
-            if place < len(_SPANS):
+            if kind < len(_SPANS):
                 event = ProfileSpanEnded(
                     at_ns=at_ns,
                     step=index // 10,
                     span_id=index,
                     parent_span_id=1,
-                    name=_SPANS[place],
+                    name=_SPANS[kind],
                     duration_ns=10_000 + index,
                 )
-            elif place < 8:  # noqa: PLR2004
+            elif kind < 8:  # noqa: PLR2004
                 event = trackside.IterationEnded(
                     at_ns=at_ns,
                     parent_span_id=1,
@@ -76,7 +76,7 @@ def write_log(directory: pathlib.Path, *, rank: int, events: int) -> None:
                     samples=32,
                     loss=2.5,
                 )
-            elif place == 8:  # noqa: PLR2004
+            elif kind == 8:  # noqa: PLR2004
                 event = CounterWindow(
                     at_ns=at_ns,
                     name="train.loss",

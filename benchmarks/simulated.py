@@ -28,8 +28,8 @@ Rows: TypeAlias = tuple[list[bytes], list[bytes]]
 """Schemas and rows, encoded."""
 
 _AT_ONE_TIME_NS = 5_000_000
-_LOOK_S = 0.05
-_TURNS = 20
+_POLL_INTERVAL_S = 0.05
+_ROUNDS = 20
 """Each connection is read once a second: no message to a simulated rank is urgent."""
 _DEADLINE_S = 300.0
 
@@ -127,9 +127,9 @@ class Node:
 
     def __init__(self, context: zmq.Context[Any], endpoint: str, ranks: Sequence[Rank]) -> None:
         self.ranks = ranks
-        self.link = Wire(context, endpoint)
+        self.connection = Wire(context, endpoint)
         self.server = StreamServer(
-            self, self.link.send, own_id=secrets.token_hex(8), connects=True, budget=RingBudget(32 << 20, 1e6)
+            self, self.connection.send, own_id=secrets.token_hex(8), connects=True, budget=RingBudget(32 << 20, 1e6)
         )
         self._rings: list[Ring] = []
         self.server.hold(Filter())
@@ -145,8 +145,8 @@ class Node:
     def take_snapshot(self, models: Sequence[str], ring: Ring, done: Callable[[ReadySnapshot | None], None]) -> None:
         """Return the sources."""
         del models
-        places = [SourcePosition(rank.source, rank.next_seq, 0) for rank in self.ranks]
-        done(ReadySnapshot(encode_snapshot(Snapshot(places, {}, clock.now_ns())), ring.next_index, ring.before))
+        positions = [SourcePosition(rank.source, rank.next_seq, 0) for rank in self.ranks]
+        done(ReadySnapshot(encode_snapshot(Snapshot(positions, {}, clock.now_ns())), ring.next_index, ring.before))
 
     def status(self) -> dict[str, Any]:
         """Have no status."""
@@ -160,7 +160,7 @@ class Node:
     def turn(self) -> None:
         """Send and receive the messages there are."""
         self.server.pump()
-        for parts in self.link.receive(64):
+        for parts in self.connection.receive(64):
             self.server.receive(b"", parts, time.monotonic(), clock.now_ns())
         self.server.tick(time.monotonic())
 
@@ -188,18 +188,18 @@ def main() -> int:
     is_done = _drain(nodes)
     for node in nodes:
         node.server.part("closed")
-        node.link.close()
+        node.connection.close()
     context.term()
     return 0 if is_done else 1
 
 
-def _node(context: zmq.Context[Any], options: argparse.Namespace, place: int, writer: Writer) -> Node:
-    first = options.first + place * options.ranks
+def _node(context: zmq.Context[Any], options: argparse.Namespace, index: int, writer: Writer) -> Node:
+    first = options.first + index * options.ranks
     ranks = [
         Rank(Source.detect({}, run_id="load", rank=rank, world_size=1 << 20), writer)
         for rank in range(first, first + options.ranks)
     ]
-    return Node(context, options.endpoints[place % len(options.endpoints)], ranks)
+    return Node(context, options.endpoints[index % len(options.endpoints)], ranks)
 
 
 def _greet(nodes: Sequence[Node]) -> None:
@@ -207,7 +207,7 @@ def _greet(nodes: Sequence[Node]) -> None:
     while time.monotonic() < deadline_s and not all(node.server.viewers for node in nodes):
         for node in nodes:
             node.turn()
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_INTERVAL_S)
     print("ready", flush=True)
     sys.stdin.readline()
 
@@ -226,10 +226,10 @@ def _send(nodes: Sequence[Node], options: argparse.Namespace) -> int:
             done, sent = done + 1, sent + options.events
             if not options.every and not done % 256:
                 break
-        for node in nodes[turn % _TURNS :: _TURNS]:
+        for node in nodes[turn % _ROUNDS :: _ROUNDS]:
             node.turn()
         turn += 1
-        time.sleep(_LOOK_S if options.every else 0.0)
+        time.sleep(_POLL_INTERVAL_S if options.every else 0.0)
     return sent
 
 
@@ -247,7 +247,7 @@ def _drain(nodes: Sequence[Node]) -> bool:
     while time.monotonic() < deadline_s and not all(node.server.is_drained for node in nodes):
         for node in nodes:
             node.turn()
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_INTERVAL_S)
     return all(node.server.is_drained for node in nodes)
 
 

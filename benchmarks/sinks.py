@@ -23,12 +23,12 @@ _NOTHING_IS_SENT = {
 }
 
 
-def _each(make: Callable[[int], Any], take: Callable[[Any], object]) -> Callable[[int], None]:
+def _each(make: Callable[[int], Any], consume: Callable[[Any], object]) -> Callable[[int], None]:
     """Return a run that makes events and passes them to a sink."""
 
     def run(loops: int) -> None:
         for number in range(2, loops + 2):
-            take(make(number))
+            consume(make(number))
 
     return run
 
@@ -72,8 +72,8 @@ def rows() -> list[Row]:
         tokens.inc(event.tokens or 0)
 
     page = PrometheusSink(None)
-    ways = {"trackside": _each(_iteration, page), "prometheus_client": _each(_iteration, observe)}
-    pages = interleaved(ways, loops=20_000)
+    runs = {"trackside": _each(_iteration, page), "prometheus_client": _each(_iteration, observe)}
+    pages = interleaved(runs, loops=20_000)
     page.close(1)
     return [
         compared("span into OpenTelemetrySink", spans, "trackside", "opentelemetry", 3.0),

@@ -93,13 +93,13 @@ def upper_bound(changes: list[float]) -> float:
     """Return an upper bound of the median with 95 % confidence: the order statistic of the one-sided sign test."""
     ordered = sorted(changes)
     count = len(ordered)
-    place, below = 0, 0.0
-    while place < count:
-        below += math.comb(count, place) / 2**count
+    rank, below = 0, 0.0
+    while rank < count:
+        below += math.comb(count, rank) / 2**count
         if below >= CONFIDENCE:
             break
-        place += 1
-    return ordered[min(place, count - 1)]
+        rank += 1
+    return ordered[min(rank, count - 1)]
 
 
 class Loop:
@@ -204,7 +204,7 @@ def measure(step_s: float, pairs: int, directory: pathlib.Path) -> Figures:
                     instrumented_block(loop, steps, figures)
             else:
                 bare_block(loop, steps, figures)
-    figures = {name: taken[1:] for name, taken in figures.items()}  # the first block of each warms up
+    figures = {name: times[1:] for name, times in figures.items()}  # the first block of each warms up
     with trackside.start(directory, report=False, remote=trackside.Remote(publish=True)), trackside.training_loop(0):
         return {**figures, **alternating(loop, round(ALTERNATING_S / step_s / 3))}
 
@@ -234,14 +234,14 @@ def alternating(loop: Loop, count: int) -> Figures:
     counters = [trackside.counter(f"train.value_{number}") for number in range(COUNTERS)]
     noted: list[tuple[str, int]] = []
     sums = dict.fromkeys(range(COUNTERS), 0.0)
-    ways: list[tuple[str, Train]] = [
+    loops: list[tuple[str, Train]] = [
         ("with", lambda step: loop.instrumented_step(step, counters)),
         ("without", lambda _: loop.without(1)),
         ("by hand", lambda _: loop.noted_step(noted, sums)),
     ]
-    figures: Figures = {name: [] for name, _ in ways}
+    figures: Figures = {name: [] for name, _ in loops}
     for turn in range(count // AT_ONCE):
-        for name, train in ways if turn % 2 else reversed(ways):
+        for name, train in loops if turn % 2 else reversed(loops):
             began_ns = time.thread_time_ns()
             for step in range(turn * AT_ONCE, (turn + 1) * AT_ONCE):
                 train(step)

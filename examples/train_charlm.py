@@ -97,11 +97,11 @@ def train(job: Job, steps: range, *, is_rehearsal: bool = False) -> list[Lap]:
                 loss_seen.record(loss.item())
             laps.append(Lap(step, began_s, time.perf_counter()))
             if not is_rehearsal:
-                look_around(job, laps, loss.item())
+                after_step(job, laps, loss.item())
     return laps
 
 
-def look_around(job: Job, laps: Sequence[Lap], loss: float) -> None:
+def after_step(job: Job, laps: Sequence[Lap], loss: float) -> None:
     """Validate, let the model write something and save it, if the step that has just ended is one for that."""
     options, step = job.options, laps[-1].step
     is_last = step + 1 == options.steps

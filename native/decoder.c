@@ -225,7 +225,7 @@ static PyType_Spec layout_spec = {
 /* Why a read function returned nothing. */
 typedef enum {
     REFUSED, /* the bytes are for the decoder in Python */
-    MISFIT,  /* the value is well-formed so far, and of a kind that its place does not admit */
+    WRONG_TYPE,  /* the value is well-formed so far, and of a kind that its place does not admit */
     RAISED,  /* an exception is set */
 } Failure;
 
@@ -444,7 +444,7 @@ read_value(Cursor *cursor, Admitted admitted, int depth)
         return fail(cursor, REFUSED);
     }
     if (!(head.kind & admitted.value)) {
-        return fail(cursor, MISFIT);
+        return fail(cursor, WRONG_TYPE);
     }
     switch (head.kind) {
     case NIL: {
@@ -592,11 +592,11 @@ read_row(Cursor *cursor, PyObject *layouts, PyObject *rest, PyObject *source, in
     }
     else {
         const RowLayout *layout = (RowLayout *)found;
-        cursor->failure = MISFIT;
+        cursor->failure = WRONG_TYPE;
         if (layout->cls != NULL) {
             event = read_event(cursor, layout, source, first + offset);
         }
-        if (event == NULL && cursor->failure == MISFIT) {
+        if (event == NULL && cursor->failure == WRONG_TYPE) {
             cursor->at = begin;
             event = read_rest(cursor, rest, key);
         }

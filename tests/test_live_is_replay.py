@@ -268,12 +268,12 @@ class TestEveryModel:
         """A model that loads another's state at any moment goes on as that one does."""
         record(tmp_path, Source(id="one"), seed=1)
         events = list(trackside.replay(tmp_path))
-        place = rng.randrange(len(events))
+        index = rng.randrange(len(events))
         first, second = MODELS[name](), MODELS[name]()
-        trackside.feed(events[:place], first)
+        trackside.feed(events[:index], first)
 
         second.load(msgpack.unpackb(msgpack.packb(first.dump())))
-        trackside.feed(events[place:], first, second)
+        trackside.feed(events[index:], first, second)
 
         assert second.dump() == first.dump()
 

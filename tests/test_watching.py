@@ -26,7 +26,7 @@ DEADLINE_S = 60.0
 
 
 @pytest.fixture
-def place(monkeypatch):
+def socket_directory(monkeypatch):
     """Give a runtime directory of this user's alone, with a name short enough for sockets."""
     directory = tempfile.mkdtemp(prefix="ts-")
     monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
@@ -55,7 +55,7 @@ def watched(directory, command):
 
 class TestPage:
     @pytest.mark.parametrize("number", range(len(PROGRAMS)))
-    def test_programs(self, number, place, tmp_path):
+    def test_programs(self, number, socket_directory, tmp_path):
         """Each program runs until the job ends, and shows something of each step."""
         code = textwrap.dedent(PROGRAMS[number])
         if "bus." in code or "import trackside\n" not in code:
@@ -64,7 +64,7 @@ class TestPage:
         assert len(printed.splitlines()) >= 3, printed
         assert "Traceback" not in printed
 
-    def test_commands(self, place, tmp_path):
+    def test_commands(self, socket_directory, tmp_path):
         """Each command runs and shows the steps."""
         for line in COMMANDS:
             arguments = [part.strip("'") for part in line.split()[1:]]

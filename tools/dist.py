@@ -89,10 +89,10 @@ def release(directory: Path) -> None:
 def built_wheel(builder: Interpreter, sources: Path, scratch: Path, **variables: str) -> Path:
     """Return a wheel made from the archive of *sources*, so that no other file of this clone has an effect."""
     trees = []
-    for place in ("one", "another"):
+    for name in ("one", "another"):
         with tarfile.open(sources) as archive:
-            archive.extractall(scratch / place)  # noqa: S202  # made a moment ago
-        (tree,) = (scratch / place).iterdir()
+            archive.extractall(scratch / name)  # noqa: S202  # made a moment ago
+        (tree,) = (scratch / name).iterdir()
         trees.append(tree)
     return built_twice(builder, "wheel", trees, scratch, **variables)
 

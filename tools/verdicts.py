@@ -63,10 +63,10 @@ def main() -> int:
 
 def judge_all(counts: dict[str, list[int]], jobs: dict[str, Any], *, until_s: float) -> bool:
     """Judge *jobs*, a line of progress for each; one that fails is wrong. Return whether there was time for all."""
-    for place, (name, (cause, labelled, judge)) in enumerate(jobs.items(), 1):
+    for number, (name, (cause, labelled, judge)) in enumerate(jobs.items(), 1):
         began_s = time.monotonic()
         if began_s > until_s:
-            print(f"out of time: {len(jobs) - place + 1} jobs were not judged", file=sys.stderr)
+            print(f"out of time: {len(jobs) - number + 1} jobs were not judged", file=sys.stderr)
             return False
         try:
             mistakes = judge(labelled)
@@ -74,7 +74,7 @@ def judge_all(counts: dict[str, list[int]], jobs: dict[str, Any], *, until_s: fl
             mistakes = [f"{type(error).__name__}: {error}"]
         add(counts, name, cause, mistakes, is_healthy=labelled.kind is None)
         state = "wrong" if mistakes else "right"
-        print(f"{place}/{len(jobs)} {name}: {state}, {time.monotonic() - began_s:.1f} s", file=sys.stderr, flush=True)
+        print(f"{number}/{len(jobs)} {name}: {state}, {time.monotonic() - began_s:.1f} s", file=sys.stderr, flush=True)
     return True
 
 

@@ -147,5 +147,5 @@ def straggler_table(report: ScoreReport) -> Iterator[tuple[str, ...]]:
     """Yield the scores of all ranks in each section: 0.5 is twice as slow as the fastest."""
     sections = report.relative.sections
     yield "", *sections
-    for place, rank in enumerate(report.ranks):
-        yield f"rank {rank}", *(number(column[place]) for column in sections.values())
+    for index, rank in enumerate(report.ranks):
+        yield f"rank {rank}", *(number(column[index]) for column in sections.values())

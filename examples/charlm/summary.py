@@ -106,14 +106,14 @@ class Picture:
 
 
 def _events(log: LogCheck) -> Iterator[tuple[str, ...]]:
-    by_place: dict[str, Counter[str]] = defaultdict(Counter)
+    by_process: dict[str, Counter[str]] = defaultdict(Counter)
     for part in log.sources:
         workers = "'s workers" if part.source.role == "worker" else ""
-        by_place[f"rank {part.source.rank}{workers}"].update(part.by_type)
-    places = sorted(by_place)
-    yield "", *places
-    for name in sorted(set().union(*by_place.values())):
-        yield name, *(f"{by_place[place][name]:,}" for place in places)
+        by_process[f"rank {part.source.rank}{workers}"].update(part.by_type)
+    processes = sorted(by_process)
+    yield "", *processes
+    for name in sorted(set().union(*by_process.values())):
+        yield name, *(f"{by_process[process][name]:,}" for process in processes)
 
 
 def _losses(log: LogCheck) -> Iterator[str]:

@@ -205,13 +205,13 @@ class TestRandomSequences:
 
 class TestThreads:
     @pytest.mark.hang_guard(300)
-    def test_all_ways_at_once(self, make_bus, make_model, make_frames, in_threads, scaled):
+    def test_all_subscribers_at_once(self, make_bus, make_model, make_frames, in_threads, scaled):
         """Repeated, since threads interleave differently each time."""
         for _ in range(scaled(50)):
             with make_bus() as bus:
-                self.check_all_ways(bus, make_model, make_frames, in_threads, scaled(EVENTS))
+                self.check_all_subscribers(bus, make_model, make_frames, in_threads, scaled(EVENTS))
 
-    def check_all_ways(self, bus, make_model, make_frames, in_threads, count):
+    def check_all_subscribers(self, bus, make_model, make_frames, in_threads, count):
         """
         16 threads log to a plain callable with a rule, a queued one, a model and frames: all counts balance, each
         thread's order is kept at each handler, and numbers are dense and unique.
@@ -311,7 +311,7 @@ class TestAtAnyMoment:
         queued.append(bus.subscribe(Unreliable(random.Random(1), 0.1), to=Balanced, runs_on=RunsOn.WORKER))
         queued.append(bus.subscribe(make_model(), to=Balanced, keep=every(3)))
         queued.append(bus.subscribe(make_frames(), to=Balanced))
-        looks = 0
+        checks = 0
         for _ in range(scaled(50)):
             for number in range(2_000):
                 bus.log(KINDS[number % 3](value=number))
@@ -320,7 +320,7 @@ class TestAtAnyMoment:
                 stats += bus.stats(DEADLINE_S).handlers
                 assert [one.balance for one in stats] == [0] * len(stats)
                 assert min(one.in_queue for one in stats) >= 0
-                looks += 1
+                checks += 1
                 if not sum(one.in_queue for one in stats):
                     break
-        assert looks > scaled(50)
+        assert checks > scaled(50)

@@ -222,12 +222,12 @@ class TestDeliver:
         events = self.foreign(49)
         bus._dispatcher.hold(5.0)
         try:
-            taken = [bus.inject(events) for _ in range(3)]
+            accepted = [bus.inject(events) for _ in range(3)]
         finally:
             bus._dispatcher.release()
         bus.flush()
 
-        assert taken == [True, False, False]
+        assert accepted == [True, False, False]
         assert len(model.events) == len(events)
         assert bus.inject(events)
 

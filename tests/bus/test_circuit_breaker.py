@@ -71,9 +71,9 @@ class Flaky:
             raise ValueError("flaky")
 
 
-class TestRest:
+class TestSuspension:
     @pytest.fixture(params=["inline", "ruled", "model", "queued"])
-    def place(self, request):
+    def runs_in(self, request):
         """Give where the handler runs."""
         return request.param
 
@@ -89,12 +89,12 @@ class TestRest:
         return log
 
     @pytest.fixture
-    def flaky(self, bus, make_model, place):
+    def flaky(self, bus, make_model, runs_in):
         """Give a handler that fails, subscribed."""
         flaky = Flaky()
-        handler = make_model(flaky) if place == "model" else flaky
+        handler = make_model(flaky) if runs_in == "model" else flaky
         options = {"ruled": {"keep": every(1)}, "queued": {"runs_on": RunsOn.WORKER}}
-        self.subscription = bus.subscribe(handler, to=Ticked, **options.get(place, {}))
+        self.subscription = bus.subscribe(handler, to=Ticked, **options.get(runs_in, {}))
         return flaky
 
     def counts(self):
@@ -123,8 +123,8 @@ class TestRest:
     def test_tried_again_ever_later(self, fake_clock, flaky, log):
         """It is tried with one event after 30 s, then after twice as long each time, ten minutes at most."""
         log(5)
-        for tries, rest_s in enumerate([30, 60, 120, 240, 480, 600, 600], start=1):
-            fake_clock.advance(rest_s - 0.001)
+        for tries, pause_s in enumerate([30, 60, 120, 240, 480, 600, 600], start=1):
+            fake_clock.advance(pause_s - 0.001)
             log(3)
             assert flaky.calls == 5 + tries - 1
             fake_clock.advance(0.002)
@@ -147,7 +147,7 @@ class TestRest:
         log(1)
         assert flaky.calls == 10 + 11 + 1
 
-    def test_published(self, fake_clock, bus, flaky, log, place):
+    def test_published(self, fake_clock, bus, flaky, log, runs_in):
         """A suspension is an event, with the handler, the reason and the duration."""
         seen = []
         bus.subscribe(seen.append, to=HandlerSuspended)
@@ -159,7 +159,7 @@ class TestRest:
             (5, 30.0, "ValueError: flaky"),
             (6, 60.0, "ValueError: flaky"),
         ]
-        assert all(("Model" if place == "model" else "Flaky") in one.handler for one in seen)
+        assert all(("Model" if runs_in == "model" else "Flaky") in one.handler for one in seen)
 
     @pytest.fixture(params=["inline", "model", "queued", "frames"])
     def picky(self, request, bus, make_model, frames):
@@ -205,12 +205,12 @@ class TestRest:
         stats = subscription.stats()
         assert (stats.handled, stats.filtered, stats.failed, stats.suspended) == (2, 2, 5, 0)
 
-    def test_its_own_rest(self, fake_clock, bus, make_model, place):
+    def test_its_own_suspension(self, fake_clock, bus, make_model, runs_in):
         """A handler that gets all events and fails on each does not turn its own suspension into an endless loop."""
         flaky = Flaky()
-        handler = make_model(flaky) if place == "model" else flaky
+        handler = make_model(flaky) if runs_in == "model" else flaky
         options = {"ruled": {"keep": every(1)}, "queued": {"runs_on": RunsOn.WORKER}}
-        bus.subscribe(handler, **options.get(place, {}))
+        bus.subscribe(handler, **options.get(runs_in, {}))
         for _ in range(10):
             bus.log(Ticked())
         assert bus.flush(20)
@@ -219,7 +219,7 @@ class TestRest:
 
 
 class TestThreads:
-    def test_one_rest_for_many_failures_at_once(self, bus, fake_clock):
+    def test_one_suspension_for_many_failures_at_once(self, bus, fake_clock):
         """Threads that are inside a handler as it fails cause one suspension of 30 s, not one for each of them."""
         count = 16
         inside = threading.Barrier(count)

@@ -27,15 +27,15 @@ SHORT = {
 
 
 class TestWorkers:
-    @pytest.mark.parametrize("ways", list(itertools.product(METHODS, WORKERS, FIRST)), ids=" ".join)
-    def test_attributed(self, run_script, tmp_path, scale, ways):
+    @pytest.mark.parametrize("combination", list(itertools.product(METHODS, WORKERS, FIRST)), ids=" ".join)
+    def test_attributed(self, run_script, tmp_path, scale, combination):
         """
         Two workers, started in any way and with torch or trackside imported first: neither hangs, and every event is
         recorded as that of its worker, a child of the main process.
         """
-        if scale < 1.0 and ways not in SHORT:
+        if scale < 1.0 and combination not in SHORT:
             pytest.skip("with --full")
-        method, persistent, first = ways
+        method, persistent, first = combination
         epochs = 2 if method == "fork" or persistent == "persistent" or scale >= 1.0 else 1
         outcome = run_script(
             "dataloading.py", method, persistent, epochs, first, tmp_path, timeout_s=110, PYTHONWARNINGS="ignore"

@@ -127,13 +127,13 @@ class TestInterpreter:
     @pytest.mark.parametrize(
         "way", ["closed", "later atexit", "teardown", "daemons", "thread after main", "never used"]
     )
-    def test_silence(self, run_script, way):
+    def test_silence(self, run_script, case):
         """Events logged while the interpreter ends leave no trace on stderr, and are counted where that is possible."""
-        outcome = run_script("ending.py", way)
+        outcome = run_script("ending.py", case)
         assert (outcome.code, outcome.err) == (0, "")
         for printed in outcome.printed:
             assert printed["after_close"] == printed["expected"]
-        assert len(outcome.printed) == (way in {"closed", "later atexit"})
+        assert len(outcome.printed) == (case in {"closed", "later atexit"})
 
     def test_daemons_again_and_again(self, run_script, scaled):
         """Daemon threads that log as the interpreter ends do not crash it."""

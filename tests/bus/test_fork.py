@@ -82,8 +82,8 @@ class TestVariants:
     def printed_by(self, run_script):
         """Give a function that runs a variant and returns the values that its processes printed, in order."""
 
-        def run(way):
-            outcome = run_script("forking_variants.py", way, PYTHONWARNINGS="ignore")
+        def run(variant):
+            outcome = run_script("forking_variants.py", variant, PYTHONWARNINGS="ignore")
             assert (outcome.code, outcome.err) == (0, "")
             return outcome.printed
 

@@ -34,7 +34,7 @@ class Timeout(Exception):
 def begun_at():
     """Return the line of `Bus.log` from which on an event counts as logged."""
     lines, first = inspect.getsourcelines(Bus.log)
-    return first + next(place for place, line in enumerate(lines) if "for arrived, handle" in line)
+    return first + next(index for index, line in enumerate(lines) if "for arrived, handle" in line)
 
 
 def timeouts(error):

@@ -232,7 +232,7 @@ class TestSiding:
 
 class TestFrames:
     @pytest.mark.parametrize("error", [ValueError, Strange])
-    def test_take_raises(self, bus, make_frames, caplog, error):
+    def test_accept_raises(self, bus, make_frames, caplog, error):
         """A frame sink that raises loses its frames, counted and reported once; another gets all."""
 
         class Broken(make_frames):

@@ -256,8 +256,8 @@ class TestFlushFromWithin:
         assert bus.flush(20)
         assert len(seen) == 3
 
-    @pytest.mark.parametrize("place", ["inline", "model", "queued", "forwarded"])
-    def test_close(self, bus, make_model, place):
+    @pytest.mark.parametrize("runs_in", ["inline", "model", "queued", "forwarded"])
+    def test_close(self, bus, make_model, runs_in):
         """Every handler may close the bus; a second close finishes what the first could not."""
         done = threading.Event()
 
@@ -265,14 +265,14 @@ class TestFlushFromWithin:
             bus.close(1.0)
             done.set()
 
-        if place == "forwarded":
+        if runs_in == "forwarded":
             bus.subscribe(make_model(lambda _event: bus.publish(Tocked())), to=Ticked)
             bus.subscribe(close, to=Tocked)
         else:
             bus.subscribe(
-                make_model(close) if place == "model" else close,
+                make_model(close) if runs_in == "model" else close,
                 to=Ticked,
-                runs_on=RunsOn.WORKER if place == "queued" else None,
+                runs_on=RunsOn.WORKER if runs_in == "queued" else None,
             )
         bus.log(Ticked())
         assert done.wait(20)

@@ -270,17 +270,17 @@ class TestFrames:
 
     def test_without_flush(self, bus, frames):
         """A batch that waited a quarter of a second is handed over."""
-        taken = threading.Event()
-        take = frames.accept
+        accepted = threading.Event()
+        accept = frames.accept
 
         def note(frame, *, events):
-            taken.set()
-            return take(frame, events=events)
+            accepted.set()
+            return accept(frame, events=events)
 
         frames.accept = note
         bus.subscribe(frames, to=Ticked)
         bus.log(Ticked())
-        assert taken.wait(10)
+        assert accepted.wait(10)
 
     def test_tiny_events(self, make_bus, frames, held_still):
         """Frames of the smallest events hold no more rows than readers accept."""

@@ -24,7 +24,7 @@ class StepTaken(trackside.Event):
 
 
 @pytest.fixture
-def place(monkeypatch):
+def socket_directory(monkeypatch):
     """Give a directory of this user's alone, with a name short enough for sockets."""
     directory = tempfile.mkdtemp(prefix="ts-")
     monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
@@ -33,7 +33,7 @@ def place(monkeypatch):
 
 
 @pytest.fixture
-def job(place, tmp_path):
+def job(socket_directory, tmp_path):
     """Give a job that publishes, and logs ten events as soon as a viewer wants them."""
     with (
         trackside.Bus() as bus,
@@ -88,7 +88,7 @@ class TestAttach:
         (line,) = capsys.readouterr().err.splitlines()
         assert message in line
 
-    def test_nobody_there(self, place, capsys):
+    def test_nobody_there(self, socket_directory, capsys):
         """A directory in which no job publishes is named as such."""
-        assert main(["attach", str(place)]) == 2
+        assert main(["attach", str(socket_directory)]) == 2
         assert "start it with remote=Remote(publish=True)" in capsys.readouterr().err

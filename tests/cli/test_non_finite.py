@@ -99,7 +99,7 @@ def events(rank):
         perf_tag=["odd"], global_batch_size=8, peak_flops_per_s=math.inf, span_id=0, **envelope
     )
     yield configured
-    attributes = {str(place): odd for place, odd in enumerate(ODD)}
+    attributes = {str(index): odd for index, odd in enumerate(ODD)}
     yield SpanStarted(name="training_loop", span_id=1, parent_span_id=0, attributes=attributes, **envelope)
     for step, odd in enumerate(ODD * 2):
         other = ODD[(step + 3) % len(ODD)]

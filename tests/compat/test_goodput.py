@@ -317,8 +317,8 @@ class TestCalculator:
         for name, first, start in [("a", 3, 100), ("b", 0, 0)]:
             recorder = GoodputRecorder("job", name, logging_enabled=True, directory=tmp_path)
             recorder.record_job_start_time(at(start))
-            for place in range(4):
-                recorder.record_step_start_time(first + place, at(start + place))
+            for index in range(4):
+                recorder.record_step_start_time(first + index, at(start + index))
             recorder.flush()
             recorder._log.close()
         _, _, last_step, elapsed_s, disruptions = calculator.get_job_goodput_interval(at(0), at(103))
@@ -428,13 +428,13 @@ class TestMonitor:
         monitor().stop_goodput_uploader()
         assert len(sink.updates) == 1
 
-    @pytest.mark.parametrize("way", ["constructor", "call"])
-    def test_skipped(self, recorder, monitor, sink, way):
+    @pytest.mark.parametrize("given_to", ["constructor", "call"])
+    def test_skipped(self, recorder, monitor, sink, given_to):
         """The option that skips the last upload skips it."""
         record(recorder)
-        made = monitor(skip_final_flush=way == "constructor")
+        made = monitor(skip_final_flush=given_to == "constructor")
         made.start_goodput_uploader()
-        made.stop_goodput_uploader(**({"skip_final_flush": True} if way == "call" else {}))
+        made.stop_goodput_uploader(**({"skip_final_flush": True} if given_to == "call" else {}))
         assert sink.updates == []
 
     def test_steps(self, recorder, monitor, sink):

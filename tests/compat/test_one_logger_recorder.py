@@ -33,9 +33,9 @@ class TestTrainingRecorder:
         recorder = one_logger.start(recording).recorder
         recorder.on_app_start(at(0))
         moments = ("distributed_init", "model_init", "dataloader_init", "load_checkpoint", "optimizer_init")
-        for place, moment in enumerate(moments):
-            getattr(recorder, f"on_{moment}_start")(start_time=at(place + 1))
-            getattr(recorder, f"on_{moment}_end")(stop_time=at(place + 1.25))
+        for index, moment in enumerate(moments):
+            getattr(recorder, f"on_{moment}_start")(start_time=at(index + 1))
+            getattr(recorder, f"on_{moment}_end")(stop_time=at(index + 1.25))
         recorder.on_app_end(stop_time=at(10))
         stops = [
             (name, sent["duration_msec"])

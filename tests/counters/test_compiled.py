@@ -124,9 +124,9 @@ class TestCompiled:
         """Instruments that are dropped leave nothing allocated, their samples included."""
 
         def make():
-            for place in range(100):
+            for index in range(100):
                 stat = compiled.Stat("x")
-                stat.record(float(place))
+                stat.record(float(index))
                 stat.record("foreign")
 
         assert least_growth(make) < 20

@@ -138,11 +138,11 @@ class TestReadAnchor:
         rng = random.Random(seed)
         now = 0
 
-        def look():
+        def follow():
             nonlocal now
             now += rng.randrange(1, 1000)
             return now
 
         for _ in range(100):
-            anchor = clock.read_anchor(look, lambda: look() + NOON_NS)
+            anchor = clock.read_anchor(follow, lambda: follow() + NOON_NS)
             assert abs(anchor.wall_ns - NOON_NS - anchor.mono_ns) <= anchor.uncertainty_ns + 1

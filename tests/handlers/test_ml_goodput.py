@@ -64,7 +64,7 @@ class TestRecordFiles:
     def test_order(self, write, order):
         """The order in which files are given, and their names, do not matter."""
         parts = [write("z.jsonl", WHOLE[:3]), write("a.jsonl", WHOLE[3:])]
-        found = result(*(parts[place] for place in order))
+        found = result(*(parts[index] for index in order))
         assert (found.productive_s, found.attempts, found.problems) == (8.0, 1, {})
 
     def test_twice(self, write):

@@ -35,8 +35,8 @@ class TestTimeCollectives:
         module.step_ended(0)
         module.close_section_window()
         (event,) = captured.of(SectionWindow)
-        place = event.names.index("torch.distributed.barrier")
-        assert (event.counts[place], event.waits) == (2, event.names)
+        index = event.names.index("torch.distributed.barrier")
+        assert (event.counts[index], event.waits) == (2, event.names)
 
     def test_opt_in(self, captured, group):
         """Torch is not changed unless the caller asks for it."""

@@ -82,8 +82,8 @@ def made(modules):
 def act(spans, program):
     """Do the operations of *program* on *spans*, and return the resulting state."""
     errors = []  # kept: an error that was never raised is distinguished from an earlier one only by its address
-    for verb, place in program:
-        each = spans[place]
+    for verb, index in program:
+        each = spans[index]
         if verb == "enter":
             each.__enter__()
         elif verb == "exit":
@@ -149,13 +149,13 @@ def observed(modules, program, runs_on, where):
             thread.join()
         else:
             run()
-        taken = readings.now - begun
+        readings_taken = readings.now - begun
         assert default_bus.flush(30)
         counts = attrs.evolve(subscription.stats(30), name="")
     modules[0].opened().clear()
     (around, ids) = results[0]
     relative = [(max(0, number - first), is_open) for number, is_open in ids]
-    return repr((named(events, first), max(0, around[0] - first), around[1], relative, taken, counts))
+    return repr((named(events, first), max(0, around[0] - first), around[1], relative, readings_taken, counts))
 
 
 def named(events, first):
@@ -478,12 +478,12 @@ class TestMemory:
             with span("first", files=3) as first:
                 pass
             events[0]._seq = 7
-            places = id(events[0]), id(first)
+            addresses = id(events[0]), id(first)
             events.clear()
             del first
             with span("second") as second:
                 pass
-        assert (id(events[0]), id(second)) == places
+        assert (id(events[0]), id(second)) == addresses
         assert not hasattr(events[0], "_seq")
         assert (events[0].name, events[0].attributes, second.attributes) == ("second", {}, {})
         assert not hasattr(span("third"), "parent_id")

@@ -177,5 +177,5 @@ class TestPage:
         called = {name for name in re.findall(r"`(\w+)\(", text) if name != "subscribe"}
         from trackside import bus, rules
 
-        rooms = (instruments, bus, rules, instruments.CheckpointSave)
-        assert {name for name in called if not any(hasattr(room, name) for room in rooms)} == set()
+        modules = (instruments, bus, rules, instruments.CheckpointSave)
+        assert {name for name in called if not any(hasattr(module, name) for module in modules)} == set()

@@ -52,7 +52,7 @@ def run(sections, ticking):
 
 def row(event, name="s"):
     """Return count, entries, minimum, maximum, median, mean and deviation of one section."""
-    place = event.names.index(name)
+    index = event.names.index(name)
     columns = (
         event.counts,
         event.entries,
@@ -62,7 +62,7 @@ def row(event, name="s"):
         event.mean_ns,
         event.std_ns,
     )
-    return tuple(column[place] for column in columns)
+    return tuple(column[index] for column in columns)
 
 
 class TestWindows:

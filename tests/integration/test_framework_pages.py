@@ -94,10 +94,10 @@ class TestLightning:
         ours.close()
         assert "training 1" in checks.lines_of(replay("runs"))
 
-    @pytest.mark.parametrize("place", range(1, len(blocks("lightning.md"))))
-    def test_other_blocks(self, names, place):
+    @pytest.mark.parametrize("index", range(1, len(blocks("lightning.md"))))
+    def test_other_blocks(self, names, index):
         """The page's other code runs after the first."""
-        exec(blocks("lightning.md")[place], names)
+        exec(blocks("lightning.md")[index], names)
         assert names["callback"] is not None
 
 

@@ -124,19 +124,19 @@ class Job:
         self.pass_s(0, 3)
         saves = rng.random() < 0.4
         usual = rng.randint(20, 4_000) / 1e3
-        for place in range(count):
-            self.put(step_count=first + place, step_start_time=self.now)
-            if place == count - 1:
+        for index in range(count):
+            self.put(step_count=first + index, step_start_time=self.now)
+            if index == count - 1:
                 return
             length = round(usual + rng.randint(0, 500) / 1e3, 3)
-            counts = place > 0 and first + place < resumed
-            if place == 0 and (saves or rng.random() < 0.7):
+            counts = index > 0 and first + index < resumed
+            if index == 0 and (saves or rng.random() < 0.7):
                 self.now = round(self.now + (0.001 if saves else usual + rng.randint(-10, 9_000) / 1e3), 3)
             elif self.has_events and counts and saves and rng.random() < 0.3:
-                self.save(first + place, length)
+                self.save(first + index, length)
             elif self.has_events and not saves and rng.random() < 0.3:
                 for _ in range(rng.choice((1, 1, 3))):
-                    self.custom(length if place else length + usual)
+                    self.custom(length if index else length + usual)
             else:
                 self.now = round(self.now + length, 3)
             if self.loads_each_step:

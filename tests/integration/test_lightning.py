@@ -70,9 +70,9 @@ class TestFit:
         ids = {event.span_id: event.step for event in of(IterationEnded, events)}
         parts = [(event.name, ids.get(event.parent_span_id)) for event in of(ProfileSpanEnded, events)]
         assert parts == [
-            (name, None if place == 0 else step)
+            (name, None if index == 0 else step)
             for step in range(3)
-            for place, name in enumerate(checks.LIGHTNING_STEP)
+            for index, name in enumerate(checks.LIGHTNING_STEP)
         ]
 
     def test_manual_optimization(self, events, tmp_path):

@@ -80,8 +80,8 @@ def jobs(tmp_path_factory):
     running = {}
     for package, other in PACKAGES.items():
         packages, directory = tmp_path_factory.mktemp("packages"), tmp_path_factory.mktemp(package)
-        places = [without(other, packages), Path(trackside.__file__).parents[1], Path(checks.__file__).parent]
-        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, places)), "OMP_NUM_THREADS": "1"}
+        paths = [without(other, packages), Path(trackside.__file__).parents[1], Path(checks.__file__).parent]
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": "1"}
         # Without -S the interpreter would find the hidden package in its own site directory.
         command = [sys.executable, "-S", "-W", "ignore", "-c", JOB, package, other, str(directory)]
         running[package] = (

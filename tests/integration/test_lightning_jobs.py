@@ -74,9 +74,9 @@ class TestTrainerClass:
 class TestAsOneLogger:
     """The facts that One Logger's own integration is tested for."""
 
-    @pytest.mark.parametrize("way", ["callback", "class"])
+    @pytest.mark.parametrize("form", ["callback", "class"])
     @pytest.mark.parametrize("strategy", ["sync", "async"])
-    def test_counts(self, way, strategy, events, tmp_path):
+    def test_counts(self, form, strategy, events, tmp_path):
         """5 epochs of 4 batches, validated and saved every second step, by either way and with either strategy."""
         options = {
             "max_epochs": 5,
@@ -87,7 +87,7 @@ class TestAsOneLogger:
             "plugins": [framework("lightning").plugins.io.AsyncCheckpointIO()] if strategy == "async" else None,
         }
         callback, cls = [callback_of("lightning")], None
-        if way == "class":
+        if form == "class":
             hook = importlib.import_module("trackside.integrations.lightning").hook_trainer_cls
             callback, cls = [], hook(type("Hooked", (framework("lightning").Trainer,), {}))[0]
         trainer = frameworks.lightning_trainer("lightning", tmp_path, *callback, cls=cls, **options)

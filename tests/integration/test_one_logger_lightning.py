@@ -139,8 +139,8 @@ def test_skipped_end(provider, recording):
     """A validation iteration whose end Lightning skipped is closed by the next one, and by the end of the loop."""
     callback = TimeEventCallback(provider)
     callback.on_validation_start(None, None)
-    for place in range(3):
-        callback.on_validation_batch_start(None, None, None, place)
+    for index in range(3):
+        callback.on_validation_batch_start(None, None, None, index)
     callback.on_validation_end(None, None)
     callback.on_app_end()
     assert spans(recording)["validation_single_iteration"] == 3

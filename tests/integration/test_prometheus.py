@@ -185,8 +185,8 @@ class TestNumbers:
 
 
 def queries():
-    board = json.loads(DASHBOARD.read_text(encoding="utf-8"))
-    return [(panel["title"], target["expr"]) for panel in board["panels"] for target in panel["targets"]]
+    dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    return [(panel["title"], target["expr"]) for panel in dashboard["panels"] for target in panel["targets"]]
 
 
 def alerts():

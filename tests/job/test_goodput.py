@@ -23,9 +23,9 @@ DEADLINE_S = 30.0
 def train(bus, steps, first=0):
     """Publish *steps* steps of a millisecond, the first one beginning now."""
     now = clock.now_ns()
-    for place in range(steps):
-        at_ns = now + (place + 1) * 10**6
-        bus.log(IterationEnded(at_ns=at_ns, duration_ns=10**6, step=first + place, parent_span_id=0))
+    for index in range(steps):
+        at_ns = now + (index + 1) * 10**6
+        bus.log(IterationEnded(at_ns=at_ns, duration_ns=10**6, step=first + index, parent_span_id=0))
 
 
 def updates(job):

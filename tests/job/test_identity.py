@@ -94,17 +94,17 @@ def test_rivals(tmp_path):
     Of two processes that write as one rank of one run, the later reports it; a process that is over does not count.
     """
 
-    def begin(rest_s):
-        command = [sys.executable, "-c", RIVAL, str(tmp_path), str(rest_s)]
+    def start(lasts_s):
+        command = [sys.executable, "-c", RIVAL, str(tmp_path), str(lasts_s)]
         pipe = subprocess.PIPE
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
         process.stdout.readline()
         return process
 
-    over = begin(0)
+    over = start(0)
     assert over.communicate("\n", timeout=60)[1] == ""
-    first = begin(1)
-    second = begin(1)
+    first = start(1)
+    second = start(1)
     error = second.communicate("\n", timeout=60)[1]
     first.communicate("\n", timeout=60)
     assert f"process {first.pid} on " in error

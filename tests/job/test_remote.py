@@ -22,7 +22,7 @@ from trackside.report import Top
 
 
 @pytest.fixture
-def place(monkeypatch):
+def socket_directory(monkeypatch):
     """Give a runtime directory of this user's alone, with a name short enough for sockets."""
     directory = tempfile.mkdtemp(prefix="ts-")
     monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
@@ -31,13 +31,13 @@ def place(monkeypatch):
 
 
 class TestStart:
-    def test_off(self, place, tmp_path, bus):
+    def test_off(self, socket_directory, tmp_path, bus):
         """Unless asked to, a job binds no socket and prints nothing about it."""
         with trackside.start(tmp_path, bus=bus, report=False) as job:
             assert job.endpoints == []
-        assert list(place.iterdir()) == []
+        assert list(socket_directory.iterdir()) == []
 
-    def test_on(self, place, tmp_path, bus, capsys):
+    def test_on(self, socket_directory, tmp_path, bus, capsys):
         """A job that publishes prints the command to type, is found by its directory, and leaves nothing behind."""
         with trackside.start(tmp_path, bus=bus, remote=trackside.Remote(publish=True), report=True) as job:
             assert f"trackside attach {tmp_path}\n" in capsys.readouterr().err
@@ -45,13 +45,13 @@ class TestStart:
             assert stat.S_IMODE(Path(endpoint.removeprefix("ipc://")).parent.stat().st_mode) == 0o700
             with trackside.attach(str(tmp_path), to="trackside.span.*") as viewer:
                 assert viewer.wait(60)
-        assert list(place.rglob("*")) == [place / "trackside"]
+        assert list(socket_directory.rglob("*")) == [socket_directory / "trackside"]
         assert list(tmp_path.rglob("*.endpoint")) == []
 
-    def test_end_is_seen(self, place, tmp_path, bus):
+    def test_end_is_seen(self, socket_directory, tmp_path, bus):
         """A viewer gets the last event of the job, and the reason why it ended."""
         with trackside.start(
-            tmp_path, bus=bus, remote=trackside.Remote(publish=f"ipc://{place}/job"), report=False
+            tmp_path, bus=bus, remote=trackside.Remote(publish=f"ipc://{socket_directory}/job"), report=False
         ) as job:
             viewer = trackside.attach(*job.endpoints)
             assert viewer.wait(60)
@@ -69,20 +69,24 @@ class TestStart:
         ],
         ids=repr,
     )
-    def test_not_safe(self, place, tmp_path, bus, options, message):
+    def test_not_safe(self, socket_directory, tmp_path, bus, options, message):
         """An endpoint that anybody could reach is refused, and nothing is left turned on."""
         with pytest.raises(ConfigError, match=message):
             trackside.start(tmp_path, bus=bus, report=False, remote=Remote(**options))
         assert bus.is_idle
 
-    def test_taken(self, place, tmp_path, bus):
+    def test_taken(self, socket_directory, tmp_path, bus):
         """An endpoint that is served already is left to its server."""
         with (
-            trackside.start(tmp_path, bus=bus, remote=trackside.Remote(publish=f"ipc://{place}/job"), report=False),
+            trackside.start(
+                tmp_path, bus=bus, remote=trackside.Remote(publish=f"ipc://{socket_directory}/job"), report=False
+            ),
             trackside.Bus() as other,
             pytest.raises(ConfigError, match="it is in use"),
         ):
-            trackside.start(tmp_path, bus=other, remote=trackside.Remote(publish=f"ipc://{place}/job"), report=False)
+            trackside.start(
+                tmp_path, bus=other, remote=trackside.Remote(publish=f"ipc://{socket_directory}/job"), report=False
+            )
 
 
 class TestKept:
@@ -94,7 +98,7 @@ class TestKept:
         """Return the names of all handlers of the bus."""
         return {stats.name.rpartition(".")[2] for stats in bus.stats().handlers}
 
-    def test_all_that_top_shows(self, place, tmp_path, bus):
+    def test_all_that_top_shows(self, socket_directory, tmp_path, bus):
         """A viewer that comes late has the whole state of everything that `trackside top` shows."""
         top = Top()
         with trackside.start(tmp_path, bus=bus, remote=trackside.Remote(publish=True), report=False) as job:
@@ -111,14 +115,14 @@ class TestKept:
         assert [one.name for one in top.spans.result().sources[0].open] == ["before"]
 
     @pytest.mark.parametrize("rank", [0, 1])
-    def test_none_unless_watched(self, place, tmp_path, bus, rank, monkeypatch):
+    def test_none_unless_watched(self, socket_directory, tmp_path, bus, rank, monkeypatch):
         """A job that no viewer can attach to keeps none of them."""
         monkeypatch.setenv("RANK", str(rank))
         with trackside.start(tmp_path, bus=bus, report=False):
             assert "TrainingMetrics" in self.kept(bus)
             assert not set(self.NAMES) & self.kept(bus)
 
-    def test_none_twice(self, place, tmp_path, bus, monkeypatch):
+    def test_none_twice(self, socket_directory, tmp_path, bus, monkeypatch):
         """A model that the job runs anyway, or a better one, is not duplicated."""
         monkeypatch.setenv("RANK", "1")
         given = [SpanBuilder(), GoodputMonitor()]
@@ -132,7 +136,7 @@ class TestKept:
                 assert viewer.wait(60)
                 assert all(joined.complete for joined in viewer.models.values())
 
-    def test_long_spans_alone(self, place, tmp_path, bus):
+    def test_long_spans_alone(self, socket_directory, tmp_path, bus):
         """The model of open spans gets no event of the spans of a step, so it costs a step nothing."""
         with trackside.start(
             tmp_path, bus=bus, remote=trackside.Remote(publish=True), report=False, heartbeat_interval_s=1000
@@ -152,7 +156,7 @@ class TestConfig:
         assert Remote().with_environment().collector == "ipc:///run/x"
         assert Remote(collector="ipc:///y").with_environment().collector == "ipc:///y"
 
-    def test_collector_is_not_there(self, place, bus, tmp_path):
+    def test_collector_is_not_there(self, socket_directory, bus, tmp_path):
         """A collector that does not answer blocks nothing: events wait for it, and are lost when the job ends."""
         config = Remote(collector="tcp://127.0.0.1:9", insecure=True)
         remote = RemoteAccess(config, bus=bus, source=Source.detect({}), directory=tmp_path)
@@ -164,12 +168,12 @@ class TestConfig:
         assert not remote.close(0.2)
         assert bus.stats().lost == 1001  # the stream's SourceStarted is one of them
 
-    def test_socket_name(self, place):
+    def test_socket_name(self, socket_directory):
         """A socket is named after the run, rank and process, and its path fits into a socket's address."""
         name = socket_name(Source(run_id="a/b c" * 40, rank=3))
         assert name.startswith("a-b-c")
         assert name.endswith(f".3.{os.getpid()}")
-        assert len(f"{place}/trackside/{name}") < 107
+        assert len(f"{socket_directory}/trackside/{name}") < 107
 
 
 class TestWhereNobodyCanBeKeptOut:

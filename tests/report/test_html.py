@@ -54,4 +54,4 @@ class TestSpark:
     def test_heights(self, values, heights):
         """The lowest value is at the bottom, 21, the highest at the top, 1; equal values, in the middle."""
         line = spark([(at_ns, Bin(samples=[value])) for at_ns, value in enumerate(values)])
-        assert [float(place.split()[1]) for place in line.partition('d="M')[2].partition('"')[0].split("L")] == heights
+        assert [float(point.split()[1]) for point in line.partition('d="M')[2].partition('"')[0].split("L")] == heights

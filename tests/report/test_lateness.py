@@ -187,7 +187,7 @@ class TestChance:
     )
     def test_student(self, t, freedom, chance):
         """The chance of a mean is that of the tables of Student's distribution."""
-        values = [math.cos(math.pi * place) for place in range(freedom + 1)]
+        values = [math.cos(math.pi * index) for index in range(freedom + 1)]
         mean = sum(values) / len(values)
         error = math.sqrt(sum((one - mean) ** 2 for one in values) / freedom / len(values))
         assert student([one - mean + t * error for one in values], []) == pytest.approx(chance, rel=0.002)

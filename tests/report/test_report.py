@@ -148,8 +148,8 @@ class TestReport:
     def test_progress(self, made_up):
         """Progress of the reading is reported."""
         reported = []
-        read_report(made_up(ranks=3, steps=20), progress=lambda *place: reported.append(place))
-        assert [place[:2] for place in reported] == [(0, 3), (1, 3), (2, 3)]
+        read_report(made_up(ranks=3, steps=20), progress=lambda *row: reported.append(row))
+        assert [row[:2] for row in reported] == [(0, 3), (1, 3), (2, 3)]
         assert reported[-1][2] == read_report(made_up(ranks=3, steps=20)).events
 
     def test_hostile(self, hostile):
@@ -171,8 +171,8 @@ class TestPage:
 
     def test_charts(self, page):
         """The three charts are there, and the verdict before them."""
-        places = [page.index(f'id="{name}"') for name in ("verdict", "chart-goodput", "chart-steps", "chart-heatmap")]
-        assert places == sorted(places)
+        offsets = [page.index(f'id="{name}"') for name in ("verdict", "chart-goodput", "chart-steps", "chart-heatmap")]
+        assert offsets == sorted(offsets)
 
     def test_words(self, page):
         """The main finding is there in words."""

@@ -166,12 +166,12 @@ class TestLate:
         def run(heard, **job):
             events = list(replay(made_up(noise=0, stumbles=0, **job)))
             whole, late = Top(), Top()
-            for place, event in enumerate(events):
-                if place == len(events) - heard:
+            for index, event in enumerate(events):
+                if index == len(events) - heard:
                     for model, kept in zip(late.models, whole.models, strict=True):
                         model.load(kept.dump())
                 whole.drive(event)
-                if place >= len(events) - heard:
+                if index >= len(events) - heard:
                     late.drive(event)
             if not heard:
                 for model, kept in zip(late.models, whole.models, strict=True):

@@ -153,7 +153,7 @@ class TestSelection:
         _, events = trace(made_up(ranks=1, steps=100), steps=range(20, 23))
         assert sorted(one["args"]["step"] for one in slices(events, name="training_single_iteration")) == [20, 21, 22]
         shown = [one for one in events if one["ph"] in "XiC"]
-        first, last = (slices(events, name="training_single_iteration")[place] for place in (0, -1))
+        first, last = (slices(events, name="training_single_iteration")[index] for index in (0, -1))
         assert all(first["ts"] - 0.001 <= one["ts"] <= last["ts"] + last["dur"] + 0.001 for one in shown)
 
     def test_ranks(self, made_up, trace):

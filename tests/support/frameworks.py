@@ -178,10 +178,10 @@ def train_with_accelerate(directory, *trackers, model=None, steps=STEPS):
         model, optimizer, loader(), loader(Samples(EVALUATED_BATCHES * BATCH * accelerator.num_processes))
     )
     done, losses = 0, []
-    places = sorted((directory / "checkpoints").glob("*"))
-    if places:
-        accelerator.load_state(places[-1])
-        done = int(places[-1].name)
+    states = sorted((directory / "checkpoints").glob("*"))
+    if states:
+        accelerator.load_state(states[-1])
+        done = int(states[-1].name)
     while done < steps:
         for batch in batches:
             with accelerator.accumulate(model):
@@ -310,8 +310,8 @@ def main(framework, directory, dies_at="-1"):
         from trackside.integrations.transformers import TracksideCallback
 
         trainer = transformers_trainer(directory, TracksideCallback(runs), model=model, ddp_backend="gloo")
-        place = directory / "checkpoints"
-        trainer.train(resume_from_checkpoint=get_last_checkpoint(str(place)) if place.exists() else None)
+        checkpoints = directory / "checkpoints"
+        trainer.train(resume_from_checkpoint=get_last_checkpoint(str(checkpoints)) if checkpoints.exists() else None)
     elif framework == "accelerate":
         from trackside.integrations.accelerate import TracksideTracker
 

@@ -186,20 +186,20 @@ class Log:
         began_ns = self.at_ns
         self.span += 10
         iteration = self.span
-        for place, name in enumerate((DATA, USER, FORWARD, BACKWARD)):
+        for index, name in enumerate((DATA, USER, FORWARD, BACKWARD)):
             length_ns = own[name]
             self.at_ns += length_ns
             if name == BACKWARD and style == "backward":
                 length_ns += left_ns - self.met_ns
                 self.at_ns = left_ns + self.offset_ns
-            self._part(step, name, length_ns, iteration=iteration, place=place, style=style)
+            self._part(step, name, length_ns, iteration=iteration, index=index, style=style)
         if style != "backward":
             waited_ns = left_ns - self.met_ns
             self.at_ns += waited_ns
             if style == "sections":
-                self._part(step, "all_reduce", waited_ns, iteration=iteration, place=5, style=style)
+                self._part(step, "all_reduce", waited_ns, iteration=iteration, index=5, style=style)
         self.at_ns += own[OPTIMIZER]
-        self._part(step, OPTIMIZER, own[OPTIMIZER], iteration=iteration, place=6, style=style)
+        self._part(step, OPTIMIZER, own[OPTIMIZER], iteration=iteration, index=6, style=style)
         self.add(IterationEnded, span_id=iteration, step=step, duration_ns=self.at_ns - began_ns, samples=8, loss=loss)
         if style == "sections" and step % WINDOW_STEPS == WINDOW_STEPS - 1:
             self._close_window(step)
@@ -216,13 +216,13 @@ class Log:
             )  # fmt: skip
             self.losses = []
 
-    def _part(self, step, name, length_ns, *, iteration, place, style):
+    def _part(self, step, name, length_ns, *, iteration, index, style):
         if name == USER:
             return
         if style == "sections":
             self.window.setdefault(name, []).append(float(length_ns))
             return
-        self.add(ProfileSpanEnded, span_id=iteration + 1 + place, parent_span_id=iteration, name=name,
+        self.add(ProfileSpanEnded, span_id=iteration + 1 + index, parent_span_id=iteration, name=name,
                  duration_ns=length_ns, step=step)  # fmt: skip
 
     def _close_window(self, step):

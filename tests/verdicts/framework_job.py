@@ -23,10 +23,10 @@ class Data(torch.utils.data.Dataset):
     def __len__(self):
         return 2 * STEPS * BATCH
 
-    def __getitem__(self, place):
+    def __getitem__(self, index):
         # Worker processes load ahead, so a delay is seen only where it is longer than a step.
         delay("one rank's data", (0.2 if FRAMEWORK == "workers" else 0.03) / BATCH)
-        generator = torch.Generator().manual_seed(place)
+        generator = torch.Generator().manual_seed(index)
         return {"x": torch.randn(64, generator=generator), "labels": torch.randn(64, generator=generator)}
 
 

@@ -137,7 +137,7 @@ class TestSame:
     @pytest.mark.parametrize("count", [15, 16, 17, 255, 256, 400])
     def test_lengths(self, count):
         """Lists and maps of any length are equal."""
-        results = both(Containers(texts=["a"] * count, open_map={str(place): None for place in range(count // 4)}))
+        results = both(Containers(texts=["a"] * count, open_map={str(index): None for index in range(count // 4)}))
         assert results[0] == results[1]
 
     @pytest.mark.parametrize(

@@ -309,10 +309,10 @@ class TestManyRows:
     def test_values(self, count):
         """Each has its own values, the defaults of missing fields, and its number."""
         decoder = RowDecoder("test.decoder.saved", 2, ["path", "size_bytes"])
-        rows = [[0, 2 * place, place, 2, 3, str(place), place] for place in range(count)]
+        rows = [[0, 2 * index, index, 2, 3, str(index), index] for index in range(count)]
         read = self.check(decoder, rows)
         assert [(saved.at_ns, saved.path, saved.took_s, saved.tags) for saved in read] == [
-            (place, str(place), 0.5, []) for place in range(count)
+            (index, str(index), 0.5, []) for index in range(count)
         ]
 
     def test_converted(self):

@@ -126,12 +126,12 @@ class TestNumbers:
         with pytest.raises(DecodeError, match="out of order"):
             FrameDecoder().decode(forged(last=2, schemas=[SCHEMA], rows=[row(offset) for offset in offsets]))
 
-    @pytest.mark.parametrize("place", [1, 20, 39])
-    def test_one_of_many(self, forged, place):
+    @pytest.mark.parametrize("index", [1, 20, 39])
+    def test_one_of_many(self, forged, index):
         """The same holds where one row of many has the number of the one before."""
         rows = [row(offset) for offset in range(40)]
         FrameDecoder().decode(forged(last=39, schemas=[SCHEMA], rows=rows))
-        rows[place] = row(place - 1)
+        rows[index] = row(index - 1)
         with pytest.raises(DecodeError, match="out of order"):
             FrameDecoder().decode(forged(last=39, schemas=[SCHEMA], rows=rows))
 

@@ -242,7 +242,7 @@ ODD = [
     (Text, REFUSED),
 ]
 
-FLAT = [place for place, (_, expected) in enumerate(ODD) if expected != nested(32)]
+FLAT = [index for index, (_, expected) in enumerate(ODD) if expected != nested(32)]
 WRAPS = (lambda value: value, lambda value: [value], lambda value: {"a": value}, lambda value: [1, {"b": value}])
 
 
@@ -261,9 +261,9 @@ def arrived(*happened):
     return list(FrameDecoder().decode(frame).events)
 
 
-def fate_of(cls, place):
-    """Return the value of `ODD` at *place* and the value that a field of a *cls* makes of it."""
-    value, expected = ODD[place]
+def fate_of(cls, index):
+    """Return the value of `ODD` at *index* and the value that a field of a *cls* makes of it."""
+    value, expected = ODD[index]
     if cls is OF_REAL and type(value) in (int, Whole) and expected is REFUSED and abs(value) < 2**1023:
         expected = float(value)  # a whole number of more than 64 bits is written as readers would convert it
     return value, expected
@@ -277,11 +277,11 @@ def value_of(read):
 
 
 class TestEachKindOfField:
-    @pytest.mark.parametrize("place", range(len(ODD)))
+    @pytest.mark.parametrize("index", range(len(ODD)))
     @pytest.mark.parametrize("cls", KINDS, ids=lambda cls: cls.wire_name.rpartition(".")[2])
-    def test_odd(self, cls, place):
+    def test_odd(self, cls, index):
         """The value arrives if the field's type admits it; otherwise only its event does not arrive."""
-        value, expected = fate_of(cls, place)
+        value, expected = fate_of(cls, index)
         arrives = ADMITTED[cls](expected)
         if cls is OF_REAL and type(expected) is int:
             expected = float(expected)  # as every reader converts a whole number in such a field
@@ -315,9 +315,9 @@ class TestEachKindOfField:
     def test_many(self, drawn):
         """The same holds for any number of them in one frame, also within lists and maps."""
         happened, expected = [], []
-        for cls, place, wrap in drawn:
-            value, fate = fate_of(cls, place)
-            happened.append(Neighbour(number=place) if cls is Neighbour else cls(value=WRAPS[wrap](value)))
+        for cls, index, wrap in drawn:
+            value, fate = fate_of(cls, index)
+            happened.append(Neighbour(number=index) if cls is Neighbour else cls(value=WRAPS[wrap](value)))
             plain = REFUSED if fate is REFUSED else WRAPS[wrap](fate)
             if cls is Neighbour or (plain is not REFUSED and ADMITTED[cls](plain)):
                 expected.append(cls.wire_name)

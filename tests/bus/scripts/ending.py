@@ -60,27 +60,27 @@ def use_forever(started):
         trackside.stats()
 
 
-def main(way):
+def main(case):
     trackside.subscribe(lambda _event: None, to=Ticked)
     trackside.subscribe(lambda _event: None, to=Ticked, runs_on=RunsOn.WORKER)
-    if way != "never used":
+    if case != "never used":
         log(10)
-    if way == "closed":
+    if case == "closed":
         trackside.close()
         log(25)
         report_last(25)
-    elif way == "teardown":
+    elif case == "teardown":
         # Objects of other modules are destroyed late, and those in a reference cycle at the last collection.
         sys.modules["json"].dying = Dying()
         sys.dying = Dying()
         globals()["dying"] = Dying()
         threading.current_thread().dying = Dying()
-    elif way == "daemons":
+    elif case == "daemons":
         for _ in range(4):
             started = threading.Event()
             threading.Thread(target=use_forever, args=(started,), daemon=True).start()
             started.wait()
-    elif way == "thread after main":
+    elif case == "thread after main":
         # The interpreter waits for it, and then runs atexit functions.
         threading.Thread(target=lambda: (threading.main_thread().join(), log(5))).start()
 

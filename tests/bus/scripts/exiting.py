@@ -123,11 +123,11 @@ def log(count):
         trackside.log(Ticked(number=number))
 
 
-def main(way, stuck):
+def main(case, stuck):
     set_up(stuck)
     if stuck == "sink_worker at the last moment":
         log(EVENTS)
-    if way == "terminated":
+    if case == "terminated":
 
         def leave(_number, _frame):
             say_when()
@@ -136,20 +136,20 @@ def main(way, stuck):
 
         signal.signal(signal.SIGTERM, leave)
         os.kill(os.getpid(), signal.SIGTERM)
-    elif way == "thread":
+    elif case == "thread":
         thread = threading.Thread(target=sys.exit)
         thread.start()
         thread.join()
         say_when()
-    elif way == "exception":
+    elif case == "exception":
         say_when()
         raise ValueError("the end")
-    elif way == "interrupted":
+    elif case == "interrupted":
         _default.EXIT_S = 50.0  # far beyond the time that a busy machine takes to end a program that does not wait
         atexit.register(say_when)  # before the bus is closed: the last that was registered is called first
         say_when()
         threading.Event().wait()
-    elif way == "closed":
+    elif case == "closed":
         started = time.monotonic()
         trackside.close()
         print(time.monotonic() - started, flush=True)

@@ -81,19 +81,19 @@ class Model:
 @contextlib.contextmanager
 def held(lock):
     """Let another thread hold *lock*."""
-    has, give_back = threading.Event(), threading.Event()
+    has, release = threading.Event(), threading.Event()
 
     def hold():
         if lock.acquire(timeout=DEADLINE_S):
             has.set()
-            give_back.wait(DEADLINE_S)
+            release.wait(DEADLINE_S)
             lock.release()
 
     thread = threading.Thread(target=hold)
     thread.start()
     assert has.wait(DEADLINE_S)
     yield
-    give_back.set()
+    release.set()
     thread.join()
 
 

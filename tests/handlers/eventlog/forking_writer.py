@@ -33,12 +33,12 @@ def frame_of(source, first, count):
 @contextlib.contextmanager
 def held(lock):
     """Let another thread hold *lock*."""
-    has, give_back = threading.Event(), threading.Event()
+    has, release = threading.Event(), threading.Event()
 
     def hold():
         with lock:
             has.set()
-            give_back.wait(DEADLINE_S)
+            release.wait(DEADLINE_S)
 
     thread = threading.Thread(target=hold)
     thread.start()
@@ -46,7 +46,7 @@ def held(lock):
     try:
         yield
     finally:
-        give_back.set()
+        release.set()
         thread.join()
 
 

@@ -389,8 +389,8 @@ class TestStalledDisk:
     def test_bounded(self, opened, pipe):
         """The number of waiting bytes is bounded; further frames are refused."""
         log = opened(create=pipe.create, buffer_bytes=MIB)
-        taken = [log.accept(bytes(100_000), events=1) for _ in range(20)]
-        assert taken == [True] * 10 + [False] * 10
+        accepted = [log.accept(bytes(100_000), events=1) for _ in range(20)]
+        assert accepted == [True] * 10 + [False] * 10
         assert log.stats()["waiting_bytes"] <= MIB
         pipe.drain(log)
 

@@ -35,7 +35,7 @@ class Frames:
 
 
 @pytest.fixture
-def taken():
+def recorded():
     """Return the frames of four times five steps, and their source as JSON."""
     set_process_source(Source(rank=3, run_id="run"))
     bus, frames = Bus(), Frames()
@@ -52,48 +52,48 @@ def steps(events):
     return [event.step for event in events if isinstance(event, IterationEnded)]
 
 
-def read(place, taken, numbers=(1, 2, 3, 4)):
-    frames, source_json = taken
+def read(place, recorded, numbers=(1, 2, 3, 4)):
+    frames, source_json = recorded
     for number in numbers:
         yield from place.read(number, frames[number - 1], source_json)
 
 
 class TestStreamCursor:
-    def test_whole(self, taken):
+    def test_whole(self, recorded):
         """The whole stream is every event once."""
         place = StreamCursor()
-        assert steps(read(place, taken)) == list(range(20))
+        assert steps(read(place, recorded)) == list(range(20))
         assert (place.missing, place.repeated, place.unreadable) == (0, 0, 0)
 
     @pytest.mark.parametrize("count", range(1, 22))
-    def test_from_any_event(self, taken, count):
+    def test_from_any_event(self, recorded, count):
         """After any event another reader continues; the cursor survives JSON."""
         first = StreamCursor()
-        stream = read(first, taken)
+        stream = read(first, recorded)
         before = [next(stream) for _ in range(count)]
         cursor = json.loads(json.dumps(first.cursor))
         second = StreamCursor(cursor)
-        after = list(read(second, taken, range(cursor["sequence"], 5)))
+        after = list(read(second, recorded, range(cursor["sequence"], 5)))
         assert steps(before) + steps(after) == list(range(20))
         assert second.repeated == second.missing == 0
 
-    def test_twice(self, taken):
+    def test_twice(self, recorded):
         """A frame that comes again under another number is skipped."""
         place = StreamCursor()
-        list(read(place, taken))
-        frames, source_json = taken
+        list(read(place, recorded))
+        frames, source_json = recorded
         assert list(place.read(5, frames[1], source_json)) == []
         assert place.repeated == 5
 
-    def test_gone(self, taken):
+    def test_gone(self, recorded):
         """A frame that is missing leaves a counted gap, and the source is known all the same."""
         place = StreamCursor()
-        events = list(read(place, taken, (2, 4)))
+        events = list(read(place, recorded, (2, 4)))
         assert steps(events) == [*range(5, 10), *range(15, 20)]
         assert {event.source.rank for event in events} == {3}
         assert place.missing == 6 + 5  # the first frame also has the start of the source
 
-    def test_no_frame(self, taken):
+    def test_no_frame(self, recorded):
         """A message that is not a frame is counted and skipped."""
         place = StreamCursor()
         assert list(place.read(1, b"no frame", "{nor this")) == []

@@ -24,11 +24,11 @@ def offsets(*events):
 
 
 class TestClockOffsets:
-    def test_one_link(self):
+    def test_one_connection(self):
         """Over one connection the offset is the recorded one."""
         assert offsets(compared(ROOT, "rank", 500)) == {"rank": (500, 10, "root")}
 
-    def test_adds_up_along_the_way(self):
+    def test_adds_up_along_the_path(self):
         """
         A rank 300 ns ahead of its forwarder, which is 200 ns behind the collector, is 100 ns ahead of that.
         """

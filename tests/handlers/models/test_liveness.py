@@ -121,7 +121,7 @@ class Views:
 def views(tmp_path):
     """Give a function that returns the state of rank 0 in every view, over one log of two ranks."""
 
-    def look(last_s, newest_s, interval_s, reason=None):
+    def read(last_s, newest_s, interval_s, reason=None):
         sources = [Source(id=f"source-{rank}", run_id="run", rank=rank, world_size=2) for rank in (0, 1)]
         both = [stream(sources[0], last_s, interval_s, reason), stream(sources[1], newest_s, interval_s, "closed")]
         for events in both:
@@ -141,7 +141,7 @@ def views(tmp_path):
             collector=collector_state(both[0], last_s, newest_s),
         )
 
-    return look
+    return read
 
 
 def top_state(view):

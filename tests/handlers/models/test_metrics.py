@@ -786,12 +786,12 @@ class TestTrainingMetrics:
         """A model that loads another one's state, over the wire, goes on as that one."""
         rng = random.Random(seed)
         job = some_job(HERE, rng)
-        place = rng.randrange(len(job.reported) + 1)
+        index = rng.randrange(len(job.reported) + 1)
         first, second = TrainingMetrics(), TrainingMetrics(publish=(updates := Capture()))
-        for event in job.reported[:place]:
+        for event in job.reported[:index]:
             first(event)
         second.load(msgpack.unpackb(msgpack.packb(first.dump())))
-        for event in job.reported[place:]:
+        for event in job.reported[index:]:
             second(event)
 
         assert second.result() == job.model.result()

@@ -521,10 +521,10 @@ class TestSameEverywhere:
         """The state depends on each process's own order, never on the interleaving."""
         histories = [history(rng, source, 60) for source in (RANK0, RANK1, Source(id="c", run_id="r", rank=2))]
         (expected,) = feed([one for events in histories for one in events], SpanBuilder(max_short=4, max_long=4))
-        order = [place for place, events in enumerate(histories) for _ in events]
+        order = [index for index, events in enumerate(histories) for _ in events]
         rng.shuffle(order)
         iterators = [iter(events) for events in histories]
-        (found,) = feed([next(iterators[place]) for place in order], SpanBuilder(max_short=4, max_long=4))
+        (found,) = feed([next(iterators[index]) for index in order], SpanBuilder(max_short=4, max_long=4))
         assert found.result() == expected.result()
 
     def test_live_and_replay(self, tmp_path, rng):

@@ -76,7 +76,7 @@ class RemoteJob:
 
 
 @pytest.fixture
-def place():
+def socket_directory():
     """Give a directory of this user's alone, with a name short enough for sockets."""
     directory = tempfile.mkdtemp(prefix="ts-")
     yield Path(directory)
@@ -84,13 +84,13 @@ def place():
 
 
 @pytest.fixture
-def jobs(place):
+def jobs(socket_directory):
     """Give a function that starts jobs; they are ended after the test, in any state."""
     started = []
 
     def start(**config):
-        config.setdefault("publish", f"ipc://{place}/job{len(started)}")
-        started.append(RemoteJob(place, **config))
+        config.setdefault("publish", f"ipc://{socket_directory}/job{len(started)}")
+        started.append(RemoteJob(socket_directory, **config))
         return started[-1]
 
     yield start
@@ -109,14 +109,14 @@ def scripted():
 
 
 @pytest.fixture
-def here(place, scripted):
+def here(socket_directory, scripted):
     """Give a function that makes the same jobs in this process, which start faster; the sockets are real."""
     made = []
 
     def make(**config):
-        config.setdefault("publish", f"ipc://{place}/here{len(made)}")
+        config.setdefault("publish", f"ipc://{socket_directory}/here{len(made)}")
         config.setdefault("models", False)
-        made.append(scripted.Job(place, **config))
+        made.append(scripted.Job(socket_directory, **config))
         return made[-1]
 
     yield make

@@ -79,25 +79,25 @@ class TestWhatComes:
 
         assert {event.source.rank for event in events} == {0, 1}
 
-    def test_by_directory(self, here, attached, place, read_until):
+    def test_by_directory(self, here, attached, socket_directory, read_until):
         """A job is found by the directory it writes to, and no longer when it has left."""
         job = here()
-        viewer = attached(str(place))
+        viewer = attached(str(socket_directory))
         assert viewer.wait(60)
         job.log(count=1)
         read_until(viewer, lambda events: numbers(events) == [0])
         job.close()
 
         with pytest.raises(UnreadableError, match="no job that publishes"):
-            trackside.attach(place.as_posix())
+            trackside.attach(socket_directory.as_posix())
 
-    def test_left_by_a_killed_job(self, jobs, place):
+    def test_left_by_a_killed_job(self, jobs, socket_directory):
         """The endpoint file of a killed job is not taken for a job."""
         job = jobs(models=False)
         job.kill()
 
         with pytest.raises(UnreadableError, match="no job that publishes"):
-            trackside.attach(place.as_posix())
+            trackside.attach(socket_directory.as_posix())
 
 
 class TestWhatIsAskedFor:
@@ -200,15 +200,15 @@ class TestWhatIsAskedFor:
         ],
         ids=["type", "nothing", "word", "min_priority", "rule", "models"],
     )
-    def test_wrong(self, place, wrong):
+    def test_wrong(self, socket_directory, wrong):
         """An invalid filter is refused before anything is connected."""
         with pytest.raises(ConfigError):
-            trackside.attach(f"ipc://{place}/x", **wrong)
+            trackside.attach(f"ipc://{socket_directory}/x", **wrong)
 
-    def test_models_over_several(self, place):
+    def test_models_over_several(self, socket_directory):
         """Models over several ranks need a process that has the events of all."""
         with pytest.raises(ConfigError, match="collector"):
-            trackside.attach(f"ipc://{place}/x", f"ipc://{place}/y", models=[SpanBuilder()])
+            trackside.attach(f"ipc://{socket_directory}/x", f"ipc://{socket_directory}/y", models=[SpanBuilder()])
 
 
 class TestModels:
@@ -309,16 +309,16 @@ class TestModels:
         assert [wire_name_of(event) for event in viewer] == ["acme.asked.came"] * 3 + ["acme.too.came"]
 
 
-class TestLinks:
-    def test_restarted_job(self, jobs, attached, read_until, place):
+class TestConnections:
+    def test_restarted_job(self, jobs, attached, read_until, socket_directory):
         """When a job is killed and another takes its place, the viewer goes on with that by itself."""
-        first = jobs(models=False, publish=f"ipc://{place}/same")
+        first = jobs(models=False, publish=f"ipc://{socket_directory}/same")
         viewer = attached(first.endpoint)
         assert viewer.wait(60)
         first.log(count=3)
         read_until(viewer, lambda events: len(numbers(events)) == 3)
         first.kill()
-        second = jobs(models=False, publish=f"ipc://{place}/same")
+        second = jobs(models=False, publish=f"ipc://{socket_directory}/same")
         second.log(count=4)  # no viewer is there yet
         read_until(viewer, lambda _: second.wants(name="step"))
         second.log(count=5)

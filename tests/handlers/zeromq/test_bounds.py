@@ -143,9 +143,9 @@ class TestCounts:
         """
         A lone surrogate in a source's identity or a model's state costs viewers neither: it arrives as an escape.
         """
-        place = SourcePosition(Source.detect({}, run_id="run\udcff"), 0, 0)
+        position = SourcePosition(Source.detect({}, run_id="run\udcff"), 0, 0)
 
-        snapshot = decode_snapshot(encode_snapshot(Snapshot([place], {"one": {"name": "span\ud800"}}, 0)))
+        snapshot = decode_snapshot(encode_snapshot(Snapshot([position], {"one": {"name": "span\ud800"}}, 0)))
 
         assert (snapshot.places[0].source.run_id, snapshot.models) == (r"run\udcff", {"one": {"name": r"span\ud800"}})
 
@@ -378,7 +378,7 @@ NO_CLOCK = PeerLimits(extra_cpu_s=1e9)
 
 
 class TestQuotas:
-    def test_new_names_bring_no_new_quota(self):
+    def test_new_names_give_no_new_allowance(self):
         """A sender that greets under ten thousand names is one sender, with one limit, and leaves nothing behind."""
         receiving = Receiving()
         for number in range(10_000):
@@ -397,7 +397,7 @@ class TestQuotas:
             receiving.gone.add(address)
         return 3 * count - (receiving.receiver.counts["cut"] - before)
 
-    def test_new_connections_bring_no_new_quota(self):
+    def test_new_connections_give_no_new_allowance(self):
         """
         Of one address that connects again and again under new names as many messages are read as of one sender: 2,000 a
         second.
@@ -479,7 +479,7 @@ class TestQuotas:
 
         assert [producer.id for producer in receiving.producers] == ["rank 4097"]
 
-    def test_coming_back_brings_no_burst(self):
+    def test_coming_back_gives_no_burst(self):
         """
         A sender that has settled begins with one second of its allowance, not four: waiting and bursting gains nothing.
         """

@@ -139,10 +139,10 @@ class TestBroadcast:
 
 
 class TestSafety:
-    def test_tcp_needs_keys(self, place):
+    def test_tcp_needs_keys(self, socket_directory):
         """Without keys a port is bound only if the caller asks for an insecure one, as everywhere."""
         with pytest.raises(ConfigError, match="give keys"):
-            Collector(f"ipc://{place}/ranks", broadcast="tcp://127.0.0.1:*")
+            Collector(f"ipc://{socket_directory}/ranks", broadcast="tcp://127.0.0.1:*")
 
     def test_keys(self, collectors, sent, subscribed, tmp_path):
         """With the key of a viewer the frames arrive."""

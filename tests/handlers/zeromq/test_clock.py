@@ -22,7 +22,7 @@ def exchange(estimate, now_ns, offset_ns, there_ns, back_ns):
 
 
 class TestClockOffset:
-    def test_equal_ways(self):
+    def test_equal_directions(self):
         """If both directions take equally long, the offset is exact."""
         estimate = ClockEstimate()
 
@@ -46,8 +46,8 @@ class TestClockOffset:
         One quick exchange among slow ones decides.
         """
         estimate, now = ClockEstimate(), 0
-        for place in range(16):
-            there = 10_000 if place == 9 else 5_000_000
+        for index in range(16):
+            there = 10_000 if index == 9 else 5_000_000
             now = exchange(estimate, now, 777, there, 10_000)
 
         assert estimate.best == type(estimate.best)(777, 10_000)

@@ -85,10 +85,10 @@ class Pair:
     def __init__(self, rng, share, most_bytes=8 << 20):
         self.clock, self.wire = Clock(), Wire(rng, share)
         self.sender = Sender(self.clock, self._to_consumer, most_bytes)
-        self.taken, self.introduced = [], []
+        self.accepted, self.introduced = [], []
         self.consumer = StreamConsumer(
             lambda message: self.wire.put(self.wire.to_sender, encode(message)),
-            self.taken.append,
+            self.accepted.append,
             self.introduced.append,
         )
         welcome = encode(Welcome(PROTOCOL_VERSION, VIEWER_END, "consumer", ""))
@@ -109,23 +109,23 @@ class Pair:
         """Let both ends do what is due."""
         now_s = self.clock.now_s
         self.consumer.tick(now_s)
-        for parts in self.take(self.wire.to_sender):
+        for parts in self.drained(self.wire.to_sender):
             self.sender.server.receive(b"", parts, now_s, 0)
         self.sender.server.tick(now_s)
         self.sender.server.pump()
-        for parts in self.take(self.wire.to_consumer):
+        for parts in self.drained(self.wire.to_consumer):
             self.consumer.on(decode(parts), sum(map(len, parts)), now_s)
 
     @staticmethod
-    def take(queue):
+    def drained(queue):
         """Return the messages in transit, and empty the queue."""
-        taken, queue[:] = queue[:], []
-        return taken
+        accepted, queue[:] = queue[:], []
+        return accepted
 
     @property
     def contents(self):
         """Return the frames accepted, in order."""
-        return [entry.frame for entry in self.taken if isinstance(entry, FrameEntry)]
+        return [entry.frame for entry in self.accepted if isinstance(entry, FrameEntry)]
 
 
 class TestStreamConsumer:
@@ -174,24 +174,24 @@ class TestStreamConsumer:
 
         pair.run(1)
 
-        assert [type(entry) for entry in pair.taken] == [FrameEntry, LossEntry, FrameEntry]
+        assert [type(entry) for entry in pair.accepted] == [FrameEntry, LossEntry, FrameEntry]
 
     def test_what_the_ring_could_not_hold_is_counted(self, rng):
         """While the connection is away the sender's ring overflows; the number of lost events is exact."""
         pair = Pair(rng, 0.0, most_bytes=10_000)
         pair.sender.append(b"x" * 1000, 7)
         pair.run(1)
-        taken = len(pair.taken)
+        accepted = len(pair.accepted)
         for _ in range(100):
             pair.sender.append(b"y" * 1000, 7)
 
         pair.run(2)
 
-        kept = len(pair.taken) - taken
+        kept = len(pair.accepted) - accepted
         assert 0 < kept < 100
         assert pair.consumer.skipped_events == (100 - kept) * 7
 
-    def test_goes_on_after_a_new_link(self, rng):
+    def test_goes_on_after_a_new_connection(self, rng):
         """A new connection goes on with the entry that is due."""
         pair = Pair(rng, 0.0)
         pair.sender.append(b"a", 1)
@@ -213,12 +213,12 @@ class TestStreamConsumer:
         pair = Pair(rng, 0.0)
         pair.sender.append(b"first", 1)
         pair.consumer.tick(pair.clock.now_s)
-        for parts in pair.take(pair.wire.to_sender):
+        for parts in pair.drained(pair.wire.to_sender):
             pair.sender.server.receive(b"", parts, pair.clock.now_s, 0)
         pair.sender.server.pump()
-        for parts in pair.take(pair.wire.to_consumer):  # the answer and the first entry, and no chunk yet
+        for parts in pair.drained(pair.wire.to_consumer):  # the answer and the first entry, and no chunk yet
             pair.consumer.on(decode(parts), 100, pair.clock.now_s)
-        pair.take(pair.wire.to_sender)
+        pair.drained(pair.wire.to_sender)
         pair.consumer.restart()
 
         pair.run(5)

@@ -124,12 +124,12 @@ class TestWhoMay:
         with pytest.raises(ConfigError, match="status, priority, sample, pause, resume, flush"):
             command("ipc:///tmp/x", "exec")
 
-    def test_nobody_there(self, place):
+    def test_nobody_there(self, socket_directory):
         """
         An endpoint that does not answer is reported as such, in time.
         """
         with pytest.raises(UnreadableError, match="no answer"):
-            command(f"ipc://{place}/none", "status", timeout_s=0.3)
+            command(f"ipc://{socket_directory}/none", "status", timeout_s=0.3)
 
 
 class TestOneJob:
@@ -257,18 +257,18 @@ class TestAllRanks:
 
         assert [outcome.values["rank"] for outcome in outcomes if "rank" in outcome.values] == [1]
 
-    def test_sixty_four_ranks(self, collectors, place, until):
+    def test_sixty_four_ranks(self, collectors, socket_directory, until):
         """
         All of 64 ranks answer a verb (E17).
         """
-        collector = collectors(bind=f"ipc://{place}/ranks", publish=f"ipc://{place}/viewers")
+        collector = collectors(bind=f"ipc://{socket_directory}/ranks", publish=f"ipc://{socket_directory}/viewers")
         with contextlib.ExitStack() as stack:
             for rank in range(64):
                 source = Source.detect({}, rank=rank, run_id="test")
                 bus = Bus(source=source)
                 stack.callback(bus.close)
                 config = Remote(collector=collector.endpoint)
-                remote = RemoteAccess(config, bus=bus, source=source, directory=place)
+                remote = RemoteAccess(config, bus=bus, source=source, directory=socket_directory)
                 stack.callback(remote.close, 0.0)
                 bus.log(IterationEnded(duration_ns=1, step=0))
             until(lambda: collector.totals()["sources"] == 64)

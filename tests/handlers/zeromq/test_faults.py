@@ -32,7 +32,7 @@ def numbers(events):
     return [event.number for event in events if wire_name_of(event) == STEP]
 
 
-class BadLink(threading.Thread):
+class BadConnection(threading.Thread):
     """
     A connection between one viewer and a publisher that loses, repeats and reorders messages, and breaks.
 
@@ -40,9 +40,9 @@ class BadLink(threading.Thread):
     connection to the publisher is cut and made anew, so that the publisher does not recognise the viewer.
     """
 
-    def __init__(self, endpoint, place, seed):
+    def __init__(self, endpoint, socket_directory, seed):
         super().__init__(daemon=True)
-        self.endpoint = f"ipc://{place}/bad{seed}"
+        self.endpoint = f"ipc://{socket_directory}/bad{seed}"
         self.rng = random.Random(seed)
         self.is_good = False
         self.is_over = False
@@ -79,10 +79,10 @@ class BadLink(threading.Thread):
                 held["up"].append(parts)
             if back in ready:
                 held["down"].append(back.recv_multipart())
-            for way, messages in held.items():
+            for direction, messages in held.items():
                 if len(messages) >= 8 or not ready:
                     for parts in self._spoilt(messages):
-                        if way == "up":
+                        if direction == "up":
                             back.send_multipart(parts)
                         else:
                             self._front.send_multipart([self._viewer, *parts])
@@ -104,13 +104,13 @@ class BadLink(threading.Thread):
         return recorded
 
 
-class TestBadLink:
-    def test_nothing_is_wrong(self, here, attached, place, seed, request):
+class TestBadConnection:
+    def test_nothing_is_wrong(self, here, attached, socket_directory, seed, request):
         """Over a connection that drops, repeats, reorders and cuts, each event comes once, in order, or is counted."""
         faults, scale = 0, request.getfixturevalue("scale")
         for turn in range(max(1, round(20 * scale))):
             job = here()
-            connection = BadLink(job.endpoint, place, seed + turn)
+            connection = BadConnection(job.endpoint, socket_directory, seed + turn)
             connection.start()
             viewer = attached(connection.endpoint, to=STEP)
             assert viewer.wait(30.0)

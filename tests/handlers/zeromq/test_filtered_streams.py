@@ -24,8 +24,8 @@ def frame():
     """Give a frame, decoded and as bytes: a heartbeat, nine iterations, and a hole left by a filter before."""
     encoder, schemas, rows = RowEncoder(), {}, []
     events = [Heartbeat(sequence=0), *(IterationEnded(duration_ns=1, step=step) for step in range(9))]
-    for place, event in enumerate(events):
-        schema, row = encoder.encode(event, place + 2)
+    for index, event in enumerate(events):
+        schema, row = encoder.encode(event, index + 2)
         schemas[schema.number] = schema.entry
         rows.append(row)
     data = encode_frame(SOURCE.id, 100, 111, dropped={}, schemas=schemas.values(), rows=rows)

@@ -63,11 +63,11 @@ class TestTree:
         assert {rank: one.by_type[STEP] for rank, one in report.items()} == {0: 1000, 1: 2000, 2: 3000}
         assert [one.missing for one in report.values()] == [0, 0, 0]
 
-    def test_collector_away(self, collectors, forwarders, sent, until, place):
+    def test_collector_away(self, collectors, forwarders, sent, until, socket_directory):
         """
         While the collector is away the forwarder's ring holds the frames; nothing is lost and nothing comes twice.
         """
-        bind = f"ipc://{place}/collector"
+        bind = f"ipc://{socket_directory}/collector"
         first = collectors(bind=bind)
         forwarder = forwarders(bind)
         job = sent(forwarder.endpoint)
@@ -81,12 +81,12 @@ class TestTree:
 
         assert [fields_of(event)["number"] for event in second.heard(STEP)] == list(range(200))
 
-    def test_forwarder_restarted(self, collectors, forwarders, sent, until, place):
+    def test_forwarder_restarted(self, collectors, forwarders, sent, until, socket_directory):
         """
         A forwarder that was restarted gets from the ranks the frames that it may have missed; the collector accepts
         each once.
         """
-        bind = f"ipc://{place}/node"
+        bind = f"ipc://{socket_directory}/node"
         collector = collectors()
         first = forwarders(collector.endpoint, bind=bind)
         job = sent(bind)
@@ -117,7 +117,7 @@ class TestTree:
 
         assert [event.rank for event in collector.heard(RankFellSilent)] == [1]
 
-    def test_clocks_are_compared_at_each_link(self, collectors, forwarders, sent, until):
+    def test_clocks_are_compared_at_each_connection(self, collectors, forwarders, sent, until):
         """
         The forwarder compares its ranks' clocks with its own, and the collector the forwarder's with its own.
         """

@@ -102,8 +102,8 @@ class TestNotBelieved:
             parts = [bytearray(part) for part in encode(rng.choice(MESSAGES))]
             part = rng.choice(parts)
             for _ in range(rng.randrange(1, 4)):
-                place = rng.randrange(len(part) + 1)
-                part[place : place + rng.randrange(2)] = rng.randbytes(rng.randrange(3))
+                index = rng.randrange(len(part) + 1)
+                part[index : index + rng.randrange(2)] = rng.randbytes(rng.randrange(3))
             try:
                 message = decode([bytes(part) for part in parts])
             except DecodeError:

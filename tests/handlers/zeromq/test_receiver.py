@@ -117,7 +117,7 @@ class TestGreeting:
 
 
 class TestLinks:
-    def test_goes_on_over_a_new_link(self):
+    def test_goes_on_over_a_new_connection(self):
         """A sender that comes back from another address is asked for the next entry of the same stream."""
         world = World()
         world.begin(b"a", "one")

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.once, pytest.mark.integration]
 MODELS = (SpanBuilder, CounterBoard, ClockOffsets, ScoreAggregator, GoodputAccumulator)
 
 
-class Place:
+class CollectorSite:
     """The port and the log directory of a collector."""
 
     def __init__(self, port, log, command_line, collectors):
@@ -36,9 +36,9 @@ class Place:
 
 
 @pytest.fixture
-def place_of_collector(free_port, tmp_path, command_line, collectors):
+def collector_site(free_port, tmp_path, command_line, collectors):
     """Give a place for collectors."""
-    return Place(free_port, tmp_path / "log", command_line, collectors)
+    return CollectorSite(free_port, tmp_path / "log", command_line, collectors)
 
 
 def results(models):
@@ -48,9 +48,9 @@ def results(models):
     return {**{name: model.result() for name, model in recorded.items()}, "Goodput": goodput.result(session="test")}
 
 
-def test_killed_at_any_moment(place_of_collector, jobs, rng, scaled, until):
+def test_killed_at_any_moment(collector_site, jobs, rng, scaled, until):
     """A collector is killed fifty times, also while it starts: the job reconnects by itself, and losses are counted."""
-    job = jobs(publish=False, collector=place_of_collector.endpoint, insecure=True, models=False)
+    job = jobs(publish=False, collector=collector_site.endpoint, insecure=True, models=False)
     job.pace(per_s=2000)
 
     def sent():
@@ -59,7 +59,7 @@ def test_killed_at_any_moment(place_of_collector, jobs, rng, scaled, until):
     back_s = []
     for turn in range(scaled(50)):
         before = sent()
-        collector = place_of_collector.start()
+        collector = collector_site.start()
         if turn % 2:
             time.sleep(rng.uniform(0.0, 1.0))
         else:
@@ -70,14 +70,14 @@ def test_killed_at_any_moment(place_of_collector, jobs, rng, scaled, until):
             time.sleep(rng.uniform(0.0, 2.0))
         collector.send_signal(signal.SIGKILL)
         collector.communicate()
-    last = place_of_collector.serve()
+    last = collector_site.serve()
     logged = job.stop_logging()
     job.end()
     _, done = job.close(timeout_s=60)
     assert done
     assert last.end()
 
-    events, totals = list(replay(place_of_collector.log)), last.totals()
+    events, totals = list(replay(collector_site.log)), last.totals()
     of_job = [event for event in events if event.source.role == "main"]
     seqs = [event.seq for event in of_job]
     assert seqs == sorted(set(seqs))

@@ -24,14 +24,14 @@ def clock():
 
 
 @pytest.fixture
-def room(clock):
+def budget(clock):
     return RingBudget(10_000, 30.0, clock)
 
 
 class TestRing:
-    def test_numbers(self, room):
+    def test_numbers(self, budget):
         """Entries are numbered from 0, and know the number of events before them."""
-        ring = Ring(room, "ring")
+        ring = Ring(budget, "ring")
         for events in (3, 0, 5):
             ring.append(b"frame", events)
         ring.append(LostRange("source", 8, 9, "why"), 0)
@@ -44,20 +44,20 @@ class TestRing:
         ]
         assert (ring.next_index, ring.before) == (4, 8)
 
-    def test_bounded_by_bytes(self, room):
+    def test_bounded_by_bytes(self, budget):
         """The oldest entries are dropped when there is no room, and the others are contiguous."""
-        ring = Ring(room, "ring")
+        ring = Ring(budget, "ring")
         for _ in range(100):
             ring.append(bytes(744), 1)  # 1,000 bytes with the entry's own overhead
 
         assert [entry.place for entry in ring.read(90, 99)] == list(range(90, 100))
         assert ring.read(89, 99) == []
         assert ring.position(3) == (90, 90)
-        assert room.size_bytes == 10_000
+        assert budget.size_bytes == 10_000
 
-    def test_bounded_by_time(self, room, clock):
+    def test_bounded_by_time(self, budget, clock):
         """Entries older than thirty seconds are dropped when a new one comes."""
-        ring = Ring(room, "ring")
+        ring = Ring(budget, "ring")
         ring.append(b"old", 1)
         clock.now_s = 20.0
         ring.append(b"younger", 1)
@@ -66,9 +66,9 @@ class TestRing:
 
         assert ring.position(0) == (1, 1)
 
-    def test_room_is_shared(self, room):
+    def test_budget_is_shared(self, budget):
         """Two rings share the room of one; the larger one is shortened."""
-        large, small = Ring(room, "large"), Ring(room, "small")
+        large, small = Ring(budget, "large"), Ring(budget, "small")
         small.append(bytes(744), 1)
         for _ in range(20):
             large.append(bytes(744), 1)
@@ -77,45 +77,45 @@ class TestRing:
         assert len(large.read(large.position(0)[0], 99)) == 9
 
     @pytest.mark.parametrize(("count", "expected"), [(0, (0, 0)), (1, (0, 0)), (2, (1, 3)), (50, (49, 147))])
-    def test_latest(self, room, count, expected):
+    def test_latest(self, budget, count, expected):
         """The latest part is the last eighth of the room, 1,250 bytes: one of these entries."""
-        ring = Ring(room, "ring")
+        ring = Ring(budget, "ring")
         for _ in range(count):
             ring.append(bytes(744), 3)
 
         assert ring.latest() == expected
 
     @pytest.mark.parametrize(("size", "expected"), [(0, 46), (56, 46), (57, 47), (9_000, 49)])
-    def test_latest_of_others(self, room, size, expected):
+    def test_latest_of_others(self, budget, size, expected):
         """Smaller entries are several, as many as are wholly in it; a larger one is one all the same."""
-        ring = Ring(room, "ring")
+        ring = Ring(budget, "ring")
         for _ in range(50):
             ring.append(bytes(size), 1)
 
         assert ring.latest()[0] == expected
 
-    def test_larger_than_the_room(self, room):
+    def test_larger_than_the_budget(self, budget):
         """An entry larger than the whole room is not kept, and is counted as having been there."""
-        ring = Ring(room, "ring")
+        ring = Ring(budget, "ring")
         ring.append(bytes(20_000), 7)
 
         assert ring.position(0) == (1, 7)
-        assert room.size_bytes == 0
+        assert budget.size_bytes == 0
 
-    def test_room_comes_back(self, room):
+    def test_budget_is_released(self, budget):
         """A closed ring releases its room."""
-        ring = Ring(room, "ring")
+        ring = Ring(budget, "ring")
         ring.append(bytes(744), 1)
         ring.close()
         ring.close()
 
-        assert room.size_bytes == 0
-        assert room.rings == []
+        assert budget.size_bytes == 0
+        assert budget.rings == []
 
     @pytest.mark.parametrize(("index", "most", "expected"), [(0, 2, [0, 1]), (4, 9, [4]), (5, 9, []), (2, 0, [])])
-    def test_read(self, room, index, most, expected):
+    def test_read(self, budget, index, most, expected):
         """Entries can be read from any that is kept."""
-        ring = Ring(room, "ring")
+        ring = Ring(budget, "ring")
         for _ in range(5):
             ring.append(b"", 1)
 

@@ -354,7 +354,7 @@ class Node:
     def up(self, port, address, parts, user):
         """Receive a message from a peer connected to *port*."""
         self.live.add(address)
-        self.take_up(port, address, parts, user)
+        self.receive_on(port, address, parts, user)
         self.tick(0.0)
 
     def down(self, parts):
@@ -399,8 +399,8 @@ class Streams:
 
     def take_snapshot(self, models, ring, done):
         """Return the source's identity."""
-        places = [SourcePosition(self.source, 0, 0)]
-        done(ReadySnapshot(encode_snapshot(Snapshot(places, {}, 0)), ring.next_index, ring.before))
+        positions = [SourcePosition(self.source, 0, 0)]
+        done(ReadySnapshot(encode_snapshot(Snapshot(positions, {}, 0)), ring.next_index, ring.before))
 
     def status(self):
         """Have no status."""
@@ -477,7 +477,7 @@ class Forwarder(Upward):
             self.streams, self.send_from("node"), own_id=f"{own_id} below", monotonic_s=self.now, cpu_s=float
         )
 
-    def take_up(self, port, address, parts, user):
+    def receive_on(self, port, address, parts, user):
         """Receive a message from below."""
         self.receiver.receive([(address, parts, user)])
 
@@ -536,7 +536,7 @@ class Collector(Node):
         )
         self.server = StreamServer(self.streams.relay, self.send_from("viewers"), own_id=own_id, budget=self.budget())
 
-    def take_up(self, port, address, parts, user):
+    def receive_on(self, port, address, parts, user):
         """Receive a message from a rank, a forwarder or a viewer."""
         if port == "ranks":
             self.receiver.receive([(address, parts, user)])
@@ -961,11 +961,11 @@ def explore(model, faults, deliveries):
     schedules, longest_s = 1, model.settle(model.start)
     frontier, came = {(model.start, faults): 1}, {(model.start, faults): ()}
     for delivery in range(deliveries):
-        following, ways_there = collections.Counter(), {}
-        for (world, left), ways in frontier.items():
+        following, counts = collections.Counter(), {}
+        for (world, left), count in frontier.items():
             path = came[world, left]
-            following[model.next(world), left] += ways
-            ways_there.setdefault((model.next(world), left), path)
+            following[model.next(world), left] += count
+            counts.setdefault((model.next(world), left), path)
             for fault in model.faults(world):
                 schedule = (*path, (delivery, *fault))
                 try:
@@ -973,11 +973,11 @@ def explore(model, faults, deliveries):
                     longest_s = max(longest_s, model.settle(after))
                 except AssertionError as error:
                     raise AssertionError(f"{error}; repeat it with play({list(schedule)})") from error
-                schedules += ways
+                schedules += count
                 if left > 1:
-                    following[after, left - 1] += ways
-                    ways_there.setdefault((after, left - 1), schedule)
-        frontier, came = following, ways_there
+                    following[after, left - 1] += count
+                    counts.setdefault((after, left - 1), schedule)
+        frontier, came = following, counts
     return schedules, longest_s
 
 

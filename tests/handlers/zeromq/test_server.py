@@ -78,9 +78,9 @@ class Bench:
     def say(self, message, address=VIEWER, user=""):
         """Have a viewer send *message*; return the answers."""
         self.server.receive(address, encode(message), self.now_s, 5, user)
-        return self.take(address)
+        return self.sent_to(address)
 
-    def take(self, address=VIEWER):
+    def sent_to(self, address=VIEWER):
         """Send the due messages, and return them."""
         self.server.pump()
         recorded = [message for to, message in self.sent if to == address]
@@ -172,7 +172,7 @@ class TestSubscribing:
         answer = bench.join()
         assert (answer.next_index, answer.before, answer.resumed) == (3, 30, False)
         bench.fill(1)
-        assert [entry.index for entry in bench.take()] == [3]
+        assert [entry.index for entry in bench.sent_to()] == [3]
 
     def test_snapshot(self, bench):
         """A snapshot is announced, and fetched in chunks, again if need be."""
@@ -241,7 +241,7 @@ class TestSubscribing:
         """A viewer that comes back over another connection goes on where it was, without a snapshot."""
         answer = bench.join()
         bench.fill(5)
-        bench.take()
+        bench.sent_to()
         bench.say(Hello(2, "viewer", VIEWER.decode(), ""), b"anew")
         again = bench.say(subscription(resume=(answer.stream, 2)), b"anew")
         assert again[0].resumed
@@ -263,7 +263,7 @@ class TestSending:
         """No more than the window is ever in transit; acknowledgements make room."""
         bench.join(window=1 << 20)
         bench.fill(60, size=100_000)
-        first = bench.take()
+        first = bench.sent_to()
         assert [entry.index for entry in first] == list(range(11))
         stream = first[0].stream
         assert [entry.index for entry in bench.say(Ack(stream, 5))] == [11, 12, 13, 14, 15]
@@ -274,7 +274,7 @@ class TestSending:
         for number in range(16):
             bench.join(b"%d" % number)
         bench.fill(300, size=100_000)
-        sizes = [sum(len(entry.frame) for entry in bench.take(b"%d" % number)) for number in range(16)]
+        sizes = [sum(len(entry.frame) for entry in bench.sent_to(b"%d" % number)) for number in range(16)]
         assert sum(sizes) <= (8 << 20) + 16 * 100_000
 
     def test_skipped(self):
@@ -282,9 +282,9 @@ class TestSending:
         bench = Bench(budget=RingBudget(1 << 20))
         stream = bench.join(window=900_000).stream
         bench.fill(4, size=250_000)  # as many as fit in the ring, and in transit
-        assert [entry.index for entry in bench.take()] == [0, 1, 2, 3]
+        assert [entry.index for entry in bench.sent_to()] == [0, 1, 2, 3]
         bench.fill(100, size=250_000)
-        assert bench.take() == []  # nothing was acknowledged
+        assert bench.sent_to() == []  # nothing was acknowledged
         (skip, entry) = bench.say(Ack(stream, 4))
         assert skip == Skipped(stream, 4, 103, 1030)
         assert (entry.index, entry.before) == (103, 1030)
@@ -300,7 +300,7 @@ class TestSending:
             bench.server.hold(Filter())
         stream = bench.join().stream
         bench.fill(100, size=744)  # 1,000 bytes with the entry's own overhead: the ring has 80
-        (skip, *entries) = bench.take()
+        (skip, *entries) = bench.sent_to()
         assert skip == Skipped(stream, 0, first, 10 * first)
         assert [(entry.index, entry.before) for entry in entries] == [(n, 10 * n) for n in range(first, 100)]
 
@@ -309,13 +309,13 @@ class TestSending:
         bench = Bench(budget=RingBudget(80_000))
         bench.join()
         bench.fill(80, size=744)
-        assert [entry.index for entry in bench.take()] == list(range(80))
+        assert [entry.index for entry in bench.sent_to()] == list(range(80))
 
     def test_replay(self, bench):
         """Entries that are asked for again are sent again, from there on."""
         stream = bench.join().stream
         bench.fill(10)
-        bench.take()
+        bench.sent_to()
         bench.now_s += 1
         assert [entry.index for entry in bench.say(ReplayRequest(stream, 7))] == [7, 8, 9]
 
@@ -324,9 +324,9 @@ class TestSending:
         bench.join()
         bench.fill(3)
         bench.outcome = Sent.FULL
-        assert bench.take() == []
+        assert bench.sent_to() == []
         bench.outcome = Sent.QUEUED
-        assert [entry.index for entry in bench.take()] == [0, 1, 2]
+        assert [entry.index for entry in bench.sent_to()] == [0, 1, 2]
         assert bench.server.counts["refused_sends"] > 0
 
     def test_gone(self, bench):
@@ -334,7 +334,7 @@ class TestSending:
         stream = bench.join().stream
         bench.fill(3)
         bench.outcome = Sent.GONE
-        bench.take()
+        bench.sent_to()
         bench.outcome = Sent.QUEUED
         bench.server.tick(bench.now_s)
         assert bench.server.viewers == {}
@@ -345,11 +345,11 @@ class TestSending:
         """Once a second each viewer gets the position of its stream."""
         bench.join()
         bench.fill(2)
-        bench.take()
+        bench.sent_to()
         bench.now_s += 1
         bench.server.tick(bench.now_s)
         bench.server.tick(bench.now_s + 0.5)
-        (beat,) = bench.take()
+        (beat,) = bench.sent_to()
         assert isinstance(beat, Beat)
         assert (beat.next_index, beat.before, beat.status) == (2, 20, {"seq": 7})
 
@@ -359,13 +359,13 @@ class TestSending:
         bench.join()
         bench.now_s += 1
         bench.server.tick(bench.now_s)
-        assert bench.take()[-1].status == {"seq": 1}
+        assert bench.sent_to()[-1].status == {"seq": 1}
 
     def test_parting(self, bench):
         """At the end every viewer gets a goodbye, and every stream is closed."""
         bench.join()
         bench.server.part("closed")
-        assert bench.take() == [Bye("closed")]
+        assert bench.sent_to() == [Bye("closed")]
         assert bench.provider.closed == [("*",)]
 
 
@@ -379,23 +379,23 @@ class TestConnecting:
         bench.server.tick(1.0)
         bench.server.tick(1.5)
         bench.server.tick(2.5)
-        assert [type(message) for message in bench.take(b"")] == [Hello, Hello]
+        assert [type(message) for message in bench.sent_to(b"")] == [Hello, Hello]
         bench.say(Welcome(2, "viewer", "collector", ""), b"")
         bench.say(subscription(), b"")
         bench.server.tick(bench.now_s + 9.0)
-        assert {type(message) for message in bench.take(b"")} == {Beat}
+        assert {type(message) for message in bench.sent_to(b"")} == {Beat}
         bench.say(Reset(), b"")
         bench.server.tick(bench.now_s + 9.1)
-        assert [type(message) for message in bench.take(b"")] == [Hello]
+        assert [type(message) for message in bench.sent_to(b"")] == [Hello]
 
     def test_welcomed_and_forgotten(self):
         """An end that was welcomed, and not subscribed to because the connection broke, says hello again."""
         bench = Bench(connects=True)
         bench.say(Welcome(2, "viewer", "collector", ""), b"")
         bench.server.tick(bench.now_s + 2.9)
-        assert bench.take(b"") == []
+        assert bench.sent_to(b"") == []
         bench.server.tick(bench.now_s + 3.1)
-        assert [type(message) for message in bench.take(b"")] == [Hello]
+        assert [type(message) for message in bench.sent_to(b"")] == [Hello]
 
     def test_not_drained_before_it_was_asked(self):
         """
@@ -407,7 +407,7 @@ class TestConnecting:
         assert not bench.server.is_drained
         bench.say(subscription(), b"")
         bench.fill(1)
-        (entry,) = bench.take(b"")
+        (entry,) = bench.sent_to(b"")
         assert not bench.server.is_drained
         bench.say(Ack(entry.stream, 1), b"")
         assert bench.server.is_drained
@@ -420,7 +420,7 @@ class TestConnecting:
         bench.say(Welcome(2, "viewer", "collector", ""), b"")
         bench.say(subscription(), b"")
         bench.fill(3)
-        bench.take(b"")
+        bench.sent_to(b"")
         bench.provider.snapshot = None  # it takes a while
         bench.say(subscription(request=2, resume=(OLDEST, 0)), b"")
         assert not bench.server.is_drained

@@ -227,14 +227,14 @@ class TestEveryRankHasAnOutcome:
 class Viewers:
     """A source end whose connection accepts a number of messages, and then none until there is room again."""
 
-    def __init__(self, room):
-        self.room = room
+    def __init__(self, capacity):
+        self.capacity = capacity
         self.sent = []
         self.server = StreamServer(self, self._send, on_verb=lambda address, verb, user: None)
         self.server.receive(VIEWER, encode(Hello(PROTOCOL_VERSION, "viewer", "v", "")), 0.0, 0)
 
     def _send(self, address, parts):
-        if len(self.sent) >= self.room:
+        if len(self.sent) >= self.capacity:
             return Sent.FULL
         self.sent.append(decode(parts))
         return Sent.QUEUED
@@ -245,13 +245,13 @@ class TestAnswers:
         """
         A result for which there is no room now is sent when there is, in order.
         """
-        viewers = Viewers(room=3)
+        viewers = Viewers(capacity=3)
         for number in range(6):
             viewers.server.answer(VIEWER, Result(number, "source", done=True, values={}))
         viewers.server.pump()
         assert len(viewers.sent) == 3
 
-        viewers.room = 100
+        viewers.capacity = 100
         viewers.server.pump()
 
         assert [message.request for message in viewers.sent if isinstance(message, Result)] == [0, 1, 2, 3, 4, 5]
@@ -260,7 +260,7 @@ class TestAnswers:
         """
         A result that is larger than a message may be is replaced by one that says so.
         """
-        viewers = Viewers(room=100)
+        viewers = Viewers(capacity=100)
         viewers.server.answer(VIEWER, Result(1, "source", done=True, values={"rank": 3, "x": "y" * 70_000}))
         viewers.server.pump()
 

@@ -145,9 +145,9 @@ class Records:
 
     def steps(self, numbers, at, length=3, extra=0):
         """Write the starts of *numbers* and return when the last one would be over; the first takes *extra*."""
-        for place, number in enumerate(numbers):
+        for index, number in enumerate(numbers):
             self.put(step_count=number, step_start_time=at)
-            at += length + (extra if place == 0 else 0)
+            at += length + (extra if index == 0 else 0)
         return at
 
     def orbax(self, event_type, step, start, duration, part):

@@ -274,13 +274,13 @@ class TestUsual:
         jobs = stream(), stream(rank=1), stream(rank=2, role="worker")
         lives = [Life(job, rng).live(rng.choice([5, 40, 150])) for job in jobs]
         models, often = (GoodputAccumulator(), Ordinarily()), rng.choice([0.01, 0.01, 0.2])
-        for place, event in enumerate(mixed(lives, rng)):
+        for index, event in enumerate(mixed(lives, rng)):
             for model in models:
                 model(event)
             if rng.random() < 0.01 and models[0].sessions():
-                assert models[0].result().to_json() == models[1].result().to_json(), place
+                assert models[0].result().to_json() == models[1].result().to_json(), index
             if rng.random() < often:
-                assert models[0].dump() == models[1].dump(), place
+                assert models[0].dump() == models[1].dump(), index
             if rng.random() < 0.002:
                 for model in models:
                     with contextlib.suppress(DecodeError):  # some odd values can be dumped and not be loaded
@@ -292,8 +292,8 @@ class TestUsual:
     def test_plain_job(self, stream, monkeypatch):
         """In a plain job all events take the fast path but the start, one-time events and the first iteration."""
         model, odd = GoodputAccumulator(), []
-        take = model._consume
-        monkeypatch.setattr(model, "_consume", lambda event: (odd.append(event), take(event)))
+        consume = model._consume
+        monkeypatch.setattr(model, "_consume", lambda event: (odd.append(event), consume(event)))
         for event in plain(stream, 1_000).events:
             model(event)
         assert [type(event).__name__ for event in odd] == ["SourceStarted", "IterationSpanEnded", "IterationEnded"]

@@ -34,8 +34,10 @@ class TestTogether:
         for number in range(3_000):
             job.step(number, 10 + 10 * number, 19 + 10 * number)
         expected, odd = one_by_one(job.events), []
-        take = GoodputAccumulator._consume
-        monkeypatch.setattr(GoodputAccumulator, "_consume", lambda self, event: (odd.append(event), take(self, event)))
+        consume = GoodputAccumulator._consume
+        monkeypatch.setattr(
+            GoodputAccumulator, "_consume", lambda self, event: (odd.append(event), consume(self, event))
+        )
         found = together(job.events)
         assert odd == job.events[:2]
         assert found.dump() == expected.dump()
@@ -68,12 +70,12 @@ class TestTogether:
     )
     def test_odd_one(self, stream, odd):
         """One unusual step, anywhere in a run, has the same effect as alone."""
-        for place in (0, 10, 19):
+        for index in (0, 10, 19):
             job = stream().start(1)
             for number in range(20):
                 job.step(number, 100 + 10 * number, 109 + 10 * number)
             job.beat(400)
-            event = job.events[1 + place]
+            event = job.events[1 + index]
             for name, value in odd.items():
                 setattr(event, name, value)
             assert together(job.events).dump() == one_by_one(job.events).dump()

@@ -94,10 +94,10 @@ class TestBlock:
         ]
         shape = rng.choices(codes, k=rng.choice([1, 2, 3, 3, 3, 4]))
         at, slices = 1_000, []
-        for place in range(len(shape) * rng.choice([1, 2, 7]) + rng.choice([0, 0, 0, 1])):
+        for index in range(len(shape) * rng.choice([1, 2, 7]) + rng.choice([0, 0, 0, 1])):
             start = at + (rng.random() < seed % 3 * 0.05)
-            at, code = start + rng.randrange(1, 9), shape[place % len(shape)]
-            slices.append((start, at, code, 3 * place if code & FIRST else 0))
+            at, code = start + rng.randrange(1, 9), shape[index % len(shape)]
+            slices.append((start, at, code, 3 * index if code & FIRST else 0))
         block, slice_sums = Block.of(columns(slices), 7)
         expected, numbers = (
             SliceSums(slices),

@@ -266,14 +266,14 @@ def some_job(source, rng):
     return job
 
 
-def looked_at(model, rng, updates):
+def queried(model, rng, updates):
     """Return a model that was queried, or goes on from the state of *model*."""
-    look = rng.randrange(8)
-    if look == 0:
+    kind = rng.randrange(8)
+    if kind == 0:
         model.result()
-    elif look == 1:
+    elif kind == 1:
         model.dump()
-    elif look == 2:
+    elif kind == 2:
         state = msgpack.unpackb(msgpack.packb(model.dump()))
         model = TrainingMetrics(publish=updates)
         model.load(state)
@@ -319,7 +319,7 @@ class TestReckoned:
             event = rng.choice([stream for stream in waiting if stream]).pop()
             current = event.source
             model(event)
-            model = looked_at(model, rng, model.publish)
+            model = queried(model, rng, model.publish)
         for job in jobs:
             check(job, trained(updates, job.source))
 

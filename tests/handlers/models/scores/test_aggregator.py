@@ -34,12 +34,12 @@ def aggregator(published):
 def feed(aggregator, source, section_window):
     """Feed one window: the median of each rank's one section, or all its medians."""
 
-    def take(window, medians, world=4, **given):
+    def feed_window(window, medians, world=4, **given):
         for rank, median in medians.items():
             table = median if isinstance(median, dict) else {"s": median}
             aggregator(section_window(source(rank, world=world, **given), window, table))
 
-    return take
+    return feed_window
 
 
 def recorded(published):

@@ -22,9 +22,9 @@ def scores_in(event):
     ranks = struct.unpack(f"<{count}I", event.ranks)
     scores = struct.unpack(f"<{count * len(event.columns)}d", event.scores)
     return {
-        (rank, column): scores[row * len(event.columns) + place]
+        (rank, column): scores[row * len(event.columns) + index]
         for row, rank in enumerate(ranks)
-        for place, column in enumerate(event.columns)
+        for index, column in enumerate(event.columns)
     }
 
 

@@ -202,8 +202,8 @@ def attempts_of(lives):
         groups[life.source.run_id, life.source.attempt].append(life)
     ordered = sorted(groups.values(), key=lambda group: min(life.start for life in group))
     judged = []
-    for place, group in enumerate(ordered):
-        later = [life.first_step for after in ordered[place + 1 :] for life in after if life.first_step is not None]
+    for index, group in enumerate(ordered):
+        later = [life.first_step for after in ordered[index + 1 :] for life in after if life.first_step is not None]
         judged.append((sorted(group, key=lambda life: life.source.rank), min(later, default=None)))
     return judged
 

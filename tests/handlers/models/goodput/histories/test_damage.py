@@ -22,10 +22,10 @@ def damage_all(streams, rng):
     for stream in streams:
         events = stream.events
         for _ in range(rng.randint(0, 6) if events else 0):
-            place = rng.randrange(len(events))
-            event = copy.copy(events[place])
+            index = rng.randrange(len(events))
+            event = copy.copy(events[index])
             damage = rng.choice((repeat, swap, drop, misdate, misdate, mistime, misnumber, intrude))
-            damage(events, place, event, rng)
+            damage(events, index, event, rng)
             if not events:
                 break
         number = 0
@@ -36,37 +36,37 @@ def damage_all(streams, rng):
             number += 1
 
 
-def repeat(events, place, event, rng):
+def repeat(events, index, event, rng):
     events.insert(rng.randrange(len(events) + 1), event)
 
 
-def swap(events, place, event, rng):
+def swap(events, index, event, rng):
     other = rng.randrange(len(events))
-    events[place], events[other] = events[other], events[place]
+    events[index], events[other] = events[other], events[index]
 
 
-def drop(events, place, event, rng):
-    del events[place]
+def drop(events, index, event, rng):
+    del events[index]
 
 
-def misdate(events, place, event, rng):
+def misdate(events, index, event, rng):
     near = 1_000 + rng.randint(-60, 500)
     event.at_ns = rng.choice((0, -3, 1 << 63, 10**30, near, near, near, 1.5, None, "x"))
-    events[place] = event
+    events[index] = event
 
 
-def mistime(events, place, event, rng):
+def mistime(events, index, event, rng):
     if hasattr(event, "duration_ns"):
         event.duration_ns = rng.choice((-5, 0, 1, 2, 30, 10**6, 1.5, None, "3"))
-        events[place] = event
+        events[index] = event
 
 
-def misnumber(events, place, event, rng):
+def misnumber(events, index, event, rng):
     event.step = rng.choice((0, 3, 7, -1, 10**12, 1.5, None, "3"))
-    events[place] = event
+    events[index] = event
 
 
-def intrude(events, place, event, rng):
+def intrude(events, index, event, rng):
     start, length = 1_000 + rng.randrange(200), rng.randrange(1, 30)
     other = IterationEnded(
         at_ns=start + length, duration_ns=length, step=rng.randrange(20), parent_span_id=0, span_id=77
