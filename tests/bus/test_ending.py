@@ -125,7 +125,7 @@ class TestAfterClose:
 
 class TestInterpreter:
     @pytest.mark.parametrize(
-        "way", ["closed", "later atexit", "teardown", "daemons", "thread after main", "never used"]
+        "case", ["closed", "later atexit", "teardown", "daemons", "thread after main", "never used"]
     )
     def test_silence(self, run_script, case):
         """Events logged while the interpreter ends leave no trace on stderr, and are counted where that is possible."""

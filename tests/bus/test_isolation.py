@@ -166,7 +166,7 @@ class TestModel:
         assert (len(model.events), broken.stats().failed, broken.stats().balance) == (1, 1, 0)
 
 
-class TestSiding:
+class TestSinkWorker:
     @pytest.mark.parametrize("error", [ValueError, Strange, KeyboardInterrupt, SystemExit])
     def test_raises(self, bus, scaled, error):
         """A queued handler that raises anything costs no other handler an event, and its thread lives on."""

@@ -73,15 +73,15 @@ class TestPresets:
         assert kept("default") == [*LIFECYCLE_ONES, "mine", "heartbeat"]
 
     def test_per_step(self):
-        """The next preset adds iterations."""
+        """The preset per_step adds iterations."""
         assert kept("per_step") == [*LIFECYCLE_ONES, *KINDS, "mine", "heartbeat"]
 
     def test_profiling(self):
-        """The next adds every span within iterations."""
+        """The preset profiling adds every span within iterations."""
         assert kept("profiling") == [*LIFECYCLE_ONES, *KINDS, *WITHIN, "mine", "my priority", "heartbeat"]
 
     def test_all(self):
-        """The last adds everything else."""
+        """The preset all adds everything else."""
         assert kept("all") == [label for label, _ in everything()]
 
     @pytest.mark.parametrize("name", ["default", "per_step"])

@@ -21,7 +21,7 @@ def frame(first, last):
     return Frame(SOURCE, first, last, {}, events)
 
 
-class TestLedger:
+class TestSequenceTracker:
     @given(st.lists(st.tuples(st.integers(0, 30), st.integers(-1, 8))))
     def test_brute_force(self, spans):
         """For any frames, events rise by number, none twice, and missing events are those that were skipped."""

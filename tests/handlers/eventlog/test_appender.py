@@ -245,7 +245,7 @@ class TestFileLimit:
         assert (logs / "0").read_bytes() == b"y" * 300
 
 
-class TestRest:
+class TestPauses:
     def rests_s(self, appender, clock, count):
         """Fail at each time a try is allowed, *count* times; return the length of each pause."""
         pauses = []

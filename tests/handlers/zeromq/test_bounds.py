@@ -377,7 +377,7 @@ NO_CLOCK = PeerLimits(extra_cpu_s=1e9)
 """Limits without a bound on processor time: exact counts do not depend on the speed of the machine."""
 
 
-class TestQuotas:
+class TestLimits:
     def test_new_names_give_no_new_allowance(self):
         """A sender that greets under ten thousand names is one sender, with one limit, and leaves nothing behind."""
         receiving = Receiving()

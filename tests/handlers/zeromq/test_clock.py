@@ -137,7 +137,7 @@ class TestWhoIsNamed:
 
 
 @pytest.mark.integration
-class TestOverLink:
+class TestOverConnection:
     def test_same_machine(self, jobs, collectors, until):
         """The clock of a job on this machine is found to be the same, to within the uncertainty of the exchanges."""
         collector = collectors()

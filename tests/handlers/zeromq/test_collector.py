@@ -312,7 +312,7 @@ class TestSilence:
 
 
 @pytest.mark.integration
-class TestQuota:
+class TestLimits:
     def test_noisy_peer_is_cut_and_counted(self, collectors, sent, until):
         """One rank sends more than its share: it is limited and named, and another's events all arrive."""
         collector = collectors(limits=PeerLimits(events=500.0))

@@ -128,7 +128,7 @@ def faulty(collectors, seed):
         proxy.close()
 
 
-class TestFaultyLink:
+class TestFaultyConnection:
     @pytest.mark.hang_guard(300)
     def test_totals_are_equal_or_the_loss_is_known(self, faulty, jobs, until, scale, scaled):
         """

@@ -5,7 +5,7 @@ from trackside.handlers.zeromq._protocol import BURST_S, PeerBuckets, PeerLimits
 SMALL = PeerLimits(events=10.0, size_bytes=1000.0, messages=5.0)
 
 
-class TestPurse:
+class TestTokenBuckets:
     def test_burst(self):
         """At first the burst allowance passes, and no more."""
         buckets = PeerBuckets(SMALL, 0.0)

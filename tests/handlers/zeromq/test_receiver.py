@@ -116,7 +116,7 @@ class TestGreeting:
         assert world.say(b"b", hello("one"), "rank:11111111") == ["Refused"]
 
 
-class TestLinks:
+class TestConnections:
     def test_goes_on_over_a_new_connection(self):
         """A sender that comes back from another address is asked for the next entry of the same stream."""
         world = World()
@@ -172,7 +172,7 @@ class TestClocks:
         assert most - 1 <= len(asked) <= most
 
 
-class TestQuota:
+class TestLimits:
     def test_cut_sender_is_alive(self):
         """A sender beyond its limits is not read, and does not count as silent."""
         world = World(limits=PeerLimits(messages=1.0))

@@ -165,7 +165,7 @@ class TestSliceSums:
         assert list(steps_of(slices)) == [slices[:2], slices[3:]]
 
 
-class TestPaint:
+class TestOverlay:
     def test_free(self):
         """A span has its time in the empty parts of the track."""
         slices = overlaid((0, 2, LOADING, 0), (6, 8, LOADING, 0))
