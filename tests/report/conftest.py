@@ -67,6 +67,8 @@ class MadeUpJob:
     """The age of the last step, in progress, when the logs end."""
     between_s: float = 0.0
     """The time between steps that is in no span."""
+    fetch_s: float = 0.0
+    """The time in a span ``fetch`` before each step."""
     baseline: bool = False
 
     def write(self, directory):
@@ -130,6 +132,8 @@ class MadeUpJob:
         slowest = max(sum(parts.values()) for parts in lengths)
         for log, parts in zip(logs, lengths, strict=True):
             waited = slowest - sum(parts.values()) + reduce_ns
+            if self.fetch_s:
+                log.spent("fetch", round(self.fetch_s * S), -1)
             log.step(step, {**parts, "all_reduce": waited})
             if self.between_s:
                 log.at_ns += round(self.between_s * S)

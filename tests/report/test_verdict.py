@@ -9,7 +9,8 @@ import pytest
 from trackside.events import Heartbeat, IterationEnded, Source, SourceEnded, StallDetected
 from trackside.report import read_report
 from trackside.report._lateness import _onset
-from trackside.report._rules import _uneven
+from trackside.report._rules import _uneven, waited_words
+from trackside.report._text import report_lines
 from trackside.report._whatif import StepTiles, find_pause, gap, kind_of
 
 pytestmark = pytest.mark.once
@@ -297,6 +298,40 @@ class TestStall:
         found = stalled(goes_on=True)
         assert (found.kind, found.rank, found.since_step, found.until_step) == ("stall", 1, 50, 51)
         assert found.cost_s == pytest.approx(79.9)
+
+
+class TestBeside:
+    """What findings and goodput's buckets say of the same time."""
+
+    def test_waited(self, made_up):
+        """A rank slower by 20 ms in 300 steps has the other ones wait for 6 s, which are in steps and so productive."""
+
+        def factor(rank, _step, part):
+            return 1.5 if (rank, part) == (1, "model_forward") else 1.0
+
+        report = read_report(made_up(factor=factor, noise=0.01, stumbles=0))
+        assert waited_words(report) in " ".join("".join(text for text, _ in line) for line in report_lines(report, 300))
+        found = re.fullmatch(r"(.*) s of productive time were spent waiting for rank 1\.", waited_words(report))
+        assert float(found[1]) == pytest.approx(6.0, rel=0.05)
+
+    def test_waited_outside(self, made_up):
+        """Nobody waits for a rank in productive time if it is late by loading: the account has that as loading."""
+
+        def factor(rank, _step, part):
+            return 11.0 if (rank, part) == (1, "data_loading") else 1.0
+
+        report = read_report(made_up(factor=factor, noise=0.01, stumbles=0))
+        assert report.verdict.findings[0].kind == "input-bound"
+        assert waited_words(report) == ""
+
+    def test_named_otherwise(self, made_up):
+        """Loading in a span of another name is charged whole, once, and the finding says why goodput has it not."""
+        report = read_report(made_up(fetch_s=0.1, loading_s=0.0, noise=0.01, stumbles=0))
+        found = next(one for one in report.verdict.findings if one.kind == "input-bound")
+        # 100 ms in each of 300 steps.
+        assert (found.section, found.cost_s) == ("fetch", pytest.approx(30.0, rel=0.01))
+        assert any("goodput has it as unaccounted" in text for text in found.evidence)
+        assert "unaccounted" not in {one.kind for one in report.verdict.findings}
 
 
 class TestUneven:

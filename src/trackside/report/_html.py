@@ -13,7 +13,7 @@ from trackside.core import text as words
 from trackside.events import __version__
 from trackside.report._gather import Bin, Mark
 from trackside.report._report import PRODUCTIVE, AttemptBar, Finding, Heatmap, Report, shown
-from trackside.report._rules import lost_words
+from trackside.report._rules import lost_words, waited_words
 
 STYLE: Final = """
 :root { color-scheme: light dark; --ground: #f6f7f9; --card: #ffffff; --ink: #1b2430; --dim: #5c6875; --line: #dfe4ea;
@@ -507,7 +507,7 @@ def _goodput(report: Report) -> str:
         if length / whole >= _LEAST_SHARE
     )
     note = f"The last {_MOST_ATTEMPTS} of {len(report.attempts)} attempts." if len(bars) < len(report.attempts) else ""
-    note = " ".join(filter(None, [note, *(bar.before_start for bar in bars)]))
+    note = " ".join(filter(None, [note, waited_words(report), *(bar.before_start for bar in bars)]))
     content = f'<div id="chart-goodput">{"".join(map(_bar, bars))}</div><div class="buckets">{legend}</div>'
     return section("goodput", "Where the time went", content, note)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
+import statistics
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
@@ -684,9 +685,8 @@ def _input(report: Report) -> _Ruled:
     loading = bucket(report, LOADING)
     cost = max(0.0, loading - report.first_batch_s)  # what a first batch takes is starting up
     parts = [part for part in report.parts if part.kind == "input"]
-    if not loading and report.parts:
-        # Sections alone leave loading within the steps, and in no bucket of its own.
-        cost = sum(part.share for part in parts) * report.goodput.productive_s
+    if not loading:
+        cost = _unnamed_input_s(report)
     # The bucket is that of the rank that got least done: what a late rank waits beyond its peers is another finding.
     late_s = min(cost, sum(one.excess_s for one in report.late if kind_of(one.what, set()) == "input"))
     cost -= late_s
@@ -698,6 +698,11 @@ def _input(report: Report) -> _Ruled:
     name = parts[0].name if parts else "data_loading"
     evidence = [f"{part.name} takes {words.duration(part.mean_ns)} of a step (mean of the ranks)" for part in parts[:3]]
     look = "Give the loader more workers, prefetch, or see how fast the storage is; compute waits for neither."
+    if not loading and _between_steps_s(report) > cost / 2:
+        evidence.append(
+            f"goodput has it as unaccounted: it knows the name {span_names.DATA_LOADING}, and any span with "
+            f'badput_type="{LOADING}"'
+        )
     who, rank, uneven = "Training", None, _uneven(report)
     if uneven is not None and uneven[0] in {part.name for part in parts}:
         rank = uneven[1]
@@ -722,6 +727,22 @@ def _input(report: Report) -> _Ruled:
         since_step=late.step if late else None,
     )
     return [finding], f"waiting for data took {of_all(report, cost)}"
+
+
+def _unnamed_input_s(report: Report) -> float:
+    """Return the time of the parts that load data by their names, where goodput has no bucket of it, in seconds."""
+    return sum(part.share for part in report.parts if part.kind == "input") * _stepped_s(report)
+
+
+def _stepped_s(report: Report) -> float:
+    """Return how long all steps of a rank took, from step to step, on average over the ranks, in seconds."""
+    ranks = max(1, report.ranks_total - len(report.missing_ranks))
+    return sum(one.total for _, one in report.steps) / ranks / 1e9
+
+
+def _between_steps_s(report: Report) -> float:
+    """Return what of that was in no bucket, in seconds."""
+    return min(bucket(report, "OTHER"), max(0.0, _stepped_s(report) - report.goodput.productive_s))
 
 
 def _uneven(report: Report) -> tuple[str, int, float] | None:
@@ -750,6 +771,21 @@ def worthy(report: Report) -> list[LateRank]:
         if _is_worth(report, one.lost_s, STRAGGLER_FROM)
         and (report.pauses is None or report.pauses.rank != one.rank or report.pauses.cost_s < one.lost_s / 2)
     ]
+
+
+def waited_words(report: Report) -> str:
+    """Return how much productive time went into waiting for the rank that cost most; empty if little did."""
+    late = worthy(report)
+    productive_s = {one.rank: one.productive_s for one in report.goodput.ranks}
+    if not late or late[0].rank not in productive_s or len(productive_s) < 2:  # noqa: PLR2004
+        return ""
+    one = late[0]
+    own_s = productive_s.pop(one.rank)
+    # What it lost in no step of its own, as by loading data, is in another bucket already.
+    waited_s = one.lost_s - max(0.0, statistics.median(productive_s.values()) - own_s)
+    if waited_s < LEAST_COST_S:
+        return ""
+    return f"{words.seconds(waited_s)} of productive time were spent waiting for rank {one.rank}."
 
 
 def _stragglers(report: Report) -> _Ruled:
@@ -1100,6 +1136,8 @@ def _unaccounted(report: Report) -> _Ruled:
     # What it is is known, be it worth a finding or not.
     elsewhere += sum(bar.buckets_s.get(BEFORE_STEPS, 0.0) for bar in report.attempts) + report.shutdown_s
     elsewhere += sum(one.lost_s for one in worthy(report) if one.what == OUTSIDE)  # a late rank's, between its steps
+    if not bucket(report, LOADING):
+        elsewhere += min(_unnamed_input_s(report), _between_steps_s(report))
     cost = bucket(report, "OTHER") - elsewhere
     if cost < LEAST_UNACCOUNTED_S or not _is_worth(report, cost, UNACCOUNTED_FROM):
         because = _too_little(report, "in no bucket are", cost, UNACCOUNTED_FROM)

@@ -11,7 +11,7 @@ from typing import Final
 
 from trackside.core import text as words
 from trackside.report._report import PRODUCTIVE, Finding, Heatmap, Report, shown
-from trackside.report._rules import explained, lost_words
+from trackside.report._rules import explained, lost_words, waited_words
 
 Line = list[tuple[str, str]]
 """Pieces of text, each with its style as rich names it; empty for none."""
@@ -153,9 +153,9 @@ def _attempts(report: Report, width: int) -> Iterator[Line]:
         line[0] = (line[0][0], shown(row[4]).terminal)
         line[-1] = (line[-1][0], "dim")
         yield line
-    for bar in report.attempts[-_MOST_ATTEMPTS:]:
-        if bar.before_start:
-            yield from _wrapped(bar.before_start, width, "  ", "  ")
+    for note in (waited_words(report), *(bar.before_start for bar in report.attempts[-_MOST_ATTEMPTS:])):
+        if note:
+            yield from _wrapped(note, width, "  ", "  ")
 
 
 def cells(lengths: Sequence[float], room: int) -> list[int]:
