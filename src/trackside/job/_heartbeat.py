@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from trackside._platform import clock_through_sleep_ns
-from trackside.bus import Bus
+from trackside.bus import Bus, BusStats
 from trackside.events import ClockAnchored, Heartbeat, clock
 
 CLOCK_EVERY_S: Final = 60.0
@@ -83,19 +83,11 @@ class HeartbeatThread:
         if not self._bus.wants(Heartbeat):
             return
         stats = self._bus.stats(timeout_s)
-        counts: dict[str, Any] = {
-            "published": stats.published,
-            "in_queue": stats.in_queue,
-            "dropped": sum(stats.dropped_by_type.values()),
-            "failed": stats.failed,
-            "invalid": stats.invalid,
-            "suppressed": stats.suppressed,
-        }
         self._bus.log(
             Heartbeat(
                 sequence=self._sequence,
                 interval_s=self._interval_s,
-                counts=counts,
+                counts={**counts_of(stats), "suppressed": stats.suppressed},
                 open_spans=self._read_open_spans(),
                 span_id=0,
                 step=-1,
@@ -120,3 +112,14 @@ class HeartbeatThread:
                 step=-1,
             )
         )
+
+
+def counts_of(stats: BusStats) -> dict[str, Any]:
+    """Return the counts of a bus that its process reports of itself, in heartbeats and to viewers."""
+    return {
+        "published": stats.published,
+        "in_queue": stats.in_queue,
+        "dropped": sum(stats.dropped_by_type.values()),
+        "failed": stats.failed,
+        "invalid": stats.invalid,
+    }

@@ -35,6 +35,7 @@ from trackside.handlers.models.scores import ScoreAggregator
 from trackside.handlers.zeromq import ALWAYS, RING_BYTES, EndpointFile, Filter, Publisher, Verb, names_of
 from trackside.instruments import open_spans
 from trackside.job._control import Controls
+from trackside.job._heartbeat import counts_of
 from trackside.rules import Rule, rule_from_wire
 
 COLLECTOR: Final = "TRACKSIDE_COLLECTOR"
@@ -238,14 +239,7 @@ def keep_for_viewers(bus: Bus, handlers: Iterable[Handler], config: Remote) -> l
 def read_status(bus: Bus) -> dict[str, Any]:
     """Return what a job reports of itself each second while it has a viewer."""
     stats = bus.stats()
-    counts = {
-        "published": stats.published,
-        "in_queue": stats.in_queue,
-        "dropped": sum(stats.dropped_by_type.values()),
-        "failed": stats.failed,
-        "invalid": stats.invalid,
-    }
-    return {"seq": stats.published, "counts": counts, "open_spans": open_spans()}
+    return {"seq": stats.published, "counts": counts_of(stats), "open_spans": open_spans()}
 
 
 def _runtime_directory() -> Path | None:

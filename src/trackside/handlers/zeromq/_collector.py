@@ -687,7 +687,6 @@ class CollectedStreams:
 
 
 _PARTING_S: Final = 0.5
-_DESCRIPTORS_APART: Final = 64
 
 
 class Collector(Service):
