@@ -75,7 +75,7 @@ def events():
 
 @pytest.fixture
 def ignored(monkeypatch):
-    """Give the list of exceptions that nobody can be handed."""
+    """Give the list of exceptions that reach no caller."""
     found = []
     monkeypatch.setattr(sys, "unraisablehook", lambda about: found.append(about.exc_value))
     return found
@@ -99,12 +99,12 @@ def run(code, built, **variables):
 class TestExample:
     @pytest.mark.parametrize("data", FNV_1A)
     def test_digest(self, digest, data):
-        """It computes what it is there for."""
+        """The example returns its result."""
         assert digest(data) == FNV_1A[data]
 
     @needs_core
     def test_span(self, digest, events):
-        """Its span lies within the one of Python around it, at the step of the iteration."""
+        """Its span is inside the one opened in Python, at the step of the iteration."""
         with trackside.training_iteration(7), trackside.span("outer") as outer:
             digest(b"abc")
         (ended,) = [event for event in events if isinstance(event, ProfileSpanEnded)]
@@ -176,7 +176,7 @@ class TestHeader:
         ],
     )
     def test_compiles(self, options, tmp_path):
-        """The header needs nothing beside it, and causes no warning, in C, in C++ and with the limited API."""
+        """The header needs no other file, and causes no warning, in C, in C++ and with the limited API."""
         if shutil.which(options[0]) is None:
             pytest.skip(f"there is no {options[0]} here")
         if sysconfig.get_config_var("Py_GIL_DISABLED") and "-DPy_LIMITED_API=0x030A0000" in options:
@@ -249,7 +249,7 @@ class TestRecord:
         assert [api.record(kind, b"test.extension.kind", 1.0) for kind in (-1, 3)] == [-1, -1]
 
     def test_interrupted(self, api, monkeypatch):
-        """A KeyboardInterrupt while something is recorded comes as soon as Python runs."""
+        """A KeyboardInterrupt during a call of the header is raised as soon as Python runs."""
 
         def interrupt(name):
             raise KeyboardInterrupt
@@ -276,7 +276,7 @@ class TestRecord:
 @needs_core
 class TestSpan:
     def test_nested(self, api, events):
-        """Spans lie within those that are open, in both languages."""
+        """Spans are nested in the open ones, in both languages."""
         outer = api.open_span(b"outer", ITERATION)
         with trackside.span("middle"):
             inner = api.open_span(b"inner", PROFILE)

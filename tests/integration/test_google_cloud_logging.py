@@ -1,7 +1,7 @@
 """
 Records in Google Cloud Logging: the library's own client against a stand-in that keeps, filters and pages.
 
-What is written by ml-goodput-measurement is read by it and by us, and the other way round.
+Records written by ml-goodput-measurement are read by both, and so are those written by trackside.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def record(recorder, *, steps=8, length_s=10.0):
 
 
 def figures(calculator):
-    """Return the goodput, the badput without buckets of nothing, and the last step, to 1e-6."""
+    """Return the goodput, the badput without empty buckets, and the last step, to 1e-6."""
     share, badput, last = calculator.get_job_goodput(include_badput_breakdown=True)
     flat = {
         kind.name: {name: round(each, 6) for name, each in value.items()}
@@ -65,7 +65,7 @@ def figures(calculator):
 
 @pytest.fixture
 def local(tmp_path):
-    """Give what our calculator says of the same job in files."""
+    """Give the figures of trackside's calculator for the same job in files."""
     record(ours.GoodputRecorder(JOB, LOGGER, True, directory=tmp_path))
     return figures(ours.GoodputCalculator(JOB, LOGGER, directory=tmp_path))
 
@@ -97,7 +97,7 @@ def log(cloud_logging):
 
 class TestOurs:
     def test_read_elsewhere(self, log, cloud_logging, local):
-        """A calculator that has nothing but the log says what one beside the recorder's files says."""
+        """A calculator that reads only the log has the figures of one that reads the recorder's files."""
         record(ours.GoodputRecorder(JOB, LOGGER, True, cloud_logger=log))
         elsewhere = GoogleCloudLog(JOB, LOGGER, client=cloud_logging.client())
         assert figures(ours.GoodputCalculator(JOB, LOGGER, cloud_logger=elsewhere)) == local
@@ -155,7 +155,7 @@ class TestOurs:
         assert figures(ours.GoodputCalculator(JOB, LOGGER, cloud_logger=log)) == local
 
     def test_refused(self, log, cloud_logging):
-        """What the service will never take is counted as lost, and does not hold up the rest."""
+        """Records that the service refuses for good are counted as lost, and do not block the others."""
         cloud_logging.code = grpc.StatusCode.INVALID_ARGUMENT
         log.write_cloud_logging_entry({"job_name": JOB, "job_start_time": 1.0})
         log.flush()
@@ -165,7 +165,7 @@ class TestOurs:
         assert log.lost == 1
 
     def test_away(self, log, cloud_logging):
-        """While the service is away, writing does not wait, and what it could not take is counted at the end."""
+        """While the service is away, writing does not wait, and undelivered records are counted at the end."""
         cloud_logging.stop()
         for step in range(100):
             log.write_cloud_logging_entry({"job_name": JOB, "step_count": step, "step_start_time": 1.0})
@@ -173,7 +173,7 @@ class TestOurs:
         assert log.lost == 100
 
     def test_no_credentials(self, monkeypatch):
-        """Without credentials, the error says what to do."""
+        """Without credentials, the error names the remedy."""
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/no/such/file")
         with pytest.raises(ConfigError, match="gcloud auth application-default login"):
             GoogleCloudLog(JOB, LOGGER)
@@ -183,7 +183,7 @@ class TestPeers:
     JOB = "llama"  # the peer does not quote it
 
     def test_its_records(self, peer, cloud_logging):
-        """Its recorder's log gives our calculator its calculator's figures."""
+        """The log of the peer's recorder gives trackside's calculator the figures of the peer's."""
         record(peer.GoodputRecorder(self.JOB, LOGGER, True))
         log = GoogleCloudLog(self.JOB, LOGGER, client=cloud_logging.client())
         share, badput, last = figures(ours.GoodputCalculator(self.JOB, LOGGER, cloud_logger=log))
@@ -192,14 +192,14 @@ class TestPeers:
         assert badput == expected_badput
 
     def test_its_client(self, peer, cloud_logging):
-        """Its own client of the log, given to our calculator, does too."""
+        """The peer's own client of the log, given to trackside's calculator, does too."""
         record(peer.GoodputRecorder(self.JOB, LOGGER, True))
         expected = figures(peer.GoodputCalculator(self.JOB, LOGGER))
         client = peer.CloudLogger(self.JOB, LOGGER)
         assert figures(ours.GoodputCalculator(self.JOB, LOGGER, cloud_logger=client)) == expected
 
     def test_its_calculator(self, peer, cloud_logging):
-        """It reads what our recorder wrote, with the figures of its own recorder's."""
+        """The peer reads the records of trackside's recorder, with the figures of its own recorder's."""
         log = GoogleCloudLog(self.JOB, LOGGER, client=cloud_logging.client())
         record(ours.GoodputRecorder(self.JOB, LOGGER, True, cloud_logger=log))
         found = figures(peer.GoodputCalculator(self.JOB, LOGGER))
@@ -208,7 +208,7 @@ class TestPeers:
         assert found == figures(peer.GoodputCalculator(self.JOB, LOGGER))
 
     def test_same_entries(self, peer, cloud_logging):
-        """An entry of ours has the log, the severity and the payload of the peer's."""
+        """An entry of trackside's has the log, the severity and the payload of the peer's."""
         log = GoogleCloudLog(self.JOB, LOGGER, client=cloud_logging.client())
         written = []
         for recorder in (

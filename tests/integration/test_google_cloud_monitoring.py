@@ -169,7 +169,7 @@ class TestSeries:
                 assert series.metric.labels["cluster_name"] == "c"
 
     def test_all_of_a_window(self, monitoring, sink, bus):
-        """What takes all of a window is 100 %, where 100 × 1.289 ÷ 1.289 is a little more."""
+        """A bucket that has all of a window is 100 %, where 100 × 1.289 ÷ 1.289 is a little more."""
         bus.subscribe(sink)
         windows = {"length_s": [2.0], "elapsed_s": [1.289], "productive_s": [1.289], "badput_s": [{}]}
         bus.log(update(windows=windows))

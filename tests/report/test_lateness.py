@@ -137,7 +137,7 @@ class TestFindLate:
         assert late_in_parts([loading, computing]) == {}
 
     def test_cost_of_a_part(self):
-        """Where noise hides the lateness, what is saved is less than the part is longer by, and more than the mean."""
+        """If noise hides the lateness, the saved time is less than the excess of the part, and more than the mean."""
         steps = 400
         noise = [20 * MS * (1 if step % 2 else -1) for step in range(steps)]
         loading = [[MS] * steps, [11 * MS] * steps]

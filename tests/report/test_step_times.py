@@ -89,7 +89,7 @@ class TestEveryView:
                 yield step.step_ns
 
     def test_printed(self, job, capsys):
-        """What is printed as the step time is that; goodput has a step's own time, under another name."""
+        """The printed step time is that; goodput has a step's own time, under another name."""
         assert main(["compare", str(job), str(job)]) == 0
         assert "300 steps, half of them in less than 180 ms" in capsys.readouterr().out
         assert main(["report", str(job)]) == 0

@@ -79,7 +79,7 @@ class TestFilteredStreams:
         assert [event.step for event in FrameDecoder().decode(contents(ring)[0]).events] == [0, 4, 8]
 
     def test_rule_that_cannot_be_read(self):
-        """What is no rule is refused, not ignored."""
+        """A value that is no rule is refused, not ignored."""
         with pytest.raises(DecodeError, match="not a rule"):
             streams().open_stream(Filter.from_wire(["*"], 1, ["rarely", 4]), Ring(RingBudget(), "ring"))
 
