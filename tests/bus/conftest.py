@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -209,7 +210,11 @@ class Outcome:
 
 @pytest.fixture
 def start_script():
-    """Give a function that starts one of the scripts next to these tests; what still runs is killed after the test."""
+    """
+    Give a function that starts one of the scripts next to these tests.
+
+    What of it still runs after the test is killed, its children too: they may outlive it, and hold its pipes.
+    """
     started = []
 
     def start(name, *arguments, **environment):
@@ -226,9 +231,14 @@ def start_script():
 
     yield start
     for process in started:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+        _signal_all(process, signal.SIGKILL)
         process.communicate()
+
+
+def _signal_all(process, number):
+    """Send a signal to a script and its children, those too that outlive it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
 
 
 @pytest.fixture
@@ -240,7 +250,7 @@ def run_script(start_script):
         try:
             out, err = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGABRT)  # faulthandler prints where every thread is
+            _signal_all(process, signal.SIGABRT)  # faulthandler prints where every thread is
             out, err = process.communicate()
             pytest.fail(f"{name} {arguments} hangs:\n{out}\n{err}")
         return Outcome(process, out, err)

@@ -46,3 +46,11 @@ class TestChildren:
         # One worker of a pool may have done all the work.
         assert sorted(functools.reduce(operator.iadd, children, [])) == sorted([*range(50), *range(50)])
         assert len(streams) - len(children) == (kind != "imported late")
+
+
+class TestGuard:
+    @pytest.mark.hang_guard(60)
+    def test_child_that_outlives_the_script(self, run_script):
+        """A script whose child keeps its pipes is found to hang, and the child is ended too: the test goes on."""
+        with pytest.raises(pytest.fail.Exception, match="hangs"):
+            run_script("outliving.py", timeout_s=1.0)
