@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
+from trackside._free_threading import FREE_THREADED
 from trackside.events import ITERATION, LIFECYCLE, PROFILE, Event, RunsOn, SourceEnded, SourceStarted, event
 from trackside.rules import all_of, every, fraction, where
 
@@ -32,9 +35,36 @@ ANIMAL, DOG, PUPPY, STONE = Animal(), Dog(), Puppy(), Stone()
 ALL = [ANIMAL, DOG, PUPPY, STONE]
 
 
+def ignore(_event):
+    pass
+
+
 def log_all(bus):
     for one in ALL:
         bus.log(one)
+
+
+class TestThreads:
+    @pytest.mark.skipif(not FREE_THREADED, reason="with the interpreter lock all threads have one lane")
+    def test_own_steps(self, bus, in_threads):
+        """Without the lock two threads at once follow routes of their own to one handler, and their counts add up."""
+        subscription = bus.subscribe(ignore, to=Stone)
+        at_once = threading.Barrier(2)
+        steps = []
+
+        def log(_index):
+            at_once.wait(30)
+            for _ in range(100):
+                bus.log(STONE)
+            steps.extend(bus._routes[Stone])
+            at_once.wait(30)
+
+        in_threads(2, log)
+        (*_, one), (*_, other) = steps
+        assert one is not other
+        assert one.subscriber is other.subscriber
+        assert (one.arrived.value, other.arrived.value) == (100, 100)
+        assert subscription.stats().handled == 200
 
 
 class TestTypes:

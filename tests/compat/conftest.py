@@ -14,7 +14,7 @@ from trackside.compat.one_logger.training_telemetry.api.config import TrainingTe
 from trackside.compat.one_logger.training_telemetry.api.training_telemetry_provider import TrainingTelemetryProvider
 from trackside.events import NOWHERE, ambient
 from trackside.instruments._moments import end_all
-from trackside.instruments._open_spans import opened
+from trackside.instruments._span import forget_opened
 
 
 class Recording(BaseExporter):
@@ -71,7 +71,7 @@ def one_logger(tmp_path):
     yield OneLogger(tmp_path / "telemetry" / "spans.jsonl")
     TrainingTelemetryProvider.forget()
     end_all("the test was over", None)
-    opened().clear()
+    forget_opened()
     ambient.set(NOWHERE)
 
 

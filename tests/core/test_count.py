@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 
-from trackside.core import ThreadSafeCount
+import pytest
+
+from trackside.core import CountByLane, ThreadSafeCount
 
 
 class TestThreadSafeCount:
@@ -20,9 +22,10 @@ class TestThreadSafeCount:
         assert [count.add() for _ in range(4)] == [-2, -1, 0, 1]
         assert count.value == 4
 
-    def test_threads(self):
+    @pytest.mark.parametrize("kind", [ThreadSafeCount, CountByLane])
+    def test_threads(self, kind):
         """No increment of several threads is lost."""
-        count = ThreadSafeCount()
+        count = kind()
         threads = [threading.Thread(target=lambda: [count.add() for _ in range(20_000)]) for _ in range(4)]
         for each in threads:
             each.start()

@@ -12,7 +12,7 @@ import threading
 
 import pytest
 
-from trackside.counters import Instrument, Stat, _instruments
+from trackside.counters import Counter, Instrument, Stat, _instruments
 from trackside.counters._instruments import FOLD_AT, FULL_AT
 from trackside.events import clock
 
@@ -305,6 +305,23 @@ class TestStuckFold:
         snapshot = stat.snapshot()
 
         assert (waiting, snapshot.refused, snapshot.count) == (FULL_AT, 500, FULL_AT + 2)
+
+    def test_memory_of_threads(self, stuck, in_threads):
+        """As many wait at most when two threads add; those refused are counted, and none is lost."""
+        counter = Counter("x")
+        counter.add(stuck)
+        folding = threading.Thread(target=counter.fold)
+        folding.start()
+        stuck.entered.wait()
+        in_threads(2, lambda _: [counter.add(1) for _ in range(FULL_AT)])
+        waiting = counter.waiting
+        stuck.release.set()
+        folding.join()
+        snapshot = counter.snapshot()
+
+        assert FOLD_AT < waiting <= FULL_AT + 1  # two that ask at the same moment may both be let in
+        assert snapshot.count == 1 + waiting
+        assert snapshot.refused == 2 * FULL_AT - waiting
 
     def test_reading_does_not_hang(self, stuck):
         """Reading waits a second at most, then returns the totals before the fold."""

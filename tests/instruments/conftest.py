@@ -9,7 +9,7 @@ from trackside.events import NOWHERE, ambient, clock
 from trackside.handlers import Capture
 from trackside.instruments import TrainingDefaults, sections, set_training_defaults
 from trackside.instruments._moments import end_all
-from trackside.instruments._span import opened
+from trackside.instruments._span import forget_opened, opened
 from trackside.testing import FakeClock
 
 
@@ -50,6 +50,6 @@ def nothing_left_open():
     end_all("the test was over", None)
     set_training_defaults(TrainingDefaults())
     left, around = dict(opened()), ambient.get()
-    opened().clear()
+    forget_opened()
     ambient.set(NOWHERE)
     assert (left, around) == ({}, NOWHERE)

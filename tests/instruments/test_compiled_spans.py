@@ -152,7 +152,7 @@ def observed(modules, program, runs_on, where):
         readings_taken = readings.now - begun
         assert default_bus.flush(30)
         counts = attrs.evolve(subscription.stats(30), name="")
-    modules[0].opened().clear()
+    modules[0].forget_opened()
     (around, ids) = results[0]
     relative = [(max(0, number - first), is_open) for number, is_open in ids]
     return repr((named(events, first), max(0, around[0] - first), around[1], relative, readings_taken, counts))

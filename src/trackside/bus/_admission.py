@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from trackside._free_threading import immortal, shared
 from trackside._implementation import native
-from trackside.core import ThreadSafeCount
+from trackside.core import CountByLane, ThreadSafeCount
 from trackside.events import ITERATION, LIFECYCLE, PROFILE, Event, HandlerSuspended, Priority
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 QUEUE_LIMIT: Final = 16_384
 """Events the queue holds at most."""
+
+NEVER: Final = immortal(math.inf)
+"""More than any count."""
 
 # The share of the queue that each priority may fill.
 _SHARE: Final = {PROFILE: 1 / 2, ITERATION: 4 / 5, LIFECYCLE: 1.0}
@@ -52,7 +56,7 @@ class Admission:
 
     def __init__(self, cls: type[Event], queue: deque[Any], limit: int, wake: Callable[[], object]) -> None:
         self.cls = cls
-        self.offered = ThreadSafeCount()
+        self.offered = CountByLane()
         self.dropped = ThreadSafeCount()
         self.failed = self.dropped
         """An event that could not even be queued, because memory or the stack is short, is dropped."""
@@ -60,12 +64,13 @@ class Admission:
         self.taken = 0
         self.invalid = 0
         self.redacted = 0
-        self.ceiling: float = math.inf
+        self.ceiling: float = NEVER
         self._queue = queue
-        self._append = queue.append
+        self._append = shared(queue.append)
         self._wake = wake
-        self._most = max(1, int(limit * _SHARE[Priority(cls.priority)]))
-        self._wake_at = self._limit = max(1, int(self._most * _WAKE_SHARE))
+        self._most = immortal(max(1, int(limit * _SHARE[Priority(cls.priority)])))
+        self._wake_at = self._limit = immortal(max(1, int(self._most * _WAKE_SHARE)))
+        shared(self)
 
     def step(self) -> Step:
         """Return this admission's step on a route."""

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from trackside._free_threading import FREE_THREADED, lane, shared
 from trackside._implementation import native
 from trackside.bus._admission import QUEUE_LIMIT
 from trackside.bus._dispatcher import Barrier, Begin, Describe, Dispatcher, End, StreamIdentity, StreamView
@@ -18,6 +19,7 @@ from trackside.bus._subscribers import (
     FrameSubscriber,
     InlineSubscriber,
     Join,
+    Lane,
     Leave,
     ModelSubscriber,
     QueuedSubscriber,
@@ -101,7 +103,7 @@ class Bus(Closing):
     """
 
     # Slots for what the compiled core reads; all else is in the dict.
-    __slots__ = ("__dict__", "__weakref__", "_is_closed", "_routes", "_subscribers")
+    __slots__ = ("__dict__", "__weakref__", "_is_closed", "_routes", "_routes_by_lane", "_subscribers")
 
     def __init__(
         self,
@@ -117,7 +119,6 @@ class Bus(Closing):
         self._redact = redact
         self._identity = StreamIdentity(source)
         self._queue_limit = queue_limit
-        self._routes: dict[type, tuple[Step, ...]] = {}
         self._subscribers: dict[Subscriber, None] = {}
         self._is_closed = False
         self._is_over = False
@@ -129,10 +130,12 @@ class Bus(Closing):
         self.gauge = self.registry.gauge
         self.counters = self.registry.counters
         self.collect = self.registry.collect
-        buses.add(self)
+        buses.add(shared(self))
 
     def _make_fresh(self) -> None:
         """Set up everything that a forked child must not share with its parent."""
+        self._routes_by_lane: dict[int, dict[type, tuple[Step, ...]]] = shared({})
+        self._routes: dict[type, tuple[Step, ...]] = {}
         self._dispatcher = Dispatcher(limit=self._queue_limit, identity=self._identity, redact=self._redact)
         self._forwarder = InlineForwarder(self._deliver_inline, self._is_subscribed)
         self._retired: RetiredStatistics[Subscriber] = RetiredStatistics(self._stats_of, _suppressed_at)
@@ -166,10 +169,10 @@ class Bus(Closing):
         raises meanwhile, its exception is raised after the event was delivered to the other handlers.
         """
         try:
-            route = self._routes[event.__class__]
+            route = self._routes[type(event)]
         except KeyError:
             try:
-                route = self._resolve(event.__class__)
+                route = self._resolve(type(event))
             except RecursionError:
                 self._stack_full += 1
                 return
@@ -353,8 +356,8 @@ class Bus(Closing):
             suspended = target.fail(error)
             if is_done or suspended is not None:
                 self._routes = {}
-            if self.strict and isinstance(target, InlineSubscriber):
-                target.circuit_breaker.close()  # a strict bus raises each error, and suspends no handler
+            if self.strict and isinstance(target, Lane):
+                target.subscriber.circuit_breaker.close()  # a strict bus raises each error, and suspends no handler
             elif suspended is not None:
                 self.log(suspended)
         except RecursionError:  # the failure is counted; there is no room on the stack to report it
@@ -611,6 +614,22 @@ class Bus(Closing):
 
 
 _LOG: Final = Bus.log.__code__
+
+if FREE_THREADED:
+
+    def _routes_of_lane(bus: Bus) -> dict[type, tuple[Step, ...]]:
+        by_lane = bus._routes_by_lane  # noqa: SLF001  our own class, here and below
+        number = lane()
+        try:
+            return by_lane[number]
+        except KeyError:
+            return by_lane.setdefault(number, {})
+
+    def _forget_routes(bus: Bus, _none: dict[type, tuple[Step, ...]]) -> None:
+        bus._routes_by_lane.clear()  # noqa: SLF001
+
+    # A table of routes for each lane: to follow one is to refer to all that it leads to.
+    Bus._routes = property(_routes_of_lane, _forget_routes)  # type: ignore[assignment]  # noqa: SLF001
 
 
 def name_of(handler: object) -> str:

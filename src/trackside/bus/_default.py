@@ -7,6 +7,7 @@ import contextlib
 import sys
 from typing import Any, Final
 
+from trackside._free_threading import shared
 from trackside._platform import after_fork_in_child
 from trackside.bus._bus import Bus, buses
 from trackside.core import complain, deadline_in, described, left_s
@@ -15,8 +16,8 @@ EXIT_S: Final = 2.0
 
 default_bus: Final = Bus()
 
-log = default_bus.log
-wants = default_bus.wants
+log = shared(default_bus.log)
+wants = shared(default_bus.wants)
 subscribe = default_bus.subscribe
 flush = default_bus.flush
 close = default_bus.close

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import attrs
 
+from trackside._free_threading import shared
 from trackside.bus._admission import Admission, dropped_by_name
 from trackside.bus._frames import ROW_EXTRA_BYTES, FrameBatcher
 from trackside.bus._subscribers import (
@@ -195,7 +196,7 @@ class Dispatcher:
         identity: StreamIdentity,
         redact: Callable[[Event], Event | None] | None,
     ) -> None:
-        self.queue: deque[Any] = deque()
+        self.queue: deque[Any] = shared(deque())
         self.queue_peak = 0
         self.admissions: dict[type[Event], Admission] = {}
         self.redact = redact

@@ -221,7 +221,7 @@ class InlineForwarder:
         """Forward *event* to *subscribers*, or count it as dropped where too many wait; on the dispatcher."""
         if not self._worker.offer(_Forwarded(event, subscribers), 0):
             for subscriber in subscribers:
-                subscriber.refuse()
+                subscriber.lane().refuse()
             return
         for subscriber in subscribers:
             subscriber.forwarded.add()
@@ -235,7 +235,7 @@ class InlineForwarder:
                 with contextlib.suppress(BaseException):
                     self._deliver(subscriber, forwarded.event)
             else:
-                subscriber.refuse()
+                subscriber.lane().refuse()
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until all forwarded events are delivered."""

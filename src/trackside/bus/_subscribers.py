@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import signal
 import sys
 import threading
@@ -12,7 +11,8 @@ from collections.abc import Callable, Collection
 from types import CodeType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias
 
-from trackside.bus._admission import is_settled
+from trackside._free_threading import lane
+from trackside.bus._admission import NEVER, is_settled
 from trackside.bus._sink_worker import SinkWorker
 from trackside.bus._stats import HandlerStats
 from trackside.core import CircuitBreaker, ThreadSafeCount
@@ -69,7 +69,7 @@ class Target(Protocol):
 class NoHandler:
     """The target of a step that has no handler: it counts events without a subscriber."""
 
-    ceiling: float = math.inf
+    ceiling: float = NEVER
 
     def __init__(self) -> None:
         self.suppressed = ThreadSafeCount()
@@ -120,19 +120,51 @@ class Recovered(Exception):  # noqa: N818  a signal to the bus, not an error
     """A suspended handler succeeded: its route can be the short one again."""
 
 
+class Lane:
+    """The target of a plain callable's step: its calls by the threads of one lane."""
+
+    __slots__ = ("arrived", "ceiling", "failed", "finished", "subscriber", "suppressed")
+
+    def __init__(self, subscriber: InlineSubscriber) -> None:
+        self.subscriber = subscriber
+        self.arrived = ThreadSafeCount()
+        self.finished = ThreadSafeCount(ahead=SUSPICIOUS)
+        """Arrivals that are over, one way or another."""
+        self.ceiling: float = SUSPICIOUS - 1
+        self.suppressed = subscriber.suppressed
+        self.failed = subscriber.failed
+
+    def refuse(self) -> None:
+        """Count an event that was meant for the callable and could not be forwarded to it."""
+        self.arrived.add()
+        self.subscriber.dropped.add()
+        self.ceiling = self.finished.add()
+
+    def interrupt(self, error: BaseException) -> None:
+        """Count a delivery that a signal handler of the program ended by raising *error*."""
+        if not is_settled(error, _DELIVER):
+            self.failed.add()
+        self.ceiling = self.finished.add()
+
+    def fail(self, error: BaseException) -> HandlerSuspended | None:
+        """Count a delivery that raised *error*; return what to publish if the handler is suspended from now on."""
+        self.ceiling = self.finished.add()
+        if isinstance(error, Recovered):
+            return None
+        return self.subscriber.circuit_breaker.record_failure(error, self.subscriber.handled)
+
+
 class InlineSubscriber:
     """A plain callable, which runs at once in the thread that logs."""
 
     __slots__ = (
         "_decide",
         "_keep",
-        "arrived",
-        "ceiling",
+        "_lanes",
         "circuit_breaker",
         "dropped",
         "failed",
         "filtered",
-        "finished",
         "forwarded",
         "forwarded_done",
         "handle",
@@ -161,9 +193,7 @@ class InlineSubscriber:
         """Begin with nothing counted, as a forked child does."""
         self.circuit_breaker = CircuitBreaker(self.name)
         self.failed = self.circuit_breaker.failed
-        self.arrived = ThreadSafeCount()
-        self.finished = ThreadSafeCount(ahead=SUSPICIOUS)
-        """Arrivals that are over, one way or another."""
+        self._lanes: dict[int, Lane] = {}
         self.filtered = ThreadSafeCount()
         self.sampled = ThreadSafeCount()
         self.suspended = ThreadSafeCount()
@@ -173,13 +203,18 @@ class InlineSubscriber:
         """Events that models published, on their way through the inline forwarder."""
         self.forwarded_done = ThreadSafeCount()
         """Of those, the ones that arrived."""
-        self.ceiling: float = SUSPICIOUS - 1
         self._decide = self._keep.start() if self._keep is not None else None
 
+    def lane(self) -> Lane:
+        """Return what this thread's lane has of the callable."""
+        number = lane()
+        return self._lanes.get(number) or self._lanes.setdefault(number, Lane(self))
+
     def step(self) -> Step:
-        """Return this subscriber's step: the bare handler where nothing has to be decided before."""
+        """Return this subscriber's step for this thread: the bare handler where nothing has to be decided before."""
         is_plain = self._decide is None and self.circuit_breaker.open_until_ns is None
-        return self.arrived.add, self.handle if is_plain else self._deliver, self.finished.add, self
+        lane = self.lane()
+        return lane.arrived.add, self.handle if is_plain else self._deliver, lane.finished.add, lane
 
     def _deliver(self, event: Event) -> None:
         """Deliver by the rule and the circuit breaker; what the handler raises comes out."""
@@ -199,38 +234,21 @@ class InlineSubscriber:
             reason = self.sampled if verdict == "sampled" else self.filtered
         reason.add()  # the last line: see `is_settled`
 
-    def refuse(self) -> None:
-        """Count an event that was meant for this subscriber and could not be forwarded to it."""
-        self.arrived.add()
-        self.dropped.add()
-        self.ceiling = self.finished.add()
-
-    def interrupt(self, error: BaseException) -> None:
-        """Count a delivery that a signal handler of the program ended by raising *error*."""
-        if not is_settled(error, _DELIVER):
-            self.failed.add()
-        self.ceiling = self.finished.add()
-
-    def fail(self, error: BaseException) -> HandlerSuspended | None:
-        """Count a delivery that raised *error*; return what to publish if the handler is suspended from now on."""
-        self.ceiling = self.finished.add()
-        if isinstance(error, Recovered):
-            return None
-        return self.circuit_breaker.record_failure(error, self.handled)
-
     @property
     def handled(self) -> int:
         """Calls of the handler that returned."""
         others = (self.failed, self.filtered, self.sampled, self.suspended, self.dropped, self.suppressed)
-        return self.finished.value - sum(count.value for count in others)
+        finished = sum(lane.finished.value for lane in list(self._lanes.values()))
+        return finished - sum(count.value for count in others)
 
     def stats(self) -> HandlerStats:
         """Return the counts so far."""
         waiting = self.forwarded.value - self.forwarded_done.value
+        arrived = sum(lane.arrived.value for lane in list(self._lanes.values()))
         return HandlerStats(
             name=self.name,
             runs_on=RunsOn.INLINE.value,
-            logged=self.arrived.value - self.suppressed.value + waiting,
+            logged=arrived - self.suppressed.value + waiting,
             handled=self.handled,
             failed=self.failed.value,
             filtered=self.filtered.value,

@@ -2,7 +2,7 @@
 
 from trackside.core._circuit_breaker import CircuitBreaker
 from trackside.core._closing import Closing
-from trackside.core._count import ThreadSafeCount
+from trackside.core._count import CountByLane, ThreadSafeCount
 from trackside.core._deadline import deadline_in, left_s
 from trackside.core._logging import LOGGER, RateLimitedLog, complain, described, is_power_of_two
 from trackside.core._thread import LateThread
@@ -12,6 +12,7 @@ __all__ = [
     "LOGGER",
     "CircuitBreaker",
     "Closing",
+    "CountByLane",
     "LateThread",
     "RateLimitedLog",
     "ThreadSafeCount",

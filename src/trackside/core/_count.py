@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
+from trackside._free_threading import FREE_THREADED, lane
 from trackside._implementation import native
 
 _count: Callable[[int], Iterator[int]] = itertools.count if native is None else native.Count
@@ -30,3 +32,28 @@ class ThreadSafeCount:
         """How often `add` was called."""
         # The only way to look at a count without advancing it that every Python version has.
         return int(repr(self._counter)[6:-1]) - self._start
+
+
+if TYPE_CHECKING or not FREE_THREADED:
+    CountByLane = ThreadSafeCount
+else:
+
+    class CountByLane:
+        """A `ThreadSafeCount` for each lane, and their sum: threads that count at once do not wait for each other."""
+
+        __slots__ = ("_lanes",)
+
+        def __init__(self) -> None:
+            self._lanes: dict[int, ThreadSafeCount] = {}
+
+        @property
+        def add(self) -> Callable[[], int]:
+            """What counts one more in the lane of this thread; any other may call it too."""
+            number = lane()
+            count = self._lanes.get(number) or self._lanes.setdefault(number, ThreadSafeCount())
+            return count.add
+
+        @property
+        def value(self) -> int:
+            """How often `add` was called."""
+            return sum(count.value for count in list(self._lanes.values()))

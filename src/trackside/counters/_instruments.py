@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 import attrs
 
+from trackside._free_threading import FREE_THREADED, LANES, shared
 from trackside._implementation import native
 from trackside.core import CircuitBreaker, RateLimitedLog, ThreadSafeCount, complain
 from trackside.counters._aggregation import EXTREMES, Aggregation, needs_of
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from trackside.counters._collector import CollectorWindow
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_get_ident: Final = threading.get_ident
 
 FOLD_AT: Final = 1024
 FULL_AT: Final = 1 << 16
@@ -43,7 +46,11 @@ class CounterSnapshot(Value):
     sum: float
     """An int as long as all values were ints."""
     last: float | None
-    """The last value; None before the first, as are the next two."""
+    """
+    The last value; None before the first, as are the next two.
+
+    Of a counter without the interpreter lock: the last one of any of the threads that add to it.
+    """
     minimum: float | None
     """Over all values; None also if MIN and MAX were not asked for from the first value on."""
     maximum: float | None
@@ -109,6 +116,7 @@ class Instrument(Recorder):
     """
 
     __slots__ = (
+        "_by_lane",
         "_invalid",
         "_is_folding",
         "_is_stuck",
@@ -119,6 +127,7 @@ class Instrument(Recorder):
         "_reason",
         "_refused",
         "_reported",
+        "_strict",
         "_totals",
         "_windows",
         "aggregations",
@@ -145,13 +154,25 @@ class Instrument(Recorder):
         self.unit = unit
         self.help = help
         self.aggregations = aggregations
-        self._buffer: list[Any] = _StrictBuffer(self.lowest) if strict else []
+        self._strict = strict
+        self._buffer = self._new_buffer()
+        self._by_lane: dict[int, list[Any]] = shared({})
         self.forget()
+        shared(self)
+
+    def _new_buffer(self) -> list[Any]:
+        return _StrictBuffer(self.lowest) if self._strict else []
+
+    def _buffers(self) -> list[list[Any]]:
+        """Return the lists in which samples wait."""
+        return [self._buffer, *list(self._by_lane.values())]
 
     def forget(self) -> None:
         """Start at zero with a lock of its own, as a forked child must."""
-        # The list stays: a signal handler that forked may have interrupted an append to it.
+        # The lists stay: a signal handler that forked may have interrupted an append to one.
         self._discard()
+        for buffer in self._buffers():
+            buffer.clear()
         self._lock = threading.RLock()
         self._is_folding = False
         self._is_stuck = False
@@ -172,22 +193,27 @@ class Instrument(Recorder):
         if self._make_room():
             self._buffer.append(value)
 
-    def _make_room(self) -> bool:
-        """Fold; count a sample as refused, and return False, if as many wait as may."""
-        if len(self._buffer) < FULL_AT:
-            self.fold()  # not if another thread is folding, or this very thread before a signal came
+    def _make_room(self, buffer: list[Any] | None = None) -> bool:
+        """Fold *buffer*, or all; count a sample as refused, and return False, if as many wait as may."""
+        # Each other lane may fill up to its next fold without asking.
+        most = FULL_AT - (LANES - 1) * FOLD_AT if self._by_lane else FULL_AT
+        if sum(map(len, self._buffers())) < most:
+            self.fold(only=buffer)  # not if another thread is folding, or this very thread before a signal came
         elif not self.fold(timeout_s=0.0 if self._is_stuck else LOCK_TIMEOUT_S):
             self._is_stuck = True
             self._refused.add()
             return False
         return True
 
-    def fold(self, then: Callable[[], None] | None = None, *, timeout_s: float = 0.0) -> bool:
+    def fold(
+        self, then: Callable[[], None] | None = None, *, only: list[Any] | None = None, timeout_s: float = 0.0
+    ) -> bool:
         """
         Read the values recorded so far.
 
         Args:
             then: Called when all are read, before another thread can change the totals.
+            only: The list of samples to read; all unless given.
             timeout_s: The longest wait for another thread that folds, in seconds.
 
         Returns:
@@ -201,7 +227,7 @@ class Instrument(Recorder):
                 return False
             self._is_folding = True
             try:
-                self._read_buffer()
+                self._read_buffers([only] if only is not None else self._buffers())
                 if then is not None:
                     then()
             except Exception as error:
@@ -219,19 +245,19 @@ class Instrument(Recorder):
             )
         return True
 
-    def _read_buffer(self) -> None:
+    def _read_buffers(self, buffers: list[list[Any]]) -> None:
         taken = self._take(self._needs_samples)
         if isinstance(taken, tuple):
             self._add_chunk(SampleChunk.of_figures(*taken))
         elif taken:
             self._check(taken)
-        buffer = self._buffer
-        waiting = len(buffer)
-        if waiting:
-            # Two steps, each atomic: what other threads append meanwhile stands behind.
-            samples = buffer[:waiting]
-            del buffer[:waiting]
-            self._check(samples)
+        for buffer in buffers:
+            waiting = len(buffer)
+            if waiting:
+                # Two steps, each atomic: what other threads append meanwhile stands behind.
+                samples = buffer[:waiting]
+                del buffer[:waiting]
+                self._check(samples)
 
     def _check(self, samples: list[Any]) -> None:
         chunk, invalid, reason, non_finite = checked(samples, self._needs, self.lowest)
@@ -542,6 +568,20 @@ class Timer:
 
         return timed
 
+
+if FREE_THREADED:
+
+    @functools.wraps(Counter.add)
+    def _add_by_lane(self: Counter, amount: float) -> None:
+        try:
+            buffer = self._by_lane[_get_ident() % LANES]
+        except KeyError:
+            buffer = self._by_lane.setdefault(_get_ident() % LANES, self._new_buffer())
+        if len(buffer) < 1024 or self._make_room(buffer):  # noqa: PLR2004  as in `Counter.add`
+            buffer.append(amount)
+
+    Counter.add = _add_by_lane  # type: ignore[method-assign]
+    Counter.waiting = property(lambda self: sum(map(len, self._buffers())))  # type: ignore[method-assign]
 
 if native is not None:
     for _cls, _name in ((Counter, "add"), (Stat, "record"), (Gauge, "set")):

@@ -6,6 +6,7 @@ from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any, Final, TypeAlias
 
+from trackside._free_threading import immortal
 from trackside._implementation import native
 
 Ambient: TypeAlias = tuple[int, int]
@@ -16,7 +17,7 @@ The innermost open span and the current training step of one thread or task, as 
 each span, and a named one takes four times as long.
 """
 
-NOWHERE: Final[Ambient] = (0, -1)
+NOWHERE: Final[Ambient] = immortal((0, -1))
 
 _variable: Final[ContextVar[Ambient]] = ContextVar("trackside.ambient", default=NOWHERE)
 

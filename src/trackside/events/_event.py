@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 import attrs
 
+from trackside._free_threading import immortal, shared
 from trackside._implementation import native
 from trackside._platform import MONOTONIC_IS_POSIX
 from trackside.events import clock
@@ -52,10 +53,10 @@ else:
 
 C = TypeVar("C", bound=type)
 
-FROM_AMBIENT: Final = -sys.maxsize - 1
+FROM_AMBIENT: Final = immortal(-sys.maxsize - 1)
 """The default of an envelope field: take it from the clock or the surroundings."""
 
-_surroundings = ambient.get
+_surroundings = shared(ambient.get)
 
 
 class _Stamped(Compared):

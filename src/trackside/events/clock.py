@@ -19,6 +19,7 @@ from typing import TypeAlias
 
 import attrs
 
+from trackside._free_threading import immortal
 from trackside.events._compared import Value
 
 _LONGEST_S = 3.2e7
@@ -64,7 +65,7 @@ def read_anchor(
 
 monotonic_ns: Callable[[], int] = time.monotonic_ns
 process_anchor: Anchor = read_anchor()
-offset_ns: int = process_anchor.wall_ns - process_anchor.mono_ns
+offset_ns: int = immortal(process_anchor.wall_ns - process_anchor.mono_ns)
 
 
 def now_ns() -> int:
@@ -99,6 +100,6 @@ def installed(monotonic: Callable[[], int], wall: Callable[[], int] = time.time_
 
 def _install(monotonic: Callable[[], int], anchor: Anchor) -> None:
     global monotonic_ns, process_anchor, offset_ns
-    monotonic_ns, process_anchor, offset_ns = monotonic, anchor, anchor.wall_ns - anchor.mono_ns
+    monotonic_ns, process_anchor, offset_ns = monotonic, anchor, immortal(anchor.wall_ns - anchor.mono_ns)
     for follower in _followers:
         follower(monotonic_ns, offset_ns)

@@ -5,5 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Final
 
-next_id: Final = itertools.count(1).__next__
+from trackside._free_threading import shared
+
+next_id: Final = shared(itertools.count(1).__next__)
 """Returns the next number; one call into C, so no two threads get the same."""

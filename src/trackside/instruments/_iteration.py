@@ -6,25 +6,27 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import threading
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
+from trackside._free_threading import LANES, shared
 from trackside._implementation import native
 from trackside.bus import default_bus
 from trackside.events import Ambient, ConfigError, IterationEnded, ProfileSpanEnded, SpanEventAdded, ambient, span_names
 from trackside.instruments import _span
 from trackside.instruments._raised import NO_ERRORS, describe, event_attributes
-from trackside.instruments._span import LOGGER, F, Span, make_span, open_by_id
+from trackside.instruments._span import LOGGER, F, Span, make_span, open_by_lane
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_log: Final = default_bus.log
-_wants: Final = default_bus.wants
-_surroundings: Final = ambient.get
-_surround: Final = ambient.set
+_log: Final = shared(default_bus.log)
+_wants: Final = shared(default_bus.wants)
+_surroundings: Final = shared(ambient.get)
+_surround: Final = shared(ambient.set)
 _new_event: Final[Callable[[Any], Any]] = object.__new__
 
 _NO_ATTRIBUTES: Final[dict[str, Any]] = {}
@@ -110,6 +112,7 @@ class Iteration(Span):
             # No handler wants iterations; what others log inside has its step nevertheless.
             self.id = 0
             self._around = around
+            self._thread = threading.get_ident()
             self._inside = inside = around[0], step
             _surround(inside)
         return self
@@ -168,7 +171,8 @@ class Iteration(Span):
             return
         if end_ns is None:
             end_ns = _span._offset_ns + _span._monotonic_ns()  # noqa: SLF001  of our own base class
-        if _surroundings() is inside and _span.annotator is None and open_by_id.pop(self.id, None) is self:
+        spans = open_by_lane[self._thread % LANES]
+        if _surroundings() is inside and _span.annotator is None and spans.pop(self.id, None) is self:
             _surround(self._around)
         elif not self._step_out(inside):
             return

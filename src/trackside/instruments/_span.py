@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from trackside._free_threading import LANES, immortal, shared
 from trackside._implementation import native
 from trackside._platform import after_fork_in_child
 from trackside.bus import default_bus
@@ -48,19 +49,26 @@ ENDED: Final[dict[Priority, type[SpanEnded]]] = {
 
 LOGGER: Final = logging.getLogger("trackside")
 
-_log: Final = default_bus.log
-_wants: Final = default_bus.wants
+_log: Final = shared(default_bus.log)
+_wants: Final = shared(default_bus.wants)
 _get_ident: Final = threading.get_ident
-_surroundings: Final = ambient.get
-_surround: Final = ambient.set
+_surroundings: Final = shared(ambient.get)
+_surround: Final = shared(ambient.set)
 _NO_ATTRIBUTES: Final[dict[str, Any]] = {}
 """What all events without attributes share: less for the queue to hold, and for the garbage collector to look at."""
-_new_span: Final[Callable[[type[Span]], Span]] = object.__new__
-_new_event: Final[Callable[[Any], Any]] = object.__new__
-open_by_id: Final[dict[int, Span]] = {}
-"""Every open span of this process, but for those that the compiled core keeps beside it: see `opened`."""
+_new_span: Final[Callable[[type[Span]], Span]] = shared(object.__new__)
+_new_event: Final[Callable[[Any], Any]] = shared(object.__new__)
+
+open_by_id: Final[dict[int, Span]] = shared({})
+"""The open spans of the first lane, which is the only one with an interpreter lock."""
+open_by_lane: Final[tuple[dict[int, Span], ...]] = shared((open_by_id, *(shared({}) for _ in range(1, LANES))))
+"""
+Every open span of this process by its id, by the lane of the thread that opened it.
+
+But for those that the compiled core keeps beside it: see `opened`.
+"""
 _root_id = 0
-_main_thread = threading.main_thread().ident
+_main_thread = immortal(threading.main_thread().ident)
 annotator: Callable[[str], Callable[[], object]] | None = None
 
 _monotonic_ns = clock.monotonic_ns
@@ -74,10 +82,20 @@ def _set_clock(monotonic_ns: Callable[[], int], offset_ns: int) -> None:
 
 
 def opened() -> dict[int, Span]:
-    """Return every open span of this process by its id."""
+    """Return every open span of this process by its id, in the order in which they were opened."""
     if native is not None:
         native.store_open()
-    return open_by_id
+    if LANES == 1:
+        return open_by_id.copy()
+    return dict(sorted(pair for spans in open_by_lane for pair in spans.copy().items()))
+
+
+def forget_opened() -> None:
+    """Have no span be open, of any thread."""
+    if native is not None:
+        native.store_open()
+    for spans in open_by_lane:
+        spans.clear()
 
 
 class Span:
@@ -172,7 +190,7 @@ class Span:
         self._thread = _get_ident()
         self._inside = inside = number, step
         _surround(inside)
-        open_by_id[number] = self
+        open_by_lane[self._thread % LANES][number] = self
         if annotator is not None:
             self._start_annotation()
         self.start_ns = _offset_ns + _monotonic_ns() if at_ns is None else at_ns
@@ -193,7 +211,8 @@ class Span:
         if end_ns is None:
             end_ns = _offset_ns + _monotonic_ns()
         around, number = self._around, self.id
-        if _surroundings() is inside and annotator is None and open_by_id.pop(number, None) is self:
+        spans = open_by_lane[self._thread % LANES]
+        if _surroundings() is inside and annotator is None and spans.pop(number, None) is self:
             _surround(around)
         elif not self._step_out(inside):
             return
@@ -228,7 +247,9 @@ class Span:
         is_innermost = _surroundings() is inside
         if is_innermost:
             _surround(self._around)
-        if opened().pop(self.id, None) is not self:
+        if native is not None:
+            native.store_open()
+        if open_by_lane[self._thread % LANES].pop(self.id, None) is not self:
             return False
         if not is_innermost:
             self._leave_out_of_order()
@@ -410,8 +431,8 @@ def _drop_annotator(error: Exception) -> None:
 def _become_child() -> None:
     """Start without open spans in a forked child; those around the fork are the parent's."""
     global _main_thread  # noqa: PLW0603
-    _main_thread = _get_ident()
-    opened().clear()
+    _main_thread = immortal(_get_ident())
+    forget_opened()
     become_root(0)
     _surround(NOWHERE)
 

@@ -1,0 +1,61 @@
+"""What keeps threads out of each other's way, with the interpreter lock and without it."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import weakref
+
+import pytest
+
+from trackside._free_threading import FREE_THREADED, LANES, immortal, lane, shared
+from trackside.events import NOWHERE
+from trackside.events._event import FROM_AMBIENT
+
+without_lock = pytest.mark.skipif(not FREE_THREADED, reason="there is an interpreter lock")
+
+
+def test_lanes(in_threads):
+    """Each of eight threads at once has a lane of its own without the interpreter lock, and all have one with it."""
+    at_once = threading.Barrier(8)
+    found = set()
+
+    def find(_index):
+        at_once.wait(30)
+        found.add(lane())
+        at_once.wait(30)
+
+    in_threads(8, find)
+    assert len(found) == (8 if FREE_THREADED else 1)
+    assert max(found) < LANES
+
+
+@pytest.mark.parametrize("value", [10**18 + 3, (10**17, -1), 2.5])
+def test_immortal(value):
+    """The value stays what it is; without the lock no references to it are counted."""
+    kept = immortal(value)
+    assert kept == value
+    if FREE_THREADED:
+        assert sys._is_immortal(kept)
+
+
+@without_lock
+@pytest.mark.parametrize("value", [FROM_AMBIENT, NOWHERE])
+def test_of_every_event(value):
+    """No references are counted to what each event refers to while it is built."""
+    assert sys._is_immortal(value)
+
+
+def test_shared():
+    """What threads share is freed all the same, by the garbage collector at the latest."""
+
+    class Shared:
+        pass
+
+    kept = Shared()
+    assert shared(kept) is kept
+    gone = weakref.ref(kept)
+    del kept
+    gc.collect()
+    assert gone() is None
