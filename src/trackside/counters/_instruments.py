@@ -581,7 +581,7 @@ if FREE_THREADED:
             buffer.append(amount)
 
     Counter.add = _add_by_lane  # type: ignore[method-assign]
-    Counter.waiting = property(lambda self: sum(map(len, self._buffers())))  # type: ignore[method-assign]
+    Counter.waiting = property(lambda self: sum(map(len, self._buffers())))  # type: ignore[assignment,method-assign]
 
 if native is not None:
     for _cls, _name in ((Counter, "add"), (Stat, "record"), (Gauge, "set")):
