@@ -198,6 +198,17 @@ class TestEvent:
         again = Event.from_json(error.to_json())
         assert (type(again), again.exception_message, again) == (ErrorEvent, "why", error)
 
+    def test_error_fields(self):
+        """What is known of an error stands beside its attributes; of one without an exception, its message alone."""
+        written = ErrorEvent.create("it broke", ValueError("why")).to_json()
+        assert (written["error_message"], written["exception_type"], written["exception_message"]) == (
+            "it broke",
+            "ValueError",
+            "why",
+        )
+        assert written["exception_traceback"] == "ValueError: why\n"
+        assert set(ErrorEvent.create("it broke").to_json()) == {"name", "timestamp", "attributes", "error_message"}
+
     def test_telemetry_data_error(self):
         """A gap in the telemetry has a type of its own."""
         gap = TelemetryDataError.create(TelemetryDataError.ErrorType.NO_TELEMETRY_DATA, "lost")

@@ -419,6 +419,8 @@ class TestReportGenerator:
         assert [mapper.get_kernel_id(f"k{number}") for number in range(3)] == [0, 1, 2]
         assert (mapper.kernel_counter, mapper.section_counter) == (3, 2)
         assert (mapper.get_section_name(1), mapper.get_kernel_name(2)) == ("s1", "k2")
+        assert (mapper.section_name_to_id, mapper.id_to_section_name) == ({"s0": 0, "s1": 1}, {0: "s0", 1: "s1"})
+        assert (mapper.kernel_name_to_id["k1"], mapper.id_to_kernel_name[1]) == (1, "k1")
         with pytest.raises(KeyError):
             mapper.get_kernel_name(3)
 

@@ -17,22 +17,36 @@ class NameMapper:
 
     Args:
         group: The ranks that agree; all of this process's group unless given.
+
+    Attributes:
+        kernel_name_to_id: The kernels' numbers.
+        section_name_to_id: The sections' numbers.
     """
 
     def __init__(self, group: RankGroup | None = None) -> None:
         self._group = group
-        self._kernels: dict[str, int] = {}
-        self._sections: dict[str, int] = {}
+        self.kernel_name_to_id: dict[str, int] = {}
+        self.section_name_to_id: dict[str, int] = {}
 
     @property
     def kernel_counter(self) -> int:
         """How many kernels have a number."""
-        return len(self._kernels)
+        return len(self.kernel_name_to_id)
 
     @property
     def section_counter(self) -> int:
         """How many sections have a number."""
-        return len(self._sections)
+        return len(self.section_name_to_id)
+
+    @property
+    def id_to_kernel_name(self) -> dict[int, str]:
+        """The kernels by their numbers."""
+        return dict(enumerate(self.kernel_name_to_id))
+
+    @property
+    def id_to_section_name(self) -> dict[int, str]:
+        """The sections by their numbers."""
+        return dict(enumerate(self.section_name_to_id))
 
     def gather_and_assign_ids(self, kernel_names: Sequence[str], section_names: Sequence[str]) -> None:
         """Give numbers to the names of all ranks, rank by rank; a collective where there are several."""
@@ -45,7 +59,7 @@ class NameMapper:
 
     def assign(self, kernel_names: Iterable[str], section_names: Iterable[str]) -> None:
         """Give numbers to the names that have none, in their order."""
-        for numbers, names in ((self._sections, section_names), (self._kernels, kernel_names)):
+        for numbers, names in ((self.section_name_to_id, section_names), (self.kernel_name_to_id, kernel_names)):
             for name in names:
                 numbers.setdefault(name, len(numbers))
 
@@ -56,7 +70,7 @@ class NameMapper:
         Raises:
             KeyError: if it has none.
         """
-        return self._kernels[kernel_name]
+        return self.kernel_name_to_id[kernel_name]
 
     def get_section_id(self, section_name: str) -> int:
         """
@@ -65,7 +79,7 @@ class NameMapper:
         Raises:
             KeyError: if it has none.
         """
-        return self._sections[section_name]
+        return self.section_name_to_id[section_name]
 
     def get_kernel_name(self, kernel_id: int) -> str:
         """
@@ -74,7 +88,7 @@ class NameMapper:
         Raises:
             KeyError: if none has.
         """
-        return _named(self._kernels, kernel_id)
+        return self.id_to_kernel_name[kernel_id]
 
     def get_section_name(self, section_id: int) -> str:
         """
@@ -83,10 +97,4 @@ class NameMapper:
         Raises:
             KeyError: if none has.
         """
-        return _named(self._sections, section_id)
-
-
-def _named(numbers: dict[str, int], number: int) -> str:
-    if not 0 <= number < len(numbers):
-        raise KeyError(number)
-    return list(numbers)[number]
+        return self.id_to_section_name[section_id]

@@ -154,6 +154,16 @@ class ErrorEvent(Event):
         fields = (type(exception).__name__, str(exception), exception_traceback)
         return cls(TracingTimestamp.now(), error_message, *fields)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the error as plain data, with what is known of it beside the attributes, too."""
+        known = {
+            "error_message": self.error_message,
+            "exception_type": self.exception_type,
+            "exception_message": self.exception_message,
+            "exception_traceback": self.exception_traceback,
+        }
+        return {**super().to_json(), **{name: value for name, value in known.items() if value is not None}}
+
 
 class TelemetryDataError(Event):
     """Telemetry itself lacks something."""
