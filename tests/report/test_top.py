@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from types import SimpleNamespace
 
 import attrs
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from trackside.cli._main import _SIMILAR
 from trackside.events import EventsDropped, Heartbeat, IterationEnded, Source, SourceEnded, SpanStarted, StallDetected
 from trackside.handlers import replay
-from trackside.report import Top, top_line
+from trackside.report import Top, _top, top_line
 
 pytestmark = pytest.mark.once
 
@@ -131,7 +132,7 @@ class TestView:
         top.lose(7)
         assert top.view(S).lost == 7
 
-    def test_slow_answers(self, watched, made_up):
+    def test_slow_answers(self, watched, made_up, monkeypatch):
         """A result that takes long to compute is updated no more often than it can be computed."""
         now_s = [0.0]
 
@@ -139,7 +140,8 @@ class TestView:
             now_s[0] += 1.0  # each reading of the clock is a second later: the computation takes one
             return now_s[0]
 
-        top = Top(monotonic_s=clock)
+        monkeypatch.setattr(_top, "time", SimpleNamespace(monotonic=clock))
+        top = Top()
         for event in replay(made_up(ranks=1, steps=20)):
             top.drive(event)
         first = top.view(S).goodput

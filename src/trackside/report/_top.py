@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import attrs
@@ -217,18 +217,12 @@ class TopView:
 
 
 class Top:
-    """
-    Keeps up with a job, event by event.
+    """Keeps up with a job, event by event."""
 
-    Args:
-        monotonic_s: The clock by which slow answers are spared; for tests.
-    """
-
-    def __init__(self, *, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         self.goodput = GoodputAccumulator()
         self.spans = OpenSpans(max_long=32, max_short=4)
         self.counters = CounterBoard()
-        self._monotonic_s = monotonic_s
         self._processes: dict[str, _Process] = {}
         self._given_up: Counter[str] = Counter()
         self._suspended: Counter[str] = Counter()
@@ -383,7 +377,7 @@ class Top:
         return list(latest.values())
 
     def _goodput(self) -> tuple[float | None, float, tuple[tuple[str, float], ...]]:
-        began_s = self._monotonic_s()
+        began_s = time.monotonic()
         if began_s >= self._due_s and self.goodput.sessions():
             result = self.goodput.result()
             shares: dict[str, float] = {}
@@ -396,7 +390,7 @@ class Top:
                 result.elapsed_s,
                 tuple((name, length / whole) for name, length in most if length > 0),
             )
-            now_s = self._monotonic_s()
+            now_s = time.monotonic()
             self._due_s = now_s + _COSTS * (now_s - began_s)
         return self._last_goodput
 
@@ -422,7 +416,7 @@ class Top:
 
     def _slow(self, ranks: Sequence[_Process]) -> list[Worst]:
         """Return the ranks that are late by now, by the rule of the report (docs/verdicts.md)."""
-        began_s = self._monotonic_s()
+        began_s = time.monotonic()
         if began_s >= self._late_due_s:
             tiles = chosen_tiles([one.record for one in ranks])
             known = {one.source.rank: (one, own) for one, own in zip(ranks, tiles, strict=True) if own.places}
@@ -442,7 +436,7 @@ class Top:
                 for one in found.late
                 if not one.is_over
             ]
-            now_s = self._monotonic_s()
+            now_s = time.monotonic()
             self._late_due_s = now_s + _COSTS * (now_s - began_s)
         return self._late
 

@@ -18,7 +18,7 @@ from trackside.events import (
     TrainingMetricsUpdated,
     TrainingWindowUpdated,
 )
-from trackside.handlers.export import CATALOGUE, Histogram, JobMetrics, MetricReader, flat_badput
+from trackside.handlers.export import CATALOGUE, CurveReader, Histogram, JobMetrics, MetricReader, flat_badput
 from trackside.handlers.export._metrics import ScoreSummary
 from trackside.handlers.models.scores import ScoreAggregator
 
@@ -159,6 +159,17 @@ class TestCatalogue:
             ("OTHER", 1.0),
             ("CUSTOM_BADPUT_EVENTS.A", 2.0),
         ]
+
+
+class TestCurves:
+    def test_goodput_of_windows(self):
+        """The goodput of each rolling window is a curve in percent; a window that has none yet has no point."""
+        windows = {"length_s": [600.0, 3600.0], "goodput": [0.25, None]}
+        update = GoodputUpdated(
+            session="s", elapsed_s=900.0, productive_s=450.0, goodput=0.5, last_step=7, windows=windows
+        )
+        found = [point for point in CurveReader().read(update) if point.tag.startswith("goodput/window")]
+        assert found == [("goodput/window_600_s", 25.0, 7)]
 
 
 class TestScoreSummary:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from trackside.events import Event, GoodputUpdated, SourceEnded, span_names
@@ -54,9 +53,7 @@ class CurveReader:
             for point in self._metrics.read(event)
             if point.metric.curve and (value := _curve_value(point, event)) is not None
         ]
-        return (
-            self._changed([*points, *_of_windows(event, step)], event) if isinstance(event, GoodputUpdated) else points
-        )
+        return self._changed(points, event) if isinstance(event, GoodputUpdated) else points
 
     def _step_of(self, event: Event) -> int:
         last_step = getattr(event, "last_step", None)
@@ -95,10 +92,3 @@ def _curve_value(point: MetricPoint, event: Event) -> float | None:
         return value
     whole = getattr(event, metric.curve_relative_to)
     return value / whole if whole > 0 else None
-
-
-def _of_windows(event: GoodputUpdated, step: int) -> Iterator[CurvePoint]:
-    """Yield the goodput of the rolling windows, in percent."""
-    for length_s, goodput in zip(event.windows.get("length_s", ()), event.windows.get("goodput", ()), strict=False):
-        if is_number(goodput):
-            yield _point(f"goodput/window_{length_s:g}_s", 100.0 * goodput, step)

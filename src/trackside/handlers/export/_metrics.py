@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import attrs
@@ -122,6 +122,7 @@ RANK_GOODPUT: Final = _GOODPUT(
     description="The productive share of a rank's time",
     per_rank=True,
 )
+WINDOW_GOODPUT: Final = _GOODPUT(field="windows", curve="goodput/window_{length_s}_s", curve_scale=100)
 
 _ROWS: Final = (
     _ITERATION(
@@ -296,11 +297,20 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
     WORST_SCORE,
     RANK_SCORE,
     RANK_GOODPUT,
+    WINDOW_GOODPUT,
     *(metric for cls, prefix in _OF_UPDATES.items() for metric in _of_update(cls, prefix)),
 )
 """All metrics but those of the program's own counters, stats and gauges, which are named by the program."""
 
-_COMPUTED: Final = (SCORE, WORST_SCORE_BY_PLACE, WORST_RANK_BY_PLACE, WORST_SCORE, RANK_SCORE, RANK_GOODPUT)
+_COMPUTED: Final = (
+    SCORE,
+    WORST_SCORE_BY_PLACE,
+    WORST_RANK_BY_PLACE,
+    WORST_SCORE,
+    RANK_SCORE,
+    RANK_GOODPUT,
+    WINDOW_GOODPUT,
+)
 """Rows whose points are not the value of a field."""
 
 METRIC_EVENTS: Final = (*dict.fromkeys(metric.event for metric in CATALOGUE if metric.name), CounterWindow)
@@ -336,10 +346,11 @@ class MetricReader:
             yield from _of_field(event, metric)
         if isinstance(event, StragglerReport):
             yield from self._of_scores(event)
-        elif isinstance(event, GoodputUpdated) and self._per_rank:
-            for rank, goodput in zip(event.ranks.get("rank", ()), event.ranks.get("goodput", ()), strict=False):
-                if is_number(goodput):
-                    yield MetricPoint(RANK_GOODPUT, goodput, {"session": event.session, "rank": rank})
+        elif isinstance(event, GoodputUpdated):
+            for length_s, goodput in _columns(event.windows, "length_s", "goodput"):
+                yield MetricPoint(WINDOW_GOODPUT, goodput, {"session": event.session, "length_s": f"{length_s:g}"})
+            for rank, goodput in _columns(event.ranks, "rank", "goodput") if self._per_rank else ():
+                yield MetricPoint(RANK_GOODPUT, goodput, {"session": event.session, "rank": rank})
 
     def forget(self, source_id: str) -> None:
         """Drop the state of a process that has ended."""
@@ -363,6 +374,11 @@ class MetricReader:
 def _of_rank(metric: Metric, one: RankScore) -> MetricPoint:
     labels: Labels = {"kind": one.kind, "section": one.section, "rank": one.rank, "host": one.host}
     return MetricPoint(metric, one.score, labels)
+
+
+def _columns(table: Mapping[str, Sequence[Any]], key: str, value: str) -> Iterator[tuple[Any, float]]:
+    """Yield two columns of *table* row by row, without the rows whose *value* is no number."""
+    return (row for row in zip(table.get(key, ()), table.get(value, ()), strict=False) if is_number(row[1]))
 
 
 def is_number(value: Any) -> bool:
