@@ -295,8 +295,24 @@ class TestBadInput:
     def test_list(self):
         """A list cannot be watched: its class cannot be replaced."""
         model, optimizer, _ = loop_of()
-        with pytest.raises(ConfigError, match="derived from"):
+        with pytest.raises(ConfigError, match="a list cannot be watched; give an object of a class of your own"):
             trackside.instrument(model, optimizer, [])
+
+    def test_generator(self, capture):
+        """A generator is refused in a line with the remedy: an object that returns it, whose batches are recorded."""
+        model, optimizer, batches = loop_of(batches=2)
+
+        class Batches:
+            def __iter__(self):
+                yield from list(batches)
+
+        remedy = "a generator cannot be watched; give an object of a class of your own whose __iter__ returns it"
+        with pytest.raises(ConfigError, match=remedy):
+            trackside.instrument(model, optimizer, iter(Batches()))
+        around = Batches()
+        with trackside.instrument(model, optimizer, around):
+            train(model, optimizer, around)
+        assert [event.name for event in capture.events if isinstance(event, SpanEnded)].count("data_loading") == 2
 
     def test_list_leaves_nothing(self, capture):
         """A refused call leaves no hooks behind."""

@@ -61,7 +61,8 @@ def instrument(model: Any, optimizer: Any, dataloader: Any = None, *, gpu: bool 
         model: A ``torch.nn.Module``, wrapped for distributed training or not. A compiled one is watched from outside:
             pass what ``torch.compile`` returned.
         optimizer: A ``torch.optim.Optimizer``.
-        dataloader: What the loop iterates over, if it has a class of its own: a ``DataLoader``, say.
+        dataloader: What the loop iterates over: a ``DataLoader``, or any object whose class is written in Python. A
+            generator is none: give an object whose ``__iter__`` returns it.
         gpu: Whether sections take the GPU's time too; by default, where there is a CUDA device.
 
     Returns:
@@ -343,8 +344,9 @@ def _watch(dataloader: Any, batches: Callable[[Iterator[Any]], Iterator[Any]]) -
             before.__name__, (before,), {"__iter__": iterate, "__module__": before.__module__, _WATCHED: True}
         )
         object.__setattr__(dataloader, "__class__", watched)
-    except TypeError as error:
-        raise ConfigError("dataloader", dataloader, f"give one of a class that can be derived from: {error}") from None
+    except TypeError:  # a generator, a list, zip(): their classes are Python's own
+        remedy = "give an object of a class of your own whose __iter__ returns it, and loop over that object"
+        raise ConfigError("dataloader", dataloader, f"a {before.__name__} cannot be watched; {remedy}") from None
 
 
 def _differentiable(outputs: Any, depth: int = 4) -> Iterator[Any]:
