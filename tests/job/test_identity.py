@@ -26,7 +26,10 @@ def work(rank, directory, begins):
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=sys.argv[3])
     if begins == "after":
         dist.init_process_group("gloo", rank=rank, world_size=2)
-    with trackside.start(directory, report=False, heartbeat_interval_s=0.05) as job:
+    interval_s = 3600 if begins == "shortly before" else 0.05
+    with trackside.start(directory, report=False, heartbeat_interval_s=interval_s) as job:
+        if begins == "shortly before":
+            dist.init_process_group("gloo", rank=rank, world_size=2)
         if begins == "before":
             dist.init_process_group("gloo", rank=rank, world_size=2)
             until = time.monotonic() + 300
@@ -42,9 +45,13 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture(scope="module", params=["after", "before"])
+@pytest.fixture(scope="module")
 def spawned(request, tmp_path_factory):
-    """Run two ranks under mp.spawn, where telemetry begins after the process group or before; return their log."""
+    """
+    Run two ranks under mp.spawn, where telemetry begins after the process group or before; return their log.
+
+    Shortly before is a job without a heartbeat after its first one.
+    """
     directory = tmp_path_factory.mktemp(request.param)
     program = directory / "program.py"
     program.write_text(PROGRAM)
@@ -60,6 +67,7 @@ def spawned(request, tmp_path_factory):
 @pytest.mark.torch
 @pytest.mark.hang_guard(700)
 class TestSpawned:
+    @pytest.mark.parametrize("spawned", ["after", "before"], indirect=True)
     def test_ranks(self, spawned):
         """Ranks that mp.spawn started are two ranks of one run, whether telemetry starts after the group or before."""
         steps = [event for event in trackside.replay(spawned) if isinstance(event, IterationEnded)]
@@ -67,8 +75,9 @@ class TestSpawned:
         assert found == [(0, 2, 0), (1, 2, 1)]
         assert len({event.source.run_id for event in steps}) == 1
 
+    @pytest.mark.parametrize("spawned", ["after", "before", "shortly before"], indirect=True)
     def test_processes(self, spawned):
-        """Each process has one source that ended, also where its rank was known late, and no other rank is listed."""
+        """Each process has one source that ended, also where its rank was known at its end, and no other rank."""
         assert sorted((one.source.rank, one.source.world_size) for one in outline(spawned).sources) == [(0, 2), (1, 2)]
         (session,) = read_runs(spawned).sessions
         (run,) = session.runs

@@ -225,12 +225,16 @@ class Job:
     def _on_beat(self) -> None:
         """Look, on the thread of the heartbeats, at what changes without a call."""
         self._check_stall()
-        if not self._is_placed and is_distributed():
-            self._is_placed = True
-            self.describe(**place_found_late(self.source, self._config))
+        self._look_for_place()
         self._beats += 1
         if self._beats == _RIVALS_AT_BEAT and self.directory is not None:
             report_rivals(self.directory, self.source)
+
+    def _look_for_place(self) -> None:
+        """Ask torch.distributed for the rank, once, as soon as it is initialised."""
+        if not self._is_placed and is_distributed():
+            self._is_placed = True
+            self.describe(**place_found_late(self.source, self._config))
 
     def describe(self, **fields: Any) -> None:
         """
@@ -293,6 +297,7 @@ class Job:
         ask_for_goodput(subscription.handler for subscription in self._subscriptions)  # by the last heartbeat
         if self._heartbeat is not None:
             self._heartbeat.stop(timeout_s / 10)
+        self._look_for_place()  # the job may have been shorter than the time between two heartbeats
         if self._system is not None:
             self._system.close(timeout_s / 10)
         if self._collector is not None:
