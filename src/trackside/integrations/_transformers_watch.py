@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
@@ -32,6 +33,8 @@ _Method = Callable[..., Any]
 _Find = Callable[[Any], Any]
 
 _LOG, _EVALUATE, _SAVE = "log", "evaluate", "save"
+_CHECKPOINT: Final = re.compile(r"checkpoint-([0-9]{1,12})/?$")
+"""How a trainer names the directory of a checkpoint: by the steps that it holds."""
 _MOST_REMEMBERED: Final = 100_000
 
 
@@ -301,8 +304,9 @@ def _model(_trainer: Any, checkpoint: Any) -> Any:
 def _optimizer(trainer: Any, checkpoint: Any) -> Any:
     if checkpoint is None:
         return nullcontext()
-    # By now the trainer knows how many steps the checkpoint holds; they are counted from 0.
-    step = trainer.state.global_step
+    # How many steps the checkpoint holds the trainer knows by now, or not yet (before 5.0); they are counted from 0.
+    named = _CHECKPOINT.search(str(checkpoint))
+    step = trainer.state.global_step or (int(named[1]) if named else 0)
     last = step - 1 if isinstance(step, int) and step > 0 else None
     return checkpoint_load(last, path=checkpoint, part="optimizer")
 

@@ -72,7 +72,7 @@ class TracksideTracker(GeneralTracker):  # type: ignore[misc]  # its types are n
         super().__init__()
         self._telemetry = AutoStart(opted_in() if directory is None else directory, job, handlers)
         self._watch: AcceleratorWatch | None = None
-        self._is_logged = False
+        self._is_started = self._is_logged = False
         # Accelerate calls trackers on its main process alone, whatever they say of themselves.
         self._patches = Patches()
         self._patches.replace(Accelerator, "init_trackers", self._on_all_start)
@@ -81,8 +81,10 @@ class TracksideTracker(GeneralTracker):  # type: ignore[misc]  # its types are n
     def _on_all_start(self, init_trackers: Any) -> Any:
         def on_all(accelerator: Any, project_name: str, config: Any = None, *args: Any, **kwargs: Any) -> Any:
             done = init_trackers(accelerator, project_name, config, *args, **kwargs)
-            if self in accelerator.log_with and self not in accelerator.trackers:
-                accelerator.trackers.append(self)
+            # Accelerate starts trackers since 1.8, and on its main process alone.
+            if self in accelerator.log_with and not self._is_started:
+                if self not in accelerator.trackers:
+                    accelerator.trackers.append(self)
                 self.start()
                 self.store_init_configuration(config or {})
             return done
@@ -106,6 +108,7 @@ class TracksideTracker(GeneralTracker):  # type: ignore[misc]  # its types are n
 
     def start(self) -> None:
         """Turn telemetry on, and begin to watch."""
+        self._is_started = True
         self._telemetry.begin(**_ranks())
         if TracksideTracker._started is None:
             TracksideTracker._started = self
@@ -126,6 +129,7 @@ class TracksideTracker(GeneralTracker):  # type: ignore[misc]  # its types are n
     def finish(self) -> None:
         """Close what is open, leave accelerate as it was found, and turn off what was turned on here."""
         self._patches.remove()
+        self._is_started = False
         watch, self._watch = self._watch, None
         if watch is not None:
             TracksideTracker._started = None
