@@ -94,6 +94,7 @@ def replayed(real: Any, name: str, labelled: Any) -> list[str]:
 
 def load_real() -> Any:
     """Return the module of the real jobs, which has the test bed."""
+    sys.path.append(str(ROOT / "tests" / "support"))  # as pytest has it: the test bed writes logs by it
     spec = importlib.util.spec_from_file_location("verdict_real", ROOT / "tests" / "verdicts" / "real.py")
     assert spec is not None
     assert spec.loader is not None
