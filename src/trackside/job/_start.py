@@ -18,6 +18,7 @@ import attrs
 
 from trackside._later import load_all
 from trackside.bus import Bus, Subscription, default_bus
+from trackside.core import LateThread
 from trackside.counters import CounterCollector
 from trackside.events import ITERATION, ConfigError, Event, Source, set_process_source
 from trackside.handlers import EventLog
@@ -297,7 +298,11 @@ class Job:
         ask_for_goodput(subscription.handler for subscription in self._subscriptions)  # by the last heartbeat
         if self._heartbeat is not None:
             self._heartbeat.stop(timeout_s / 10)
-        self._look_for_place()  # the job may have been shorter than the time between two heartbeats
+        if not self._is_placed and is_distributed():
+            # The job was shorter than the time between two heartbeats. What is asked may hang as another process does.
+            asking = LateThread(self._look_for_place, "trackside-place")
+            asking.start()
+            asking.join(timeout_s / 10)
         if self._system is not None:
             self._system.close(timeout_s / 10)
         if self._collector is not None:
