@@ -350,8 +350,8 @@ class TestInterval:
         return count
 
     def test_by_the_median(self, run):
-        """A few slow steps at first do not matter: half a second at 1/64 s a step are 32 steps."""
-        due, iterations = run(0.5, *[0.25] * 8, *[1 / 64] * 60)
+        """Eight slow steps of sixteen do not matter, as with the peer: half a second at 1/64 s a step are 32 steps."""
+        due, iterations = run(0.5, *[0.25] * 9, *[1 / 64] * 60)
         assert iterations == 32
         assert due == [32, 64]
 

@@ -16,7 +16,7 @@ def _alone(value: float) -> float:
 
 @attrs.define
 class ReportIntervalTracker:
-    """Turns an interval in seconds into one in iterations, once: by the median of the first sixteen steps."""
+    """Turns an interval in seconds into one in iterations, once: by the lower median of the first sixteen steps."""
 
     INTERVAL_ESTIMATION_ITERS: ClassVar[int] = 16
 
@@ -46,7 +46,7 @@ class ReportIntervalTracker:
             self.step_times.append(now_s - self.prev_iter_start_time)
         self.prev_iter_start_time = now_s
         if len(self.step_times) == self.INTERVAL_ESTIMATION_ITERS:
-            step_s = max(statistics.median(self.step_times), 1e-9)
+            step_s = max(statistics.median_low(self.step_times), 1e-9)
             iterations = max(self.largest(self.time_interval / step_s), self.profiling_interval)
             self.iter_interval = max(1, int(iterations))
             self.step_times.clear()
