@@ -352,6 +352,18 @@ class TestUneven:
         assert (found.kind, found.rank, found.section) == ("input-bound", 1, "data_loading")
         assert found.title.startswith("Rank 1 waits for its input: ")
 
+    def test_input_of_all_too(self, findings):
+        """If all wait long for their data and one rank three times as long, that rank is named once, for its excess."""
+
+        def factor(rank, _step, part):
+            return 3.0 if (rank, part) == (1, "data_loading") else 1.0
+
+        first, second = findings(ranks=2, factor=factor, loading_s=0.03, noise=0.01, stumbles=0)
+        assert (first.kind, first.rank) == ("input-bound", 1)
+        assert (second.kind, second.rank) == ("input-bound", None)
+        # 30 ms in each of 300 steps.
+        assert second.cost_s == pytest.approx(9.0, rel=0.05)
+
     def test_even(self, made_up):
         """Noise of a few percent makes no rank stand out."""
         assert _uneven(read_report(made_up())) is None

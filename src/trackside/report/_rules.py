@@ -688,7 +688,8 @@ def _input(report: Report) -> _Ruled:
     if not loading:
         cost = _unnamed_input_s(report)
     # The bucket is that of the rank that got least done: what a late rank waits beyond its peers is another finding.
-    late_s = min(cost, sum(one.excess_s for one in report.late if kind_of(one.what, set()) == "input"))
+    late_ones = [one for one in report.late if kind_of(one.what, set()) == "input"]
+    late_s = min(cost, sum(one.excess_s for one in late_ones))
     cost -= late_s
     if not _is_worth(report, cost, INPUT_FROM):
         because = _too_little(report, "waiting for data took", cost, INPUT_FROM)
@@ -704,7 +705,8 @@ def _input(report: Report) -> _Ruled:
             f'badput_type="{LOADING}"'
         )
     who, rank, uneven = "Training", None, _uneven(report)
-    if uneven is not None and uneven[0] in {part.name for part in parts}:
+    is_found = uneven is not None and uneven[1] in {one.rank for one in late_ones}  # what is left is what all wait
+    if uneven is not None and not is_found and uneven[0] in {part.name for part in parts}:
         rank = uneven[1]
         who = f"Rank {rank}"
         evidence.append(f"rank {rank} takes {uneven[2]:.2g} times as long over {uneven[0]} as the fastest rank")
