@@ -139,7 +139,7 @@ class TestText:
             "  the session has ended",
             "  of each attempt the time of the rank that got least out of it counts; validation is not productive",
             "  own time is what no other bucket has; the ideal is the mean of all steps but the slow ones",
-            "  a step in such records lasts until the next one begins: they do not tell when it ended",
+            "  a step in such records lasts until the next one begins: they do not say when it ended",
         ]
 
     def test_custom(self, command, write):

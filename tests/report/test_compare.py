@@ -64,7 +64,7 @@ class TestVerdict:
         """Too few steps for a comparison are reported as such."""
         found = compared(steps=10, backward_s=0.2)
         assert found.verdict == SAME
-        assert found.notes == ("b has 10 steps: too few to tell what is chance",)
+        assert found.notes == ("b has 10 steps: too few to know what is chance",)
 
 
 class TestSelection:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from trackside.events import Heartbeat, IterationEnded, Source, SourceEnded, StallDetected
+from trackside.events import Heartbeat, IterationEnded, ProfileSpanEnded, Source, SourceEnded, StallDetected
 from trackside.report import read_report
 from trackside.report._lateness import _onset
 from trackside.report._rules import _uneven, waited_words
@@ -322,6 +322,26 @@ class TestBeside:
 
         report = read_report(made_up(factor=factor, noise=0.01, stumbles=0))
         assert report.verdict.findings[0].kind == "input-bound"
+        assert waited_words(report) == ""
+
+    def test_nobody_waited(self, tmp_path, write_events):
+        """If a rank loads for long and no other one waits for it, no productive time went into waiting."""
+        ms = 10**6
+        for rank, loading_ns in enumerate((ms, 11 * ms)):
+            at_ns, events = START_NS, []
+            for number in range(100):
+                own = {"step": number, "parent_span_id": 10 * number + 1}
+                for part, (name, took_ns) in enumerate((("data_loading", loading_ns), ("model_forward", 9 * ms))):
+                    at_ns += took_ns
+                    span_id = 10 * number + 2 + part
+                    events.append(ProfileSpanEnded(at_ns=at_ns, span_id=span_id, name=name, duration_ns=took_ns, **own))
+                step_ns = loading_ns + 9 * ms
+                ended = IterationEnded(at_ns=at_ns, step=number, span_id=10 * number + 1, duration_ns=step_ns)
+                events.append(ended)
+            events.append(SourceEnded(at_ns=at_ns, step=-1, span_id=0, reason="closed"))
+            write_events(tmp_path, Source(id=f"000{rank}", run_id="run", rank=rank, world_size=2), events)
+        report = read_report(tmp_path)
+        assert (report.verdict.findings[0].kind, report.verdict.findings[0].rank) == ("input-bound", 1)
         assert waited_words(report) == ""
 
     def test_named_otherwise(self, made_up):

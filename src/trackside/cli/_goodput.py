@@ -296,7 +296,7 @@ def _shares(lengths: Sequence[float]) -> list[int]:
 def _steps(result: GoodputResult) -> Iterator[str]:
     times = result.step_time
     if not times.count:
-        yield "own time of a step: no step that tells"
+        yield "own time of a step: no step that shows it"
     else:
         yield (
             f"own time of a step: ideal {words.seconds(times.ideal_s)}, p50 {words.seconds(times.p50_s)}, "
@@ -339,7 +339,7 @@ def _method(result: GoodputResult, reading: Reading) -> Iterator[str]:
     ideal = "as given" if reading.ideal_is_given else "the mean of all steps but the slow ones"
     yield f"own time is what no other bucket has; the ideal is {ideal}"
     if reading.records:
-        yield "a step in such records lasts until the next one begins: they do not tell when it ended"
+        yield "a step in such records lasts until the next one begins: they do not say when it ended"
 
 
 _LATEST_S: Final = 4_000_000_000

@@ -140,7 +140,7 @@ def compare(before: Selected, after: Selected, *, least: float = LEAST, progress
         _share("goodput", here.shares(_goodput), there.shares(_goodput), is_worse_when_larger=False),
     ]
     notes = [
-        f"{one.side.name} has {one.side.steps:,} steps: too few to tell what is chance"
+        f"{one.side.name} has {one.side.steps:,} steps: too few to know what is chance"
         for one in (here, there)
         if one.side.steps < _FEWEST_STEPS
     ]

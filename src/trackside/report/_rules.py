@@ -136,7 +136,7 @@ def _summary(report: Report, bound: str) -> str:
             lines.append("model_backward holds the wait for the other ranks too; how much of it is not known.")
     if report.what_if.ranks > 1 and not any(part.name != OUTSIDE for part in report.parts):
         lines.append(
-            "No part of a step is measured, so a rank that others wait for cannot be told from them: use "
+            "No part of a step is measured, so a rank that others wait for cannot be distinguished from them: use "
             "trackside.instrument() or spans."
         )
     losses = lost_words(report)
@@ -778,13 +778,13 @@ def worthy(report: Report) -> list[LateRank]:
 def waited_words(report: Report) -> str:
     """Return how much productive time went into waiting for the rank that cost most; empty if little did."""
     late = worthy(report)
-    productive_s = {one.rank: one.productive_s for one in report.goodput.ranks}
-    if not late or late[0].rank not in productive_s or len(productive_s) < 2:  # noqa: PLR2004
+    badput_s = {one.rank: one.elapsed_s - one.productive_s for one in report.goodput.ranks}
+    if not late or late[0].rank not in badput_s or len(badput_s) < 2:  # noqa: PLR2004
         return ""
     one = late[0]
-    own_s = productive_s.pop(one.rank)
-    # What it lost in no step of its own, as by loading data, is in another bucket already.
-    waited_s = one.lost_s - max(0.0, statistics.median(productive_s.values()) - own_s)
+    own_s = badput_s.pop(one.rank)
+    # The job's account is that of the late rank: what it lost in other buckets, as by loading data, is not productive.
+    waited_s = one.lost_s - max(0.0, own_s - statistics.median(badput_s.values()))
     if waited_s < LEAST_COST_S:
         return ""
     return f"{words.seconds(waited_s)} of productive time were spent waiting for rank {one.rank}."
