@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 import trackside.events as vocabulary
+from trackside.events._event import EventOfSpan
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -88,7 +89,7 @@ def type_name(field: attrs.Attribute) -> str:
 
 
 def default(field: attrs.Attribute) -> str:
-    if field.default is attrs.NOTHING or field.name in attrs.fields_dict(vocabulary.Event):
+    if field.default is attrs.NOTHING or field.name in attrs.fields_dict(EventOfSpan):
         return ""  # the envelope's defaults come from the context and are described in words
     if isinstance(field.default, attrs.Factory):
         return f" = {field.default.factory.__name__}()"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import functools
-import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
@@ -53,8 +52,12 @@ else:
 
 C = TypeVar("C", bound=type)
 
-FROM_AMBIENT: Final = immortal(-sys.maxsize - 1)
-"""The default of an envelope field: take it from the clock or the surroundings."""
+FROM_AMBIENT: Final = immortal(-(1 << 64))
+"""
+The default of an envelope field: take it from the clock or the surroundings.
+
+No event can hold this number: without the interpreter lock an equal constant of the program's code is the same object.
+"""
 
 _surroundings = shared(ambient.get)
 
