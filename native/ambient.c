@@ -12,7 +12,7 @@
  * as the tasks of asyncio.run do, it means the part; in another thread, or after another span was entered, it does not.
  */
 
-#include "trackside.h"
+#include "core.h"
 
 /* One of each for the process. Home is None where the module was imported in a context that had been entered. */
 static PyObject *variable, *nowhere, *outside, *stored;

@@ -3,7 +3,7 @@
  * counts the events of each type with. It holds 2⁶³ - 1 at most, which no process reaches.
  */
 
-#include "trackside.h"
+#include "core.h"
 
 typedef struct {
     PyObject_HEAD

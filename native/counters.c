@@ -8,7 +8,7 @@
  * sums to the last bit.
  */
 
-#include "trackside.h"
+#include "core.h"
 
 #include <math.h>
 

@@ -14,7 +14,7 @@
  * or a map claims to hold is compared with the bytes that are left before anything is allocated for it.
  */
 
-#include "trackside.h"
+#include "core.h"
 
 #include <stdint.h>
 

@@ -10,7 +10,7 @@
  * seen by those who copy classes, as cloudpickle does. A class is not kept alive by its plan: a weak reference ends it.
  */
 
-#include "trackside.h"
+#include "core.h"
 
 #include <time.h>
 

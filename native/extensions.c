@@ -5,7 +5,7 @@
  * kept, and a span is entered and left as a with statement does it.
  */
 
-#include "trackside.h"
+#include "core.h"
 
 #include "../src/trackside/include/trackside.h"
 

@@ -4,7 +4,7 @@
  * To everybody who looks at it it is that function: its name, its documentation and its signature.
  */
 
-#include "trackside.h"
+#include "core.h"
 
 char ts_to_python;
 

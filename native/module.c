@@ -1,6 +1,6 @@
 /* The module trackside._native: the list of its parts. */
 
-#include "trackside.h"
+#include "core.h"
 
 #ifndef TRACKSIDE_SOURCES
 #define TRACKSIDE_SOURCES ""
@@ -42,7 +42,7 @@ static PyModuleDef_Slot slots[] = {
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "trackside._native",
-    .m_doc = "The compiled core; see native/trackside.h.",
+    .m_doc = "The compiled core; see native/core.h.",
     .m_slots = slots,
 };
 

@@ -8,7 +8,7 @@
  * the class itself has. Objects with a finalizer are not kept: the garbage collector notes in their memory that it ran.
  */
 
-#include "trackside.h"
+#include "core.h"
 
 enum { MOST_KEPT = 1024 };
 

@@ -6,7 +6,7 @@
  * declared types, a row above the limit, a text without UTF-8: all that is left to Python, which begins anew.
  */
 
-#include "trackside.h"
+#include "core.h"
 
 enum { LIMIT = 1024 };
 

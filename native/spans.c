@@ -12,7 +12,7 @@
  * up to the next call that can run foreign code. What was looked at before such a call is looked at again after it.
  */
 
-#include "trackside.h"
+#include "core.h"
 
 enum { AROUND, INSIDE, GIVEN, ENDED, THREAD, ATTRIBUTES, ID, NAME, PARENT_ID, START_NS, SPAN_SLOTS };
 static const char *const span_slots[] = {"_around",    "_inside", "_given", "_ended",    "_thread",

@@ -1,5 +1,5 @@
 """
-What keeps threads out of each other's way where no interpreter lock lets one run at a time.
+Lanes for threads, and objects whose references are not counted, for interpreters without the interpreter lock.
 
 There each reference that is taken or dropped writes to the object, and two threads that write to one object wait for
 each other. So what is kept for each call is kept by lane, of which threads that run at once have different ones, as a

@@ -1,4 +1,4 @@
-"""Mechanisms that several rooms share. No module here knows of a subscriber or a file."""
+"""Mechanisms that several layers share. No module here knows of a subscriber or a file."""
 
 from trackside.core._circuit_breaker import CircuitBreaker
 from trackside.core._closing import Closing

@@ -14,9 +14,9 @@ class Closing:
 
     __slots__ = ()
 
-    def close(self) -> object:
-        """Close it; every subclass says what that means."""
-        raise NotImplementedError
+    if TYPE_CHECKING:
+
+        def close(self) -> object: ...
 
     def __enter__(self) -> Self:
         return self

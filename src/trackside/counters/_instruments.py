@@ -13,7 +13,7 @@ import attrs
 
 from trackside._free_threading import FREE_THREADED, LANES, shared
 from trackside._implementation import native
-from trackside.core import CircuitBreaker, RateLimitedLog, ThreadSafeCount, complain
+from trackside.core import CircuitBreaker, Closing, RateLimitedLog, ThreadSafeCount, complain
 from trackside.counters._aggregation import EXTREMES, Aggregation, needs_of
 from trackside.counters._samples import SampleChunk, SampleSummary, checked, number
 from trackside.events import ConfigError, Value, clock
@@ -415,7 +415,7 @@ class Stat(Instrument):
         return Timer(self, failed)
 
 
-class Gauge(Instrument):
+class Gauge(Instrument, Closing):
     """
     The latest value of what goes up and down: the length of a queue, memory in use. Made by `gauge`.
 
@@ -441,14 +441,6 @@ class Gauge(Instrument):
         self._callback: Callable[[], float | None] | None = None
         self._readings = 0
         self._circuit_breaker = CircuitBreaker(f"gauge({self.name!r})")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def has_callback(self) -> bool:

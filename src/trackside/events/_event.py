@@ -137,9 +137,7 @@ class Event(_Stamped):
     priority: ClassVar[Priority] = ITERATION
     derived: ClassVar[bool] = False
     if TYPE_CHECKING:
-        __attrs_attrs__: ClassVar[
-            Any
-        ]  # by which type checkers let `attrs.fields`, `attrs.asdict` and others take events
+        __attrs_attrs__: ClassVar[Any]  # so that type checkers let `attrs.fields` and `attrs.asdict` take events
 
     at_ns: int = FROM_AMBIENT
     """When it happened, in ns since the epoch; read from the process's clock unless given."""

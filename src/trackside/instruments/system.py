@@ -9,17 +9,14 @@ from __future__ import annotations
 import importlib.util
 import threading
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from trackside.bus import Bus, default_bus
+from trackside.core import Closing
 from trackside.counters import Gauge
 from trackside.events import MissingExtraError, SystemSamplingStarted, process_source
 from trackside.instruments import nvml, psutil
 from trackside.instruments._gauges import MachineGauge
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 EVERY_S: Final = 2.0
 MAX_FAILURES: Final = 5
@@ -28,7 +25,7 @@ MAX_FAILURES: Final = 5
 Find = Callable[[], Sequence[MachineGauge]]
 
 
-class SystemSampling:
+class SystemSampling(Closing):
     """
     Reads gauges every *every_s* seconds on a thread of its own, into counters of the gauges' names.
 
@@ -64,14 +61,6 @@ class SystemSampling:
             return False
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # --- on the thread -----------------------------------------------------------------------------------------
 

@@ -287,7 +287,7 @@ def torch_module(asked: str) -> Any:
     return torch
 
 
-_WAYS: Final[dict[str, Callable[[], Callable[[str], Callable[[], object]]]]] = {
+_ANNOTATORS: Final[dict[str, Callable[[], Callable[[str], Callable[[], object]]]]] = {
     "record_function": record_function,
     "nvtx": nvtx,
 }
@@ -305,7 +305,7 @@ def annotate(how: str | None) -> None:
     """
     if how is None:
         set_annotator(None)
-    elif how in _WAYS:
-        set_annotator(_WAYS[how]())
+    elif how in _ANNOTATORS:
+        set_annotator(_ANNOTATORS[how]())
     else:
         raise ConfigError("annotate", how, 'give "record_function", "nvtx" or None')

@@ -19,7 +19,7 @@ from trackside.events import GoodputUpdated, Handler
 logger = logging.getLogger(__name__)
 
 FLUSH_S: Final = 10.0
-_UNTOLD: Final[dict[str, Any]] = {"goodput": None, "effective_goodput": None, "badput_s": {}, "informational_s": {}}
+_UNKNOWN: Final[dict[str, Any]] = {"goodput": None, "effective_goodput": None, "badput_s": {}, "informational_s": {}}
 """What only the goodput uploader reports."""
 
 
@@ -207,10 +207,10 @@ class UploadingMonitor:
     def _upload_steps(self) -> None:
         update = self._calculator.update(ideal_s=self._ideal_s, since_ns=self._reported_ns)
         self._reported_ns = update.at_ns
-        self._publish(update, _UNTOLD)
+        self._publish(update, _UNKNOWN)
 
     def _upload_windows(self) -> None:
-        self._publish(self._calculator.update(windows_s=self._windows_s), _UNTOLD)
+        self._publish(self._calculator.update(windows_s=self._windows_s), _UNKNOWN)
 
     def _publish(self, update: GoodputUpdated, changes: dict[str, Any]) -> None:
         # Each bus gets one of its own to number.

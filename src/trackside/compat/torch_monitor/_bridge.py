@@ -6,17 +6,14 @@ import datetime
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import attrs
 
 from trackside.bus import Bus, default_bus
+from trackside.core import Closing
 from trackside.events import ITERATION, CounterWindow, Event, RunsOn, event, own_fields
 from trackside.instruments import torch as pytorch
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 STAT_EVENT: Final = "torch.monitor.Stat"
 """What torch.monitor calls the events of its stats."""
@@ -49,7 +46,7 @@ def from_torch_monitor(bus: Bus = default_bus) -> TorchMonitorTap:
     return TorchMonitorTap(bus)
 
 
-class TorchMonitorTap:
+class TorchMonitorTap(Closing):
     """
     The registration with torch.monitor; made by `from_torch_monitor`, and usable with ``with``.
 
@@ -114,14 +111,6 @@ class TorchMonitorTap:
         start_ns, self._ends_ns[name] = self._ends_ns.get(name, window.end_ns), window.end_ns
         changed = {"start_ns": start_ns, "total_count": totals[0], "total_sum": totals[1]}
         return attrs.evolve(window, **changed)  # type: ignore[misc]  # checkers do not see that it is an attrs class
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class ToTorchMonitor:

@@ -289,19 +289,6 @@ def _of_update(cls: type[Event], prefix: str) -> Iterator[Metric]:
         )
 
 
-CATALOGUE: Final[tuple[Metric, ...]] = (
-    *_ROWS,
-    SCORE,
-    WORST_SCORE_BY_PLACE,
-    WORST_RANK_BY_PLACE,
-    WORST_SCORE,
-    RANK_SCORE,
-    RANK_GOODPUT,
-    WINDOW_GOODPUT,
-    *(metric for cls, prefix in _OF_UPDATES.items() for metric in _of_update(cls, prefix)),
-)
-"""All metrics but those of the program's own counters, stats and gauges, which are named by the program."""
-
 _COMPUTED: Final = (
     SCORE,
     WORST_SCORE_BY_PLACE,
@@ -312,6 +299,13 @@ _COMPUTED: Final = (
     WINDOW_GOODPUT,
 )
 """Rows whose points are not the value of a field."""
+
+CATALOGUE: Final[tuple[Metric, ...]] = (
+    *_ROWS,
+    *_COMPUTED,
+    *(metric for cls, prefix in _OF_UPDATES.items() for metric in _of_update(cls, prefix)),
+)
+"""All metrics but those of the program's own counters, stats and gauges, which are named by the program."""
 
 METRIC_EVENTS: Final = (*dict.fromkeys(metric.event for metric in CATALOGUE if metric.name), CounterWindow)
 """The event types whose numbers are OpenTelemetry metrics."""

@@ -18,8 +18,8 @@
  *   - A fork copies every struct whole, because the thread that forks is in none of these functions.
  *   - Static variables belong to the main interpreter, the only one that may import the module.
  */
-#ifndef TRACKSIDE_H
-#define TRACKSIDE_H
+#ifndef TRACKSIDE_CORE_H
+#define TRACKSIDE_CORE_H
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
