@@ -29,7 +29,7 @@ import trackside
 from trackside._later import load_all
 from trackside.bus import Bus, default_bus
 from trackside.events import SectionWindow
-from trackside.instruments.sections import Sections
+from trackside.instruments.section_windows import Sections
 
 BASELINES = pathlib.Path(__file__).parent / "baselines"
 FEW, MANY = 2_000, 6_000

@@ -7,7 +7,7 @@ from nvidia_resiliency_ext.straggler import straggler
 from benchmarks.measure import Row, compared, interleaved
 from trackside.bus import Bus
 from trackside.events import SectionWindow
-from trackside.instruments.sections import Sections
+from trackside.instruments.section_windows import Sections
 
 
 class _NoCupti:

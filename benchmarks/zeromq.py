@@ -17,7 +17,7 @@ from benchmarks.measure import Row, Run, compared, interleaved
 from trackside.cli._serving import collecting_rarely
 from trackside.handlers.zeromq import new_keys
 from trackside.job import Remote
-from trackside.job._remote import RemoteAccess
+from trackside.job._remote_access import RemoteAccess
 
 _LOOPS = 80_000
 _SLICE = 4_000

@@ -16,7 +16,7 @@ import pytest
 
 from racing import in_threads
 from trackside import implementation
-from trackside.events import _registry, set_process_source
+from trackside.events import _event, set_process_source
 
 HANG_GUARD_S = 300.0
 FULL_GUARD_FACTOR = 10.0
@@ -144,7 +144,7 @@ def untouched_process(monkeypatch):
 @pytest.fixture
 def forgetful(monkeypatch):
     """Forget after the test which event classes it declared."""
-    monkeypatch.setattr(_registry, "_classes", dict(_registry._classes))
+    monkeypatch.setattr(_event, "_classes", dict(_event._classes))
 
 
 @pytest.fixture(name="in_threads")

@@ -42,7 +42,7 @@ KEYWORDS = {"allow_pickle", "shell"}
 EXCEPTIONS = {
     ("_implementation.py", "import_module"),
     ("_later.py", "import_module"),
-    ("events/_registry.py", "import_module"),
+    ("events/_event.py", "import_module"),
     ("handlers/eventlog/_reader.py", "import_module"),
     ("wire/_encoder.py", "compile"),
     ("wire/_encoder.py", "exec"),

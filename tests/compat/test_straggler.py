@@ -17,7 +17,7 @@ from trackside.compat.straggler.interval_tracker import ReportIntervalTracker
 from trackside.compat.straggler.reporting import ReportGenerator
 from trackside.events import ConfigError, GpuTimingUnavailable, SectionWindow, clock
 from trackside.handlers import Capture
-from trackside.instruments._section_times import SectionTimes
+from trackside.instruments._section import SectionTimes
 from trackside.testing import FakeClock
 
 

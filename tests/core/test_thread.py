@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from trackside.core._thread import LateThread
+from trackside.core._worker import LateThread
 
 
 class TestStart:

@@ -7,7 +7,7 @@ import pytest
 from trackside.bus import default_bus
 from trackside.events import NOWHERE, ambient, clock
 from trackside.handlers import Capture
-from trackside.instruments import TrainingDefaults, sections, set_training_defaults
+from trackside.instruments import TrainingDefaults, section_windows, set_training_defaults
 from trackside.instruments._moments import end_all
 from trackside.instruments._span import forget_opened, opened
 from trackside.testing import FakeClock
@@ -16,9 +16,9 @@ from trackside.testing import FakeClock
 @pytest.fixture(autouse=True)
 def no_sections():
     """Remove the sections, which listen to iterations: before, as other tests may leave some, and after."""
-    sections._sections.close()
+    section_windows._sections.close()
     yield
-    sections._sections.close()
+    section_windows._sections.close()
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from trackside.events import SectionWindow
-from trackside.instruments import sections as module
+from trackside.instruments import section_windows as module
 from trackside.instruments import stop_timing_collectives, time_collectives
 
 distributed = pytest.importorskip("torch").distributed

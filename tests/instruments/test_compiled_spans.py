@@ -39,8 +39,8 @@ from trackside.events import (
     ambient,
     clock,
 )
+from trackside.events._ambient import next_id
 from trackside.instruments import _iteration, _span, model_forward, span, training_iteration
-from trackside.instruments._ids import next_id
 
 pytestmark = needs_core
 

@@ -15,7 +15,7 @@ from trackside.events import GpuTimingUnavailable, KernelWindow, SectionWindow
 from trackside.handlers import Capture
 from trackside.instruments import cupti as module
 from trackside.instruments.cupti import KernelRecorder, kernel_recorder
-from trackside.instruments.sections import Sections
+from trackside.instruments.section_windows import Sections
 
 KERNEL, MEMCPY = 10, 1
 TAKEN = 39

@@ -8,7 +8,7 @@ from trackside.bus import Bus
 from trackside.events import GpuTimingUnavailable, KernelWindow, SectionWindow
 from trackside.handlers import Capture
 from trackside.instruments import _gpu_sections as module
-from trackside.instruments.sections import Sections
+from trackside.instruments.section_windows import Sections
 from trackside.instruments.torch import cuda_event_timer
 
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from trackside.instruments._section_times import CHUNK, SectionTimes
+from trackside.instruments._section import CHUNK, SectionTimes
 
 
 def closed(values):

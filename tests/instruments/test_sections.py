@@ -10,9 +10,9 @@ import pytest
 from trackside.bus import Bus, default_bus
 from trackside.events import ConfigError, IterationEnded, SectionWindow
 from trackside.handlers import Capture
-from trackside.instruments import sections as module
+from trackside.instruments import section_windows as module
 from trackside.instruments import training_iteration
-from trackside.instruments.sections import Sections
+from trackside.instruments.section_windows import Sections
 
 
 @pytest.fixture

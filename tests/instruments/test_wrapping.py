@@ -5,7 +5,7 @@ import types
 import pytest
 
 from trackside.events import ConfigError, SectionWindow
-from trackside.instruments import sections as module
+from trackside.instruments import section_windows as module
 from trackside.instruments._wrapping import CallableId, restore_callables, wrap_callables
 
 

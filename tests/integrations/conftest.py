@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from trackside.instruments import sections
+from trackside.instruments import section_windows
 
 
 @pytest.fixture(autouse=True)
 def no_sections():
     """Remove the sections: those that other tests left, and those of this one."""
-    sections._sections.close()
+    section_windows._sections.close()
     yield
-    sections._sections.close()
+    section_windows._sections.close()

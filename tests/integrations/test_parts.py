@@ -11,9 +11,9 @@ import pytest
 
 import trackside
 from trackside.events import IterationEnded, ProfileSpanEnded, SectionWindow, SpanEnded
-from trackside.instruments import callbacks, sections
+from trackside.instruments import callbacks, section_windows
 from trackside.instruments._moments import end_with
-from trackside.instruments._out_of_order import RunError
+from trackside.instruments._span import RunError
 from trackside.integrations._parts import Parts, samples_in, time_loading
 from trackside.integrations._patches import Patches
 
@@ -103,7 +103,7 @@ class TestParts:
     @pytest.mark.parametrize("is_shared", [True, False])
     def test_waiting(self, is_shared, events):
         """A backward pass waits for other ranks, where there are others: then it is timed and not scored."""
-        sections._sections.close()
+        section_windows._sections.close()
         parts = Parts()
         parts.is_shared = is_shared
         with trackside.training_iteration(0):
@@ -113,14 +113,14 @@ class TestParts:
         trackside.instruments.close_section_window()
         (window,) = of(SectionWindow, events)
         assert window.waits == (["model_backward"] if is_shared else [])
-        sections._sections.close()
+        section_windows._sections.close()
 
     @pytest.mark.torch
     def test_waiting_apart(self, events):
         """If autograd reports when the gradients are computed, the time after that is waiting."""
         import torch
 
-        sections._sections.close()
+        section_windows._sections.close()
         parts = Parts()
         parts.is_shared = True
         weight = torch.ones((), requires_grad=True)
@@ -142,7 +142,7 @@ class TestParts:
         assert synchronization.at_ns - synchronization.duration_ns == pytest.approx(backward.at_ns, abs=1_000)
         took = dict(zip(window.names, window.median_ns, strict=True))
         assert took["gradient_synchronization"] == pytest.approx(synchronization.duration_ns, rel=0.1)
-        sections._sections.close()
+        section_windows._sections.close()
 
     @pytest.mark.torch
     def test_no_gradient_comes(self, events):
@@ -157,7 +157,7 @@ class TestParts:
 
     def test_failing(self, events):
         """A part that an exception ends is not timed."""
-        sections._sections.close()
+        section_windows._sections.close()
         parts = Parts()
         with trackside.training_iteration(0):
             parts.begin("model_forward")

@@ -8,7 +8,7 @@ import pytest
 
 from trackside.bus import Bus
 from trackside.events import Source
-from trackside.job._control import Controls
+from trackside.job._remote_access import Controls
 
 
 class TestClose:
@@ -30,7 +30,7 @@ class TestTimedPause:
     def test_is_over(self, monkeypatch):
         """A pause of 5 s is over after 5 s: the status says so, and a later verb does not bring it back."""
         now_s = 100.0
-        monkeypatch.setattr("trackside.job._control.time", types.SimpleNamespace(monotonic=lambda: now_s))
+        monkeypatch.setattr("trackside.job._remote_access.time", types.SimpleNamespace(monotonic=lambda: now_s))
         with Bus() as bus:
             controls = Controls(bus, Source(run_id="run-1"))
             assert controls.perform("pause", {"seconds": 5}, "viewer")[0]

@@ -17,7 +17,7 @@ from trackside.events import ConfigError, ProfileSpanEnded, Source, SpanStarted
 from trackside.handlers.models import SpanBuilder
 from trackside.handlers.models.goodput import GoodputMonitor
 from trackside.job import Remote, RemoteAccess
-from trackside.job._remote import socket_name
+from trackside.job._remote_access import socket_name
 from trackside.report import Top
 
 

@@ -16,7 +16,7 @@ from trackside.events import ConfigError, SectionWindow, Source, StragglerReport
 from trackside.handlers import Capture, EventLog, replay
 from trackside.handlers.models.scores import Thresholds
 from trackside.instruments import configure_sections, section, training_iteration
-from trackside.instruments import sections as sections_module
+from trackside.instruments import section_windows as sections_module
 from trackside.job import JobConfig, StragglerWatch, start
 from trackside.job import _stragglers as module
 

@@ -30,8 +30,8 @@ from trackside.events import (
     own_fields,
     process_source,
 )
+from trackside.events._event import declared
 from trackside.events._fields import hints_of
-from trackside.events._registry import declared
 from trackside.wire import FrameDecoder, RowEncoder, encode_frame, to_json
 
 ROOM_BYTES = 160 << 20

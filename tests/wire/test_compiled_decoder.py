@@ -26,7 +26,7 @@ from trackside.events import (
     UnknownEvent,
     own_fields,
 )
-from trackside.events._registry import declared
+from trackside.events._event import declared
 from trackside.handlers.eventlog._format import Kind
 from trackside.handlers.eventlog._scanner import Record, Scanner
 from trackside.wire import FrameDecoder

@@ -11,7 +11,7 @@ import attrs
 import msgpack
 import pytest
 
-from trackside.events import DecodeError, Event, Source, UnknownEvent, _registry, event
+from trackside.events import DecodeError, Event, Source, UnknownEvent, _event, event
 from trackside.events._ambient import ambient
 from trackside.wire import FrameDecoder, RowEncoder, fields_of
 from trackside.wire._decoder import RowDecoder
@@ -284,10 +284,10 @@ class TestGrowth:
     def test_two_hops(self, forgetful, frame_of):
         """A release that does not know a type passes it on to one that does."""
         frame = frame_of(Saved(path="a", size_bytes=7, took_s=1.5, tags=["x"], at_ns=1, span_id=0, step=0))
-        known = _registry._classes.pop("test.decoder.saved")
+        known = _event._classes.pop("test.decoder.saved")
         unknown = FrameDecoder().decode(frame).events[0]
         again = frame_of(unknown)
-        _registry._classes["test.decoder.saved"] = known
+        _event._classes["test.decoder.saved"] = known
         assert type(unknown) is UnknownEvent
         assert FrameDecoder().decode(again).events == FrameDecoder().decode(frame).events
 

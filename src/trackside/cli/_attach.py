@@ -7,8 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from trackside.cli._event_text import EventLines, globs
-from trackside.cli._print import event_line, warn
+from trackside.cli._print import EventLines, event_line, globs, warn
 from trackside.cli._serving import collecting_rarely
 from trackside.core.text import printable
 from trackside.events import Event, Priority

@@ -10,8 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
-from trackside.cli._event_text import EventLines, globs
-from trackside.cli._print import event_line, readable, report_unread, warn
+from trackside.cli._print import EventLines, event_line, globs, readable, report_unread, warn
 from trackside.events import Event
 from trackside.handlers import follow, replay
 from trackside.handlers.eventlog import is_stream

@@ -1,12 +1,10 @@
 """Mechanisms that several layers share. No module here knows of a subscriber or a file."""
 
 from trackside.core._circuit_breaker import CircuitBreaker
-from trackside.core._closing import Closing
+from trackside.core._closing import Closing, deadline_in, left_s
 from trackside.core._count import CountByLane, ThreadSafeCount
-from trackside.core._deadline import deadline_in, left_s
 from trackside.core._logging import LOGGER, RateLimitedLog, complain, described, is_power_of_two
-from trackside.core._thread import LateThread
-from trackside.core._worker import Work, Worker
+from trackside.core._worker import LateThread, Work, Worker
 
 __all__ = [
     "LOGGER",

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from trackside._later import load_later
 from trackside.events import span_names
 from trackside.events._ambient import NOWHERE, Ambient, ambient
-from trackside.events._compared import Compared, Value
 from trackside.events._errors import (
     ConfigError,
     DecodeError,
@@ -19,15 +18,14 @@ from trackside.events._errors import (
     TracksideError,
     UnreadableError,
 )
-from trackside.events._event import ITERATION, LIFECYCLE, PROFILE, Event, Priority, event
-from trackside.events._fields import own_fields
+from trackside.events._event import ITERATION, LIFECYCLE, PROFILE, Event, Priority, declared, event, is_declared, lookup
+from trackside.events._fields import Compared, Value, own_fields
 from trackside.events._handler import (
     FrameSink,
     Handler,
     Publish,
     RunsOn,
 )
-from trackside.events._registry import declared, is_declared, lookup
 from trackside.events._source import Parent, Source, follow_process_source, process_source, set_process_source
 from trackside.events._version import __version__
 from trackside.events.vocabulary import (
@@ -69,7 +67,6 @@ if TYPE_CHECKING:
         RankSpokeAgain,
     )
     from trackside.events.sections import GpuTimingUnavailable, KernelWindow, SectionWindow, StragglerReport
-    from trackside.events.system import SystemSamplingStarted
     from trackside.events.training import (
         CheckpointSaveFailed,
         CheckpointSaveSucceeded,
@@ -79,6 +76,7 @@ if TYPE_CHECKING:
         MetricsLogged,
         SpanOutOfOrder,
         StallDetected,
+        SystemSamplingStarted,
         TrainingConfigured,
     )
 
@@ -191,7 +189,7 @@ _LATER = {
     "StallDetected": "trackside.events.training",
     "StepStarted": "trackside.events.goodput",
     "StragglerReport": "trackside.events.sections",
-    "SystemSamplingStarted": "trackside.events.system",
+    "SystemSamplingStarted": "trackside.events.training",
     "TestingMetricsUpdated": "trackside.events.metrics",
     "TrainingConfigured": "trackside.events.training",
     "TrainingFigures": "trackside.events.metrics",

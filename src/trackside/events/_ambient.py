@@ -1,12 +1,13 @@
-"""The ambient context of the code that emits: the open span and the current step."""
+"""The ambient context of the code that emits: the open span, the current step, and the next span's number."""
 
 from __future__ import annotations
 
+import itertools
 from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any, Final, TypeAlias
 
-from trackside._free_threading import immortal
+from trackside._free_threading import immortal, shared
 from trackside._implementation import native
 
 Ambient: TypeAlias = tuple[int, int]
@@ -30,3 +31,7 @@ def _compiled() -> Any:
 
 ambient: Final[ContextVar[Ambient]] = _variable if native is None else _compiled()
 """What surrounds the running code, to be read and set as a context variable."""
+
+
+next_id: Final = shared(itertools.count(1).__next__)
+"""Returns the next number; one call into C, so no two threads get the same."""

@@ -16,8 +16,8 @@ from trackside._implementation import implementation
 from trackside._platform import after_fork_in_child
 from trackside.events import clock
 from trackside.events._ambient import ambient
-from trackside.events._compared import Value
 from trackside.events._errors import ConfigError
+from trackside.events._fields import Value
 from trackside.events._version import __version__
 
 MAIN, WORKER, COLLECTOR = "main", "worker", "collector"

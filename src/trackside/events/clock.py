@@ -20,7 +20,7 @@ from typing import TypeAlias
 import attrs
 
 from trackside._free_threading import immortal
-from trackside.events._compared import Value
+from trackside.events._fields import Value
 
 _LONGEST_S = 3.2e7
 """A year."""

@@ -1,5 +1,5 @@
 """
-Events of a training job, beyond its spans and iterations.
+Events of a training job and of the machine it runs on, beyond its spans and iterations.
 
 Together with `SpanStarted`, `SpanEnded` and `IterationEnded` (their names and attributes: `span_names`) these are
 all that the models of metrics and goodput read. ``span_id`` of each is the span that it belongs to.
@@ -163,3 +163,17 @@ class SpanOutOfOrder(Event):
     name: str
     problem: str
     """``ended without a start``, ``started again while open``, ``ended before its children``, …"""
+
+
+@event("trackside.system.sampling_started", priority=LIFECYCLE)
+class SystemSamplingStarted(Event):
+    """
+    CPU, memory and GPU are read from now on. Published once, by the system's sampling.
+
+    What is read comes in `CounterWindow` events.
+    """
+
+    sampled: list[str]
+    """The names of the gauges that have the readings."""
+    absent: dict[str, str] = attrs.field(factory=dict)
+    """Why a part (``cpu``, ``gpu``) cannot be read, by its name."""

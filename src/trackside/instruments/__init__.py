@@ -5,6 +5,7 @@ The spans of a training job as context managers and decorators; the same moments
 `trackside.instruments.callbacks`. Imports only `trackside.bus` and `trackside.events`.
 """
 
+from trackside.events._ambient import next_id
 from trackside.instruments._checkpoint import (
     CheckpointSave,
     checkpoint_failed,
@@ -13,9 +14,9 @@ from trackside.instruments._checkpoint import (
     checkpoint_save_finalization,
     checkpoint_succeeded,
 )
+from trackside.instruments._children import begin_outside_of_spans, environ_for_child, parent_from
 from trackside.instruments._collectives import stop_timing_collectives, time_collectives
 from trackside.instruments._defaults import TrainingDefaults, set_training_defaults, training_defaults
-from trackside.instruments._ids import next_id
 from trackside.instruments._iteration import (
     Iteration,
     data_loading,
@@ -27,10 +28,7 @@ from trackside.instruments._iteration import (
     validation_iteration,
     zero_grad,
 )
-from trackside.instruments._lineage import environ_for_child, parent_from
-from trackside.instruments._metrics import config, metrics
-from trackside.instruments._open_spans import is_evaluating, open_spans
-from trackside.instruments._out_of_order import SpanOrderError
+from trackside.instruments._logged_metrics import config, metrics
 from trackside.instruments._phases import (
     Application,
     TrainingLoop,
@@ -45,10 +43,9 @@ from trackside.instruments._phases import (
 )
 from trackside.instruments._raised import record_exception
 from trackside.instruments._section import Section
-from trackside.instruments._span import Span, span
-from trackside.instruments._threads import begin_outside_of_spans
+from trackside.instruments._span import Span, SpanOrderError, is_evaluating, open_spans, span
 from trackside.instruments._wrapping import CallableId, restore_callables, wrap_callables
-from trackside.instruments.sections import close_section_window, configure_sections, section, waiting
+from trackside.instruments.section_windows import close_section_window, configure_sections, section, waiting
 from trackside.instruments.torch import annotate
 
 begin_outside_of_spans()

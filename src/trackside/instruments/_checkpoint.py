@@ -17,9 +17,8 @@ from trackside.events import (
     span_names,
 )
 from trackside.instruments._defaults import training_defaults
-from trackside.instruments._out_of_order import tolerated
 from trackside.instruments._raised import message_of, type_name
-from trackside.instruments._span import Span
+from trackside.instruments._span import Span, tolerated
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from trackside.instruments._wrapping import CallableId, Layers
-from trackside.instruments.sections import waiting
+from trackside.instruments.section_windows import waiting
 from trackside.instruments.torch import distributed
 
 COLLECTIVES: Final = (

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from trackside.bus import Bus
 from trackside.events import GpuTimingUnavailable
-from trackside.instruments._section import Section
-from trackside.instruments._section_times import CHUNK, SectionSummary, SectionTimes
+from trackside.instruments._section import CHUNK, Section, SectionSummary, SectionTimes
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -10,10 +10,8 @@ from trackside._platform import after_fork_in_child
 from trackside.bus import default_bus
 from trackside.events import ConfigError, span_names
 from trackside.instruments._iteration import Iteration
-from trackside.instruments._open_spans import is_innermost, is_within
-from trackside.instruments._out_of_order import report_out_of_order, tolerated
 from trackside.instruments._raised import record_exception
-from trackside.instruments._span import Span
+from trackside.instruments._span import Span, is_innermost, is_within, report_out_of_order, tolerated
 
 S = TypeVar("S", bound=Span)
 

@@ -14,8 +14,7 @@ import attrs
 from trackside.events import Ambient, ConfigError, SpanEnded, Value, span_names
 from trackside.instruments._defaults import training_defaults
 from trackside.instruments._iteration import next_step
-from trackside.instruments._out_of_order import tolerated
-from trackside.instruments._span import Span, become_root
+from trackside.instruments._span import Span, become_root, tolerated
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from trackside.bus import Bus, default_bus
 from trackside.events import ExceptionRaised, ambient, clock, span_names
-from trackside.instruments._ids import next_id
+from trackside.events._ambient import next_id
 
 NO_ERRORS: Final = (StopIteration, StopAsyncIteration, GeneratorExit)
 """Exceptions that say that something is over, and not that it failed."""

@@ -1,18 +1,166 @@
-"""The section: a timed part of the training step."""
+"""The section: a timed part of the training step, and its times within one window, in bounded memory."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import itertools
+import math
+import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from trackside.events import ConfigError, clock
-from trackside.instruments._section_times import CHUNK, SectionTimes
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+CHUNK: Final = 1024
+"""Times that may lie unsummarized; up to so many the median is exact."""
+
+
+class SectionSummary(NamedTuple):
+    """The statistics of one section in one window, in ns."""
+
+    timed: int
+    entries: int
+    min_ns: float
+    max_ns: float
+    median_ns: float
+    mean_ns: float
+    std_ns: float
+
+
+class SectionTimes:
+    """
+    Collects times, and summarizes them once a window.
+
+    Adding is an append to a list, which no thread can disturb. Count, minimum, maximum, mean and deviation are exact;
+    the median is so up to `CHUNK` times and is that of every second, fourth, … beyond.
+
+    Attributes:
+        every: Every how many entries one is timed: 1 for all, 0 for none.
+        count_entry: Counts an entry, and returns how many there were before.
+        add: Takes a time in ns.
+        times: What was added and not yet summarized.
+        waits: Whether the time is spent waiting for other ranks.
+    """
+
+    __slots__ = (
+        "_entries_before",
+        "_kept",
+        "_lock",
+        "_stride",
+        "add",
+        "count",
+        "count_entry",
+        "every",
+        "failed",
+        "maximum",
+        "mean",
+        "minimum",
+        "name",
+        "squares",
+        "times",
+        "waits",
+    )
+
+    def __init__(self, name: str, every: int) -> None:
+        self.name = name
+        self.every = every
+        self.waits = False
+        self.failed = 0
+        self.times: list[int] = []
+        self.add = self.times.append
+        self.count_entry = itertools.count().__next__
+        self._entries_before = 0
+        self._lock = threading.Lock()
+        self._clear()
+
+    def _clear(self) -> None:
+        self.count = 0
+        self.mean = self.squares = 0.0
+        self.minimum: float = math.inf
+        self.maximum = 0
+        self._kept: list[int] = []
+        self._stride = 1
+
+    def after_fork(self) -> None:
+        """Begin with nothing, and with a lock that is free."""
+        self._lock = threading.Lock()
+        self.times.clear()
+        self._clear()
+
+    def fold(self) -> None:
+        """Summarize what was added, to make room; does nothing while another thread does."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._fold()
+            finally:
+                self._lock.release()
+
+    def _fold(self) -> None:
+        # Copied and deleted by number: what another thread appends meanwhile stays.
+        size = len(self.times)
+        if not size:
+            return
+        chunk = self.times[:size]
+        del self.times[:size]
+        mean = sum(chunk) / size
+        total = self.count + size
+        apart = mean - self.mean
+        # The distance from a point whose coordinates are all the mean: its square is the sum of squared deviations,
+        # and no other way to it is half as fast.
+        self.squares += math.dist(chunk, [mean] * size) ** 2 + apart * apart * self.count * size / total
+        self.mean += apart * size / total
+        first = -self.count % self._stride
+        self.count = total
+        lowest, highest = min(chunk), max(chunk)
+        self.minimum, self.maximum = min(self.minimum, lowest), max(self.maximum, highest)
+        self._kept += chunk[first :: self._stride]
+        while len(self._kept) > CHUNK:
+            self._kept = self._kept[::2]
+            self._stride *= 2
+
+    def close(self) -> SectionSummary | None:
+        """Return the statistics since the last call, and begin anew; None if nothing was timed."""
+        with self._lock:
+            self._fold()
+            entries = self._entries_since()
+            if not self.count:
+                return None
+            summary = SectionSummary(
+                self.count,
+                max(entries, self.count),
+                float(self.minimum),
+                float(self.maximum),
+                _median(self._kept),
+                self.mean,
+                math.sqrt(self.squares / self.count),
+            )
+            self._clear()
+            return summary
+
+    def _entries_since(self) -> int:
+        """Return how often the section was entered since the last call."""
+        if self.every <= 1:
+            entries, self.failed = self.count + self.failed, 0
+            return entries
+        # Asking the counter counts, so another one goes on from there and the rhythm is kept. An entry of another
+        # thread at this very moment may be timed out of turn; no time is lost.
+        now = self.count_entry()
+        self.count_entry = itertools.count(now).__next__
+        entries, self._entries_before = now - self._entries_before, now
+        return entries
+
+
+def _median(times: list[int]) -> float:
+    # `statistics` has one too, but brings fractions and decimals along: a fortieth of what importing us costs.
+    ordered = sorted(times)
+    half = len(ordered) // 2
+    return float(ordered[half]) if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -1,4 +1,8 @@
-"""The span: a named stretch of time in one thread or task, within another one."""
+"""
+The span: a named stretch of time in one thread or task, within another one.
+
+Spans that are opened or closed out of order are published as such, and tolerated unless the bus is strict.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +30,65 @@ from trackside.events import (
     ProfileSpanEnded,
     SpanEnded,
     SpanEventAdded,
+    SpanOutOfOrder,
     SpanStarted,
+    TracksideError,
     ambient,
     clock,
     span_names,
 )
-from trackside.instruments._ids import next_id
-from trackside.instruments._out_of_order import report_out_of_order, tolerated
+from trackside.events._ambient import next_id
 from trackside.instruments._raised import NO_ERRORS, describe
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+class SpanOrderError(TracksideError):
+    """A span was opened or closed out of order, and the bus is strict."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(name, problem)
+        self.name = name
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"span {self.name!r} {self.problem}"
+
+
+class RunError(TracksideError):
+    """A framework's run ended with an exception that it did not pass on."""
+
+    def __str__(self) -> str:
+        return "the run ended with an exception that the framework did not pass on"
+
+
+def report_out_of_order(name: str, problem: str, *, span_id: int = 0, may_raise: bool = True) -> None:
+    """
+    Publish that the span *name* was opened or closed out of order.
+
+    Raises:
+        SpanOrderError: if the default bus is strict and nothing else is being raised, as *may_raise* says.
+    """
+    if default_bus.wants(SpanOutOfOrder):
+        default_bus.log(SpanOutOfOrder(name=name, problem=problem, span_id=span_id))
+    if default_bus.strict and may_raise:
+        raise SpanOrderError(name, problem)
+
+
+def tolerated(name: str, error: ConfigError) -> None:
+    """
+    Publish that the span *name* was given something wrong, which is passed over.
+
+    A training script must not end at its thousandth step because of a wrong word to its telemetry.
+
+    Raises:
+        ConfigError: *error*, if the default bus is strict.
+    """
+    if default_bus.strict:
+        raise error
+    report_out_of_order(name, f"was given something wrong: {error}")
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -438,3 +490,51 @@ def _become_child() -> None:
 
 
 after_fork_in_child(_become_child)
+
+
+_OF_EVALUATION: Final = frozenset(
+    {
+        span_names.VALIDATION_LOOP,
+        span_names.TESTING_LOOP,
+        span_names.VALIDATION_ITERATION,
+        span_names.TESTING_ITERATION,
+    }
+)
+
+
+def is_innermost(span: Span) -> bool:
+    """Return whether *span* is the innermost open one of the calling thread or task."""
+    return ambient.get()[0] == span.id
+
+
+def is_within(span: Span, other: Span) -> bool:
+    """Return whether *span* was opened inside *other*, at any depth, both being open."""
+    spans = opened()
+    around = spans.get(span.parent_id) if span.id else None
+    while around is not None and around is not other:
+        around = spans.get(around.parent_id)
+    return around is not None
+
+
+def is_evaluating() -> bool:
+    """Return whether any span of a validation or a test is open in this process."""
+    return any(span.name in _OF_EVALUATION for span in list(opened().values()))
+
+
+def open_spans() -> dict[str, list[Any]]:
+    """
+    Return the innermost open span of each thread, by the thread's name: id, name and start (ns since the epoch).
+
+    What a `Heartbeat` carries. Of tasks that share a thread it is the one whose span was opened last.
+    """
+    innermost: dict[int, Span] = {}
+    for found in list(opened().values()):
+        known = innermost.get(found.thread_id)
+        if known is None or found.id > known.id:
+            innermost[found.thread_id] = found
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    spans: dict[str, list[Any]] = {}
+    for ident, found in innermost.items():
+        name = names.get(ident, f"thread {ident}")
+        spans[f"{name} ({ident})" if name in spans else name] = [found.id, found.name, found.start_ns]
+    return spans

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import attrs
 
 from trackside.events import ConfigError, Value
-from trackside.instruments.sections import section
+from trackside.instruments.section_windows import section
 
 _ABSENT: Final = object()
 

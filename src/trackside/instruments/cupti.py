@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, Final
 
-from trackside.instruments._section_times import CHUNK, SectionSummary, SectionTimes
+from trackside.instruments._section import CHUNK, SectionSummary, SectionTimes
 
 BUFFER_BYTES: Final = 1 << 20
 MAX_BUFFERS: Final = 8

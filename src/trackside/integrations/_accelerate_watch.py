@@ -13,7 +13,7 @@ from trackside.events import clock, span_names
 from trackside.instruments import callbacks
 from trackside.instruments._checkpoint import checkpoint_load, checkpoint_save
 from trackside.instruments._moments import end_with
-from trackside.instruments.sections import close_section_window
+from trackside.instruments.section_windows import close_section_window
 from trackside.integrations._parts import Parts, TimedBatches, samples_in
 from trackside.integrations._patches import Patches
 

@@ -12,8 +12,8 @@ from weakref import WeakKeyDictionary
 from trackside.bus import default_bus
 from trackside.instruments import callbacks
 from trackside.instruments._moments import end_with
-from trackside.instruments._out_of_order import RunError
 from trackside.instruments._raised import withhold
+from trackside.instruments._span import RunError
 from trackside.integrations._auto_start import AutoStart, opted_in
 from trackside.integrations._lightning_watch import Watch
 

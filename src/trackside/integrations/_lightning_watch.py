@@ -9,7 +9,7 @@ from trackside.events import LIFECYCLE, span_names
 from trackside.instruments import callbacks, config, metrics
 from trackside.instruments._moments import begin, end, end_with, take
 from trackside.instruments._span import span
-from trackside.instruments.sections import close_section_window
+from trackside.instruments.section_windows import close_section_window
 from trackside.integrations._lightning_checkpoints import Checkpoints
 from trackside.integrations._parts import Parts, samples_in
 from trackside.integrations._patches import Patches

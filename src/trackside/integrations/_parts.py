@@ -10,7 +10,7 @@ from trackside.instruments import callbacks
 from trackside.instruments import torch as pytorch
 from trackside.instruments._section import Section
 from trackside.instruments._span import Span
-from trackside.instruments.sections import section, waiting
+from trackside.instruments.section_windows import section, waiting
 
 _MOMENTS: Final[dict[str, tuple[Callable[[], Any], Callable[[], Any]]]] = {
     span_names.DATA_LOADING: (callbacks.on_data_loading_start, callbacks.on_data_loading_end),

@@ -16,11 +16,10 @@ from trackside.instruments import callbacks, config, metrics
 from trackside.instruments._checkpoint import CheckpointSave, checkpoint_load, checkpoint_save
 from trackside.instruments._iteration import testing_iteration, validation_iteration
 from trackside.instruments._moments import begin, end_with
-from trackside.instruments._out_of_order import RunError
 from trackside.instruments._phases import testing_loop, validation_loop
 from trackside.instruments._raised import withhold
-from trackside.instruments._span import span
-from trackside.instruments.sections import close_section_window
+from trackside.instruments._span import RunError, span
+from trackside.instruments.section_windows import close_section_window
 from trackside.instruments.torch import is_compiling
 from trackside.integrations._parts import Parts, samples_in, time_loading
 from trackside.integrations._patches import Patches

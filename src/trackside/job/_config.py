@@ -1,29 +1,301 @@
-"""The configuration of a job: its identity, and how telemetry behaves in it."""
+"""
+The configuration of a job: its identity, its training, and how telemetry behaves in it.
+
+First the values that `JobConfig` is made of: sets of ranks, presets for handlers, trackside's own log, the training.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import socket
 import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from types import UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import attrs
 import cattrs
 
 from trackside.bus import Bus, Subscription, default_bus
-from trackside.events import ConfigError, Event, JobConfigured, Source, UnreadableError, __version__
+from trackside.events import (
+    ITERATION,
+    PROFILE,
+    ConfigError,
+    Event,
+    JobConfigured,
+    Priority,
+    ProfileSpanEnded,
+    Source,
+    TrainingConfigured,
+    UnreadableError,
+    __version__,
+    span_names,
+)
 from trackside.events._selected import EventTypes
-from trackside.instruments import parent_from
+from trackside.instruments import TrainingDefaults, parent_from
 from trackside.job import _checks as checks
 from trackside.job._checks import OrFunction
-from trackside.job._log_config import LogConfig
-from trackside.job._presets import preset
-from trackside.job._ranks import Ranks, is_among
-from trackside.job._training_config import TrainingConfig
-from trackside.rules import Rule
+from trackside.rules import Rule, all_of, where, without_spans
+
+
+@attrs.frozen(kw_only=True)
+class TrainingConfig:
+    """
+    The training: what the metrics of its loops are computed from.
+
+    Fields may be functions of no arguments where they are not known yet; those are called when the training's
+    configuration is published.
+
+    Raises:
+        ConfigError: if a field is not what it should be; it names the field, what was given, and what is right.
+    """
+
+    perf_tag: OrFunction[str | list[str]] = attrs.field(validator=checks.tags())
+    """Runs with the same tags are expected to perform alike: same model, data, hardware and software."""
+    global_batch_size: OrFunction[int | None] = attrs.field(
+        default=None, validator=checks.count(or_function=True, optional=True)
+    )
+    """Samples per training iteration over all ranks. None where it varies: then each iteration says its own."""
+    micro_batch_size: OrFunction[int | None] = attrs.field(
+        default=None, validator=checks.count(or_function=True, optional=True)
+    )
+    seq_length: OrFunction[int | None] = attrs.field(
+        default=None, validator=checks.count(or_function=True, optional=True)
+    )
+    """Tokens per sample."""
+    flops_per_sample: OrFunction[int | None] = attrs.field(
+        default=None, validator=checks.count(or_function=True, optional=True)
+    )
+    """Floating-point operations that one sample takes."""
+    peak_flops_per_s: float | None = attrs.field(default=None, validator=checks.positive())
+    """What one rank's accelerator can do at most, in floating-point operations per second; the MFU needs it."""
+    train_iterations_target: OrFunction[int | None] = attrs.field(
+        default=None, validator=checks.count(or_function=True, optional=True)
+    )
+    train_samples_target: OrFunction[int | None] = attrs.field(
+        default=None, validator=checks.count(or_function=True, optional=True)
+    )
+    log_every_n_train_iterations: int = attrs.field(default=50, validator=checks.count())
+    """Iterations between two updates of the training metrics."""
+    is_train_iterations_enabled: OrFunction[bool] = attrs.field(default=True, validator=checks.flag(or_function=True))
+    """A label, as the next three: whether the job does this. Nothing is switched by it."""
+    is_validation_iterations_enabled: OrFunction[bool] = attrs.field(
+        default=True, validator=checks.flag(or_function=True)
+    )
+    is_test_iterations_enabled: OrFunction[bool] = attrs.field(default=True, validator=checks.flag(or_function=True))
+    is_save_checkpoint_enabled: OrFunction[bool] = attrs.field(default=True, validator=checks.flag(or_function=True))
+    is_log_throughput_enabled: OrFunction[bool] = attrs.field(default=False, validator=checks.flag(or_function=True))
+    """Whether throughput is wanted; it needs *flops_per_sample*."""
+    save_checkpoint_strategy: str = attrs.field(default="sync", validator=checks.one_of("sync", "async"))
+    custom_metadata: dict[str, Any] | None = attrs.field(default=None, validator=checks.metadata())
+
+    def __attrs_post_init__(self) -> None:
+        if self.is_log_throughput_enabled is True and self.flops_per_sample is None:
+            raise ConfigError("flops_per_sample", None, "give a whole number above 0, or no throughput can be logged")
+
+    @property
+    def perf_tags(self) -> tuple[str, ...]:
+        """
+        The tags as a tuple.
+
+        Raises:
+            ConfigError: if the function that was given for them fails.
+        """
+        tag = checks.resolved("perf_tag", self.perf_tag, owner=self)
+        return (tag,) if isinstance(tag, str) else tuple(tag)
+
+    def resolved(self) -> TrainingConfig:
+        """
+        Return the same with every function replaced by what it says now.
+
+        Raises:
+            ConfigError: if one of them raises, or says something wrong.
+        """
+        values = {
+            field.name: checks.resolved(field.name, getattr(self, field.name), owner=self)
+            for field in attrs.fields(type(self))
+        }
+        return TrainingConfig(**values)
+
+    def configured(self) -> TrainingConfigured:
+        """
+        Return the event that records it.
+
+        Raises:
+            ConfigError: as `resolved`.
+        """
+        known = attrs.asdict(self.resolved(), recurse=False)
+        known["perf_tag"] = [known["perf_tag"]] if isinstance(known["perf_tag"], str) else list(known["perf_tag"])
+        known["checkpoint_strategy"] = known.pop("save_checkpoint_strategy")
+        known["custom_metadata"] = checks.listed(known["custom_metadata"])
+        return TrainingConfigured(**known)
+
+    def defaults(self) -> TrainingDefaults:
+        """
+        Return what loops and saves need to know of it.
+
+        Raises:
+            ConfigError: as `resolved`.
+        """
+        known = attrs.asdict(self.resolved(), recurse=False)
+        return TrainingDefaults(**{field.name: known[field.name] for field in attrs.fields(TrainingDefaults)})
+
+
+LOGGER: Final = logging.getLogger("trackside")
+LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+
+@attrs.frozen(kw_only=True)
+class LogConfig:
+    """
+    How trackside's own messages are logged; they go through the standard library's logger ``trackside``.
+
+    Raises:
+        ConfigError: if a field is not what it should be.
+    """
+
+    log_level: str = attrs.field(default="INFO", validator=checks.one_of(*LEVELS))
+    """The lowest level that is logged."""
+    log_format: str = attrs.field(default="%(name)s - %(levelname)s - %(message)s", validator=checks.text())
+    log_file_path_for_info: str | None = attrs.field(default=None, validator=attrs.validators.optional(checks.text()))
+    """A file for all messages; none unless given."""
+    log_file_path_for_err: str | None = attrs.field(default=None, validator=attrs.validators.optional(checks.text()))
+    """A file for errors; none unless given."""
+
+    def apply(self) -> list[logging.Handler]:
+        """
+        Set the level and add a handler for each file.
+
+        Returns:
+            The handlers, so that the caller can remove them again.
+
+        Raises:
+            ConfigError: if a file cannot be written.
+        """
+        LOGGER.setLevel(self.log_level)
+        added: list[logging.Handler] = []
+        for field, level in (("log_file_path_for_info", logging.DEBUG), ("log_file_path_for_err", logging.ERROR)):
+            path = getattr(self, field)
+            if path is None:
+                continue
+            try:
+                handler = logging.FileHandler(path, encoding="utf-8")
+            except OSError as error:
+                raise ConfigError(field, path, f"give a path that can be written: {error}") from None
+            handler.setLevel(level)
+            handler.setFormatter(logging.Formatter(self.log_format))
+            LOGGER.addHandler(handler)
+            added.append(handler)
+        return added
+
+
+@attrs.frozen(kw_only=True)
+class Preset:
+    """
+    What a handler is to get, as `subscribe` takes it: the rest is not even built while no other handler wants it.
+
+    ::
+
+        trackside.subscribe(sink, **PRESETS["per_step"].arguments())
+    """
+
+    min_priority: Priority
+    """The lowest priority."""
+    keep: Rule | None
+    """Which of the rest."""
+
+    def arguments(self, keep: Rule | None = None) -> dict[str, Any]:
+        """Return the arguments for `subscribe`, with another rule that must hold too."""
+        rules = [rule for rule in (self.keep, keep) if rule is not None]
+        return {
+            "min_priority": self.min_priority,
+            "keep": all_of(*rules) if len(rules) > 1 else rules[0] if rules else None,
+        }
+
+
+def _is_span_or_rarer(event: Event) -> bool:
+    return event.priority > PROFILE or isinstance(event, ProfileSpanEnded)
+
+
+PRESETS: Final = {
+    # Everything but the spans of iterations and of what is within them, as One Logger exports by default.
+    "default": Preset(min_priority=ITERATION, keep=without_spans(*span_names.PER_STEP, *span_names.WITHIN_STEP)),
+    # Iterations too.
+    "per_step": Preset(min_priority=ITERATION, keep=without_spans(*span_names.WITHIN_STEP)),
+    # And what is within them, but of everything else that comes several times a step nothing.
+    "profiling": Preset(min_priority=PROFILE, keep=where(_is_span_or_rarer)),
+    "all": Preset(min_priority=PROFILE, keep=None),
+}
+
+
+def preset(name: str) -> Preset:
+    """
+    Return the preset called *name*.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+    try:
+        return PRESETS[name]
+    except (KeyError, TypeError):
+        known = ", ".join(f'"{word}"' for word in PRESETS)
+        raise ConfigError("preset", name, f"give one of {known}") from None
+
+
+Ranks: TypeAlias = str | int | Collection[int] | Callable[[int], bool]
+"""Some of a job's ranks: ``"all"``, ``"none"``, ``"0,8-15"``, ``"0-127/8"``, numbers, or a function of the rank."""
+
+_PART: Final = re.compile(r"(?P<first>\d+)(-(?P<last>\d+)(/(?P<stride>[1-9]\d*))?)?")
+_REMEDY: Final = 'give "all", "none", ranks as in "0,8-15" or "0-127/8", numbers, or a function of the rank'
+
+
+def is_among(rank: int, ranks: Ranks, *, field: str = "ranks") -> bool:
+    """
+    Return whether *rank* is one of *ranks*.
+
+    Args:
+        rank: The global rank.
+        ranks: Which are meant.
+        field: What to call them in an error.
+
+    Raises:
+        ConfigError: if *ranks* says nothing of the kind.
+    """
+    if callable(ranks):
+        return bool(ranks(rank))
+    if isinstance(ranks, str):
+        return any(rank in part for part in _parts(ranks, field))
+    if _is_rank(ranks):
+        return rank == ranks
+    if isinstance(ranks, Collection) and all(map(_is_rank, ranks)):
+        return rank in ranks
+    raise ConfigError(field, ranks, _REMEDY)
+
+
+def _parts(text: str, field: str) -> list[Collection[int]]:
+    if text.strip() == "none":
+        return []
+    if text.strip() == "all":
+        return [range(2**31)]
+    parts: list[Collection[int]] = []
+    for word in text.split(","):
+        found = _PART.fullmatch(word.strip())
+        if found is None:
+            raise ConfigError(field, text, _REMEDY)
+        first = int(found["first"])
+        last = int(found["last"] or first)
+        if last < first:
+            raise ConfigError(field, text, f"{last} comes before {first}; {_REMEDY}")
+        parts.append(range(first, last + 1, int(found["stride"] or 1)))
+    return parts
+
+
+def _is_rank(given: Any) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool) and given >= 0
+
 
 ANNOTATIONS = ("", "record_function", "nvtx")
 

@@ -1,15 +1,20 @@
-"""The start and the end of telemetry: one line around a training script."""
+"""
+The start and the end of telemetry: one line around a training script.
+
+First a job's configuration put into effect and taken back, and the goodput monitor that rank 0 gets.
+"""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -20,18 +25,35 @@ from trackside._later import load_all
 from trackside.bus import Bus, Subscription, default_bus
 from trackside.core import LateThread
 from trackside.counters import CounterCollector
-from trackside.events import ITERATION, ConfigError, Event, Source, set_process_source
-from trackside.handlers import EventLog
+from trackside.events import (
+    ITERATION,
+    ConfigError,
+    Event,
+    Handler,
+    Publish,
+    Source,
+    UnreadableError,
+    clock,
+    set_process_source,
+)
+from trackside.handlers import EventLog, replay
 from trackside.handlers.models import TrainingMetrics
-from trackside.instruments import close_section_window, open_spans, record_exception
+from trackside.handlers.models.goodput import GoodputMonitor
+from trackside.instruments import (
+    TrainingDefaults,
+    annotate,
+    close_section_window,
+    open_spans,
+    record_exception,
+    set_training_defaults,
+)
 from trackside.instruments.system import SystemSampling
 from trackside.instruments.torch import is_distributed
-from trackside.job._apply import AppliedConfig, apply
-from trackside.job._goodput import ask_for_goodput, show_earlier_attempts, with_goodput_monitor
+from trackside.job._config import LOGGER
 from trackside.job._heartbeat import HeartbeatThread
 from trackside.job._identity import describe, place_found_late, report_rivals
 from trackside.job._inherit import announce, leave_parent, withdraw
-from trackside.job._remote import Remote, RemoteAccess, keep_for_viewers
+from trackside.job._remote_access import Remote, RemoteAccess, keep_for_viewers
 from trackside.job._stall import StallWatch
 from trackside.job._stragglers import end_watching, subscribed
 from trackside.job._summary import losses, summarize
@@ -39,8 +61,173 @@ from trackside.job._summary import losses, summarize
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from trackside.events import Handler
-    from trackside.job._config import JobConfig
+    from trackside.job._config import JobConfig, TrainingConfig
+
+
+class AppliedConfig:
+    """
+    A `JobConfig` in effect; made by `apply`.
+
+    Attributes:
+        job: The configuration.
+        is_enabled: Whether this rank takes part.
+    """
+
+    def __init__(self, job: JobConfig, source: Source, bus: Bus) -> None:
+        self.job = job
+        self.is_enabled = job.is_enabled(source.rank)
+        self._bus = bus
+        self._was_strict = bus.strict
+        self._training: TrainingConfig | None = None
+        self._subscriptions: list[Subscription] = []
+        self._log_handlers: list[logging.Handler] = []
+        self._log_level = LOGGER.level
+        self._source = source
+
+    def begin(self) -> None:
+        """
+        Put it into effect, publishing `JobConfigured` and, if the training is known, `TrainingConfigured`.
+
+        On a rank that does not take part, that is one line in the log, and nothing else from then on.
+
+        Raises:
+            ConfigError: if a function that was given for a field fails, or a handler cannot be subscribed.
+        """
+        if self.job.log is not None:
+            self._log_handlers = self.job.log.apply()
+        if not self.is_enabled:
+            LOGGER.info("telemetry is off on rank %d, as configured", self._source.rank)
+            return
+        self._bus.strict = self.job.strict
+        annotate(self.job.annotate or None)
+        self._subscriptions = self.job.subscribe_handlers(self._source.rank, self._bus)
+        self._bus.log(self.job.configured(self._source))
+        if self.job.training is not None:
+            self.set_training(self.job.training)
+
+    def set_training(self, training: TrainingConfig) -> None:
+        """
+        Say what the training is; once.
+
+        Raises:
+            ConfigError: if it was said before, or a function that was given for a field fails.
+        """
+        if self._training is not None:
+            raise ConfigError("training", training, "it was given before, and is given once")
+        if not self.is_enabled:
+            self._training = training
+            return
+        set_training_defaults(training.defaults())
+        event = training.configured()
+        self._training = training
+        self._bus.log(event)
+
+    def end(self, timeout_s: float = 2.0) -> bool:
+        """
+        Take it back: close its handlers, and be as before.
+
+        Args:
+            timeout_s: How long each handler may take, in seconds.
+
+        Returns:
+            Whether every handler was done in time.
+        """
+        done = True
+        for subscription in self._subscriptions:
+            done = subscription.close(timeout_s) and done
+        self._bus.strict = self._was_strict
+        set_training_defaults(TrainingDefaults())
+        if self.is_enabled:
+            annotate(None)
+        LOGGER.setLevel(self._log_level)
+        for handler in self._log_handlers:
+            LOGGER.removeHandler(handler)
+            handler.close()
+        global _applied  # noqa: PLW0603
+        if _applied is self:
+            _applied = None
+        return done
+
+
+_applied: AppliedConfig | None = None
+
+
+def apply(job: JobConfig, source: Source, bus: Bus = default_bus) -> AppliedConfig:
+    """
+    Put *job* into effect in the process *source*.
+
+    Raises:
+        ConfigError: if a function that was given for a field fails, or a handler cannot be subscribed.
+    """
+    global _applied  # noqa: PLW0603  a process runs one job
+    applied = AppliedConfig(job, source, bus)
+    applied.begin()
+    _applied = applied
+    return applied
+
+
+def set_training_config(training: TrainingConfig) -> None:
+    """
+    Say what the training is, where the job's configuration did not; once.
+
+    Raises:
+        ConfigError: if no job is configured, or the training was given before.
+    """
+    if _applied is None:
+        raise ConfigError("training", training, "start telemetry with a JobConfig first")
+    _applied.set_training(training)
+
+
+_MAIN = "main"
+
+
+def with_goodput_monitor(
+    handlers: Sequence[Handler], *, publish: Publish, directory: str | os.PathLike[str], source: Source
+) -> Sequence[Handler]:
+    """
+    Return *handlers* with a goodput monitor among them where one belongs: on rank 0.
+
+    What monitors are there, the user's or ours, publish through *publish* unless they were given another way, and are
+    shown the rank's earlier attempts in *directory*.
+    """
+    monitors = [handler for handler in handlers if isinstance(handler, GoodputMonitor)]
+    if not monitors and source.rank == 0 and source.role == _MAIN:
+        monitors = [GoodputMonitor()]
+        handlers = [*monitors, *handlers]
+    for monitor in monitors:
+        monitor.publish = monitor.publish or publish
+    show_earlier_attempts(monitors, directory=directory, source=source)
+    return handlers
+
+
+def show_earlier_attempts(handlers: Iterable[object], *, directory: str | os.PathLike[str], source: Source) -> None:
+    """Have the goodput monitors among *handlers* read the earlier attempts of *source*, if there can be any."""
+    if not source.session_tag and not source.attempt:  # it is the first of its session
+        return
+    for monitor in handlers:
+        if isinstance(monitor, GoodputMonitor):
+            monitor.read_earlier = monitor.read_earlier or (lambda: _earlier(directory, source))
+
+
+def ask_for_goodput(handlers: Iterable[object]) -> None:
+    """Have every monitor among *handlers* publish an update with the next heartbeat."""
+    for handler in handlers:
+        if isinstance(handler, GoodputMonitor):
+            handler.ask(clock.now_ns())
+
+
+def _earlier(directory: str | os.PathLike[str], here: Source) -> Iterator[Event]:
+    """Yield the events of other processes that were this rank of the session."""
+
+    def is_earlier(there: Source) -> bool:
+        is_ours = (there.session_tag or there.run_id) == (here.session_tag or here.run_id)
+        return is_ours and there.id != here.id and there.role == _MAIN and there.rank == here.rank
+
+    try:
+        yield from replay(directory, sources=is_earlier)
+    except UnreadableError:  # what can be read was; commands that read the log report the rest
+        return
+
 
 _UNDO_S: Final = 0.5
 _LOOK_S: Final = 0.1

@@ -18,11 +18,9 @@ from typing import Any, Final
 import attrs
 
 from trackside._implementation import native
-from trackside.events._compared import Value
 from trackside.events._errors import DecodeError
-from trackside.events._event import FROM_AMBIENT, Event, EventOfSpan
-from trackside.events._fields import ENVELOPE, fields_in, hints_of, is_flat, own_fields
-from trackside.events._registry import lookup
+from trackside.events._event import FROM_AMBIENT, Event, EventOfSpan, lookup
+from trackside.events._fields import ENVELOPE, Value, fields_in, hints_of, is_flat, own_fields
 from trackside.events._source import Source
 from trackside.events._structure import SCALARS, is_union, structured
 from trackside.events.vocabulary import SourceStarted, UnknownEvent

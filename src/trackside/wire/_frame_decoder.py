@@ -10,10 +10,9 @@ from typing import Any, Final, Generic, TypeVar
 import attrs
 
 from trackside._implementation import native
-from trackside.events._compared import Value
 from trackside.events._errors import DecodeError
 from trackside.events._event import Event
-from trackside.events._fields import MAX_MAP_LENGTH, MAX_NAME_LENGTH, check_schema
+from trackside.events._fields import MAX_MAP_LENGTH, MAX_NAME_LENGTH, Value, check_schema
 from trackside.events._source import Source
 from trackside.events.vocabulary import SourceStarted
 from trackside.wire._decoder import RowDecoder

@@ -19,7 +19,7 @@ from trackside.events import (
     TrainingWindowUpdated,
 )
 from trackside.handlers.export import CATALOGUE, CurveReader, Histogram, JobMetrics, MetricReader, flat_badput
-from trackside.handlers.export._metrics import ScoreSummary
+from trackside.handlers.export._metric_catalogue import ScoreSummary
 from trackside.handlers.models.scores import ScoreAggregator
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trackside.events import IterationEnded, SourceEnded, SpanEnded, SpanEventAdded, SpanStarted
 from trackside.handlers.export import SpanAssembler
-from trackside.handlers.export._spans import MAX_OPEN_SPANS, MAX_SPAN_EVENTS
+from trackside.handlers.export._span_assembler import MAX_OPEN_SPANS, MAX_SPAN_EVENTS
 
 
 def read(*events):

@@ -1,7 +1,7 @@
 """The peer's module of the recorder and the calculator."""
 
 from trackside.compat.goodput._calculator import GoodputCalculator
-from trackside.compat.goodput._recorder import GoodputRecorder
+from trackside.compat.goodput._records import GoodputRecorder
 from trackside.compat.goodput.goodput_utils import (
     BadputType,
     GoodputType,

@@ -6,6 +6,6 @@ it by ``trackside.compat.straggler`` in its imports. No GPU is required.
 """
 
 from trackside.compat.straggler._detector import CallableId, Detector
-from trackside.compat.straggler._report import Report, Statistic, StragglerId
+from trackside.compat.straggler.reporting import Report, Statistic, StragglerId
 
 __all__ = ["CallableId", "Detector", "Report", "Statistic", "StragglerId"]

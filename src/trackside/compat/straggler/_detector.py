@@ -10,16 +10,15 @@ from typing import Any, NoReturn
 import attrs
 
 from trackside.bus import Bus, default_bus
-from trackside.compat.straggler._report import Report
 from trackside.compat.straggler.interval_tracker import ReportIntervalTracker
-from trackside.compat.straggler.reporting import ReportGenerator
+from trackside.compat.straggler.reporting import Report, ReportGenerator
 from trackside.events import Event
 from trackside.handlers.models.scores import KINDS
 from trackside.instruments import CallableId as OurCallableId
 from trackside.instruments import Section
 from trackside.instruments._wrapping import Layers
 from trackside.instruments.cupti import kernel_recorder
-from trackside.instruments.sections import Sections
+from trackside.instruments.section_windows import Sections
 from trackside.instruments.torch import RankGroup
 
 

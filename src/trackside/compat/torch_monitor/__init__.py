@@ -8,7 +8,6 @@ events go to trackside, and torch is not needed. Where the import cannot be chan
     trackside.subscribe(ToTorchMonitor())  # handlers registered there get our events
 """
 
-from trackside.compat.torch_monitor._bridge import STAT_EVENT, TorchMonitorEvent, ToTorchMonitor, from_torch_monitor
 from trackside.compat.torch_monitor._names import (
     Aggregation,
     Event,
@@ -20,6 +19,7 @@ from trackside.compat.torch_monitor._names import (
     register_event_handler,
     unregister_event_handler,
 )
+from trackside.compat.torch_monitor._tap import STAT_EVENT, TorchMonitorEvent, ToTorchMonitor, from_torch_monitor
 
 __all__ = [
     "STAT_EVENT",

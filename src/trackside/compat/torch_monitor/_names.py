@@ -14,7 +14,7 @@ import attrs
 
 from trackside import events
 from trackside.bus import Subscription, default_bus
-from trackside.compat.torch_monitor._bridge import STAT_EVENT, TorchMonitorEvent, name_and_data, windows_of
+from trackside.compat.torch_monitor._tap import STAT_EVENT, TorchMonitorEvent, name_and_data, windows_of
 from trackside.events import CounterWindow
 
 EventHandlerHandle: TypeAlias = Subscription

@@ -3,7 +3,7 @@
 from trackside.handlers.export._batch_exporter import CLOSED, QUEUE_FULL, BatchExporter, RefusedError
 from trackside.handlers.export._curves import CurvePoint, CurveReader
 from trackside.handlers.export._job_metrics import BUCKETS_S, Family, Histogram, JobMetrics, Series
-from trackside.handlers.export._metrics import (
+from trackside.handlers.export._metric_catalogue import (
     CATALOGUE,
     METRIC_EVENTS,
     Metric,
@@ -11,7 +11,7 @@ from trackside.handlers.export._metrics import (
     MetricReader,
     flat_badput,
 )
-from trackside.handlers.export._spans import SPAN_EVENTS, CompletedSpan, SpanAssembler
+from trackside.handlers.export._span_assembler import SPAN_EVENTS, CompletedSpan, SpanAssembler
 from trackside.handlers.export._stream_cursor import SourcedDecoder, StreamCursor, encoded_source
 from trackside.handlers.export._tracker import RunUpdate, TrackerSink, run_identity, run_name
 

@@ -6,7 +6,7 @@ import re
 from typing import Final, NamedTuple
 
 from trackside.events import Event, GoodputUpdated, SourceEnded, span_names
-from trackside.handlers.export._metrics import MetricPoint, MetricReader, is_number
+from trackside.handlers.export._metric_catalogue import MetricPoint, MetricReader, is_number
 from trackside.handlers.models.goodput import PEER_NAMES
 
 _NOT_IN_TAGS: Final = re.compile(r"[^A-Za-z0-9_.\-/]")

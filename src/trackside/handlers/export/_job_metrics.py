@@ -12,7 +12,14 @@ import attrs
 
 from trackside.core.sketch import Sketch
 from trackside.events import CounterWindow, Event, GoodputUpdated, Heartbeat, Source, SourceEnded, StragglerReport
-from trackside.handlers.export._metrics import CATALOGUE, LOSS_REASONS, Labels, Metric, MetricPoint, MetricReader
+from trackside.handlers.export._metric_catalogue import (
+    CATALOGUE,
+    LOSS_REASONS,
+    Labels,
+    Metric,
+    MetricPoint,
+    MetricReader,
+)
 
 BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 1000)
 _MAX_RUNS: Final = 16

@@ -5,13 +5,12 @@ Each reads events of any number of sources, in the job, elsewhere or years later
 """
 
 from trackside.handlers.models._model import DerivingModel, Model
-from trackside.handlers.models._span_report import SourceSpans, SpanReport, SpanView
 from trackside.handlers.models.clocks import ClockOffset, ClockOffsets, ClocksResult
 from trackside.handlers.models.counters import CounterBoard, CounterBoardResult, CounterTotals
 from trackside.handlers.models.goodput import GoodputAccumulator
-from trackside.handlers.models.metrics import MetricsResult, SourceMetrics, TrainingMetrics
 from trackside.handlers.models.scores import ScoreAggregator, ScoreReport
-from trackside.handlers.models.spans import OpenSpans, SpanBuilder
+from trackside.handlers.models.spans import OpenSpans, SourceSpans, SpanBuilder, SpanReport, SpanView
+from trackside.handlers.models.training_metrics import MetricsResult, SourceMetrics, TrainingMetrics
 
 __all__ = [
     "ClockOffset",

@@ -17,7 +17,7 @@ from trackside.events import (
     SpanEnded,
 )
 from trackside.events import event as declare
-from trackside.handlers.models.goodput import GoodputAccumulator, GoodputMonitor, _model
+from trackside.handlers.models.goodput import GoodputAccumulator, GoodputMonitor, _goodput_monitor
 
 pytestmark = pytest.mark.once
 
@@ -388,8 +388,8 @@ class TestUsual:
     def test_monitor(self, stream, monkeypatch):
         """A monitor publishes the same, at the same moments."""
         updates = []
-        for usual in (_model.read_usual, lambda _process, _source, events, _before: next(events, None)):
-            monkeypatch.setattr(_model, "read_usual", usual)
+        for usual in (_goodput_monitor.read_usual, lambda _process, _source, events, _before: next(events, None)):
+            monkeypatch.setattr(_goodput_monitor, "read_usual", usual)
             found = []
             monitor = GoodputMonitor(found.append, update_interval_s=1e-6)
             for event in plain(stream, 100).events:

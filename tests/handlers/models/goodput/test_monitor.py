@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from trackside.events import ConfigError, Source
-from trackside.handlers.models.goodput import GoodputMonitor, _model, read_payloads
+from trackside.handlers.models.goodput import GoodputMonitor, _goodput_monitor, read_payloads
 
 pytestmark = pytest.mark.once
 
@@ -162,12 +162,12 @@ class TestUpdate:
 
     def test_most_steps(self, job, updates_of, monkeypatch):
         """Of very many steps an update has the latest."""
-        monkeypatch.setattr(_model, "MOST_STEPS", 3)
+        monkeypatch.setattr(_goodput_monitor, "MOST_STEPS", 3)
         assert updates_of(job(10), update_interval_s=10)[0].steps["step"] == [7, 8, 9]
 
     def test_most_steps_of_uneven_length(self, stream, updates_of, monkeypatch):
         """The same holds where the latest took much longer than most."""
-        monkeypatch.setattr(_model, "MOST_STEPS", 8)
+        monkeypatch.setattr(_goodput_monitor, "MOST_STEPS", 8)
         made, at = stream().start(START), START
         for number in range(15):
             end = at + (1 if number < 10 else 100) * SECOND

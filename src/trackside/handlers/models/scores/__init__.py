@@ -6,7 +6,7 @@ Straggler scores: which rank is slow, where and since when.
 
 from trackside.handlers.models.scores._aggregator import ScoreAggregator, ScoreResult
 from trackside.handlers.models.scores._evaluation import gpu_score, is_nccl, lowest, section_scores, total_times
-from trackside.handlers.models.scores._report import (
+from trackside.handlers.models.scores._score_report import (
     INDIVIDUAL,
     KINDS,
     RELATIVE,

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import attrs
 
-from trackside.handlers.models.scores._report import (
+from trackside.handlers.models.scores._score_report import (
     EXCLUDED,
     GPU,
     INDIVIDUAL,

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from trackside.bus import default_bus, stat
 from trackside.events import ConfigError, ConfigLogged, MetricsLogged, ambient
-from trackside.instruments._out_of_order import tolerated
+from trackside.instruments._span import tolerated
 
 _NO_VALUES: Final[Mapping[str, Any]] = {}
 

@@ -17,7 +17,7 @@ from trackside.events import (
     SpanStarted,
     span_names,
 )
-from trackside.handlers.models._span_report import SpanEvent
+from trackside.handlers.models.spans import SpanEvent
 
 MAX_OPEN_SPANS: Final = 4_096
 MAX_SPAN_EVENTS: Final = 128

@@ -18,8 +18,7 @@ from trackside._platform import after_fork_in_child
 from trackside.bus import Bus, Subscription, default_bus
 from trackside.events import ConfigError, IterationEnded, KernelWindow, SectionWindow, clock
 from trackside.instruments._gpu_sections import GpuSection, GpuSections, GpuTimer, KernelSource
-from trackside.instruments._section import Section
-from trackside.instruments._section_times import SectionSummary, SectionTimes
+from trackside.instruments._section import Section, SectionSummary, SectionTimes
 from trackside.instruments.cupti import kernel_recorder
 from trackside.instruments.torch import cuda_event_timer
 

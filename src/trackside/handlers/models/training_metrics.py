@@ -1,12 +1,19 @@
-"""The metrics of one process: its iterations, the parts of them, its loops and its checkpoints."""
+"""
+One Logger's metric updates, derived from the iterations, loops and checkpoints of a job.
+
+The work of iterations, with its times and rates; the metrics of one process; and the model over all processes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, TypeAlias, TypeVar
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Final, TypeAlias, TypeVar
 
 import attrs
+import cattrs
 
+from trackside.core.sketch import Sketch, quantiles_of
 from trackside.events import (
     CheckpointMetricsUpdated,
     CheckpointSaveFailed,
@@ -16,6 +23,9 @@ from trackside.events import (
     IterationEnded,
     JobConfigured,
     ProductiveWorkSaved,
+    Publish,
+    RunsOn,
+    Source,
     SpanEnded,
     SpanStarted,
     TestingMetricsUpdated,
@@ -25,8 +35,270 @@ from trackside.events import (
     ValidationMetricsUpdated,
     span_names,
 )
-from trackside.handlers.models.metrics._work import NS_PER_S, Durations, IterationWork, number, product, whole
+from trackside.handlers.models._model import CalledWithEvents, decoding
 from trackside.handlers.models.steps import StepTimer
+from trackside.wire import FrameView
+
+NS_PER_S: Final = 10**9
+_FOLD_AT: Final = 256
+_QUANTILES: Final = (0.50, 0.95, 0.99)
+_OF_NONE: Final = {
+    "avg_iteration_time_sec": None,
+    "min_iteration_time_sec": None,
+    "max_iteration_time_sec": None,
+    "total_iteration_time_sec": 0.0,
+    "p50_iteration_time_sec": None,
+    "p95_iteration_time_sec": None,
+    "p99_iteration_time_sec": None,
+}
+
+
+@attrs.define
+class Durations:
+    """
+    Count, sum, extremes and distribution of some durations, in ns.
+
+    The latest wait in a list, since extremes and a sketch take many at once for the price of a few. Sums are whole
+    numbers, so that what is merged is what would have been added.
+    """
+
+    count: int = 0
+    total_ns: int = 0
+    min_ns: int = 0
+    """Of those that do not wait, as the next two."""
+    max_ns: int = 0
+    sketch: Sketch = attrs.field(factory=Sketch)
+    waiting: list[int] = attrs.field(factory=list)
+
+    def add(self, duration_ns: int) -> None:
+        """Take one in."""
+        self.total_ns += duration_ns  # first: what is no number must not wait
+        self.count += 1
+        self.waiting.append(duration_ns)
+        if len(self.waiting) >= _FOLD_AT:
+            self.fold()
+
+    def fold(self) -> None:
+        """Take what waits into the extremes and the sketch."""
+        if self.waiting:
+            self.waiting.sort()
+            self._widen(self.waiting[0], self.waiting[-1])
+            self.sketch.add(self.waiting)  # type: ignore[arg-type]  # ints are floats here
+            self.waiting = []
+
+    def merge(self, other: Durations) -> None:
+        """Add all that *other* holds."""
+        if other.count > len(other.waiting):
+            self._widen(other.min_ns, other.max_ns)
+            self.sketch.merge(other.sketch)
+        self.count += other.count
+        self.total_ns += other.total_ns
+        self.waiting += other.waiting
+        self.fold()
+
+    def _widen(self, low_ns: int, high_ns: int) -> None:
+        is_first = self.count == len(self.waiting)
+        self.min_ns = low_ns if is_first else min(self.min_ns, low_ns)
+        self.max_ns = high_ns if is_first else max(self.max_ns, high_ns)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the state as plain data, the same whether it was looked at before or not."""
+        self.fold()
+        known = attrs.asdict(self, filter=lambda field, _: field.name not in {"sketch", "waiting"})
+        return {**known, "sketch": self.sketch.to_wire()}
+
+    def seconds(self) -> Mapping[str, float | None]:
+        """
+        Return average, extremes, total and percentiles in seconds, under One Logger's names.
+
+        Of no durations the total is 0, and the rest None.
+        """
+        if not self.count:
+            return _OF_NONE
+        if self.count == len(self.waiting):  # a window, as a rule: a sketch would be made for this alone
+            ordered = sorted(self.waiting)
+            low_ns, high_ns = ordered[0], ordered[-1]
+            found: Sequence[float | None] = quantiles_of(ordered, _QUANTILES)
+        else:
+            self.fold()
+            low_ns, high_ns = self.min_ns, self.max_ns
+            found = self.sketch.quantiles(_QUANTILES)
+        p50, p95, p99 = (min(max(value or 0.0, low_ns), high_ns) / NS_PER_S for value in found)
+        return {
+            "avg_iteration_time_sec": self.total_ns / self.count / NS_PER_S,
+            "min_iteration_time_sec": low_ns / NS_PER_S,
+            "max_iteration_time_sec": high_ns / NS_PER_S,
+            "total_iteration_time_sec": self.total_ns / NS_PER_S,
+            "p50_iteration_time_sec": p50,
+            "p95_iteration_time_sec": p95,
+            "p99_iteration_time_sec": p99,
+        }
+
+
+def whole(given: Any, otherwise: int | None = None) -> int | None:
+    """Return *given* as a whole number, or *otherwise* if it is none."""
+    if type(given) is int:
+        return given
+    if given is None:
+        return otherwise
+    try:
+        return int(given)
+    except Exception:  # neither a number nor finite
+        return otherwise
+
+
+def number(given: Any, otherwise: float | None = None) -> float | None:
+    """Return *given* as a float, or *otherwise* if it is no number."""
+    if type(given) is float:
+        return given
+    if given is None:
+        return otherwise
+    try:
+        return float(given)
+    except Exception:  # as above
+        return otherwise
+
+
+def product(one: int | None, other: int | None) -> int | None:
+    """Return the product, or None if a factor is not known."""
+    return None if one is None or other is None else one * other
+
+
+_PARTS: Final = ("avg_forward_time_sec", "avg_backward_time_sec", "avg_dataloader_time_sec")
+"""The fields of the parts that are timed within iterations, in the order of `IterationWork.parts_ns`."""
+
+_TERA: Final = 10**12
+_NS_TIMES_TERA: Final = _TERA // NS_PER_S
+_MOST_PARTS_WAITING: Final = 256 * len(_PARTS)
+
+
+def _nothing() -> list[int]:
+    return [0] * len(_PARTS)
+
+
+@attrs.define
+class IterationWork:
+    """
+    What some iterations did, over all ranks.
+
+    Each figure has the number of the iterations that it is known of, or their time: a mean over all iterations would be
+    wrong where it is known of some.
+    """
+
+    times: Durations = attrs.field(factory=Durations)
+    failed: int = 0
+    samples: int = 0
+    known_samples: int = 0
+    tokens: int = 0
+    known_tokens_ns: int | None = None
+    flops: float = 0.0
+    """No whole number: a job of a minute on many GPUs does more than 64 bits can count."""
+    known_flops_ns: int | None = None
+    fastest: float | None = None
+    """The throughput per GPU of the fastest iteration, in 10¹² operations per second; next, of the slowest."""
+    slowest: float | None = None
+    parts_ns: list[int] = attrs.field(factory=_nothing)
+    parts_known: list[int] = attrs.field(factory=_nothing)
+    waiting: list[int] = attrs.field(factory=list)
+    """The parts of one iteration after the other, which `settle` adds up together for the price of a few."""
+
+    def __bool__(self) -> bool:
+        """Return whether there was an iteration at all."""
+        return bool(self.times.count or self.failed)
+
+    def add(self, duration_ns: int, samples: int | None, tokens: int | None, flops: float | None, ranks: int) -> None:
+        """Take an iteration in that did not fail; *flops* are those of all *ranks*."""
+        self.times.add(duration_ns)
+        if samples is not None:
+            self.samples += samples
+            self.known_samples += 1
+        if tokens is not None:
+            self.tokens += tokens
+            self.known_tokens_ns = (self.known_tokens_ns or 0) + duration_ns
+        if flops is not None:
+            self._add_flops(flops, duration_ns, ranks)
+
+    def add_parts(self, parts_ns: list[int]) -> None:
+        """Take in how long the parts of the same iteration took; 0 for one that it did not have."""
+        self.waiting += parts_ns
+        if len(self.waiting) >= _MOST_PARTS_WAITING:
+            self.settle()
+
+    def settle(self) -> None:
+        """Add up the parts that wait."""
+        if not self.waiting:
+            return
+        for place in range(len(_PARTS)):
+            parts_ns = self.waiting[place :: len(_PARTS)]
+            self.parts_ns[place] += sum(parts_ns)
+            self.parts_known[place] += len(parts_ns) - parts_ns.count(0)
+        self.waiting = []
+
+    def _add_flops(self, flops: float, duration_ns: int, ranks: int) -> None:
+        self.flops += flops
+        self.known_flops_ns = (self.known_flops_ns or 0) + duration_ns
+        if duration_ns > 0:
+            per_gpu = flops / (duration_ns * _NS_TIMES_TERA * ranks)
+            self._widen(per_gpu, per_gpu)
+
+    def _widen(self, fastest: float, slowest: float) -> None:
+        self.fastest = fastest if self.fastest is None else max(self.fastest, fastest)
+        self.slowest = slowest if self.slowest is None else min(self.slowest, slowest)
+
+    def merge(self, other: IterationWork) -> None:
+        """Add all that *other* holds."""
+        other.settle()
+        self.times.merge(other.times)
+        self.failed += other.failed
+        self.samples += other.samples
+        self.known_samples += other.known_samples
+        self.tokens += other.tokens
+        self.known_tokens_ns = _sum(self.known_tokens_ns, other.known_tokens_ns)
+        self.flops += other.flops
+        self.known_flops_ns = _sum(self.known_flops_ns, other.known_flops_ns)
+        if other.fastest is not None and other.slowest is not None:
+            self._widen(other.fastest, other.slowest)
+        for place in range(len(_PARTS)):
+            self.parts_ns[place] += other.parts_ns[place]
+            self.parts_known[place] += other.parts_known[place]
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the state as plain data, the same whether it was looked at before or not."""
+        self.settle()
+        rest = attrs.asdict(self, filter=lambda field, _: field.name not in {"times", "waiting"})
+        return {"times": self.times.to_plain(), **rest}
+
+    def figures(self, ranks: int, peak_flops_per_s: float | None) -> dict[str, Any]:
+        """Return the figures of the work under One Logger's names."""
+        self.settle()
+        tera_per_s = _per_second(self.flops, self.known_flops_ns)
+        tflops = None if tera_per_s is None else tera_per_s / _TERA
+        per_gpu = None if tflops is None else tflops / ranks
+        parts = zip(_PARTS, self.parts_ns, self.parts_known, strict=True)
+        return {
+            **self.times.seconds(),
+            **{name: ns / known / NS_PER_S if known else None for name, ns, known in parts},
+            "num_train_samples": self.samples,
+            "train_tokens": None if self.known_tokens_ns is None else self.tokens,
+            "total_flops": None if self.known_flops_ns is None else self.flops,
+            "avg_tflops": tflops,
+            "avg_tokens_per_second": _per_second(self.tokens, self.known_tokens_ns),
+            "avg_batch_size": self.samples / self.known_samples if self.known_samples else None,
+            "train_throughput_per_gpu": per_gpu,
+            "train_throughput_per_gpu_max": self.fastest,
+            "train_throughput_per_gpu_min": self.slowest,
+            "mfu": None if per_gpu is None or peak_flops_per_s is None else per_gpu * _TERA / peak_flops_per_s,
+            "num_failed_iterations": self.failed,
+        }
+
+
+def _sum(mine: int | None, its: int | None) -> int | None:
+    return its if mine is None else mine if its is None else mine + its
+
+
+def _per_second(amount: float, time_ns: int | None) -> float | None:
+    return amount * NS_PER_S / time_ns if time_ns else None
+
 
 PLACES: Final = {span_names.MODEL_FORWARD: 0, span_names.MODEL_BACKWARD: 1, span_names.DATA_LOADING: 2}
 """Of what is timed, by span name; in the order of `IterationWork.parts_ns`."""
@@ -235,7 +507,6 @@ class Saves:
 
 Derived: TypeAlias = "tuple[Event, ...]"
 """What is to be published after an event was read."""
-_TERA: Final = 10**12
 _STRATEGIES: Final = {name: strategy for strategy, name in span_names.OF_CHECKPOINT_SAVE.items()}
 
 
@@ -523,3 +794,186 @@ _ENDS: Final[dict[str, Callable[[ProcessMetrics, SpanEnded], Derived]]] = {
     **dict.fromkeys(_STRATEGIES, ProcessMetrics._save_ended),  # noqa: SLF001
 }
 """How the ends of spans of these names are read."""
+
+
+VERSION: Final = 1
+
+_READERS: Final[dict[type[Event], Callable[[ProcessMetrics, Any], Derived]]] = {
+    IterationEnded: ProcessMetrics.iteration_ended,
+    SpanEnded: ProcessMetrics.span_ended,
+    SpanStarted: ProcessMetrics.span_started,
+    CheckpointSaveSucceeded: ProcessMetrics.save_succeeded,
+    CheckpointSaveFailed: ProcessMetrics.save_failed,
+    JobConfigured: ProcessMetrics.job_configured,
+    TrainingConfigured: ProcessMetrics.training_configured,
+}
+"""How events of these types, and of those derived from them, are read."""
+
+
+@attrs.frozen(kw_only=True)
+class SourceMetrics:
+    """The metrics of one process; each part is the update that would be published now, or the last one that was."""
+
+    source_id: str
+    rank: int
+    attempt: int
+    training: TrainingMetricsUpdated | None
+    """Up to the latest iteration; None if there was none. Likewise the next."""
+    window: TrainingWindowUpdated | None
+    validation: ValidationMetricsUpdated | None
+    testing: TestingMetricsUpdated | None
+    checkpoints: dict[str, CheckpointMetricsUpdated]
+    """By strategy."""
+    productive: ProductiveWorkSaved | None
+    failed_saves: int
+    open_saves: list[int]
+    """The global steps of the saves whose outcome is not known, the oldest first."""
+
+
+@attrs.frozen(kw_only=True)
+class MetricsResult:
+    """The metrics of all processes, by rank and attempt."""
+
+    sources: list[SourceMetrics]
+    missed: int
+    """Events that the model should have had and did not get."""
+
+
+@attrs.define
+class _Place:
+    """One process, and the latest events derived from it."""
+
+    source: Source
+    metrics: ProcessMetrics = attrs.field(factory=ProcessMetrics)
+    validation: ValidationMetricsUpdated | None = None
+    testing: TestingMetricsUpdated | None = None
+    productive: ProductiveWorkSaved | None = None
+    checkpoints: dict[str, CheckpointMetricsUpdated] = attrs.field(factory=dict)
+
+    def has_any(self) -> bool:
+        """Return whether anything is known of the process."""
+        saves = self.metrics.saves
+        derived = (self.validation, self.testing, self.productive, self.checkpoints, saves.opened, saves.failures)
+        return self.metrics.has_trained() or any(derived)
+
+
+class TrainingMetrics(CalledWithEvents):
+    """
+    Keeps the metrics of a training: iteration times, throughput, losses, and what is saved of the work.
+
+    ::
+
+        bus.subscribe(TrainingMetrics(publish=bus.publish))
+
+    Each process is looked at alone, so that the order in which several ones' events arrive does not matter. What an
+    event costs, and the memory, do not grow with the job.
+
+    Args:
+        publish: Called with every update, in the process that trains; elsewhere there is nothing to publish.
+    """
+
+    runs_on = RunsOn.DISPATCHER
+    reads: ClassVar[tuple[type[Event], ...]] = tuple(_READERS)
+
+    def __init__(self, publish: Publish | None = None) -> None:
+        self._missed = 0
+        self.publish = publish
+        self._places: dict[str, _Place] = {}
+
+    def consume(self, frame: FrameView) -> None:
+        """Read one frame, or a part of one, of one source."""
+        events = frame.of(*self.reads)
+        if not events:
+            return
+        place = self._place_of(frame.source)
+        for event in events:
+            for derived in _reader_of(type(event))(place.metrics, event):  # type: ignore[arg-type]  # hashable
+                self._derive(place, derived)
+
+    def _place_of(self, source: Source) -> _Place:
+        place = self._places.get(source.id)
+        if place is None:
+            place = self._places[source.id] = _Place(source)
+            place.metrics.ranks = source.world_size
+        place.source = source
+        return place
+
+    def _derive(self, place: _Place, event: Event) -> None:
+        if isinstance(event, ValidationMetricsUpdated):
+            place.validation = event
+        elif isinstance(event, TestingMetricsUpdated):
+            place.testing = event
+        elif isinstance(event, ProductiveWorkSaved):
+            place.productive = event
+        elif isinstance(event, CheckpointMetricsUpdated):
+            place.checkpoints[event.checkpoint_strategy] = event
+        if self.publish is not None:
+            self.publish(event)
+
+    def missed(self, source: Source, count: int) -> None:  # noqa: ARG002
+        """Count events that did not get here."""
+        self._missed += count
+
+    def result(self) -> MetricsResult:
+        """Return the metrics as they stand."""
+        places = sorted(
+            self._places.values(), key=lambda place: (place.source.rank, place.source.attempt, place.source.id)
+        )
+        return MetricsResult(sources=[_metrics_of(place) for place in places if place.has_any()], missed=self._missed)
+
+    def dump(self) -> dict[str, Any]:
+        """Return the state as plain data."""
+        places = [self._places[source_id] for source_id in sorted(self._places)]
+        plain = [_converter.unstructure(place) for place in places]
+        return {"version": VERSION, "missed": self._missed, "places": plain}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """
+        Replace the state by one that `dump` returned.
+
+        Raises:
+            DecodeError: if *state* is anything else; the model is then as it was before.
+        """
+        with decoding(self, state, VERSION):
+            missed = int(state["missed"])
+            places = _converter.structure(state["places"], list[_Place])
+        self._missed, self._places = missed, {place.source.id: place for place in places}
+
+
+@functools.lru_cache(maxsize=256)
+def _reader_of(cls: type[Event]) -> Callable[[ProcessMetrics, Any], Derived]:
+    return next(reader for base, reader in _READERS.items() if issubclass(cls, base))
+
+
+def _metrics_of(place: _Place) -> SourceMetrics:
+    metrics = place.metrics
+    training, window = metrics.training_now() if metrics.has_trained() else (None, None)
+    return SourceMetrics(
+        source_id=place.source.id,
+        rank=place.source.rank,
+        attempt=place.source.attempt,
+        training=training,
+        window=window,
+        validation=place.validation,
+        testing=place.testing,
+        checkpoints=dict(sorted(place.checkpoints.items())),
+        productive=place.productive,
+        failed_saves=metrics.saves.failures,
+        open_saves=[save.global_step for save in metrics.saves.opened],
+    )
+
+
+_converter: Final = cattrs.Converter(detailed_validation=False)
+_converter.register_unstructure_hook(Durations, Durations.to_plain)
+_converter.register_unstructure_hook(IterationWork, IterationWork.to_plain)
+_converter.register_structure_hook(Sketch, lambda data, _: Sketch.from_wire(data))
+_converter.register_unstructure_hook(Source, Source.to_wire)
+_converter.register_structure_hook(Source, lambda data, _: Source.from_wire(data))
+# Keys of maps are texts, whatever carries the state.
+_converter.register_unstructure_hook(
+    OpenParts, lambda parts: {str(span_id): list(parts_ns) for span_id, parts_ns in parts.within.items()}
+)
+_converter.register_structure_hook(
+    OpenParts,
+    lambda data, _: OpenParts({int(span_id): [int(part) for part in parts] for span_id, parts in data.items()}),
+)
