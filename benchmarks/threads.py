@@ -57,11 +57,9 @@ def _calculate(loops: int) -> None:
 
 
 def _log_to(bus: trackside.Bus) -> Callable[[int], None]:
-    log = bus.log
-
     def work(loops: int) -> None:
-        for index in range(loops):
-            log(ThreadWorked(index=index, value=1.0))
+        for index in range(loops):  # a bound method that two threads shared would be an object to wait for by itself
+            bus.log(ThreadWorked(index=index, value=1.0))
 
     return work
 

@@ -9,16 +9,18 @@ import weakref
 
 import pytest
 
-from trackside._free_threading import FREE_THREADED, LANES, immortal, lane, shared
-from trackside.events import NOWHERE
+from trackside._free_threading import FREE_THREADED, LANES, immortal, kept, lane, shared
+from trackside.events import NOWHERE, IterationSpanEnded
+from trackside.events._ambient import _variable
 from trackside.events._event import FROM_AMBIENT
+from trackside.instruments._span import _NO_ATTRIBUTES
 
 without_lock = pytest.mark.skipif(not FREE_THREADED, reason="there is an interpreter lock")
 
 
 def test_lanes(in_threads):
-    """Each of eight threads at once has a lane of its own without the interpreter lock, and all have one with it."""
-    at_once = threading.Barrier(8)
+    """Of sixteen threads at once nearly all have lanes of their own without the lock, and with it they share one."""
+    at_once = threading.Barrier(16)
     found = set()
 
     def find(_index):
@@ -26,8 +28,8 @@ def test_lanes(in_threads):
         found.add(lane())
         at_once.wait(30)
 
-    in_threads(8, find)
-    assert len(found) == (8 if FREE_THREADED else 1)
+    in_threads(16, find)
+    assert len(found) >= 13 if FREE_THREADED else len(found) == 1
     assert max(found) < LANES
 
 
@@ -45,6 +47,20 @@ def test_immortal(value):
 def test_of_every_event(value):
     """No references are counted to what each event refers to while it is built."""
     assert sys._is_immortal(value)
+
+
+@without_lock
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="the interpreter has no such function")
+@pytest.mark.parametrize("value", [_variable, IterationSpanEnded, _NO_ATTRIBUTES], ids=["ambient", "class", "none"])
+def test_of_every_span(value):
+    """No references are counted to what each span and its surroundings are filled with."""
+    assert sys._is_immortal(value)
+
+
+def test_kept():
+    """What is kept is the same object."""
+    value = [1]
+    assert kept(value) is value
 
 
 def test_shared():

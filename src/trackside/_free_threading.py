@@ -18,12 +18,13 @@ T = TypeVar("T")
 
 FREE_THREADED: Final = not getattr(sys, "_is_gil_enabled", lambda: True)()
 
-LANES: Final = 31 if FREE_THREADED else 1
+LANES: Final = 127 if FREE_THREADED else 1
 """A prime number: the stacks of threads, whose addresses are their idents, lie at equal distances."""
 
 _get_ident: Final = threading.get_ident
 _carrier: Final = (lambda: None).__code__
 _defer: Any = None
+_keep: Any = None
 
 if FREE_THREADED:
     with contextlib.suppress(ImportError, AttributeError):
@@ -31,6 +32,8 @@ if FREE_THREADED:
 
         _defer = ctypes.pythonapi.PyUnstable_Object_EnableDeferredRefcount  # from Python 3.14 on
         _defer.argtypes = (ctypes.py_object,)
+        _keep = ctypes.pythonapi._Py_SetImmortal  # noqa: SLF001  PyUnstable_SetImmortal, from 3.15 on, is the same
+        _keep.argtypes, _keep.restype = (ctypes.py_object,), None
 
 
 def lane() -> int:
@@ -46,6 +49,17 @@ def shared(found: T) -> T:
     """
     if _defer is not None:
         _defer(found)
+    return found
+
+
+def kept(found: T) -> T:
+    """
+    Return *found*, which is never freed from now on; threads that use it count no references, nor does C code.
+
+    For what lives as long as the process and is put into other objects: `shared` counts these references.
+    """
+    if _keep is not None:
+        _keep(found)
     return found
 
 

@@ -12,6 +12,7 @@ import threading
 
 import pytest
 
+from trackside._free_threading import FREE_THREADED
 from trackside.counters import Counter, Instrument, Stat, _instruments
 from trackside.counters._instruments import FOLD_AT, FULL_AT
 from trackside.events import clock
@@ -322,6 +323,25 @@ class TestStuckFold:
         assert FOLD_AT < waiting <= FULL_AT + 1  # two that ask at the same moment may both be let in
         assert snapshot.count == 1 + waiting
         assert snapshot.refused == 2 * FULL_AT - waiting
+
+    @pytest.mark.skipif(not FREE_THREADED, reason="there is an interpreter lock")
+    def test_asks_rarely(self, stuck, monkeypatch):
+        """Who adds while another thread folds looks for room once in 1,024 samples, not at each."""
+        counter = Counter("x")
+        counter.add(stuck)
+        folding = threading.Thread(target=counter.fold)
+        folding.start()
+        stuck.entered.wait()
+        asked = []
+        make_room = Counter._make_room
+        monkeypatch.setattr(Counter, "_make_room", lambda *args: asked.append(1) or make_room(*args))
+        for _ in range(5 * FOLD_AT):
+            counter.add(1)
+        stuck.release.set()
+        folding.join()
+
+        assert 4 <= len(asked) <= 5  # the sample that is being read may still be counted among those that wait
+        assert counter.count == 1 + 5 * FOLD_AT
 
     def test_reading_does_not_hang(self, stuck):
         """Reading waits a second at most, then returns the totals before the fold."""

@@ -196,7 +196,7 @@ class Instrument(Recorder):
     def _make_room(self, buffer: list[Any] | None = None) -> bool:
         """Fold *buffer*, or all; count a sample as refused, and return False, if as many wait as may."""
         # Each other lane may fill up to its next fold without asking.
-        most = FULL_AT - (LANES - 1) * FOLD_AT if self._by_lane else FULL_AT
+        most = max(FOLD_AT, FULL_AT - max(0, len(self._by_lane) - 1) * FOLD_AT)
         if sum(map(len, self._buffers())) < most:
             self.fold(only=buffer)  # not if another thread is folding, or this very thread before a signal came
         elif not self.fold(timeout_s=0.0 if self._is_stuck else LOCK_TIMEOUT_S):
@@ -569,7 +569,8 @@ if FREE_THREADED:
             buffer = self._by_lane[_get_ident() % LANES]
         except KeyError:
             buffer = self._by_lane.setdefault(_get_ident() % LANES, self._new_buffer())
-        if len(buffer) < 1024 or self._make_room(buffer):  # noqa: PLR2004  as in `Counter.add`
+        # Asked for once in 1,024 samples, also where another thread folds: it may have lost its processor meanwhile.
+        if len(buffer) % 1024 or not buffer or self._make_room(buffer):
             buffer.append(amount)
 
     Counter.add = _add_by_lane  # type: ignore[method-assign]

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any, Final, TypeAlias
 
-from trackside._free_threading import immortal, shared
+from trackside._free_threading import immortal, kept, shared
 from trackside._implementation import native
 
 Ambient: TypeAlias = tuple[int, int]
@@ -20,7 +20,8 @@ each span, and a named one takes four times as long.
 
 NOWHERE: Final[Ambient] = immortal((0, -1))
 
-_variable: Final[ContextVar[Ambient]] = ContextVar("trackside.ambient", default=NOWHERE)
+# Each context and each token that is made when it is set refers to it.
+_variable: Final[ContextVar[Ambient]] = kept(ContextVar("trackside.ambient", default=NOWHERE))
 
 
 def _compiled() -> Any:

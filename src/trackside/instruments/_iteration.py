@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from trackside._free_threading import LANES, shared
+from trackside._free_threading import LANES, kept, shared
 from trackside._implementation import native
 from trackside.bus import default_bus
 from trackside.events import Ambient, ConfigError, IterationEnded, ProfileSpanEnded, SpanEventAdded, ambient, span_names
@@ -29,7 +29,7 @@ _surroundings: Final = shared(ambient.get)
 _surround: Final = shared(ambient.set)
 _new_event: Final[Callable[[Any], Any]] = object.__new__
 
-_NO_ATTRIBUTES: Final[dict[str, Any]] = {}
+_NO_ATTRIBUTES: Final[dict[str, Any]] = kept({})
 _MOST_KNOWN: Final = 1_000
 
 _FIELDS: Final = ("samples", "tokens", "flops", "loss")

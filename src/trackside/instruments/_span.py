@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from trackside._free_threading import LANES, immortal, shared
+from trackside._free_threading import LANES, immortal, kept, shared
 from trackside._implementation import native
 from trackside._platform import after_fork_in_child
 from trackside.bus import default_bus
@@ -93,9 +93,9 @@ def tolerated(name: str, error: ConfigError) -> None:
 F = TypeVar("F", bound=Callable[..., Any])
 
 ENDED: Final[dict[Priority, type[SpanEnded]]] = {
-    LIFECYCLE: SpanEnded,
-    ITERATION: IterationSpanEnded,
-    PROFILE: ProfileSpanEnded,
+    LIFECYCLE: kept(SpanEnded),
+    ITERATION: kept(IterationSpanEnded),
+    PROFILE: kept(ProfileSpanEnded),
 }
 """What a span of each priority publishes at its end."""
 
@@ -106,7 +106,7 @@ _wants: Final = shared(default_bus.wants)
 _get_ident: Final = threading.get_ident
 _surroundings: Final = shared(ambient.get)
 _surround: Final = shared(ambient.set)
-_NO_ATTRIBUTES: Final[dict[str, Any]] = {}
+_NO_ATTRIBUTES: Final[dict[str, Any]] = kept({})
 """What all events without attributes share: less for the queue to hold, and for the garbage collector to look at."""
 _new_span: Final[Callable[[type[Span]], Span]] = shared(object.__new__)
 _new_event: Final[Callable[[Any], Any]] = shared(object.__new__)
