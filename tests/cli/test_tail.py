@@ -10,7 +10,7 @@ import signal
 import pytest
 
 from trackside.bus import Bus
-from trackside.events import ITERATION, Event, event
+from trackside.events import ITERATION, Event, Source, event
 from trackside.handlers import EventLog
 
 pytestmark = pytest.mark.once
@@ -61,6 +61,16 @@ class TestText:
         types = [line.split()[3 + 2 * ("step" in line.split())] for line in command("tail", tmp_path).lines]
 
         assert types == ["source.started", "test.cli.stepped", "source.ended"]
+
+    def test_recorded_late(self, command, tmp_path):
+        """An event that a source records after others of a later time stands where its time is."""
+        with Bus(source=Source(id="of-tail")) as bus:
+            bus.subscribe(EventLog(tmp_path))
+            for number, at_ns in enumerate((10, 30, 20)):
+                bus.log(Seen(at_ns=at_ns, span_id=0, step=-1, number=number))
+        shown = [json.loads(line) for line in command("tail", tmp_path, "--json", "-t", "*.seen").lines]
+
+        assert [one["fields"]["number"] for one in shown] == [0, 2, 1]
 
     def test_merged_by_time(self, command, tmp_path, write_log):
         """Ranks are merged by time."""

@@ -112,6 +112,20 @@ class TestView:
         top.drive(make_event(IterationEnded, step=8, at_ns=101 * S, duration_ns=S))
         assert top.view(101 * S).worst == ()
 
+    def test_waits_for_the_stalled(self):
+        """Of ranks that stopped in one step the one that waits for the others says so, and comes after them."""
+        top = Top()
+        for rank, place in enumerate(("/x/torch/distributed/c10d.py:9 in all_reduce", "/job/train.py:42 in load")):
+            stall = StallDetected(
+                step=7, at_ns=100 * S, span_id=0, stalled_s=60.0, usual_s=0.1, stacks={"MainThread": place}
+            )
+            stall._source, stall._seq = Source(id=f"s{rank}", run_id="run", rank=rank, world_size=2), 1
+            top.drive(stall)
+        assert [(one.rank, one.why.partition(",")[0]) for one in top.view(101 * S).worst] == [
+            (1, "stalled for 1.02 min"),
+            (0, "waits for others"),
+        ]
+
     def test_restarted(self, watched):
         """After a restart the ranks are those of the new attempt."""
         view = watched(killed_at=(130,))

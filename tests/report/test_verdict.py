@@ -7,15 +7,17 @@ import re
 import pytest
 
 from trackside.events import Heartbeat, IterationEnded, ProfileSpanEnded, Source, SourceEnded, StallDetected
+from trackside.handlers.models.steps import StepTimer
 from trackside.report import read_report
 from trackside.report._lateness import _onset
 from trackside.report._rules import _uneven, waited_words
 from trackside.report._text import report_lines
-from trackside.report._whatif import StepTiles, find_pause, gap, kind_of
+from trackside.report._whatif import StepRecord, StepTiles, compare_ranks, find_pause, gap, kind_of
 
 pytestmark = pytest.mark.once
 
 S = 10**9
+MS = 10**6
 START_NS = 1_700_000_000 * S
 
 
@@ -222,6 +224,8 @@ class TestOnset:
             ([0, 0] + [20] * 40, 2, 2),
             ([0, 0, 20, 0, 20, 20, 0, 20] + [20] * 40, 2, 2),  # single steps that are not late are no other beginning
             ([0] + ([200] + [0] * 9) * 5, 1, 1),  # pauses
+            # A lock that is held half of the time: from the start it costs 10 to 40 ms or nothing, by chance.
+            ([30, 10, 0, 20, 40, 10, 40, 0, 30, 0, 0, 30, 0, 0, 0, 40, 0, 0, 30, 0, 0, 0] + [20] * 80, 0, 0),
         ],
     )
     def test_votes(self, lateness, first, expected):
@@ -428,7 +432,59 @@ class TestDied:
         )
 
 
+class TestSteps:
+    def test_one_interval(self):
+        """Ranks are compared over the intervals that StepTimer gives: 5 ms of loading and step, twice, then 9 ms."""
+        record, timer, found = StepRecord(), StepTimer(), []
+
+        def ended(at_ms, step, ms, **fields):
+            event = IterationEnded(at_ns=S + at_ms * MS, span_id=0, step=step, duration_ns=ms * MS, **fields)
+            found.append((record.iteration_ended(event), timer.iteration_ended(event)))
+
+        def loaded(at_ms, ms):
+            event = ProfileSpanEnded(
+                at_ns=S + at_ms * MS, span_id=1, parent_span_id=0, step=-1, name="data_loading", duration_ns=ms * MS
+            )
+            record.span_ended(event)
+            timer.span_ended(event)
+
+        loaded(2, 2)
+        ended(5, 0, 3)
+        loaded(7, 2)
+        ended(10, 1, 3)
+        ended(15, 2, 4, failed=True)  # it failed: a step of nobody
+        ended(30, 8, 9)  # the events of five steps are missing, and how long they took is not known
+        assert [own for own, _ in found] == [other for _, other in found]
+        assert [own and own.step_ns // MS for own, _ in found] == [5, 5, None, 9]
+        tiles = record.tiles
+        assert list(tiles.places) == [0, 1, 8]
+        assert [sum(column[at] for column in tiles.took.values()) // MS for at in range(3)] == [5, 5, 9]
+        assert [one // MS for one in tiles.took["data_loading"]] == [2, 2, 0]
+
+    def test_whose(self, made_up):
+        """The quantiles of the step time say whose steps they are: a rank that waits for nobody has other ones."""
+        job = made_up(ranks=2, noise=0, stumbles=0)
+        line = next(line for line in report_lines(read_report(job), 200) if "p50" in "".join(text for text, _ in line))
+        assert "p99 110 ms on rank 0; the longest" in "".join(text for text, _ in line)
+
+
 class TestTiles:
+    def test_waits_for_a_save(self):
+        """A rank that waits in a barrier while another one saves neither pauses nor is late; one that does not, is."""
+        for saves in (True, False):
+            ranks = {rank: StepTiles() for rank in range(2)}
+            for rank, tiles in ranks.items():
+                at_ns = S
+                for step in range(80):
+                    pause_ns = 300 * MS * (step % 10 == 9)
+                    if saves and rank == 0:
+                        tiles.add_part(at_ns, at_ns + pause_ns, "checkpoint_save_sync")
+                    begun_ns = at_ns + pause_ns * (saves or rank == 1)
+                    tiles.add_part(begun_ns, begun_ns + 4 * MS, "model_forward")
+                    tiles.end_step(step, at_ns, begun_ns + 4 * MS)
+                    at_ns = begun_ns + 4 * MS
+            assert (find_pause(ranks, ()) is None, compare_ranks([ranks]).late == ()) == (saves, saves)
+
     def test_gap(self):
         """A stretch is not waiting because the part before it is: there a rank can be late."""
         assert kind_of("gradient_synchronization", set()) == "waiting"

@@ -81,6 +81,8 @@ class SimulatedJob:
     first_batch_s: float = 0.0
     save_s: float = 0.0
     evaluation_s: float = 0.0
+    stands_still: tuple[int, ...] | None = None
+    """The ranks that save or evaluate, while the others wait where no span measures it; None if all do."""
     missing: tuple[int, ...] = ()
     names_run: bool = True
     restarts: int = 0
@@ -133,10 +135,10 @@ class SimulatedJob:
             log.step(step, own, left, self.style, None if self.stat_of_loss else loss)
             if self.stat_of_loss:
                 log.record_loss(step, loss)
-            if self.save_s and step % 40 == 39:
-                log.stand_still("checkpoint_save_sync", round(self.save_s * S), step)
-            if self.evaluation_s and step % 40 == 39:
-                log.stand_still("validation_loop", round(self.evaluation_s * S), step)
+            is_at_work = self.stands_still is None or log.source.rank in self.stands_still
+            for name, length_s in (("checkpoint_save_sync", self.save_s), ("validation_loop", self.evaluation_s)):
+                if length_s and step % 20 == 19:
+                    log.stand_still(name if is_at_work else "", round(length_s / 2 * S), step)
 
     def _end(self, log, stops_at, *, is_last):
         rank = log.source.rank
@@ -238,7 +240,10 @@ class Log:
         self.window = {}
 
     def stand_still(self, name, length_ns, step):
-        """Spend time between two steps, in a span."""
+        """Spend time between two steps, in the span *name*; in none if that is empty."""
+        if not name:
+            self.at_ns += length_ns
+            return
         self.span += 10
         self.add(SpanStarted, span_id=self.span, parent_span_id=0, name=name, step=step)
         self.at_ns += length_ns
@@ -288,7 +293,8 @@ class Labelled:
             wrong.append(f"{first.section} instead of {self.section}")
         if self.since is not None and (first.since_step is None or abs(first.since_step - self.since) > self.within):
             wrong.append(f"since step {first.since_step} instead of {self.since}")
-        accused = [one for one in found[1:] if one.kind in {"straggler", "input-bound"} and one.rank is not None]
+        of_ranks = [one for one in found[1:] if one.kind in {"straggler", "input-bound", "pauses"}]
+        accused = [one for one in of_ranks if one.rank is not None]
         wrong += [f"accused too: {one.title}" for one in accused]
         return wrong
 
@@ -355,6 +361,12 @@ def _of_all_ranks():
     yield "checkpoints", Labelled(cause="checkpoint-bound", kind="checkpoints", job=job)
     job = SimulatedJob(evaluation_s=4.0)
     yield "evaluation", Labelled(cause="evaluation-bound", kind="evaluation", job=job)
+    # Whose account is the job's is by chance: the rank's that evaluates, or of one that waits for it.
+    for rank in (0, 7):
+        job = SimulatedJob(save_s=2.0, stands_still=(rank,))
+        yield f"checkpoints of rank {rank}", Labelled(cause="checkpoint-bound", kind="checkpoints", job=job)
+        job = SimulatedJob(evaluation_s=4.0, stands_still=(rank,))
+        yield f"evaluation of rank {rank}", Labelled(cause="evaluation-bound", kind="evaluation", job=job)
     job = SimulatedJob(startup_s=20.0)
     yield "startup", Labelled(cause="startup-bound", kind="startup", job=job)
 

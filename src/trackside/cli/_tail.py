@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import collections
 import fnmatch
+import heapq
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +18,8 @@ from trackside.handlers.eventlog import is_stream
 from trackside.wire import to_json, wire_name_of
 
 _MOST_NAMED: Final = 8
+_SORTED: Final = 4_096
+"""Events among which one that was recorded late, as figures that are computed from others, finds its place by time."""
 
 
 def add_to(commands: Any) -> None:
@@ -55,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
         return _follow(options, show)
     recorded = replay(*options.path)
     seen: set[str] = set()
-    events: Iterable[Event] = _matching(readable(recorded), globs(options.type), seen)
+    events: Iterable[Event] = _by_time(_matching(readable(recorded), globs(options.type), seen))
     if options.last is not None:
         events = collections.deque(events, maxlen=options.last)
     has_any = False
@@ -88,6 +91,19 @@ def _follow(options: argparse.Namespace, show: Callable[[Event], str]) -> int:
     for event in _matching(follow(*options.path, wait=True), globs(options.type), set()):
         print(show(event), flush=True)
     return 0
+
+
+def _by_time(events: Iterable[Event]) -> Iterator[Event]:
+    """Yield *events* by time: a source records them by number, some of them a moment after the time that they have."""
+    held: list[tuple[int, int, Event]] = []
+    for number, event in enumerate(events):
+        item = event.at_ns, number, event
+        if len(held) < _SORTED:
+            heapq.heappush(held, item)
+        else:
+            yield heapq.heappushpop(held, item)[2]
+    while held:
+        yield heapq.heappop(held)[2]
 
 
 def _matching(events: Iterable[Event], chosen: tuple[str, ...], seen: set[str]) -> Iterator[Event]:

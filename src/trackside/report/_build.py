@@ -410,6 +410,12 @@ def _buckets(result: GoodputResult) -> dict[str, float]:
             found.update(length)
         else:
             found[name] = length
+    for name in ("VALIDATION", "UNPRODUCTIVE_CHECKPOINT_SAVE_TIME"):
+        # Where one rank evaluates or saves, the account may be that of a rank that waits for it and cannot say so.
+        longest_s = max((one.badput_s.get(name, 0.0) for one in result.ranks), default=0.0)
+        waited_s = min(max(0.0, longest_s - found.get(name, 0.0)), found.get("OTHER", 0.0))
+        if waited_s:
+            found[name], found["OTHER"] = found.get(name, 0.0) + waited_s, found["OTHER"] - waited_s
     found = dict(sorted(found.items(), key=lambda item: -item[1]))
     return {PRODUCTIVE: result.productive_s, **{name: length for name, length in found.items() if length > 0}}
 
@@ -826,13 +832,14 @@ def _unwritten(mains: Sequence[Watched], rows: Sequence[RankRow], bars: Sequence
 
 def step_time(mains: Iterable[Watched]) -> StepQuantiles:
     """Return the quantiles of the step times of each attempt's first rank, by nearest rank."""
-    times_ns = sorted(
-        length_ns for process in mains if process.lengths is not None for length_ns in process.lengths.lengths_ns
-    )
+    leads = [(process.source.rank, process.lengths.lengths_ns) for process in mains if process.lengths is not None]
+    times_ns = sorted(itertools.chain.from_iterable(lengths_ns for _, lengths_ns in leads))
     if not times_ns:
         return StepQuantiles(None, None, None)
     count = len(times_ns)
-    return StepQuantiles(*(times_ns[max(0, math.ceil(share * count) - 1)] / 1e9 for share in (0.5, 0.9, 0.99)))
+    p50_s, p90_s, p99_s = (times_ns[max(0, math.ceil(share * count) - 1)] / 1e9 for share in (0.5, 0.9, 0.99))
+    ranks = {rank for rank, lengths_ns in leads if lengths_ns}
+    return StepQuantiles(p50_s, p90_s, p99_s, rank=ranks.pop() if len(ranks) == 1 else None)
 
 
 def _rates(mains: Sequence[Watched], result: GoodputResult) -> tuple[float | None, float | None]:

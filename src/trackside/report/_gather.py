@@ -34,6 +34,7 @@ from trackside.events import (
     Source,
     SourceEnded,
     SpanEnded,
+    SpanStarted,
     StallDetected,
     TrainingConfigured,
     UnknownEvent,
@@ -635,6 +636,7 @@ class Gatherer:
     def _own(self) -> list[tuple[type[Event], Way]]:
         return [
             (IterationEnded, self._iterate_one),
+            (SpanStarted, self._start_span),
             (SpanEnded, self._end_span),
             (SectionWindow, self._add_window),
             (KernelWindow, self._add_window),
@@ -666,10 +668,10 @@ class Gatherer:
         if not now.is_rank:
             return
         for event in run:
-            step_time_ns = now.record.iteration_ended(event)
-            if event.kind == "training":
-                self._step_times_ns.append(step_time_ns)
-        self._iterations += [event for event in run if event.kind == "training"]
+            interval = now.record.iteration_ended(event)
+            if interval is not None:
+                self._iterations.append(event)
+                self._step_times_ns.append(interval.step_ns)
 
     def _settle(self) -> None:
         """Add the training iterations of a batch together: one by one they would take a third of all the time."""
@@ -704,6 +706,9 @@ class Gatherer:
         if now.not_finite_step is None:
             now.not_finite_step, now.not_finite, now.not_finite_ns = step, str(loss), at_ns
             self._mark("error", f"the loss is {loss}", at_ns, step)
+
+    def _start_span(self, event: SpanStarted) -> None:
+        self._now.record.span_started(event)
 
     def _end_span(self, event: SpanEnded) -> None:
         kind = _MARKED.get(event.name)

@@ -475,11 +475,12 @@ def _finding(finding: Finding, *, is_headline: bool) -> str:
 
 def _figures(report: Report) -> str:
     result, times = report.goodput, report.step_time
+    whose = f" of rank {times.rank}" if times.rank is not None and report.ranks_total > 1 else ""
     figures = [
         (words.percent(result.goodput), "goodput"),
         (words.seconds(result.elapsed_s), "elapsed"),
-        (words.seconds(times.p50_s), "step time, p50"),
-        (words.seconds(times.p99_s), "step time, p99"),
+        (words.seconds(times.p50_s), f"step time{whose}, p50"),
+        (words.seconds(times.p99_s), f"step time{whose}, p99"),
         ("–" if result.last_step is None else f"{result.last_step:,}", "last step"),
         (f"{result.disruptions:,}", "restarts"),
     ]

@@ -430,7 +430,8 @@ def _onset(lateness: Sequence[float], first: int, last: int) -> int:
     total, lowest, onset = 0.0, 0.0, first
     for at in range(first, last + 1):
         total += min(max(lateness[at], -level), level) - level / 2
-        if total < lowest:
+        # Two standard deviations of that many votes: lateness that comes and goes begins where it came first.
+        if total < lowest and total <= -level * math.sqrt(at + 1 - first):
             lowest, onset = total, at + 1
     return onset
 

@@ -414,6 +414,8 @@ class StepQuantiles:
     p50_s: float | None
     p90_s: float | None
     p99_s: float | None
+    rank: int | None = None
+    """Whose steps they are: those of the lowest rank that left a log; None if attempts differ in that."""
 
 
 @attrs.frozen(kw_only=True)

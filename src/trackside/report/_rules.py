@@ -69,6 +69,7 @@ SAVE: Final = "UNPRODUCTIVE_CHECKPOINT_SAVE_TIME"
 WASTED: Final = "WASTED_PROGRESS_FROM_DISRUPTION"
 RECOVERY: Final = "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION"
 LOADING: Final = "DATA_LOADING_SYNC"
+VALIDATION: Final = "VALIDATION"
 STARTING: Final = ("ACCELERATOR_INITIALIZATION", "TRAINING_PREP", "PROGRAM_STARTUP")
 
 _PEER_LOST: Final = re.compile(
@@ -226,6 +227,11 @@ def bucket(report: Report, name: str) -> float:
     return float(sum(length.values())) if isinstance(length, dict) else float(length)
 
 
+def _stood_still_s(report: Report, name: str) -> float:
+    """Return the seconds of saves or evaluations, those for which the rank waited whose account is the job's, too."""
+    return sum(bar.buckets_s.get(name, 0.0) for bar in report.attempts)
+
+
 def _is_worth(report: Report, cost_s: float, threshold: float) -> bool:
     elapsed = report.goodput.elapsed_s
     return cost_s >= LEAST_COST_S and elapsed > 0 and cost_s / elapsed >= threshold
@@ -272,7 +278,7 @@ def _raised(report: Report) -> _Ruled:
         at = f" after step {last_step}"
     title = f"{_one_line(first.error, 100)} on rank {first.rank}{at}{where}."
     if first.is_out_of_memory:
-        title = f"Rank {first.rank} ran out of memory{at}{where}: {_one_line(first.error)}."
+        title = f"Rank {first.rank} ran out of memory{at}{where}: {_one_line(first.error).rstrip('.')}."
     same = sorted({error.rank for error in fatal if error.error == first.error and error.rank != first.rank})
     evidence = [f"it ended rank {first.rank}, at {words.clock(first.at_ns)}"]
     if same:
@@ -329,8 +335,8 @@ def _died(report: Report) -> _Ruled:
     after = f"after step {first.last_step}" if first.last_step >= 0 else "before its first step"
     within = f", in {span}" if span else ""
     look = (
-        f"It was {_where(first)}: see the launcher's output and the kernel's log (dmesg) for a signal or the OOM "
-        f"killer. Its last events: {_paste(report, 'tail', '-n', '40')}"
+        f"{'It' if is_clear else f'Rank {first.rank}'} was {_where(first)}: see the launcher's output and the kernel's "
+        f"log (dmesg) for a signal or the OOM killer. Its last events: {_paste(report, 'tail', '-n', '40')}"
     )
     outlived = any(row.has_good_end and row.last_step > first.last_step + 1 for row in report.ranks)
     if len(dead) == 1 and report.losses.damaged_bytes and outlived:  # a log that was cut off ends so, too
@@ -650,7 +656,7 @@ def _out(bar: AttemptBar, errors: Sequence[ErrorRow]) -> list[str]:
 
 
 def _checkpoints(report: Report) -> _Ruled:
-    cost = bucket(report, SAVE)
+    cost = _stood_still_s(report, SAVE)
     if not _is_worth(report, cost, CHECKPOINTS_FROM):
         return [], _too_little(report, "saves took", cost, CHECKPOINTS_FROM)
     saves = [mark for mark in report.marks if mark.kind == "checkpoint"]
@@ -955,7 +961,10 @@ def _waits_in(report: Report) -> str:
 
 
 _GREW: Final = {
-    "compute": ("compute-bound", "All ranks compute slower: look at clocks and temperature, and what else runs there."),
+    "compute": (
+        "compute-bound",
+        "All ranks compute slower, by design as with longer sequences, or for their clocks, temperature or neighbours.",
+    ),
     "input": ("input-bound", "Loading became slower: see the storage, and what the loader read then."),
     "waiting": ("waiting", "Ranks wait longer for each other: see the network."),
 }
@@ -1055,7 +1064,7 @@ def _regression(report: Report) -> _Ruled:
 
 
 def _evaluation(report: Report) -> _Ruled:
-    cost = bucket(report, "VALIDATION")
+    cost = _stood_still_s(report, VALIDATION)
     if not _is_worth(report, cost, EVALUATION_FROM):
         return [], _too_little(report, "evaluation took", cost, EVALUATION_FROM)
     finding = Finding(
@@ -1097,7 +1106,11 @@ def _startup(report: Report) -> _Ruled:
         title=f"Starting up took {of_all(report, cost)}, before the first step had ended.",
         evidence=(
             *(f"{shown(name).name}: {words.seconds(length)}" for length, name in longest if length >= LEAST_COST_S),
-            f"the first batch: {words.seconds(report.first_batch_s)}",
+            *(
+                [f"the first batch: {words.seconds(report.first_batch_s)}"]
+                if report.first_batch_s >= LEAST_COST_S
+                else []
+            ),
             f"in no span: {words.seconds(report.startup_s)} from the start to the first step",
         ),
         look="Put spans around what happens there (model_initialization, data_loader_initialization, …); cache what is "
@@ -1137,10 +1150,11 @@ def _unaccounted(report: Report) -> _Ruled:
         elsewhere += _silent_s(report)
     # What it is is known, be it worth a finding or not.
     elsewhere += sum(bar.buckets_s.get(BEFORE_STEPS, 0.0) for bar in report.attempts) + report.shutdown_s
+    elsewhere += sum(_stood_still_s(report, name) - bucket(report, name) for name in (SAVE, VALIDATION))
     elsewhere += sum(one.lost_s for one in worthy(report) if one.what == OUTSIDE)  # a late rank's, between its steps
     if not bucket(report, LOADING):
         elsewhere += min(_unnamed_input_s(report), _between_steps_s(report))
-    cost = bucket(report, "OTHER") - elsewhere
+    cost = max(0.0, bucket(report, "OTHER") - elsewhere)  # what is known better may overlap
     if cost < LEAST_UNACCOUNTED_S or not _is_worth(report, cost, UNACCOUNTED_FROM):
         because = _too_little(report, "in no bucket are", cost, UNACCOUNTED_FROM)
         return [], f"{because}, of at least {LEAST_UNACCOUNTED_S:g} s"

@@ -59,7 +59,6 @@ class _Process:
     ends_ns: deque[int] = attrs.field(factory=lambda: deque(maxlen=_RECENT_STEPS))
     lengths_ns: deque[int] = attrs.field(factory=lambda: deque(maxlen=_RECENT_STEPS))
     """The step times of these steps."""
-    timer: StepTimer = attrs.field(factory=StepTimer)
     record: StepRecord = attrs.field(
         factory=lambda: StepRecord(StepTiles(most=_MOST_BLOCKS), StepTiles(most=_MOST_BLOCKS))
     )
@@ -101,10 +100,10 @@ class _Process:
             self.step = steps[-1][0]
             self.ends_ns.clear()
             self.lengths_ns.clear()
-            self.timer = StepTimer()
+            self.record.timer = StepTimer()
             for number, start_ns, end_ns in steps:
                 ended = IterationEnded(at_ns=end_ns, span_id=0, step=number, duration_ns=end_ns - start_ns)
-                self.add_step(self.timer.iteration_ended(ended))
+                self.add_step(self.record.timer.iteration_ended(ended))
 
     def add_step(self, interval: StepInterval | None) -> None:
         """Record a training step; None is none."""
@@ -268,12 +267,10 @@ class Top:
             if event.kind == "training":
                 process.step, process.stall = event.step, None
                 process.loss = process.loss if event.loss is None else event.loss
-            process.add_step(process.timer.iteration_ended(event))
-            process.record.iteration_ended(event)
+            process.add_step(process.record.iteration_ended(event))
         elif isinstance(event, SpanStarted):
-            process.timer.span_started(event)
+            process.record.span_started(event)
         elif isinstance(event, SpanEnded):
-            process.timer.span_ended(event)
             process.record.span_ended(event)
         elif isinstance(event, SectionWindow):
             self._waits.update(event.waits)
@@ -397,14 +394,16 @@ class Top:
     def _worst(self, ranks: list[_Process], now_ns: int) -> list[Worst]:
         found = []
         first = max((one.step for one in ranks), default=-1)
-        for one in sorted(ranks, key=lambda one: (one.step, one.source.rank)):
+        # Of ranks that stopped in the same step, those that wait for the others come last.
+        for one in sorted(ranks, key=lambda one: (one.step, bool(one.stall and one.stall.waits), one.source.rank)):
             life = one.life(now_ns)
             if life.state in {SILENT, DIED}:
                 said = "silent" if life.state == SILENT else "dead: silent"
                 why = f"{said} for {words.duration(life.silent_ns or 0)}, at step {one.step}{_place(one.stall)}"
             elif one.stall is not None and life.state == RUNNING:
+                does = "waits for others, for" if one.stall.waits else "stalled for"
                 stalled_for = words.duration(now_ns - one.stall.began_ns)
-                why = f"stalled for {stalled_for}, since step {one.stall.step}{_place(one.stall)}"
+                why = f"{does} {stalled_for}, since step {one.stall.step}{_place(one.stall)}"
             elif life.error:
                 why = f"ended by {life.error}, at step {one.step}"
             elif first - one.step > 1 and one.stands_still(now_ns):  # ranks that never meet are apart as they please

@@ -20,7 +20,8 @@ from typing import Final
 
 import attrs
 
-from trackside.events import IterationEnded, SectionWindow, SpanEnded, span_names
+from trackside.events import IterationEnded, SectionWindow, SpanEnded, SpanStarted, span_names
+from trackside.handlers.models.steps import INTERRUPTING, StepInterval, StepTimer
 from trackside.report._lateness import FEWEST_BLOCKS, FEWEST_STEPS, LEAST_LATE_NS, LateStretch, Rows, find_late
 
 KINDS: Final = (
@@ -50,18 +51,7 @@ def kind_of(name: str, waits: set[str]) -> str:
 
 OUTSIDE: Final = "outside measured parts"
 """What all stretches between the parts are together."""
-STANDSTILLS: Final = frozenset(
-    {
-        "checkpoint_save_sync",
-        "checkpoint_save_async",
-        "checkpoint_save_finalization",
-        "checkpoint_load",
-        "validation_loop",
-        "testing_loop",
-        "validation_single_iteration",
-        "testing_single_iteration",
-    }
-)
+STANDSTILLS: Final = INTERRUPTING | {span_names.OF_ITERATION[kind] for kind in ("validation", "testing")}
 """Spans between two steps in which training stands still: they are in buckets of their own and in no step."""
 _MOST_TILES: Final = 48
 _GAP: Final = "\N{RIGHTWARDS ARROW}"
@@ -129,7 +119,6 @@ class StepTiles:
     """By window, its first step; empty where blocks are numbered by their steps."""
     base_ns: int = 0
     _pending: list[Tile] = attrs.field(factory=list)
-    _ended_ns: int = 0
 
     def add_part(self, start_ns: int, end_ns: int, name: str) -> None:
         """Record a part; one that encloses earlier parts takes their place."""
@@ -139,13 +128,11 @@ class StepTiles:
         if len(pending) < _MOST_PENDING:
             pending.append((start_ns, end_ns, name))
 
-    def end_step(self, step: int, start_ns: int, end_ns: int) -> int:
-        """Record a step, which reaches from the end of the one before; return its length without standstills, in ns."""
+    def end_step(self, step: int, start_ns: int, end_ns: int) -> None:
+        """Record a step with the parts that lie in it; one without a number is recorded by nobody."""
         parts, self._pending = self._pending, []
-        start_ns = min(start_ns, self._ended_ns) if self._ended_ns else start_ns
-        self._ended_ns = end_ns
         if step < 0:
-            return end_ns - start_ns
+            return
         if not self.places:
             self.base_ns = start_ns
         place = step // self.block
@@ -156,12 +143,8 @@ class StepTiles:
             if not self.places or self.places[-1] != place:
                 self._append(place)
         self.steps[-1] += 1
-        length_ns = 0
         for name, duration_ns, ended_ns in tiled(start_ns, end_ns, parts):
             self._add(name, duration_ns, ended_ns - self.base_ns)
-            if name not in STANDSTILLS:
-                length_ns += duration_ns
-        return length_ns
 
     def add_window(self, window: int, first_step: int, steps: int, took: Mapping[str, float]) -> None:
         """Record a window of *steps* steps of which only the durations are known, in ns over all steps."""
@@ -241,21 +224,29 @@ class StepRecord:
     """By the spans within them."""
     windows: StepTiles = attrs.field(factory=StepTiles)
     """By section windows: each block is a window."""
+    timer: StepTimer = attrs.field(factory=StepTimer)
+    """It says from when to when a step lasts."""
     _since_window_ns: int = 0
     """The length of the steps since the last section window, in ns."""
 
-    def iteration_ended(self, event: IterationEnded) -> int:
-        """Read an iteration; return the length of the step that it ends, 0 if it is not one of training."""
-        start_ns = event.at_ns - event.duration_ns
-        if event.kind != "training":
-            self.tiles.add_part(start_ns, event.at_ns, span_names.OF_ITERATION.get(event.kind, event.kind))
-            return 0
-        step_time_ns = self.tiles.end_step(event.step, start_ns, event.at_ns)
-        self._since_window_ns += step_time_ns
-        return step_time_ns
+    def iteration_ended(self, event: IterationEnded) -> StepInterval | None:
+        """Read an iteration; return the step that it ends, if it is one of training that did not fail."""
+        interval = self.timer.iteration_ended(event)
+        if interval is not None:
+            self.tiles.end_step(event.step, interval.start_ns, interval.end_ns)
+            self._since_window_ns += interval.step_ns
+        elif event.kind != "training":
+            name = span_names.OF_ITERATION.get(event.kind, event.kind)
+            self.tiles.add_part(event.at_ns - event.duration_ns, event.at_ns, name)
+        return interval
+
+    def span_started(self, event: SpanStarted) -> None:
+        """Read the start of a long span."""
+        self.timer.span_started(event)
 
     def span_ended(self, event: SpanEnded) -> None:
         """Read the end of a span."""
+        self.timer.span_ended(event)
         if span_names.THREAD not in event.attributes and event.name not in _AROUND:
             self.tiles.add_part(event.at_ns - event.duration_ns, event.at_ns, event.name)
 
@@ -494,6 +485,11 @@ def _grid(tiles: Mapping[int, StepTiles], attempt: int, block: int) -> _Grid | s
             own_rows, steps = rows[rank], own.steps
             took[name].append([column[own_rows[place]] / steps[own_rows[place]] for place in places])
             ends[name].append([last[own_rows[place]] / steps[own_rows[place]] + shift_ns for place in places])
+    longest = _longest_standstills(took)
+    for at in range(len(known)):
+        columns = {name: rows[at] for name, rows in took.items()}
+        for name, own_ns in _without_standstills(columns, longest).items():
+            took[name][at] = own_ns
     lead = next(iter(known.values()))
     firsts = [lead.first_steps.get(place, place * block) for place in places]
     lasts = [
@@ -511,6 +507,35 @@ def _grid(tiles: Mapping[int, StepTiles], attempt: int, block: int) -> _Grid | s
         ends=ends,
         has_ends=any(any(own) for columns in ends.values() for own in columns),
     )
+
+
+def _standstills(columns: Mapping[str, Sequence[float]]) -> list[float]:
+    """Return for how long one rank stood still in each block."""
+    rows = zip(*(own for name, own in columns.items() if name in STANDSTILLS), strict=True)
+    return list(map(math.fsum, rows)) or [0.0] * max(map(len, columns.values()), default=0)
+
+
+def _longest_standstills(took: Mapping[str, Sequence[Sequence[float]]]) -> list[float]:
+    """Return for how long the rank that stood still longest did in each block; *took* has the ranks of each tile."""
+    ranks = len(next(iter(took.values()), ()))
+    own = [_standstills({name: rows[at] for name, rows in took.items()}) for at in range(ranks)]
+    return [max(column) for column in zip(*own, strict=True)]
+
+
+def _without_standstills(columns: Mapping[str, Sequence[float]], longest: Sequence[float]) -> dict[str, list[float]]:
+    """
+    Return the tiles of one rank without what it waited while another one stood still, as in a barrier of the program.
+
+    One rank saves or evaluates, the others wait where no span measures it: they are not late by that, and do not pause.
+    """
+    found = {name: list(own) for name, own in columns.items() if name not in STANDSTILLS}
+    unnamed = [own for name, own in found.items() if kind_of(name, set()) in {OTHER, "waiting"}]
+    own_standstills = _standstills(columns)
+    for at, (longest_ns, own_ns) in enumerate(zip(longest, own_standstills, strict=True)):
+        if longest_ns > own_ns and unnamed:
+            column = max(unnamed, key=lambda own: own[at])
+            column[at] -= min(column[at], longest_ns - own_ns)
+    return found
 
 
 # --- where ranks wait ---------------------------------------------------------------------------------------------
@@ -644,7 +669,8 @@ def _late(
     if not what:
         return None
     lateness_ns = episode.level_ns
-    by_part = sorted(((name, own - peers) for name, (own, peers) in excess.items()), key=lambda item: -item[1])
+    ordered = sorted(((name, own - peers) for name, (own, peers) in excess.items()), key=lambda item: -item[1])
+    beside = [] if episode.by_part else [one for one in ordered if one[0] != what]  # then that of the others is noise
     return LateRank(
         rank=grid.ranks[at],
         what=OUTSIDE if is_gap(what) else what,
@@ -659,7 +685,7 @@ def _late(
         excess_s=(excess[what][0] - excess[what][1]) * steps / 1e9,
         chance=episode.chance,
         by_part=episode.by_part,
-        also_in=tuple(tile_words(name) for name, by in by_part if by >= _PARTS_FROM * lateness_ns and name != what),
+        also_in=tuple(tile_words(name) for name, by in beside if by >= _PARTS_FROM * lateness_ns),
         attempt=grid.attempts[first],
     )
 
@@ -685,9 +711,15 @@ def find_pause(tiles: Mapping[int, StepTiles], sync: Collection[str]) -> Pause |
         sync: The tiles in which ranks wait for each other: a pause of another rank shows there.
     """
     found = []
+    stood_ns: dict[int, float] = {}
+    for own in tiles.values():
+        for place, length_ns in zip(own.places, _standstills(own.took), strict=True):
+            stood_ns[place] = max(length_ns, stood_ns.get(place, 0.0))
     for rank, own in sorted(tiles.items())[:_MOST_SEARCHED]:
         if own.block == 1 and not own.first_steps and len(own.places) >= FEWEST_STEPS:
-            pause = _pause_of(rank, own, sync)
+            took = _without_standstills(own.took, [stood_ns[place] for place in own.places])
+            columns = {name: column for name, column in took.items() if name not in sync}
+            pause = _pause_of(rank, own.places, columns)
             if pause is not None:
                 found.append(pause)
     if not found:
@@ -713,12 +745,11 @@ def _regular(lengths: Sequence[float], bound: float) -> list[int] | None:
     return at if usual >= 3 and regular >= _REGULAR * len(gaps) else None  # noqa: PLR2004
 
 
-def _pause_of(rank: int, own: StepTiles, sync: Collection[str]) -> Pause | None:
-    names = [name for name in own.took if name not in sync and name not in STANDSTILLS]
-    if not names:
+def _pause_of(rank: int, places: Sequence[int], took: Mapping[str, Sequence[float]]) -> Pause | None:
+    if not took:
         return None
-    lengths = [math.fsum(values) for values in zip(*(own.took[name] for name in names), strict=True)][1:]
-    steps = list(own.places)[1:]
+    lengths = [math.fsum(values) for values in zip(*took.values(), strict=True)][1:]
+    steps = list(places)[1:]
     middle = statistics.median(lengths)
     least_ns = middle + max(LEAST_PAUSE_NS, LEAST_PAUSE_SHARE * middle)
     # Noise lengthens steps between pauses, too: then only the longest ones come at regular intervals.
@@ -728,8 +759,8 @@ def _pause_of(rank: int, own: StepTiles, sync: Collection[str]) -> Pause | None:
         return None
     usual = statistics.median(after - before for before, after in itertools.pairwise(at))
     grew = {
-        name: math.fsum(own.took[name][place + 1] for place in at) / len(at) - statistics.median(own.took[name])
-        for name in names
+        name: math.fsum(column[place + 1] for place in at) / len(at) - statistics.median(column)
+        for name, column in took.items()
     }
     longest = max(grew, key=lambda name: grew[name])
     cost_ns = math.fsum(lengths[place] - middle for place in at)

@@ -91,7 +91,10 @@ class TestStepTime:
 
         assert times(rank) == [(8, 0), (10, 0), (10, 0)]
 
-    @pytest.mark.parametrize("name", ["validation_loop", "checkpoint_save_sync", "checkpoint_load", "testing_loop"])
+    @pytest.mark.parametrize(
+        "name",
+        ["validation_loop", "checkpoint_save_sync", "checkpoint_save_finalization", "checkpoint_load", "testing_loop"],
+    )
     def test_interruptions_are_left_out(self, name):
         """Validation and checkpoints between two steps are no step's time, and are counted separately."""
         rank = Rank()

@@ -22,6 +22,7 @@ INTERRUPTING: Final = frozenset(
         span_names.CHECKPOINT_LOAD,
         span_names.CHECKPOINT_SAVE_SYNC,
         span_names.CHECKPOINT_SAVE_ASYNC,
+        span_names.CHECKPOINT_SAVE_FINALIZATION,
     )
 )
 """The spans whose time is no step's."""
