@@ -191,6 +191,11 @@ def inside_functions(package: Package, extras: dict[str, set[str]]) -> Iterator[
             yield f"{found.importer} ({found.where}) imports {found.target} inside a function"
 
 
+def last(module: str) -> str:
+    """Return the last part of a module's name."""
+    return module.rpartition(".")[2]
+
+
 def of_libraries(package: Package, required: set[str], extras: dict[str, set[str]]) -> Iterator[str]:
     users: dict[str, set[str]] = {}
     for found in package.imports:
@@ -203,11 +208,13 @@ def of_libraries(package: Package, required: set[str], extras: dict[str, set[str
             continue
         if found.for_types and library in FOR_TYPES_ALONE:
             continue
-        extra = found.importer.rsplit(".", 1)[-1]
+        # A package that is named after an extra is one module, as far as libraries go.
+        parent = found.importer.rpartition(".")[0]
+        place = next((place for place in (parent, found.importer) if library in extras.get(last(place), ())), "")
         if (found.importer, library) in NAMED_OTHERWISE:
             continue
-        if library in extras.get(extra, ()):
-            users.setdefault(extra, set()).add(found.importer)
+        if place:
+            users.setdefault(last(place), set()).add(place)
         else:
             yield f"{found.importer} ({found.where}) must not import {library}: it is no module of such an extra"
     for extra, modules in users.items():

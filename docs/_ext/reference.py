@@ -103,6 +103,18 @@ def public_modules(package: str) -> Iterator[tuple[str, list[str]]]:
                 yield module, names
 
 
+def path_of(module: str) -> Path | None:
+    """Return the file of *module*; no package around it is imported, as one of an extra needs its library."""
+    top, *parts = module.split(".")
+    spec = importlib.util.find_spec(module if top != "trackside" else top)
+    if spec is None or spec.origin is None:
+        return None
+    if top != "trackside":
+        return Path(spec.origin)
+    place = Path(spec.origin).parent.joinpath(*parts)
+    return next((path for path in (place / "__init__.py", place.with_suffix(".py")) if path.exists()), None)
+
+
 @functools.cache
 def parsed(path: Path) -> ast.Module:
     """Return the syntax tree of a module."""
@@ -131,10 +143,10 @@ def origin_of(module: str, name: str) -> tuple[str, str, str]:
     """
     tree = ast.Module([], [])
     for _ in range(10):
-        spec = importlib.util.find_spec(module)
-        if spec is None or spec.origin is None:
+        path = path_of(module)
+        if path is None:
             break
-        tree = parsed(Path(spec.origin))
+        tree = parsed(path)
         imported = imports(tree)
         if name not in imported:
             break

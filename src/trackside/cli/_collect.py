@@ -1,8 +1,10 @@
-"""``trackside collect``: many ranks in, their logs, and viewers out."""
+"""``trackside collect``: many ranks in, their logs, and viewers out; or the runs of a stream, divided among workers."""
 
 from __future__ import annotations
 
 import argparse
+import signal
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -11,7 +13,17 @@ from typing import Any, Final
 
 from trackside.cli._print import event_line, warn
 from trackside.cli._serving import add_safety, collecting_rarely, paste_ready, until_signalled
-from trackside.events import ControlUsed, Event, EventsLost, PeerCut, RankFellSilent, RankSpokeAgain, StallDetected
+from trackside.events import (
+    ConfigError,
+    ControlUsed,
+    Event,
+    EventsLost,
+    PeerCut,
+    RankFellSilent,
+    RankSpokeAgain,
+    StallDetected,
+)
+from trackside.handlers.eventlog import is_stream, stream_module
 from trackside.handlers.zeromq import Collector, PeerLimits
 from trackside.handlers.zeromq._protocol import TokenBucket
 from trackside.wire import wire_name_of
@@ -29,9 +41,14 @@ def add_to(commands: Any) -> None:
         "collect",
         help="take many ranks in, keep their logs, let viewers attach",
         description="Take the streams of many ranks in, keep their logs, and let viewers attach. Ranks that fall "
-        "silent, and events that are lost, are said on stderr. Ends at SIGINT or SIGTERM.",
+        "silent, and events that are lost, are said on stderr. With the address of a stream, ranks publish there, and "
+        "any number of these commands divide its runs. Ends at SIGINT or SIGTERM.",
     )
-    parser.add_argument("--bind", metavar="ENDPOINT", required=True, help="where ranks connect to, as tcp://*:7070")
+    parser.add_argument(
+        "stream", metavar="STREAM", nargs="?", help="collect a stream, as nats://HOST:PORT/STREAM, in place of --bind"
+    )
+    parser.add_argument("--workers", metavar="N", type=int, default=1, help="processes that divide the stream's runs")
+    parser.add_argument("--bind", metavar="ENDPOINT", help="where ranks connect to, as tcp://*:7070")
     parser.add_argument("--publish", metavar="ENDPOINT", help="where viewers attach, as tcp://*:7071")
     parser.add_argument("--pub", metavar="ENDPOINT", help="where a plain zmq.SUB gets each frame, as tcp://*:7072")
     parser.add_argument("--log", metavar="DIR", help="keep every rank's log there; read back at the next start")
@@ -53,7 +70,11 @@ def add_to(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Collect until a signal comes; 1 if something is in no log."""
+    """Collect until a signal comes; 1 if something is in no log, or a worker failed."""
+    if options.stream is not None:
+        return _collect_stream(options)
+    if options.bind is None:
+        raise ConfigError("--bind", None, "give where ranks connect to, as tcp://*:7070, or nats://HOST:PORT/STREAM")
     collector = Collector(
         options.bind,
         publish=options.publish,
@@ -76,6 +97,40 @@ def run(options: argparse.Namespace) -> int:
     totals = collector.totals()
     print(", ".join(f"{name} {count}" for name, count in totals.items()))
     return 0 if done and not totals["not_logged"] else 1
+
+
+def _collect_stream(options: argparse.Namespace) -> int:
+    given = {name: getattr(options, name) for name in ("bind", "publish", "pub", "log", "keys", "insecure")}
+    for name, value in given.items():
+        if value:
+            raise ConfigError(f"--{name}", value, "leave it out: ranks and viewers of a stream use its server")
+    if not is_stream(options.stream):
+        raise ConfigError("STREAM", options.stream, "give nats://HOST:PORT/STREAM")
+    if options.workers < 1:
+        raise ConfigError("--workers", options.workers, "give a positive number")
+    notices = Notices()
+    collector = stream_module().NatsCollector(options.stream, silent_after_s=options.silent_after, on_event=notices)
+    others = [
+        subprocess.Popen(_worker_command(options), stdout=subprocess.DEVNULL)  # noqa: S603  this very command
+        for _ in range(options.workers - 1)
+    ]
+    with until_signalled(collector.stop), collecting_rarely():
+        try:
+            print(f"ranks:   TRACKSIDE_COLLECTOR={collector.address}")
+            print(f"viewers: trackside report {collector.address}", flush=True)
+            collector.serve()
+        finally:
+            for other in others:
+                other.terminate()
+            codes = [other.wait() for other in others]
+            notices.close()
+    print(", ".join(f"{name} {count}" for name, count in collector.counts.items()))
+    return 0 if all(code in {0, -signal.SIGTERM} for code in codes) else 1
+
+
+def _worker_command(options: argparse.Namespace) -> list[str]:
+    command = [sys.executable, "-m", "trackside", "collect", options.stream]
+    return command if options.silent_after is None else [*command, "--silent-after", str(options.silent_after)]
 
 
 def _greet(collector: Collector, options: argparse.Namespace) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,6 +22,7 @@ from trackside.events import (
     Event,
     EventsLost,
     PeerCut,
+    Publish,
     RankFellSilent,
     RankSpokeAgain,
     Source,
@@ -32,6 +34,7 @@ from trackside.handlers.eventlog._format import Loss
 from trackside.handlers.eventlog._reader import LogReader, find_files, source_files
 from trackside.handlers.eventlog._writer import RecordWriter, WaitingFrame, WriteBuffer, log_name
 from trackside.handlers.models import ClockOffsets, CounterBoard, SpanBuilder
+from trackside.handlers.models._model import decoding
 from trackside.handlers.models.goodput import GoodputAccumulator
 from trackside.handlers.models.scores import ScoreAggregator
 from trackside.handlers.zeromq._connection import Connection
@@ -61,6 +64,7 @@ from trackside.handlers.zeromq._protocol import (
     decode_snapshot,
     dump_models,
     encode_snapshot,
+    model_name,
 )
 from trackside.handlers.zeromq._receiver import (
     COLLECTORS,
@@ -338,6 +342,7 @@ class FilteredStreams:
         models: Whose states go into snapshots.
         places: Returns every source, and how far it has come.
         status: Returns what to say in beats.
+        broadcast: Given each frame, and whose it is; None where nothing is to be given one.
     """
 
     def __init__(
@@ -345,10 +350,10 @@ class FilteredStreams:
         models: Sequence[Any],
         places: Callable[[], Iterable[SourcePosition]],
         status: Callable[[], dict[str, Any]],
+        broadcast: Callable[[Source, bytes], object] | None = None,
     ) -> None:
         self.status = status
-        self.broadcast: Callable[[Source, bytes], object] | None = None
-        """Given each frame, and whose it is; None where nothing is to be given one."""
+        self._broadcast = broadcast
         self._models = models
         self._places = places
         self._cuts: list[_FilteredStream] = []
@@ -363,8 +368,8 @@ class FilteredStreams:
             data: The same, as it came.
             events: Those of its events that did not come before.
         """
-        if self.broadcast is not None:
-            self.broadcast(frame.source, data)
+        if self._broadcast is not None:
+            self._broadcast(frame.source, data)
         for cut in self._cuts:
             if cut.wanted.is_open:
                 cut.ring.append(data, len(frame.events))
@@ -427,6 +432,8 @@ def with_rows(data: bytes, kept: Sequence[int]) -> bytes:
     return b"".join((data[:rows_at], msgpack.Packer().pack_array_header(len(rows)), *rows))
 
 
+_STATE_VERSION: Final = 1
+_GIVEN_UP: Final = "given up by its sender"
 _LOOK_INTERVAL_S: Final = 0.25
 _REPORT_CUTS_INTERVAL_S: Final = 10.0
 _CUTS_PER_S: Final = 1.0
@@ -444,6 +451,7 @@ class CollectedStreams:
         log_writer: Writes the logs; None for none.
         registry: Who is there.
         monotonic_s: The clock.
+        broadcast: Given each frame that is new, its own ones too, and whose it is.
     """
 
     def __init__(
@@ -454,6 +462,7 @@ class CollectedStreams:
         registry: SourceRegistry,
         *,
         monotonic_s: Callable[[], float],
+        broadcast: Callable[[Source, bytes], object] | None = None,
     ) -> None:
         self.registry = registry
         self.models = list(models)
@@ -461,7 +470,7 @@ class CollectedStreams:
         """``malformed`` frames, ``excess`` sources, ``failed`` calls of models."""
         self.unheard: dict[str, int] = {}
         """By id, of sources of which nothing but losses has come, how many events these had at least."""
-        self.relay = FilteredStreams(self.models, self._places, self.status)
+        self.relay = FilteredStreams(self.models, self._places, self.status, broadcast)
         self._log_writer = log_writer
         self._now = monotonic_s
         self._decoder = FrameDecoder()
@@ -491,6 +500,37 @@ class CollectedStreams:
             self.registry.states[name].silent_s = heard_s  # it was said before
         return found
 
+    def dump(self) -> dict[str, Any]:
+        """Return the state as plain data: the sources, the models, and how far its own stream has come."""
+        return {
+            "version": _STATE_VERSION,
+            "sources": [state.dump() for state in self.registry.states.values()],
+            "models": [[model_name(model), model.dump()] for model in self.models],
+            "next_seq": self.own.next_seq,
+            "missed": self._missed,
+            "counts": dict(self.counts),
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """
+        Replace the state by one that `dump` returned, of the same models and with the same clock.
+
+        Raises:
+            DecodeError: if *state* is anything else. What is here is of no use then.
+        """
+        with decoding(self, state, _STATE_VERSION):
+            states = [SourceState.load(source) for source in state["sources"]]
+            names = [model_name(model) for model in self.models]
+            if [name for name, _ in state["models"]] != names:
+                raise DecodeError(f"a state of other models than {', '.join(names)}")
+            for model, (_, dumped) in zip(self.models, state["models"], strict=True):
+                model.load(dumped)
+            self.registry.states = {source.source.id: source for source in states}
+            for source in states:
+                self._decoder.introduce(source.source)
+            self.own.next_seq, self._missed = int(state["next_seq"]), int(state["missed"])
+            self.counts = Counter(state["counts"])
+
     # --- what the receiver hears --------------------------------------------------------------------------------------
 
     def on_entry(self, producer: Producer, entry: Entry) -> None:
@@ -506,16 +546,33 @@ class CollectedStreams:
         producer.buckets.charge(len(frame.events))
         if frame.source.id not in self.registry.states:
             producer.buckets.charge(EVENTS_PER_SOURCE)
-            if len(self.registry.states) >= MAX_SOURCES or len(producer.sources) >= MAX_SOURCES_OF_ONE:
+            if len(producer.sources) >= MAX_SOURCES_OF_ONE:
                 self.counts["excess"] += 1
                 return
-            self.unheard.pop(frame.source.id, None)  # its own numbers say what is missing
-        now_s = self._now()
-        state = self._state(frame, now_s)
-        state.producer = producer
-        producer.sources.add(frame.source.id)
-        self._say(self.registry.hear(state, now_s))
-        self._add(frame, entry.frame, state)
+        state = self.take(frame, entry.frame, self._now())
+        if state is not None:
+            state.producer = producer
+            producer.sources.add(frame.source.id)
+
+    def take(self, frame: Frame, data: bytes, heard_s: float, gap: str = _GIVEN_UP) -> SourceState | None:
+        """
+        Take a frame; return the state of its source, None if there are too many already.
+
+        Args:
+            frame: The frame.
+            data: The same, as it came.
+            heard_s: When it came, by the clock of all this.
+            gap: Why events are missing that should have come before it.
+        """
+        name = frame.source.id
+        if name not in self.registry.states and len(self.registry.states) >= MAX_SOURCES:
+            self.counts["excess"] += 1
+            return None
+        self.unheard.pop(name, None)  # its own numbers say what is missing
+        state = self._state(frame, heard_s)
+        self._say(self.registry.hear(state, heard_s))
+        self._add(frame, data, state, gap)
+        return state
 
     def on_introduction(self, producer: Producer, snapshot: bytes) -> None:
         """Learn who the sources are whose first events are no longer to be had."""
@@ -568,7 +625,7 @@ class CollectedStreams:
     def _state(self, frame: Frame, now_s: float) -> SourceState:
         return self.registry.state_of(frame.source, now_s)
 
-    def _add(self, frame: Frame, data: bytes, state: SourceState, reason: str = "given up by its sender") -> None:
+    def _add(self, frame: Frame, data: bytes, state: SourceState, reason: str = _GIVEN_UP) -> None:
         due = state.tracker.next_seq
         if frame.first_seq > due:
             self._lose(state, due, frame.first_seq - 1, reason)
@@ -689,6 +746,11 @@ class CollectedStreams:
 _PARTING_S: Final = 0.5
 
 
+def collector_models(publish: Publish) -> list[Any]:
+    """Return the models of a collector that is given no others; what they derive goes to *publish*."""
+    return [SpanBuilder(), GoodputAccumulator(), ScoreAggregator(publish=publish), CounterBoard(), ClockOffsets()]
+
+
 class Collector(Service):
     """
     Takes the streams of many ranks in and keeps them, runs models over all of them, and gives them to viewers.
@@ -745,9 +807,10 @@ class Collector(Service):
         self._receiving = self._connect(bind, limits=PRODUCER_CONNECTIONS, **options)
         if publish is not None:
             self._serving = self._connect(publish, limits=COLLECTOR_VIEWER_CONNECTIONS, **options)
-        broadcasting = None
+        broadcasting, send = None, None
         if broadcast is not None:
             broadcasting = self._connect(broadcast, broadcasts=True, limits=PUBLISHER_CONNECTIONS, **options)
+            send = functools.partial(_broadcast_over, broadcasting)
         self.endpoint = self._receiving.endpoint
         """Where ranks connect to; with the port that was found."""
         self.viewer_endpoint = self._serving.endpoint if self._serving is not None else ""
@@ -759,14 +822,12 @@ class Collector(Service):
         registry = SourceRegistry(silent_after_s)
         self.streams = CollectedStreams(
             source,
-            self._default_models() if models is None else models,
+            collector_models(self._publish) if models is None else models,
             self._log_writer,
             registry,
             monotonic_s=time.monotonic,
+            broadcast=send,
         )
-        if broadcasting is not None:
-            send = broadcasting.send
-            self.streams.relay.broadcast = lambda source, frame: send(topic_of(source), (frame,))
         self.restored = self.streams.restore(log) if log is not None else Restored()
         """What was read of earlier logs."""
         self.receiver = Receiver(
@@ -778,15 +839,6 @@ class Collector(Service):
         )
         if self._serving is not None:
             self._server = self._open_server(self._serving, ring_bytes)
-
-    def _default_models(self) -> list[Any]:
-        return [
-            SpanBuilder(),
-            GoodputAccumulator(),
-            ScoreAggregator(publish=self._publish),
-            CounterBoard(),
-            ClockOffsets(),
-        ]
 
     def _publish(self, event: Event) -> None:
         self.streams.publish(event)
@@ -857,6 +909,10 @@ class Collector(Service):
             self._verbs.pass_on(address, verb, by, time.monotonic(), {"totals": self.totals()})
         else:
             self._verbs.refuse(address, verb, by)
+
+
+def _broadcast_over(connection: Connection, source: Source, frame: bytes) -> None:
+    connection.send(topic_of(source), (frame,))
 
 
 def topic_of(source: Source) -> bytes:

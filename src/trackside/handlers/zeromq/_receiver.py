@@ -117,6 +117,38 @@ class SourceState:
                 self.open_spans = _bounded(event.open_spans)
         return events
 
+    def dump(self) -> dict[str, Any]:
+        """Return it as plain data, but for the peer through which it was heard."""
+        tracker = self.tracker
+        return {
+            "source": self.source.to_wire(),
+            "heard_s": self.heard_s,
+            "silent_s": self.silent_s,
+            "numbers": [tracker.next_seq, tracker.missing, tracker.repeated],
+            "holes": tracker.holes,
+            "counts": [self.events, self.dropped, self.last_step],
+            "signs": attrs.asdict(self.signs),
+            "open_spans": self.open_spans,
+        }
+
+    @classmethod
+    def load(cls, state: Mapping[str, Any]) -> SourceState:
+        """Return what `dump` returned; for `decoding`, which makes an error of whatever this raises."""
+        next_seq, missing, repeated = map(int, state["numbers"])
+        events, dropped, last_step = map(int, state["counts"])
+        silent_s = state["silent_s"]
+        return cls(
+            Source.from_wire(state["source"]),
+            float(state["heard_s"]),
+            tracker=SequenceTracker(next_seq, missing, [(int(a), int(b)) for a, b in state["holes"]], repeated),
+            events=events,
+            dropped=dropped,
+            silent_s=None if silent_s is None else float(silent_s),
+            signs=LifeSigns(**state["signs"]),
+            last_step=last_step,
+            open_spans=_bounded(dict(state["open_spans"])),
+        )
+
     @property
     def ended(self) -> str | None:
         """Why it ended, as it said; None if it did not."""
@@ -147,11 +179,14 @@ class SourceRegistry:
 
     Args:
         silent_after_s: How long a state that did not end may be unheard; as `liveness` says unless given.
+        unasked_interval_s: How often a source is heard of that sends no heartbeats, in seconds; by default as
+            connections are. None where there is no connection to it.
     """
 
-    def __init__(self, silent_after_s: float | None = None) -> None:
+    def __init__(self, silent_after_s: float | None = None, *, unasked_interval_s: float | None = BEAT_S) -> None:
         self.states: dict[str, SourceState] = {}
         self._silent_after_s = silent_after_s
+        self._unasked_interval_ns = None if unasked_interval_s is None else round(unasked_interval_s * 1e9)
 
     def state_of(self, source: Source, now_s: float) -> SourceState:
         """Return the state that is *source*, a new one if it was not known."""
@@ -205,8 +240,7 @@ class SourceRegistry:
             unheard_s = now_s - state.heard_s
             after_s = self._silent_after_s
             if after_s is None:
-                # A job without heartbeats is known from its connection, which is heard of every second.
-                interval_ns = state.signs.heartbeat_interval_ns or round(BEAT_S * 1e9)
+                interval_ns = state.signs.heartbeat_interval_ns or self._unasked_interval_ns
                 after_s = silent_after_ns(interval_ns) / 1e9
             if unheard_s < after_s or state.ended is not None or state.silent_s is not None:
                 continue

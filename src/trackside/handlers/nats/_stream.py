@@ -16,9 +16,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import attrs
 import msgpack
+import nats
+from nats.errors import MaxPayloadError
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamConfig
+from nats.js.errors import NotFoundError
 
 from trackside.core import Closing
-from trackside.events import ConfigError, DecodeError, Event, MissingExtraError, Source, UnreadableError
+from trackside.events import ConfigError, DecodeError, Event, Source, UnreadableError
 from trackside.events._selected import EventTypes
 from trackside.handlers.export import BatchExporter, RefusedError, SourcedDecoder, StreamCursor, encoded_source
 from trackside.handlers.zeromq import MultiLogWriter
@@ -27,25 +31,21 @@ from trackside.rules import EventSelection, Rule
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-try:
-    import nats
-    from nats.errors import MaxPayloadError
-    from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamConfig
-    from nats.js.errors import NotFoundError
-except ImportError as error:
-    raise MissingExtraError("NATS", "nats", error) from error
-
 T = TypeVar("T")
 
 _MESSAGE_ID: Final = "Nats-Msg-Id"
 _SOURCE: Final = "Trackside-Source"
 _HEAD_BYTES: Final = 1_024
 """More than what precedes the rows and schemas of a frame."""
+KEEP_S: Final = 7 * 86_400.0
+"""How long a stream that is created here keeps messages, in seconds."""
 _DUPLICATE_WINDOW_S: Final = 600.0
 """How long the server remembers message ids, in a stream that is created here."""
 _NOT_IN_SUBJECTS: Final = re.compile(r"[^A-Za-z0-9_-]+")
 _STREAM_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _FETCH_MESSAGES: Final = 64
+_POLLS_TO_CHECK: Final = 10
+"""After how many requests without an answer to ask whether there still is a consumer."""
 _NO_LIMIT: Final = 1 << 62
 _MAX_RETRY_S: Final = 5.0
 _PATIENCE_S: Final = 5.0
@@ -66,6 +66,7 @@ class NatsSink:
         servers: The server's URL, or several of one cluster.
         stream: The stream's name: letters, digits, ``_`` and ``-``.
         keep_s: How long a stream that is created here keeps messages, in seconds; None for as long as there is room.
+        replicas: On how many of a cluster's nodes a stream that is created here is kept: 1, 3 or 5.
         buffer_bytes: How many bytes may wait for the server.
         timeout_s: For each frame, in seconds.
         options: Arguments of ``nats.connect``: ``user_credentials``, ``token``, ``tls``, …
@@ -79,13 +80,15 @@ class NatsSink:
         servers: str | Sequence[str] = "nats://127.0.0.1:4222",
         *,
         stream: str = "trackside",
-        keep_s: float | None = 7 * 86_400.0,
+        keep_s: float | None = KEEP_S,
+        replicas: int = 1,
         buffer_bytes: int = 32 << 20,
         timeout_s: float = 5.0,
         **options: Any,
     ) -> None:
         self._stream = _checked(stream)
         self._keep_s = keep_s
+        self._replicas = replicas
         self._timeout_s = timeout_s
         self._connection = _Connection(servers, options, self._create_stream)
         self._abandoned: list[_Connection] = []
@@ -109,7 +112,7 @@ class NatsSink:
         """Begin the stream of *source*."""
         self._source_id = source.id
         tokens = (self._stream, source.run_id, str(source.rank), source.id)
-        self._subject = ".".join(map(_subject_token, tokens))
+        self._subject = ".".join(map(subject_token, tokens))
         self._source_json = encoded_source(source)
 
     def accept(self, frame: bytes, *, events: int) -> bool:
@@ -134,21 +137,11 @@ class NatsSink:
         self.open(source)
 
     async def _create_stream(self, stream: Any) -> None:
-        """Create the stream unless it exists."""
-        try:
-            await stream.stream_info(self._stream)
-        except NotFoundError:
-            config = StreamConfig(
-                name=self._stream,
-                subjects=[f"{self._stream}.>"],
-                max_age=self._keep_s or 0,
-                duplicate_window=min(_DUPLICATE_WINDOW_S, self._keep_s or _DUPLICATE_WINDOW_S),
-            )
-            await stream.add_stream(config)
+        await create_stream(stream, self._stream, self._keep_s, self._replicas)
 
     def _deliver(self, frames: list[bytes]) -> None:
         for frame in frames:
-            headers = {_MESSAGE_ID: f"{self._source_id}:{_first_seq(frame)}", _SOURCE: self._source_json}
+            headers = message_headers(self._source_id, _first_seq(frame), self._source_json)
 
             async def publish(stream: Any, frame: bytes = frame, headers: dict[str, str] = headers) -> None:
                 await stream.publish(
@@ -159,6 +152,26 @@ class NatsSink:
                 self._connection.call(publish, timeout_s=self._timeout_s)
             except MaxPayloadError as error:
                 raise RefusedError(f"the server's max_payload is below {len(frame):,} bytes") from error
+
+
+def message_headers(source_id: str, first_seq: int, source_json: str) -> dict[str, str]:
+    """Return the headers of a frame: the id by which the server knows it when it comes again, and its source."""
+    return {_MESSAGE_ID: f"{source_id}:{first_seq}", _SOURCE: source_json}
+
+
+async def create_stream(jetstream: Any, name: str, keep_s: float | None = KEEP_S, replicas: int = 1) -> None:
+    """Create the stream *name*, as of `NatsSink`, unless it exists."""
+    try:
+        await jetstream.stream_info(name)
+    except NotFoundError:
+        config = StreamConfig(
+            name=name,
+            subjects=[f"{name}.>"],
+            max_age=keep_s or 0,
+            duplicate_window=min(_DUPLICATE_WINDOW_S, keep_s or _DUPLICATE_WINDOW_S),
+            num_replicas=replicas,
+        )
+        await jetstream.add_stream(config)
 
 
 class NatsReader(Iterator[Event], Closing):
@@ -247,12 +260,25 @@ class NatsReader(Iterator[Event], Closing):
                 yield from self._selection.of(event.source.id, (event,))
 
 
-class _Message(NamedTuple):
+class StreamMessage(NamedTuple):
     """A frame as the stream has it."""
 
     sequence: int
     frame: bytes
     source_json: str
+    subject: str
+    stored_s: float
+    """When the server stored it, by the server's clock, in seconds since the epoch."""
+    pending: int
+    """How many messages of the subject are behind it."""
+
+    @classmethod
+    def read(cls, message: Any) -> StreamMessage:
+        """Return what a message of the client library has."""
+        about = message.metadata
+        source_json = (message.headers or {}).get(_SOURCE, "")
+        stored_s, pending = about.timestamp.timestamp(), int(about.num_pending)
+        return cls(about.sequence.stream, message.data, source_json, message.subject, stored_s, pending)
 
 
 class _Messages:
@@ -286,76 +312,124 @@ class _Messages:
     ) -> None:
         self._connection = connection
         self._stream = _checked(stream)
-        self._subject = subject
+        self._pull = StreamPull(stream, subject, poll_interval_s=poll_interval_s)
         self._follow = follow
         self._stop = stop or threading.Event()
         self._poll_interval_s = poll_interval_s
         self._patience_s = patience_s
-        self._next = 1
-        self._subscription: Any = None
-        self._received = 0
-        """Messages that came for the subscription."""
         self._last: int | None = None
         """The number of the last message that the stream had at first; None until it is known."""
 
-    def read_from(self, sequence: int) -> Iterator[_Message]:
+    def read_from(self, sequence: int) -> Iterator[StreamMessage]:
         """
         Yield the messages from the number *sequence* on.
 
         Raises:
             Exception: of the kinds that the client raises, if the server was not reached within *patience_s*.
         """
-        self._next = sequence
+        self._pull.next = sequence
         retry_s, give_up_s = 0.1, time.monotonic() + self._patience_s
         while not self._is_over():
             try:
                 messages = self._connection.call(self._fetch, timeout_s=self._poll_interval_s + 5)
                 retry_s = 0.1
             except Exception:  # whatever the client raises, the server may come back
-                self._subscription = None
+                self._pull.reset()
                 self._connection.close()
                 if self._last is None and time.monotonic() > give_up_s:
                     raise
                 self._stop.wait(retry_s)
                 retry_s = min(2 * retry_s, _MAX_RETRY_S)
                 continue
-            for message in messages:
-                self._next = message.metadata.sequence.stream + 1
-                yield _Message(self._next - 1, message.data, (message.headers or {}).get(_SOURCE, ""))
+            yield from messages
 
     def close(self) -> None:
         """Disconnect."""
         self._connection.close()
 
     def _is_over(self) -> bool:
-        return self._stop.is_set() or (not self._follow and self._last is not None and self._next > self._last)
+        return self._stop.is_set() or (not self._follow and self._last is not None and self._pull.next > self._last)
 
-    async def _fetch(self, stream: Any) -> list[Any]:
+    async def _fetch(self, stream: Any) -> list[StreamMessage]:
         if self._last is None:
             self._last = int((await stream.stream_info(self._stream)).state.last_seq)
             if self._is_over():
                 return []
+        messages = await self._pull.fetch(stream)
+        if not self._follow and not messages and await self._pull.is_at_end():
+            self._pull.next = self._last + 1  # the others have another subject
+        return messages
+
+
+class StreamPull:
+    """
+    Requests for the messages of one subject of a stream, in order, over one connection.
+
+    Args:
+        stream: The stream's name.
+        subject: The subjects to read.
+        first: The number of the first message to read.
+        poll_interval_s: How long one request waits for new messages, in seconds.
+    """
+
+    def __init__(self, stream: str, subject: str, first: int = 1, *, poll_interval_s: float = 0.5) -> None:
+        self.next = first
+        """The number of the next message, at least."""
+        self._stream = stream
+        self._subject = subject
+        self._poll_interval_s = poll_interval_s
+        self._subscription: Any = None
+        self._received = 0
+        """Messages that came for the subscription."""
+        self._empty_polls = 0
+
+    async def fetch(self, stream: Any) -> list[StreamMessage]:
+        """
+        Return the next messages; none if none came in time.
+
+        Raises:
+            Exception: of the kinds that the client raises. After `reset` it can be tried again.
+        """
         if self._subscription is None:
             config = ConsumerConfig(
                 deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
-                opt_start_seq=self._next,
+                opt_start_seq=self.next,
                 ack_policy=AckPolicy.NONE,
                 inactive_threshold=300.0,
             )
-            self._received = 0
+            self._received = self._empty_polls = 0
             self._subscription = await stream.pull_subscribe(self._subject, stream=self._stream, config=config)
         try:
-            messages: list[Any] = await self._subscription.fetch(_FETCH_MESSAGES, timeout=self._poll_interval_s)
+            found = await self._subscription.fetch(_FETCH_MESSAGES, timeout=self._poll_interval_s)
         except (TimeoutError, asyncio.TimeoutError):
-            messages = []
-        self._received += len(messages)
-        if not self._follow and not messages:
-            found = await self._subscription.consumer_info()
-            if found.delivered.consumer_seq > self._received:
-                self._subscription = None  # it was sent when we no longer waited: ask again
-            elif not found.num_pending:
-                self._next = self._last + 1  # the others have another subject
+            found = []
+        self._received += len(found)
+        self._empty_polls = 0 if found else self._empty_polls + 1
+        if self._empty_polls >= _POLLS_TO_CHECK:
+            await self.is_at_end()  # the consumer was on one node of the server, which may be gone
+            self._empty_polls = 0
+        messages = [StreamMessage.read(message) for message in found]
+        if messages:
+            self.next = messages[-1].sequence + 1
         return messages
+
+    async def is_at_end(self) -> bool:
+        """Return whether all messages of the subject were fetched; if some were lost on the way they come again."""
+        found = await self._subscription.consumer_info()
+        if found.delivered.consumer_seq > self._received:
+            self.reset()  # it was sent when we no longer waited: ask again
+            return False
+        return not found.num_pending
+
+    def reset(self) -> None:
+        """Subscribe anew with the next request."""
+        self._subscription = None
+
+    async def close(self) -> None:
+        """End the subscription."""
+        if self._subscription is not None:
+            with contextlib.suppress(Exception):
+                await self._subscription.unsubscribe()
 
 
 _ADDRESS: Final = re.compile(
@@ -394,7 +468,7 @@ class StreamAddress:
     @property
     def subject(self) -> str:
         """The subjects of its messages."""
-        return ".".join([self.stream, *(_subject_token(part) for part in (self.run, self.rank) if part), ">"])
+        return ".".join([self.stream, *(subject_token(part) for part in (self.run, self.rank) if part), ">"])
 
     def __str__(self) -> str:
         """Return the address without what is secret in it."""
@@ -461,7 +535,7 @@ class StreamCopy:
             messages.close()
         self._flush()
 
-    def _write(self, message: _Message) -> None:
+    def _write(self, message: StreamMessage) -> None:
         try:
             frame = self._decoder.decode_with(message.source_json, message.frame)
         except DecodeError:
@@ -596,7 +670,7 @@ def _checked(stream: str) -> str:
     return stream
 
 
-def _subject_token(text: str) -> str:
+def subject_token(text: str) -> str:
     return _NOT_IN_SUBJECTS.sub("-", text) or "-"
 
 

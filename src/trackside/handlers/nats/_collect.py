@@ -1,0 +1,661 @@
+"""
+The collectors of a stream in JetStream: any number of workers, who divide its runs and go on from checkpoints.
+
+`docs/design.md` says what is stored, and why no event that they publish is lost or comes twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+import msgpack
+import nats
+from nats.errors import MaxPayloadError
+from nats.js.api import KeyValueConfig, ObjectStoreConfig
+from nats.js.errors import BucketNotFoundError, KeyNotFoundError, KeyWrongLastSequenceError, NotFoundError
+
+from trackside.core import Closing, RateLimitedLog, described
+from trackside.core.leases import Lease, LeaseTable, LeaseWrite
+from trackside.events import ConfigError, DecodeError, Event, Publish, Source, UnreadableError
+from trackside.handlers.export import SourcedDecoder, encoded_source
+from trackside.handlers.models._model import decoding
+from trackside.handlers.nats._stream import (
+    StreamAddress,
+    StreamMessage,
+    StreamPull,
+    create_stream,
+    message_headers,
+    subject_token,
+)
+from trackside.handlers.zeromq._collector import CollectedStreams, collector_models
+from trackside.handlers.zeromq._receiver import GRACE_S, SourceRegistry
+from trackside.wire import FrameDecoder, pack
+
+LEASE_S: Final = 5.0
+CHECKPOINT_INTERVAL_S: Final = 1.0
+_VERSION: Final = 1
+_OWN: Final = "collector"
+"""In a subject, in the place of the rank: what collectors publish. Also their role."""
+_LEASES: Final = "lease."
+_STATE: Final = "state."
+_INLINE_BYTES: Final = 256 << 10
+"""What a value of the key-value store may have, whose limit is that of messages; larger states are objects."""
+_MAX_STATE_BYTES: Final = 1 << 30
+_MAX_OUTBOX_BYTES: Final = 1 << 20
+_SHARE_OF_TIME: Final = 10
+"""Checkpoints take at most one part in so many of the time."""
+_REQUEST_S: Final = 5.0
+_POLL_S: Final = 0.25
+_LEAST_LOOK_S: Final = 1.0
+_CLOCK_SIGHTINGS: Final = 16
+_MAX_RETRY_S: Final = 5.0
+
+
+class RunCollection:
+    """
+    One run: its sources, the models over them, and the stream of what is said of it. It does no input or output.
+
+    What it publishes waits in `outbox`. It is part of the state, and sent only when the state that has it was stored.
+
+    Args:
+        source: The identity of its own stream.
+        models: Returns the models, given what publishes their events.
+        silent_after_s: As of `Collector`.
+        now_s: The server's clock, in seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        models: Callable[[Publish], Sequence[Any]],
+        silent_after_s: float | None,
+        now_s: Callable[[], float],
+    ) -> None:
+        self.source = source
+        self.sequence = 1
+        """The number of the next message."""
+        self.outbox: list[bytes] = []
+        """Frames that are to be published."""
+        self.unreadable = 0
+        """Messages that were no frames."""
+        self.is_changed = True
+        """Whether there is something that the stored state does not have."""
+        self._decoder = SourcedDecoder()
+        registry = SourceRegistry(silent_after_s, unasked_interval_s=None)
+        self.streams = CollectedStreams(
+            source, models(self._publish), None, registry, monotonic_s=now_s, broadcast=self._keep_own
+        )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is expected: each of its sources ended or fell silent."""
+        states = self.streams.registry.states.values()
+        return all(state.ended is not None or state.silent_s is not None for state in states)
+
+    @property
+    def cursor(self) -> dict[str, Any]:
+        """The place in the stream behind what the models know, as of `NatsReader`."""
+        sources = {name: state.tracker.next_seq for name, state in self.streams.registry.states.items()}
+        sources[self.source.id] = self.streams.own.next_seq
+        return {"sequence": self.sequence, "events": 0, "sources": sources}
+
+    def take(self, message: StreamMessage) -> None:
+        """Read a message of the run; those of collectors are passed over."""
+        self.sequence = message.sequence + 1
+        self.is_changed = True
+        if message.subject.split(".")[2:3] == [_OWN]:
+            return
+        try:
+            frame = self._decoder.decode_with(message.source_json, message.frame)
+        except DecodeError:
+            self.unreadable += 1
+            return
+        self.streams.take(frame, message.frame, message.stored_s, "not in the stream")
+
+    def tick(self) -> None:
+        """Say who has fallen silent; to be called when all that the stream has was read."""
+        self.streams.tick(())
+
+    def sent(self) -> None:
+        """Note that the server has what is in the outbox."""
+        self.is_changed = self.is_changed or bool(self.outbox)
+        self.outbox = []
+
+    def dump(self) -> dict[str, Any]:
+        """Return the state as plain data: the place in the stream and all that follows from what is before it."""
+        return {
+            "version": _VERSION,
+            "source": self.source.to_wire(),
+            "sequence": self.sequence,
+            "unreadable": self.unreadable,
+            "outbox": self.outbox,
+            "streams": self.streams.dump(),
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """
+        Replace the state by one that `dump` returned.
+
+        Raises:
+            DecodeError: if *state* is anything else. What is here is of no use then.
+        """
+        with decoding(self, state, _VERSION):
+            self.streams.load(state["streams"])
+            self.sequence, self.unreadable = int(state["sequence"]), int(state["unreadable"])
+            self.outbox = [bytes(frame) for frame in state["outbox"]]
+            self.is_changed = False
+
+    def _publish(self, event: Event) -> None:
+        self.streams.publish(event)
+
+    def _keep_own(self, source: Source, frame: bytes) -> None:
+        if source.id == self.source.id:
+            self.outbox.append(frame)
+            self.is_changed = True
+
+
+@attrs.define
+class _Checkpoint:
+    """What the store has of one run."""
+
+    revision: int = 0
+    """0 for nothing."""
+    object_name: str = ""
+    """The object that has the state; empty if the value itself has it."""
+    previous_name: str = ""
+    """The object of the checkpoint before, which somebody may be reading still."""
+    created: str = ""
+    """When the stream was created that it belongs to."""
+    state: Mapping[str, Any] | None = None
+
+
+class _Store:
+    """Leases and checkpoints in JetStream: a bucket of keys and values, and objects for what is too large for it."""
+
+    def __init__(self, jetstream: Any, stream: str) -> None:
+        self._jetstream = jetstream
+        self._name = f"{stream}-collect"
+        self.bucket: Any = None
+        self._objects: Any = None
+
+    async def open(self, replicas: int | None = None) -> None:
+        """
+        Find the bucket; create it, on as many nodes as said, unless *replicas* is None.
+
+        Raises:
+            BucketNotFoundError: There is none, and it is not to be created.
+        """
+        jetstream = self._jetstream
+        try:
+            self.bucket = await jetstream.key_value(self._name)
+        except (BucketNotFoundError, NotFoundError):
+            if replicas is None:
+                raise
+            self.bucket = await jetstream.create_key_value(KeyValueConfig(bucket=self._name, replicas=replicas))
+        try:
+            self._objects = await jetstream.object_store(self._name)
+        except (BucketNotFoundError, NotFoundError):
+            if replicas is None:
+                raise
+            config = ObjectStoreConfig(bucket=self._name, replicas=replicas)
+            self._objects = await jetstream.create_object_store(self._name, config=config)
+
+    async def write(self, write: LeaseWrite) -> int | None:
+        """Try to write a lease; return its revision, None if somebody else wrote first."""
+        key = _LEASES + write.key
+        if write.lease is None:
+            await self.bucket.purge(key)
+            return write.revision
+        try:
+            value = json.dumps(attrs.asdict(write.lease)).encode()
+            revision: int = await self.bucket.update(key, value, last=write.revision)
+        except KeyWrongLastSequenceError:
+            return None
+        return revision
+
+    async def load(self, job: str) -> _Checkpoint:
+        """
+        Return what there is of a run.
+
+        Raises:
+            DecodeError: It is no checkpoint.
+        """
+        try:
+            entry = await self.bucket.get(_STATE + job)
+        except KeyNotFoundError:
+            return _Checkpoint()
+        with _decoding_checkpoint():
+            value = msgpack.unpackb(entry.value or b"")
+            names = str(value["object"]), str(value["previous"])
+            found = _Checkpoint(entry.revision, *names, str(value["created"]))
+            data = value["state"]
+        if found.object_name:
+            if (await self._objects.get_info(found.object_name)).size > _MAX_STATE_BYTES:
+                raise DecodeError(f"a checkpoint of more than {_MAX_STATE_BYTES} bytes")
+            # Without a limit it would wait for ever for an object that is removed meanwhile.
+            data = (await asyncio.wait_for(self._objects.get(found.object_name), 2 * _REQUEST_S)).data
+        with _decoding_checkpoint():
+            found.state = msgpack.unpackb(data, strict_map_key=False)
+        return found
+
+    async def store(self, job: str, data: bytes, before: _Checkpoint, created: str) -> _Checkpoint:
+        """
+        Replace *before* by *data*, in one write that is accepted only if nobody else replaced it.
+
+        Raises:
+            KeyWrongLastSequenceError: Somebody did.
+        """
+        name = ""
+        if len(data) > _INLINE_BYTES:
+            name = f"{job}.{os.urandom(8).hex()}"
+            await self._objects.put(name, data)
+        value = {"object": name, "previous": before.object_name, "created": created, "state": b"" if name else data}
+        revision = await self.bucket.update(_STATE + job, pack(value), last=before.revision)
+        if before.previous_name:
+            await self._remove(before.previous_name)
+        return _Checkpoint(revision, name, before.object_name, created)
+
+    async def clean(self, job: str, checkpoint: _Checkpoint) -> None:
+        """Remove the objects that workers which died left behind; after *checkpoint* none of them can become valid."""
+        try:
+            found = await self._objects.list()
+        except NotFoundError:
+            return
+        for info in found:
+            if info.name.startswith(f"{job}.") and info.name not in {checkpoint.object_name, checkpoint.previous_name}:
+                await self._remove(info.name)
+
+    async def _remove(self, name: str) -> None:
+        """Remove an object, and the note that there was one: there would be one more with each checkpoint."""
+        with contextlib.suppress(NotFoundError):
+            await self._objects.delete(name)
+        key = base64.urlsafe_b64encode(name.encode()).decode()
+        await self._jetstream.purge_stream(f"OBJ_{self._name}", subject=f"$O.{self._name}.M.{key}")
+
+
+@contextlib.contextmanager
+def _decoding_checkpoint() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # msgpack raises many kinds, and what it gives may have any shape
+        raise DecodeError(f"no checkpoint of a run: {described(error)}") from error
+
+
+class _ServerClock:
+    """The server's clock, from the times at which it stored what this process wrote, lately."""
+
+    def __init__(self) -> None:
+        self._leads: deque[float] = deque(maxlen=_CLOCK_SIGHTINGS)
+
+    def see(self, stored_s: float) -> None:
+        """Note that the server's clock was at *stored_s* a moment ago."""
+        self._leads.append(stored_s - time.monotonic())
+
+    def now_s(self) -> float:
+        """Return the time, in seconds since the epoch."""
+        return time.monotonic() + max(self._leads) if self._leads else time.time()
+
+
+class NatsCollector(Closing):
+    """
+    One of the workers that collect a stream: the runs are divided among them, and each run's models are checkpointed.
+
+    ::
+
+        with NatsCollector("nats://stream.example:4222/acme") as collector:
+            collector.serve()
+
+    A worker that dies, or is cut off, is replaced by another that goes on from the last checkpoint, so that each run
+    has the answers that one collector alone would have. What the models derive, ranks that fall silent and events that
+    are missing go back into the stream, each once.
+
+    Args:
+        address: ``nats://HOST:PORT/STREAM``.
+        models: Returns the models for one run, given what publishes their events; by default those of `Collector`.
+        silent_after_s: As of `Collector`.
+        lease_s: How long a worker may be unheard before others take its runs, in seconds.
+        checkpoint_interval_s: How long a worker reads before it stores what it knows, in seconds.
+        on_event: Called with every event that this worker publishes.
+        options: Arguments of ``nats.connect``.
+
+    Raises:
+        ConfigError: *address* is not the address of a whole stream.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        models: Callable[[Publish], Sequence[Any]] = collector_models,
+        silent_after_s: float | None = None,
+        lease_s: float = LEASE_S,
+        checkpoint_interval_s: float = CHECKPOINT_INTERVAL_S,
+        on_event: Callable[[Event], object] | None = None,
+        **options: Any,
+    ) -> None:
+        self.address = StreamAddress.parse(address)
+        if self.address.run:
+            raise ConfigError("stream", address, "give nats://HOST:PORT/STREAM: its runs are divided among collectors")
+        self.models = models
+        self.silent_after_s = silent_after_s
+        self.lease_s = lease_s
+        self.checkpoint_interval_s = checkpoint_interval_s
+        self.on_event = on_event
+        self.counts: Counter[str] = Counter()
+        """
+        Runs taken (``runs``), let go because they were ``over``, and ``given up`` after an error; ``messages`` read,
+        ``checkpoints`` written and events ``published``.
+        """
+        self.is_stopped = threading.Event()
+        self._options = options
+        self._trouble = RateLimitedLog()
+
+    def serve(self) -> None:
+        """Work until `stop` is called. A server that is away is waited for."""
+        asyncio.run(self._serve())
+
+    def stop(self) -> None:
+        """Have `serve` return; on any thread, and from a signal handler."""
+        self.is_stopped.set()
+
+    def close(self) -> None:
+        """Stop."""
+        self.stop()
+
+    def complain(self, what: str, error: BaseException) -> None:
+        """Log an error, once in a while."""
+        self._trouble.complain("%s: %s: %s", self.address, what, described(error))
+
+    async def _serve(self) -> None:
+        retry_s = 0.1
+        while not self.is_stopped.is_set():
+            began_s = time.monotonic()
+            try:
+                await self._connected()
+            except Exception as error:  # whatever the client raises, the server may come back
+                self.complain("tried again", error)
+                retry_s = 0.1 if time.monotonic() - began_s > _MAX_RETRY_S else min(2 * retry_s, _MAX_RETRY_S)
+                await asyncio.sleep(retry_s)
+
+    async def _connected(self) -> None:
+        """Work until stopped, or until the connection ends: another one begins from what was stored."""
+
+        async def ignore(*_: object) -> None:
+            """Leave reports to `_serve`."""
+
+        arguments = {"connect_timeout": _REQUEST_S, "name": "trackside-collect", **self._options}
+        client = await nats.connect(self.address.server, error_cb=ignore, **arguments, allow_reconnect=False)
+        try:
+            session = _NatsSession(self, client)
+            await session.work()
+        finally:
+            with contextlib.suppress(Exception):
+                await client.close()
+
+
+class _NatsSession:
+    """What a worker does over one connection."""
+
+    def __init__(self, collector: NatsCollector, client: Any) -> None:
+        self._collector = collector
+        self._client = client
+        self._stream = collector.address.stream
+        self._jetstream = client.jetstream(timeout=_REQUEST_S)
+        self._store = _Store(self._jetstream, self._stream)
+        self._leases = LeaseTable(os.urandom(6).hex(), lease_s=collector.lease_s)
+        self._clock = _ServerClock()
+        self._began_s = time.monotonic()
+        self._amounts: dict[str, int] = {}
+        """By run, how many messages of ranks the stream has."""
+        self._created = ""
+        self._looked_s = -1e9
+        self._look_s = _LEAST_LOOK_S
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._released: set[str] = set()
+        """Runs that are to be handed over."""
+
+    async def work(self) -> None:
+        """Take, renew and hand over runs until the collector is stopped."""
+        await create_stream(self._jetstream, self._stream)
+        info = await self._jetstream.stream_info(self._stream)
+        await self._store.open(info.config.num_replicas or 1)
+        watcher = await self._store.bucket.watch(f"{_LEASES}>")
+        seeing = asyncio.create_task(self._see(watcher))
+        try:
+            while not self._collector.is_stopped.is_set():
+                if not self._client.is_connected:
+                    raise ConnectionError("the server has gone")
+                if seeing.done():
+                    await seeing
+                await self._look()
+                await self._divide()
+                await asyncio.sleep(self._collector.lease_s / 20)
+            await self._part()
+        finally:
+            for task in (seeing, *self._tasks.values()):
+                task.cancel()
+            await asyncio.gather(seeing, *self._tasks.values(), return_exceptions=True)
+
+    async def _see(self, watcher: Any) -> None:
+        """Note what is written to the leases, by whomever."""
+        async for entry in watcher:
+            if entry is None:
+                continue
+            lease = None
+            if not entry.operation:
+                with contextlib.suppress(Exception):  # anything may stand there
+                    lease = Lease(**json.loads(entry.value))
+            if lease is not None and lease.owner == self._leases.worker:
+                self._clock.see(entry.created.timestamp())
+            self._leases.see(entry.key[len(_LEASES) :], entry.revision, lease, time.monotonic())
+
+    async def _look(self) -> None:
+        """Learn which runs the stream has; it takes no more than a tenth of the time."""
+        began_s = time.monotonic()
+        if began_s - self._looked_s < self._look_s:
+            return
+        info = await self._jetstream.stream_info(self._stream, subjects_filter=f"{self._stream}.>")
+        amounts: Counter[str] = Counter()
+        for subject, count in (info.state.subjects or {}).items():
+            run = subject.removeprefix(f"{self._stream}.")
+            job, _, rest = run.partition(".")
+            if rest and not rest.startswith(f"{_OWN}."):
+                amounts[job] += count
+        self._amounts = amounts
+        self._created = str(info.created)
+        self._looked_s = time.monotonic()
+        self._look_s = max(_LEAST_LOOK_S, _SHARE_OF_TIME * (self._looked_s - began_s))
+
+    async def _divide(self) -> None:
+        """Write the leases that are due, and begin and end the work on runs accordingly."""
+        for write in self._leases.plan(self._amounts, time.monotonic()):
+            await self._try(write)
+        for job, task in list(self._tasks.items()):
+            if task.done():
+                del self._tasks[job]
+                self._released.discard(job)
+            elif job not in self._leases.held:
+                task.cancel()
+        self._released.update(self._leases.excess)
+        for job in self._leases.held - self._tasks.keys():
+            self._collector.counts["runs"] += 1
+            self._tasks[job] = asyncio.create_task(self._collect(job))
+
+    async def _try(self, write: LeaseWrite) -> None:
+        began_s = time.monotonic()
+        revision = await self._store.write(write)
+        if revision is None:
+            self._leases.refused(write)
+        else:
+            self._leases.wrote(write, revision, began_s)
+
+    async def _part(self) -> None:
+        """Hand all runs over, and leave."""
+        self._released.update(self._tasks)
+        if self._tasks:
+            await asyncio.wait(self._tasks.values(), timeout=_REQUEST_S)
+        with contextlib.suppress(Exception):
+            await self._store.write(LeaseWrite(f"worker.{self._leases.worker}", None, 0))
+
+    # --- one run ------------------------------------------------------------------------------------------------------
+
+    async def _collect(self, job: str) -> None:
+        """Collect one run until it is handed over, is lost to another worker, or fails: then another tries."""
+        try:
+            done = await self._collect_until_released(job)
+            self._collector.counts["over"] += done >= 0
+            await self._try(self._leases.release(job, done))
+        except KeyWrongLastSequenceError:
+            self._leases.drop(job)  # another worker goes on with it
+        except Exception as error:
+            self._collector.counts["given up"] += 1
+            self._collector.complain(f"run {job} is given up for now", error)
+            self._leases.drop(job)
+
+    async def _collect_until_released(self, job: str) -> int:
+        """Return how many messages the run had if it is over, -1 if not."""
+        checkpoint = await self._store.load(job)
+        run: RunCollection | None = None
+        if checkpoint.state is not None and checkpoint.created == self._created:
+            run = loaded(checkpoint.state, self._collector.models, self._collector.silent_after_s, self._clock.now_s)
+            await self._publish(job, run)  # of the worker before: it stored them, and may not have sent them
+        subject = f"{self._stream}.{job}.>"
+        pull = StreamPull(self._stream, subject, run.sequence if run else 1, poll_interval_s=_POLL_S)
+        due_s = heard_s = time.monotonic()
+        is_clean = False
+        try:
+            while True:
+                amount = self._amounts.get(job, 0)
+                messages = await pull.fetch(self._jetstream)
+                for message in messages:
+                    heard_s = time.monotonic()
+                    run = run or self._begin(job, message)
+                    run.take(message)
+                    await asyncio.sleep(0)  # leases are renewed meanwhile
+                self._collector.counts["messages"] += len(messages)
+                now_s = time.monotonic()
+                is_at_end = not messages or messages[-1].pending <= len(messages)
+                if run and is_at_end and now_s - self._began_s > GRACE_S:
+                    run.tick()
+                is_over = not messages and (run is None or run.is_over) and now_s - heard_s > self._collector.lease_s
+                is_released = is_over or job in self._released
+                outbox_bytes = sum(map(len, run.outbox)) if run else 0
+                if run and run.is_changed and (is_released or now_s >= due_s or outbox_bytes > _MAX_OUTBOX_BYTES):
+                    run.is_changed = False
+                    checkpoint = await self._store.store(job, pack(run.dump()), checkpoint, self._created)
+                    if checkpoint.object_name and not is_clean:
+                        await self._store.clean(job, checkpoint)
+                        is_clean = True
+                    self._collector.counts["checkpoints"] += 1
+                    await self._publish(job, run)
+                    took_s = time.monotonic() - now_s
+                    due_s = now_s + max(self._collector.checkpoint_interval_s, _SHARE_OF_TIME * took_s)
+                if is_released and not (run and run.is_changed):
+                    return amount if is_over else -1
+        finally:
+            await pull.close()
+
+    def _begin(self, job: str, message: StreamMessage) -> RunCollection:
+        """Return the collection of a run of which nothing is known but its first message."""
+        run_id = job
+        with contextlib.suppress(DecodeError):
+            run_id = SourcedDecoder().decode_with(message.source_json, message.frame).source.run_id or job
+        source = Source.detect({}, run_id=run_id, role=_OWN)
+        return RunCollection(source, self._collector.models, self._collector.silent_after_s, self._clock.now_s)
+
+    async def _publish(self, job: str, run: RunCollection) -> None:
+        """Send what is in the outbox, in order; what the server has already it keeps once."""
+        subject = ".".join((self._stream, job, _OWN, subject_token(run.source.id)))
+        source_json = encoded_source(run.source)
+        for frame in run.outbox:
+            decoder = FrameDecoder()
+            decoder.introduce(run.source)
+            own = decoder.decode(frame)
+            headers = message_headers(run.source.id, own.first_seq, source_json)
+            try:
+                await self._jetstream.publish(subject, frame, stream=self._stream, headers=headers)
+            except MaxPayloadError as error:  # readers see by its number that it is missing
+                self._collector.complain("an event is larger than the server's max_payload", error)
+                continue
+            self._collector.counts["published"] += len(own.events)
+            if self._collector.on_event is not None:
+                for event in own.events:
+                    self._collector.on_event(event)
+        run.sent()
+
+
+def loaded(
+    state: Mapping[str, Any],
+    models: Callable[[Publish], Sequence[Any]],
+    silent_after_s: float | None = None,
+    now_s: Callable[[], float] = time.time,
+) -> RunCollection:
+    """
+    Return the collection of a run as it was stored.
+
+    Raises:
+        DecodeError: *state* is not what was stored, or belongs to other models.
+    """
+    source = Source.from_wire(state.get("source")) if isinstance(state, Mapping) else Source.unknown("")
+    run = RunCollection(source, models, silent_after_s, now_s)
+    run.load(state)
+    return run
+
+
+@attrs.frozen
+class CollectedRun:
+    """What the collectors of a stream know of one run."""
+
+    models: Sequence[Any]
+    """The models."""
+    cursor: Mapping[str, Any]
+    """The place in the stream behind what they know: a `NatsReader` goes on from there without a gap."""
+
+
+def collected(address: str, *, models: Callable[[Publish], Sequence[Any]] = collector_models) -> CollectedRun:
+    """
+    Return what the collectors of a stream have stored of the run at *address*, ``nats://HOST:PORT/STREAM/RUN``.
+
+    Args:
+        address: The run.
+        models: As of `NatsCollector`, the same.
+
+    Raises:
+        ConfigError: *address* is not the address of a run.
+        UnreadableError: The server does not answer, or nothing is stored.
+        DecodeError: What is stored belongs to other models.
+    """
+    parsed = StreamAddress.parse(address)
+    if not parsed.run:
+        raise ConfigError("run", address, "give nats://HOST:PORT/STREAM/RUN")
+
+    async def read() -> _Checkpoint:
+        client = await nats.connect(parsed.server, connect_timeout=_REQUEST_S, allow_reconnect=False)
+        try:
+            store = _Store(client.jetstream(timeout=_REQUEST_S), parsed.stream)
+            await store.open()
+            return await store.load(subject_token(parsed.run))
+        finally:
+            await client.close()
+
+    try:
+        checkpoint = asyncio.run(read())
+    except DecodeError:
+        raise
+    except Exception as error:  # whatever the client raises
+        remedy = f"is `trackside collect` running for {attrs.evolve(parsed, run='', rank='')}?"
+        raise UnreadableError(str(parsed), f"no checkpoints ({described(error)})", remedy) from error
+    if checkpoint.state is None:
+        raise UnreadableError(str(parsed), "has no checkpoint", "is it the id of a run?")
+    run = loaded(checkpoint.state, models)
+    return CollectedRun(run.streams.models, run.cursor)

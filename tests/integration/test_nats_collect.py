@@ -1,0 +1,437 @@
+"""The collectors of a stream: real workers, killed and stopped at random, against the real server."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+import trackside
+from trackside.bus import Bus
+from trackside.cli import main
+from trackside.events import (
+    EventsLost,
+    Heartbeat,
+    IterationEnded,
+    SectionWindow,
+    Source,
+    StragglerReport,
+    UnreadableError,
+)
+from trackside.handlers import replay
+from trackside.wire import fields_of, pack
+
+nats = pytest.importorskip("nats")
+
+from nats.js.errors import KeyWrongLastSequenceError  # noqa: E402  it may be missing
+
+from trackside.handlers.nats import NatsCollector, NatsReader, NatsSink, collected  # noqa: E402  it imports the library
+from trackside.handlers.nats._collect import _Checkpoint, _Store  # noqa: E402
+from trackside.handlers.zeromq._collector import collector_models  # noqa: E402
+
+pytestmark = pytest.mark.integration
+
+STREAM = "runs"
+LEASE_S = 1.5
+
+
+@pytest.fixture
+def address(nats_server):
+    """Return the address of the stream."""
+    return f"{nats_server.url}/{STREAM}"
+
+
+class Workers:
+    """Worker processes."""
+
+    SCRIPT = textwrap.dedent(
+        """
+        import signal, sys
+        from trackside.core.leases import LeaseTable
+        from trackside.handlers.nats import NatsCollector
+        if sys.argv[3:]:
+            LeaseTable.held = property(lambda table: frozenset(table._jobs))
+        collector = NatsCollector(sys.argv[1], lease_s=float(sys.argv[2]), checkpoint_interval_s=0.1, silent_after_s=60)
+        signal.signal(signal.SIGTERM, lambda *_: collector.stop())
+        collector.serve()
+        """
+    )
+
+    def __init__(self, address):
+        self.address = address
+        self.running = []
+
+    def start(self, *, is_greedy=False):
+        """Start one more; a greedy one takes itself for the holder of every lease."""
+        command = [sys.executable, "-c", self.SCRIPT, self.address, str(LEASE_S)]
+        command += ["holds all"] if is_greedy else []
+        self.running.append(subprocess.Popen(command))
+
+    def kill(self, worker):
+        """End one at once."""
+        self.running.remove(worker)
+        worker.kill()
+        worker.wait()
+
+    def end(self):
+        """End all, as if the machine had stopped."""
+        for worker in list(self.running):
+            self.kill(worker)
+
+
+@pytest.fixture
+def workers(address):
+    """Return worker processes, which end with the test."""
+    found = Workers(address)
+    yield found
+    found.end()
+
+
+def publish_job(server, run, rank, rng, *, windows, pause_s=0.0):
+    """Publish a rank's events: steps, heartbeats, and the times of sections, of which rank 1 needs twice as long."""
+    source = Source.detect({}, run_id=run, rank=rank, world_size=2, application="demo")
+    with Bus(source=source) as bus:
+        bus.subscribe(NatsSink(server.url, stream=STREAM))
+        for window in range(windows):
+            for step in range(10 * window, 10 * window + 10):
+                bus.log(
+                    IterationEnded(step=step, span_id=step + 1, duration_ns=rng.randrange(10**6, 10**8), tokens=4096)
+                )
+            time_ns = rng.uniform(1e6, 1.1e6) * (1 + rank)
+            times = {key: [time_ns] for key in ("min_ns", "max_ns", "median_ns", "mean_ns")}
+            bounds = {"window": window, "first_step": 10 * window, "last_step": 10 * window + 9, "start_ns": window}
+            bus.log(SectionWindow(**bounds, **times, std_ns=[0.0], names=["step"], counts=[10], entries=[10]))
+            bus.log(Heartbeat(sequence=window, interval_s=1.0))
+            assert bus.flush(60)
+            time.sleep(rng.random() * pause_s)
+
+
+def answers(models):
+    return {type(model).__name__: (model.dump(), model.result()) for model in models}
+
+
+def replayed(address, run):
+    """Return the answers to one reading of the stream, and the reports that are derived on the way."""
+    reports = []
+    models = collector_models(reports.append)
+    server, _, stream = address.rpartition("/")
+    with NatsReader(server, stream=stream, follow=False) as events:
+        trackside.feed((event for event in events if event.source.run_id == run), *models)
+    return answers(models), [fields_of(event) for event in reports]
+
+
+def streamed(address, kind):
+    """Return the events of *kind* that collectors published, by run, all of which are numbered without a gap."""
+    server, _, stream = address.rpartition("/")
+    found = collections.defaultdict(list)
+    with NatsReader(server, stream=stream, follow=False) as events:
+        for event in events:
+            if event.source.role == "collector":
+                found[event.source.run_id].append(event)
+        assert events.repeated == 0
+    for run, events in found.items():
+        assert len({event.source.id for event in events}) == 1, run
+        assert [event.seq for event in events] == list(range(len(events)))
+    return {run: [event for event in events if type(event) is kind] for run, events in found.items()}
+
+
+def is_read(address, run):
+    """Whether the collectors have stored what one reading of the stream says."""
+    try:
+        return answers(collected(f"{address}/{run}").models) == replayed(address, run)[0]
+    except UnreadableError:
+        return False
+
+
+def is_said(address, run):
+    """Whether the stream has as many reports of a run as one reading of it derives."""
+    return len(streamed(address, StragglerReport).get(run, ())) >= len(replayed(address, run)[1])
+
+
+class TestTakeover:
+    @pytest.mark.parametrize("number", range(3))
+    def test_any_kills(self, nats_server, address, workers, eventually, number):
+        """
+        Workers are killed, stopped and continued at random while three runs are published. In the end what they have
+        stored of each run equals one reading of its stream, and each report is in the stream once.
+        """
+        rng = random.Random(number)
+        runs = ("first", "second", "third")
+        for _ in range(3):
+            workers.start()
+        ranks = [
+            threading.Thread(
+                target=publish_job,
+                args=(nats_server, run, rank, random.Random(f"{number}{run}{rank}")),
+                kwargs={"windows": 40, "pause_s": 0.5},
+            )
+            for run in runs
+            for rank in range(2)
+        ]
+        for rank in ranks:
+            rank.start()
+        stopped = None
+        kills = 0
+        while any(rank.is_alive() for rank in ranks):
+            time.sleep(rng.uniform(0.2, 1.2))
+            worker = rng.choice(workers.running)
+            if stopped is not None:
+                stopped.send_signal(signal.SIGCONT)  # it may hold what others have taken meanwhile
+                stopped = None
+            elif rng.random() < 0.3:
+                worker.send_signal(signal.SIGSTOP)
+                stopped = worker
+                time.sleep(rng.uniform(0, 2 * LEASE_S))
+            else:
+                workers.kill(worker)
+                workers.start()
+                kills += 1
+        if stopped is not None:
+            stopped.send_signal(signal.SIGCONT)
+        assert kills > 3
+        for run in runs:
+            eventually(lambda run=run: is_read(address, run), what=f"{run} is read")
+        for run in runs:
+            expected = replayed(address, run)[1]
+            assert len(expected) >= 38
+            eventually(lambda run=run: is_said(address, run), what="the reports are in the stream")
+            reports = streamed(address, StragglerReport)[run]
+            assert [fields_of(event) for event in reports] == expected
+
+    def test_replaced_within_seconds(self, nats_server, address, workers, eventually):
+        """When the only worker is killed, another one that waits goes on within seconds."""
+        workers.start()
+        publish_job(nats_server, "run", 0, random.Random(1), windows=2)
+        eventually(lambda: is_read(address, "run"), what="the first one has read it")
+        workers.start()
+        workers.kill(workers.running[0])
+        publish_job(nats_server, "run", 1, random.Random(2), windows=2)
+        began_s = time.monotonic()
+        eventually(lambda: is_read(address, "run"), what="the second one has read it")
+        assert time.monotonic() - began_s < 20
+        assert len(collected(f"{address}/run").models[1].result().ranks) == 2
+
+    def test_two_that_both_hold(self, nats_server, address, workers, eventually):
+        """Of workers that take themselves for the only ones, none stores or says anything that the others did."""
+        for _ in range(3):
+            workers.start(is_greedy=True)
+        publish_job(nats_server, "run", 0, random.Random(1), windows=20, pause_s=0.3)
+        publish_job(nats_server, "run", 1, random.Random(2), windows=20, pause_s=0.3)
+        eventually(lambda: is_read(address, "run"), what="the run is read")
+        eventually(lambda: is_said(address, "run"), what="the reports are in the stream")
+        reports = streamed(address, StragglerReport)["run"]
+        assert [fields_of(event) for event in reports] == replayed(address, "run")[1]
+        assert len(reports) >= 18
+
+
+@pytest.fixture
+def collecting(address):
+    """Return a function that starts a collector on a thread of this process, and ends it with the test."""
+    running = []
+
+    def start(**options):
+        collector = NatsCollector(address, **{"lease_s": LEASE_S, "checkpoint_interval_s": 0.1, **options})
+        thread = threading.Thread(target=collector.serve)
+        thread.start()
+        running.append((collector, thread))
+        return collector
+
+    yield start
+    for collector, thread in running:
+        collector.stop()
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+class TestStore:
+    """What is stored, as the worker's own part of the module stores it."""
+
+    @pytest.mark.parametrize("size", [10, 2_000_000])
+    def test_one_of_two_is_refused(self, nats_server, size):
+        """Of two that replace the same checkpoint the second is refused, and what the first one stored is kept."""
+
+        async def use(jetstream):
+            stores = [_Store(jetstream, STREAM) for _ in range(2)]
+            for store in stores:
+                await store.open(1)
+            first = await stores[0].store("run", pack(["a" * size]), await stores[0].load("run"), "")
+            with pytest.raises(KeyWrongLastSequenceError):
+                await stores[1].store("run", pack(["b" * size]), _Checkpoint(), "")
+            found = await stores[1].load("run")
+            assert (found.state, found.revision) == (["a" * size], first.revision)
+            second = await stores[1].store("run", pack(["c" * size]), found, "")
+            await stores[1].clean("run", second)
+            with pytest.raises(KeyWrongLastSequenceError):
+                await stores[0].store("run", pack(["d" * size]), first, "")
+            assert (await stores[0].load("run")).state == ["c" * size]
+
+        with_client(nats_server, use)
+
+    def test_what_the_dead_left(self, nats_server):
+        """Objects of workers that died before they became valid are removed; those in use and of other runs stay."""
+
+        async def use(jetstream):
+            store = _Store(jetstream, STREAM)
+            await store.open(1)
+            other = await store.store("other", pack(["o" * 2_000_000]), _Checkpoint(), "")
+            first = await store.store("run", pack(["a" * 2_000_000]), _Checkpoint(), "")
+            with pytest.raises(KeyWrongLastSequenceError):
+                await store.store("run", pack(["b" * 2_000_000]), _Checkpoint(), "")
+            second = await store.store("run", pack(["c" * 2_000_000]), first, "")
+            await store.clean("run", second)
+            objects = await jetstream.object_store(f"{STREAM}-collect")
+            names = {info.name for info in await objects.list()}
+            assert names == {other.object_name, first.object_name, second.object_name}
+
+        with_client(nats_server, use)
+
+
+class TestOne:
+    def test_state_that_is_larger_than_a_message(self, nats_server, address, collecting, eventually):
+        """A state beyond the limit of messages is stored whole, replaced by later ones, and gone on from."""
+        padding = "x" * 60_000
+
+        class Everything:
+            """A model that keeps what it read."""
+
+            def __init__(self):
+                self.kept = []
+
+            def consume(self, frame):
+                self.kept += [[event.step, padding] for event in frame.events if isinstance(event, IterationEnded)]
+
+            def dump(self):
+                return {"kept": self.kept}
+
+            def load(self, state):
+                self.kept = state["kept"]
+
+        def models(publish):
+            return [Everything()]
+
+        def kept():
+            try:
+                return [step for step, _ in collected(f"{address}/run", models=models).models[0].kept]
+            except UnreadableError:
+                return []
+
+        collector = collecting(models=models)
+        publish_job(nats_server, "run", 0, random.Random(1), windows=4)
+        eventually(lambda: kept() == list(range(40)), what="2.4 MB are stored")
+        collector.stop()
+        publish_job(nats_server, "run", 0, random.Random(1), windows=2)
+        collecting(models=models)
+        eventually(lambda: kept() == [*range(40), *range(20)], what="what came later is stored with it")
+
+    def test_hands_over_when_stopped(self, nats_server, address, collecting, eventually):
+        """A collector that is stopped hands its runs over: another one has them before a lease of a minute is over."""
+        first = collecting(lease_s=60.0)
+        publish_job(nats_server, "run", 0, random.Random(1), windows=2)
+        eventually(lambda: is_read(address, "run"), what="it is read")
+        first.stop()
+        collecting(lease_s=60.0)
+        publish_job(nats_server, "run", 1, random.Random(1), windows=2)
+        eventually(lambda: is_read(address, "run"), what="the other one has read the rest")
+
+    def test_run_that_is_over(self, nats_server, address, collecting, eventually):
+        """A run whose ranks have ended is let go, and taken again when there is more of it."""
+        collector = collecting()
+        publish_job(nats_server, "run", 0, random.Random(1), windows=2)
+        eventually(lambda: collector.counts["over"] == 1, what="it is let go")
+        publish_job(nats_server, "run", 1, random.Random(1), windows=2)
+        eventually(lambda: collector.counts["over"] == 2, what="it is let go again")
+        assert is_read(address, "run")
+        assert collector.counts["given up"] == 0
+
+    def test_server_restarts(self, nats_server, address, collecting, eventually):
+        """A collector waits for a server that goes away, and goes on."""
+        collecting()
+        publish_job(nats_server, "run", 0, random.Random(1), windows=2)
+        eventually(lambda: is_read(address, "run"), what="it is read")
+        nats_server.stop()
+        nats_server.start()
+        publish_job(nats_server, "run", 1, random.Random(1), windows=2)
+        eventually(lambda: is_read(address, "run"), what="the rest is read")
+
+    def test_reader_goes_on_from_the_checkpoint(self, nats_server, address, collecting, eventually):
+        """A reader that begins at the cursor of what is stored reads what came later, each once."""
+        collector = collecting()
+        publish_job(nats_server, "run", 0, random.Random(1), windows=3)
+        eventually(lambda: is_read(address, "run"), what="it is read")
+        collector.stop()
+        found = collected(f"{address}/run")
+        publish_job(nats_server, "run", 1, random.Random(1), windows=2)
+        with NatsReader(nats_server.url, stream=STREAM, cursor=found.cursor, follow=False) as events:
+            trackside.feed(events, *found.models)
+            assert events.missing == 0
+        assert answers(found.models) == replayed(address, "run")[0]
+
+    def test_missing_events_are_named(self, nats_server, address, collecting, eventually):
+        """Events that the stream no longer has when a run is read are published as lost, with their numbers."""
+        with Bus(source=Source.detect({}, run_id="run")) as bus:
+            bus.subscribe(NatsSink(nats_server.url, stream=STREAM))
+            for step in range(3):
+                bus.log(IterationEnded(step=step, duration_ns=1))
+                assert bus.flush(30)
+        with_client(nats_server, lambda jetstream: jetstream.delete_msg(STREAM, 2))
+        collecting()
+        eventually(lambda: streamed(address, EventsLost).get("run"), what="the loss is named")
+        (lost,) = streamed(address, EventsLost)["run"]
+        assert (lost.first_seq, lost.last_seq, lost.reason) == (2, 2, "not in the stream")
+        assert [event for event in replay(f"{address}/run") if isinstance(event, EventsLost)] == [lost]
+
+
+class TestCommand:
+    def test_two_workers(self, nats_server, address, tmp_path, eventually):
+        """The command with two workers collects, ends at SIGTERM, and prints its counts."""
+        command = [sys.executable, "-m", "trackside", "collect", address, "--workers", "2"]
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            assert child.stdout.readline() == f"ranks:   TRACKSIDE_COLLECTOR={address}\n"
+            for run in ("first", "second"):
+                publish_job(nats_server, run, 0, random.Random(1), windows=2)
+                eventually(lambda run=run: is_read(address, run), what="it is read")
+            child.send_signal(signal.SIGTERM)
+            printed, _ = child.communicate(timeout=60)
+            assert child.returncode == 0
+            assert "checkpoints" in printed
+        finally:
+            child.kill()
+            child.wait()
+
+    @pytest.mark.parametrize(
+        ("arguments", "line"),
+        [
+            ((), "give where ranks connect to"),
+            (("runs",), "give nats://HOST:PORT/STREAM"),
+            (("nats://127.0.0.1:1/runs/run",), "its runs are divided among collectors"),
+            (("nats://127.0.0.1:1/runs", "--bind", "tcp://*:7070"), "leave it out"),
+            (("nats://127.0.0.1:1/runs", "--workers", "0"), "give a positive number"),
+        ],
+    )
+    def test_refused(self, capsys, arguments, line):
+        """Arguments that do not fit together are one line, with exit code 2."""
+        assert main(["collect", *arguments]) == 2
+        (printed,) = capsys.readouterr().err.splitlines()
+        assert line in printed
+
+
+def with_client(server, use):
+    """Return what *use* returns when it is given the client library's context of a connection."""
+
+    async def run():
+        client = await nats.connect(server.url)
+        try:
+            return await use(client.jetstream())
+        finally:
+            await client.close()
+
+    return asyncio.run(run())
