@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from interrupting import interrupter
 from trackside.core._worker import LateThread
 
 
@@ -82,3 +83,18 @@ class TestJoin:
         may_run.set()
         assert late.join(10)
         starter.join(10)
+
+
+class TestIsAlive:
+    def test_after_an_interruption(self):
+        """A signal handler that raises while a thread's life is asked for does not make it look dead."""
+        go_on = threading.Event()
+        late = LateThread(lambda: go_on.wait(60), "late")
+        assert late.start()
+        answers = set()
+        with interrupter() as handler:
+            outcome = handler.interrupt(lambda: answers.add(late.is_alive), 200)
+        is_alive = late.is_alive
+        go_on.set()
+        assert late.join(20)
+        assert (outcome.came, answers, is_alive, late.is_alive) == (200, {True}, True, False)

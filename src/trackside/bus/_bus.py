@@ -25,11 +25,18 @@ from trackside.bus._subscribers import (
     QueuedSubscriber,
     Recovered,
     SinkSubscriber,
-    is_from_signal_handler,
     is_too_deep,
     uncounted,
 )
-from trackside.core import Closing, ThreadSafeCount, complain, deadline_in, is_power_of_two, left_s
+from trackside.core import (
+    Closing,
+    ThreadSafeCount,
+    complain,
+    deadline_in,
+    is_from_signal_handler,
+    is_power_of_two,
+    left_s,
+)
 from trackside.counters import CounterRegistry
 from trackside.events import ConfigError, Event, Handler, Priority, RunsOn, Source
 from trackside.events._selected import SelectedTypes, checked_priority, checked_rule

@@ -30,7 +30,15 @@ from trackside.bus._subscribers import (
     QueuedSubscriber,
     SinkSubscriber,
 )
-from trackside.core import LateThread, RateLimitedLog, complain, described, is_power_of_two, left_s
+from trackside.core import (
+    LateThread,
+    RateLimitedLog,
+    complain,
+    described,
+    is_from_signal_handler,
+    is_power_of_two,
+    left_s,
+)
 from trackside.events import (
     Event,
     EventsDropped,
@@ -420,8 +428,9 @@ class Dispatcher:
         return True
 
     def _survive(self, error: BaseException) -> None:
-        """Log a fault of ours and go on; a Ctrl-C or exit in a thread that drains in our stead is for that thread."""
-        if isinstance(error, (KeyboardInterrupt, SystemExit)) and not self._thread.is_current:
+        """Log a fault of ours and go on; what is for the thread that drains in our stead, such as Ctrl-C, is raised."""
+        is_end = isinstance(error, (KeyboardInterrupt, SystemExit))
+        if not self._thread.is_current and (is_end or is_from_signal_handler(error)):
             raise error
         self._log.complain("the dispatcher failed: %s; it goes on", described(error))
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Collection
 from types import CodeType
@@ -15,7 +13,7 @@ from trackside._free_threading import lane
 from trackside.bus._admission import NEVER, is_settled
 from trackside.bus._sink_worker import SinkWorker
 from trackside.bus._stats import HandlerStats
-from trackside.core import CircuitBreaker, ThreadSafeCount
+from trackside.core import CircuitBreaker, ThreadSafeCount, is_from_signal_handler
 from trackside.events import Event, HandlerSuspended, RunsOn, Source
 from trackside.wire import FrameView, views
 
@@ -93,27 +91,6 @@ def is_too_deep(log: CodeType) -> bool:
         depth += frame.f_code is log
         frame = frame.f_back  # type: ignore[assignment]
     return depth > DEEPEST
-
-
-def is_from_signal_handler(error: BaseException) -> bool:
-    """Return whether a signal handler of the program raised *error*: it is for the program, whatever it interrupted."""
-    if threading.current_thread() is not threading.main_thread():
-        return False
-    codes = set()
-    for number in signal.valid_signals():
-        handler: Any = signal.getsignal(number)
-        while hasattr(handler, "func"):  # functools.partial
-            handler = handler.func
-        for function in (handler, getattr(type(handler), "__call__", None)):  # noqa: B004  its code is wanted
-            code = getattr(getattr(function, "__func__", function), "__code__", None)
-            if code is not None:
-                codes.add(code)
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code in codes:
-            return True
-        trace = trace.tb_next
-    return False
 
 
 class Recovered(Exception):  # noqa: N818  a signal to the bus, not an error
@@ -468,6 +445,8 @@ class QueuedSubscriber:
         try:
             lost = getattr(self.handler, "lost", 0)
         except Exception as error:
+            if is_from_signal_handler(error):
+                raise
             self.circuit_breaker.report(error)
             return 0
         return lost if isinstance(lost, int) else 0

@@ -4,6 +4,7 @@ from trackside.core._circuit_breaker import CircuitBreaker
 from trackside.core._closing import Closing, deadline_in, left_s
 from trackside.core._count import CountByLane, ThreadSafeCount
 from trackside.core._logging import LOGGER, RateLimitedLog, complain, described, is_power_of_two
+from trackside.core._signal_handlers import is_from_signal_handler
 from trackside.core._worker import LateThread, Work, Worker
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "complain",
     "deadline_in",
     "described",
+    "is_from_signal_handler",
     "is_power_of_two",
     "left_s",
 ]

@@ -7,6 +7,7 @@ to do, and on request; `flush` waits for it with a ticket.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -25,13 +26,15 @@ class LateThread:
     Any number of threads and signal handlers may start it at once; none of them waits for another.
     """
 
-    __slots__ = ("_starting", "_target", "_thread", "name")
+    __slots__ = ("_has_ended", "_starting", "_target", "_thread", "name")
 
     def __init__(self, target: Callable[[], object], name: str) -> None:
         self.name = name
         self._target = target
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
+        self._has_ended = False
+        """`threading` says that a running thread has ended, once a signal handler has raised in its `is_alive`."""
 
     def start(self) -> bool:
         """Start the thread unless it was started; False if none can be started any more: the interpreter ends."""
@@ -57,7 +60,10 @@ class LateThread:
     def _run(self) -> None:
         # If its starter was interrupted before the thread ran, another may have been started since.
         if self._thread is threading.current_thread():
-            self._target()
+            try:
+                self._target()
+            finally:
+                self._has_ended = True
 
     @property
     def is_started(self) -> bool:
@@ -67,7 +73,7 @@ class LateThread:
     @property
     def is_alive(self) -> bool:
         """Whether the thread is running."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._thread is not None and self._thread.ident is not None and not self._has_ended
 
     @property
     def is_current(self) -> bool:
@@ -83,14 +89,13 @@ class LateThread:
             return False
         deadline_s = time.monotonic() + timeout_s
         while True:
-            try:
+            with contextlib.suppress(RuntimeError):  # it runs already, but a moment passes before `threading` says so
                 thread.join(max(0.0, deadline_s - time.monotonic()))
-            except RuntimeError:  # it runs already, but a moment passes before `threading` says so
-                if time.monotonic() >= deadline_s:
-                    return False
-                time.sleep(_MOMENT_S)
-            else:
-                return not thread.is_alive()
+            if not self.is_alive:
+                return True
+            if time.monotonic() >= deadline_s:
+                return False
+            time.sleep(_MOMENT_S)
 
 
 class Work(Protocol):

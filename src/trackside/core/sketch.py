@@ -65,6 +65,12 @@ class Sketch:
         """How many values were added."""
         return self._zeros + sum(self._above.values()) + sum(self._below.values())
 
+    def copy(self) -> Sketch:
+        """Return a sketch that goes on from here on its own."""
+        copy = Sketch()
+        copy._above, copy._below, copy._zeros = self._above.copy(), self._below.copy(), self._zeros
+        return copy
+
     def add(self, ordered: list[float]) -> None:
         """Count the values in *ordered*, which must be sorted and free of NaN."""
         first_above = bisect.bisect_left(ordered, 0.0)

@@ -50,7 +50,7 @@ class CollectorWindow:
         needs: What the collector's aggregations need to know.
         limit: Close after so many samples; None for never.
         keeps_raw: Whether the samples themselves are wanted too.
-        put: Called with each window that closes.
+        put: Called with each window that closes, once the fold that closed it is complete.
         now_ns: The clock that says when a window of *limit* samples closed.
     """
 
@@ -97,6 +97,36 @@ class CollectorWindow:
         self._total_count = total_count
         self._total = total.copy()
 
+    def state(self) -> tuple[Any, ...]:
+        """Return what a fold changes, to `restore` it."""
+        return (
+            self.needs,
+            self._start_ns,
+            self._summary.copy(),
+            self._total.copy(),
+            self._total_count,
+            self._non_finite,
+            self._has_ended,
+            self._raw,
+            0 if self._raw is None else len(self._raw),
+        )
+
+    def restore(self, state: tuple[Any, ...]) -> None:
+        """Be as at the time of *state*; doing so again changes nothing."""
+        (
+            self.needs,
+            self._start_ns,
+            self._summary,
+            self._total,
+            self._total_count,
+            self._non_finite,
+            self._has_ended,
+            self._raw,
+            samples,
+        ) = state
+        if self._raw is not None:
+            del self._raw[samples:]
+
     @property
     def needs_samples(self) -> bool:
         """Whether the window takes the samples themselves: not only their sum, extremes and last."""
@@ -141,18 +171,17 @@ class CollectorWindow:
         # A clock that a test or a suspended machine sets back must not make a window of negative length.
         end_ns = max(end_ns, self._start_ns)
         raw = self._raw
-        self._put(
-            ClosedWindow(
-                self._instrument,
-                self._start_ns,
-                end_ns,
-                self._summary,
-                self._total_count,
-                self._total.value,
-                raw,
-                self._non_finite,
-            )
+        closed = ClosedWindow(
+            self._instrument,
+            self._start_ns,
+            end_ns,
+            self._summary,
+            self._total_count,
+            self._total.value,
+            raw,
+            self._non_finite,
         )
+        self._instrument.closed += ((self._put, closed),)
         self._start_ns = end_ns
         self._non_finite = ALL_FINITE
         self._summary = SampleSummary(self.needs)
@@ -264,9 +293,10 @@ class CounterCollector(Closing):
         """Close all windows for good; False if an instrument could not be locked in time."""
         done = True
         for instrument in list(self._windows):
-            window = self._windows.pop(instrument, None)
+            window = self._windows.get(instrument)
             if window is not None:
                 done = instrument.detach(window, now_ns, timeout_s=timeout_s) and done
+                self._windows.pop(instrument, None)
         return done
 
     def become_child(self, instruments: list[Instrument]) -> None:
@@ -284,7 +314,7 @@ class CounterCollector(Closing):
         ):
             return
         if len(self._waiting) < MAX_WAITING:
-            self._waiting.append(closed)
+            self._waiting += (closed,)  # and no call, after which a signal handler might raise: see `Instrument.fold`
         else:
             self.dropped.add()
 

@@ -13,7 +13,7 @@ import attrs
 
 from trackside._free_threading import FREE_THREADED, LANES, shared
 from trackside._implementation import native
-from trackside.core import CircuitBreaker, Closing, RateLimitedLog, ThreadSafeCount, complain
+from trackside.core import CircuitBreaker, Closing, RateLimitedLog, ThreadSafeCount, complain, is_from_signal_handler
 from trackside.counters._aggregation import EXTREMES, Aggregation, needs_of
 from trackside.counters._samples import SampleChunk, SampleSummary, checked, number
 from trackside.events import ConfigError, Value, clock
@@ -21,7 +21,7 @@ from trackside.events import ConfigError, Value, clock
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from trackside.counters._collector import CollectorWindow
+    from trackside.counters._collector import ClosedWindow, CollectorWindow
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -122,15 +122,18 @@ class Instrument(Recorder):
         "_is_stuck",
         "_lock",
         "_log",
+        "_marks",
         "_needs",
         "_needs_samples",
         "_reason",
         "_refused",
         "_reported",
         "_strict",
+        "_taken",
         "_totals",
         "_windows",
         "aggregations",
+        "closed",
         "help",
         "name",
         "unit",
@@ -183,6 +186,9 @@ class Instrument(Recorder):
         self._refused = ThreadSafeCount()
         self._totals = SampleSummary(0)
         self._windows: tuple[CollectorWindow, ...] = ()
+        self._taken: list[Any] = []
+        self._marks: tuple[Any, ...] | None = None
+        self.closed: list[tuple[Callable[[ClosedWindow], None], ClosedWindow]] = []
         self._refresh_needs()
 
     def __repr__(self) -> str:
@@ -219,24 +225,29 @@ class Instrument(Recorder):
         Returns:
             False if another thread kept folding, or this very thread is, further down the stack; *then* was not called.
         """
-        lock = self._lock
-        if not lock.acquire(timeout=timeout_s):
+        if self._is_folding and not timeout_s:
             return False
+        lock = self._lock
+        acquired: list[bool] = []
         try:
-            if self._is_folding:
+            # In C, which keeps the answer before a signal handler can run: the lock is released whoever raises.
+            acquired.extend(map(lock.acquire, (True,), (timeout_s,)))
+            if not acquired[0] or self._is_folding:
                 return False
             self._is_folding = True
             try:
-                self._read_buffers([only] if only is not None else self._buffers())
-                if then is not None:
-                    then()
+                self._fold([only] if only is not None else self._buffers(), then)
             except Exception as error:
+                if is_from_signal_handler(error):
+                    raise
+                self._taken, self._marks = [], None
                 complain("%s %s could not be read: %s", self.kind, self.name, error, error=error)
             finally:
                 self._is_folding = False
                 self._is_stuck = False
         finally:
-            lock.release()
+            if acquired and acquired[0]:
+                lock.release()
         total = self._invalid
         if total != self._reported:
             self._reported = total
@@ -245,19 +256,49 @@ class Instrument(Recorder):
             )
         return True
 
-    def _read_buffers(self, buffers: list[list[Any]]) -> None:
-        taken = self._take(self._needs_samples)
-        if isinstance(taken, tuple):
-            self._add_chunk(SampleChunk.of_figures(*taken))
-        elif taken:
-            self._check(taken)
+    def _fold(self, buffers: list[list[Any]], then: Callable[[], None] | None) -> None:
+        """
+        Read *buffers* and call *then*: all of it or, if an exception of the program comes between, nothing for now.
+
+        A signal handler runs after a call and may raise. What it interrupts is undone by the next fold, which reads the
+        same samples again; so what belongs together here is written without a call between.
+        """
+        if self._marks is not None:
+            self._undo(*self._marks)
+        windows = self._windows
+        self._marks = (
+            [(window, window.state()) for window in windows],
+            (self._totals.copy(), windows, self._needs, self._needs_samples, self._invalid, self._reason),
+            len(self.closed),
+        )
+        taken = self._taken
+        taken.extend(map(self._take, (self._needs_samples,)))
         for buffer in buffers:
             waiting = len(buffer)
             if waiting:
-                # Two steps, each atomic: what other threads append meanwhile stands behind.
-                samples = buffer[:waiting]
+                # What other threads append meanwhile stands behind.
+                taken += (buffer[:waiting],)
                 del buffer[:waiting]
+        for samples in taken:
+            if isinstance(samples, tuple):
+                self._add_chunk(SampleChunk.of_figures(*samples))
+            elif samples:
                 self._check(samples)
+        if then is not None:
+            then()
+        self._taken, self._marks = [], None
+        closed = self.closed
+        while closed:
+            put, window = closed[0]
+            put(window)
+            del closed[0]
+
+    def _undo(self, windows: list[tuple[CollectorWindow, tuple[Any, ...]]], own: tuple[Any, ...], closed: int) -> None:
+        """Be as a fold that was interrupted found it; where this is interrupted, too, it is done again."""
+        for window, state in windows:
+            window.restore(state)
+        self._totals, self._windows, self._needs, self._needs_samples, self._invalid, self._reason = own
+        del self.closed[closed:]
 
     def _check(self, samples: list[Any]) -> None:
         chunk, invalid, reason, non_finite = checked(samples, self._needs, self.lowest)
@@ -292,9 +333,8 @@ class Instrument(Recorder):
     def snapshot(self) -> CounterSnapshot:
         """Return the totals since the instrument was made."""
         snapshots: list[CounterSnapshot] = []
-        if not self.fold(lambda: snapshots.append(self._snapshot()), timeout_s=LOCK_TIMEOUT_S):
-            return self._snapshot()
-        return snapshots[0]
+        self.fold(lambda: snapshots.append(self._snapshot()), timeout_s=LOCK_TIMEOUT_S)
+        return snapshots[0] if snapshots else self._snapshot()
 
     def _snapshot(self) -> CounterSnapshot:
         totals = self._totals

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar
 
-from trackside.core import LateThread, complain, deadline_in, left_s
+from trackside.core import LateThread, complain, deadline_in, is_from_signal_handler, left_s
 from trackside.counters._aggregation import Aggregation, in_order
 from trackside.counters._collector import LOCK_TIMEOUT_S, CounterCollector, Raw
 from trackside.counters._instruments import Counter, CounterSnapshot, Gauge, Instrument, Stat
@@ -280,6 +280,8 @@ class CounterRegistry:
         try:
             self._publish(window)
         except Exception as error:
+            if is_from_signal_handler(error):
+                raise
             complain("a window of %s %s could not be published: %s", window.kind, window.name, error, error=error)
 
     # --- time --------------------------------------------------------------------------------------------------
@@ -338,13 +340,14 @@ class CounterRegistry:
         deadline_s = deadline_in(timeout_s)
         with self._lock:
             self._is_closed = True
-            collectors, self._collectors = self._collectors, ()
+            collectors = self._collectors  # they stay until they are done: an exception may come between
         done = self._sampler.stop(timeout_s / 2)
         now_ns = self._now_ns()
         for collector in collectors:
             done = collector.finish(now_ns, timeout_s=left_s(deadline_s)) and done
         done = self._hand_out(collectors, left_s(deadline_s)) and done
         self._dropped_before += sum(collector.dropped.value for collector in collectors)
+        self._collectors = ()
         return done
 
     @property

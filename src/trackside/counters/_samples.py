@@ -11,6 +11,7 @@ import math
 import operator
 from typing import Any, Final, NamedTuple
 
+from trackside.core import is_from_signal_handler
 from trackside.core.sketch import Sketch
 from trackside.counters._aggregation import EXTREMES, QUANTILES, SKETCH, SPREAD, Aggregation
 
@@ -108,8 +109,11 @@ def checked(samples: list[Any], needs: int, lowest: float | None) -> tuple[Sampl
             is_number = type(total) in _PLAIN and math.isfinite(total)
             if is_number and (lowest is None or _are_at_least(lowest, samples)):
                 return SampleChunk(samples, total, needs), 0, "", ALL_FINITE
-        except Exception:  # noqa: S110  whatever is wrong is found below, sample by sample
-            pass
+        except (TypeError, ValueError, OverflowError):
+            pass  # whatever is wrong is found below, sample by sample
+        except Exception as error:
+            if is_from_signal_handler(error):
+                raise
     values: list[float] = []
     invalid, reason = 0, ""
     non_finite = ALL_FINITE
@@ -121,6 +125,9 @@ def checked(samples: list[Any], needs: int, lowest: float | None) -> tuple[Sampl
             invalid += 1
             reason = str(error)
         except Exception as error:
+            # To ask costs more than all else here, and these three are what `number` itself raises.
+            if not isinstance(error, (TypeError, ValueError, OverflowError)) and is_from_signal_handler(error):
+                raise
             invalid += 1
             reason = str(error)
         else:
@@ -234,6 +241,15 @@ class SampleSummary:
         self.maximum = -math.inf
         self.squares = 0.0
         self.sketch = Sketch() if needs & SKETCH else None
+
+    def copy(self) -> SampleSummary:
+        """Return a summary that goes on from here on its own."""
+        copy = SampleSummary(0)
+        copy.needs, copy.count, copy.last = self.needs, self.count, self.last
+        copy.minimum, copy.maximum, copy.squares = self.minimum, self.maximum, self.squares
+        copy.total = self.total.copy()
+        copy.sketch = None if self.sketch is None else self.sketch.copy()
+        return copy
 
     def add(self, chunk: SampleChunk) -> None:
         """Add the values of *chunk*, which must know what `needs` asks."""

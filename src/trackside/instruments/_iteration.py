@@ -106,15 +106,19 @@ class Iteration(Span):
         if step is None:
             step = next_step.get()() if self.kind == "training" else around[1]
         self.step = step
-        if _wants(IterationEnded) or _span.annotator is not None:
-            self._enter(around, step, at_ns)
-        else:
-            # No handler wants iterations; what others log inside has its step nevertheless.
-            self.id = 0
-            self._around = around
-            self._thread = threading.get_ident()
-            self._inside = inside = around[0], step
-            _surround(inside)
+        try:
+            if _wants(IterationEnded) or _span.annotator is not None:
+                self._enter(around, step, at_ns)
+            else:
+                # No handler wants iterations; what others log inside has its step nevertheless.
+                self.id = 0
+                self._around = around
+                self._thread = threading.get_ident()
+                self._inside = inside = around[0], step
+                _surround(inside)
+        except BaseException:
+            self._withdraw(around)
+            raise
         return self
 
     __enter__ = open  # noqa: A003  the method above is meant
@@ -169,31 +173,38 @@ class Iteration(Span):
             if self.id:
                 self.close(error=error)
             return
-        if end_ns is None:
-            end_ns = _span._offset_ns + _span._monotonic_ns()  # noqa: SLF001  of our own base class
-        spans = open_by_lane[self._thread % LANES]
-        if _surroundings() is inside and _span.annotator is None and spans.pop(self.id, None) is self:
-            _surround(self._around)
-        elif not self._step_out(inside):
-            return
-        if error is not None and not isinstance(error, NO_ERRORS):
-            self._publish_error(end_ns, error)
-        if self.attributes:
-            self._publish_attributes(end_ns)
-        # Filled in by hand, as in Span._leave.
-        ended = _new_event(IterationEnded)
-        ended.at_ns = end_ns
-        ended.span_id = self.id
-        ended.parent_span_id = self.parent_id
-        ended.step = self.step
-        ended.kind = self.kind
-        ended.duration_ns = end_ns - self.start_ns
-        ended.samples = self.samples
-        ended.tokens = self.tokens
-        ended.flops = self.flops
-        ended.loss = self.loss
-        ended.failed = self.failed or error is not None
-        _log(ended)
+        try:
+            if end_ns is None:
+                end_ns = _span._offset_ns + _span._monotonic_ns()  # noqa: SLF001  of our own base class
+            spans = open_by_lane[self._thread % LANES]
+            if _surroundings() is inside and _span.annotator is None and spans.pop(self.id, None) is self:
+                _surround(self._around)
+            elif not self._step_out(inside):
+                return
+            # Filled in by hand, as in Span._leave.
+            ended = _new_event(IterationEnded)
+            ended.at_ns = end_ns
+            ended.span_id = self.id
+            ended.parent_span_id = self.parent_id
+            ended.step = self.step
+            ended.kind = self.kind
+            ended.duration_ns = end_ns - self.start_ns
+            ended.samples = self.samples
+            ended.tokens = self.tokens
+            ended.flops = self.flops
+            ended.loss = self.loss
+            ended.failed = self.failed or error is not None
+        except BaseException as raised:
+            if self._is_reopened(raised, inside):
+                self._leave(None, error or raised, None, end_ns)
+            raise
+        try:
+            if error is not None and not isinstance(error, NO_ERRORS):
+                self._publish_error(end_ns, error)
+            if self.attributes:
+                self._publish_attributes(end_ns)
+        finally:
+            _log(ended)
 
     __exit__ = _leave
 

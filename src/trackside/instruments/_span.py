@@ -18,6 +18,7 @@ from trackside._free_threading import LANES, immortal, kept, shared
 from trackside._implementation import native
 from trackside._platform import after_fork_in_child
 from trackside.bus import default_bus
+from trackside.core import is_from_signal_handler
 from trackside.events import (
     ITERATION,
     LIFECYCLE,
@@ -208,9 +209,17 @@ class Span:
             self._close_before_reopening(at_ns)
         if _wants(self._ended) or annotator is not None:
             around = _surroundings()
-            self._enter(around, around[1], at_ns)
+            try:
+                self._enter(around, around[1], at_ns)
+            except BaseException:
+                self._withdraw(around)
+                raise
             if self._ended is SpanEnded:
-                self._publish_start()
+                try:
+                    self._publish_start()
+                except BaseException as error:  # no block begins, so nothing else would end the span
+                    self._leave(None, error, None)
+                    raise
         else:
             self.id = 0
         return self
@@ -260,30 +269,36 @@ class Span:
             if self.id:
                 self.close(error=error)
             return
-        if end_ns is None:
-            end_ns = _offset_ns + _monotonic_ns()
-        around, number = self._around, self.id
-        spans = open_by_lane[self._thread % LANES]
-        if _surroundings() is inside and annotator is None and spans.pop(number, None) is self:
-            _surround(around)
-        elif not self._step_out(inside):
-            return
-        attributes = self.attributes
-        if self._thread != _main_thread and span_names.THREAD not in attributes:
-            attributes = {**attributes, span_names.THREAD: threading.current_thread().name}
-        # Filled in by hand: the constructor with its ten keywords would cost three times as much, a third of a span.
-        ended = _new_event(self._ended)
-        ended.at_ns = end_ns
-        ended.span_id = number
-        ended.parent_span_id = self.parent_id
-        ended.step = around[1]
-        ended.name = self.name
-        ended.duration_ns = end_ns - self.start_ns
-        ended.attributes = attributes or _NO_ATTRIBUTES
-        if error is None or isinstance(error, NO_ERRORS):
-            ended.error = None
-        else:
-            ended.error = describe(error, number, name=self.name, step=around[1], at_ns=end_ns)
+        try:
+            if end_ns is None:
+                end_ns = _offset_ns + _monotonic_ns()
+            around, number = self._around, self.id
+            spans = open_by_lane[self._thread % LANES]
+            if _surroundings() is inside and annotator is None and spans.pop(number, None) is self:
+                _surround(around)
+            elif not self._step_out(inside):
+                return
+            attributes = self.attributes
+            if self._thread != _main_thread and span_names.THREAD not in attributes:
+                attributes = {**attributes, span_names.THREAD: threading.current_thread().name}
+            # Filled in by hand: the constructor with its ten keywords would cost three times as much, a third of a
+            # span.
+            ended = _new_event(self._ended)
+            ended.at_ns = end_ns
+            ended.span_id = number
+            ended.parent_span_id = self.parent_id
+            ended.step = around[1]
+            ended.name = self.name
+            ended.duration_ns = end_ns - self.start_ns
+            ended.attributes = attributes or _NO_ATTRIBUTES
+            if error is None or isinstance(error, NO_ERRORS):
+                ended.error = None
+            else:
+                ended.error = describe(error, number, name=self.name, step=around[1], at_ns=end_ns)
+        except BaseException as raised:
+            if self._is_reopened(raised, inside):
+                self._leave(None, error or raised, None, end_ns)
+            raise
         _log(ended)
 
     if TYPE_CHECKING:
@@ -307,6 +322,30 @@ class Span:
             self._leave_out_of_order()
         if annotator is not None:
             self._stop_annotation()
+        return True
+
+    def _withdraw(self, around: Ambient) -> None:
+        """Be as before `_enter`, which was interrupted."""
+        if self._inside is not None:
+            if native is not None:
+                native.store_open()
+            open_by_lane[self._thread % LANES].pop(self.id, None)
+            if _surroundings() is self._inside:
+                _surround(around)
+            if annotator is not None:
+                self._stop_annotation()
+        self._inside = None
+        self.id = 0
+
+    def _is_reopened(self, raised: BaseException, inside: Ambient) -> bool:
+        """Be as before `_leave` if *raised* is of the program's signal handler: the end is still to be recorded."""
+        if not isinstance(raised, KeyboardInterrupt) and not is_from_signal_handler(raised):
+            return False
+        if native is not None:
+            native.store_open()
+        open_by_lane[self._thread % LANES][self.id] = self
+        _surround(inside)
+        self._inside = inside
         return True
 
     def _close_before_reopening(self, at_ns: int | None) -> None:
@@ -344,6 +383,8 @@ class Span:
         try:
             self._end_annotation = annotator(self.name) if annotator is not None else None
         except Exception as error:
+            if is_from_signal_handler(error):
+                raise
             self._end_annotation = None
             _drop_annotator(error)
 
@@ -353,6 +394,8 @@ class Span:
             if end is not None:
                 end()
         except Exception as error:
+            if is_from_signal_handler(error):
+                raise
             _drop_annotator(error)
 
     def set(self, **attributes: Any) -> None:

@@ -1,0 +1,78 @@
+"""Real signals whose handler raises, at random moments inside a call."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import attrs
+
+
+class Interruption(Exception):
+    """What the program's own signal handler raises."""
+
+
+@attrs.define
+class Outcome:
+    """What became of the exceptions of a handler."""
+
+    calls: int = 0
+    """Calls begun."""
+    done: int = 0
+    """Calls that returned."""
+    raised: int = 0
+    came: int = 0
+    """Exceptions that reached the program."""
+
+
+class Interrupter:
+    """A handler of SIGALRM that raises once each time it is armed."""
+
+    def __init__(self, seed: int = 1) -> None:
+        self.is_armed = False
+        self.raised = 0
+        self._random = random.Random(seed)
+
+    def __call__(self, _number: int, _frame: object) -> None:
+        """Raise, if armed."""
+        if self.is_armed:
+            self.is_armed = False
+            self.raised += 1
+            raise Interruption
+
+    def interrupt(self, call: Callable[[], object], times: int, most_s: float = 0.0003) -> Outcome:
+        """Call *call* again and again, with an exception within *most_s* of each beginning, until so many came."""
+        outcome, before = Outcome(), self.raised
+        deadline_s = time.monotonic() + 30
+        while self.raised - before < times and time.monotonic() < deadline_s:
+            try:
+                self.is_armed = True
+                # Again and again: CPython 3.11 may leave a single signal pending for ever.
+                signal.setitimer(signal.ITIMER_REAL, self._random.uniform(0.00002, most_s), 0.01)
+                while self.is_armed:
+                    outcome.calls += 1
+                    call()
+                    outcome.done += 1
+            except Interruption:
+                outcome.came += 1
+        outcome.raised = self.raised - before
+        return outcome
+
+
+@contextlib.contextmanager
+def interrupter() -> Iterator[Interrupter]:
+    """Handle SIGALRM by an `Interrupter`; without garbage collection, whose callbacks no exception leaves."""
+    handler = Interrupter()
+    before = signal.signal(signal.SIGALRM, handler)
+    gc.disable()
+    try:
+        yield handler
+    finally:
+        handler.is_armed = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        gc.enable()
+        signal.signal(signal.SIGALRM, before)
