@@ -100,6 +100,11 @@ class TestDifference:
         reported = difference([[0.9, 0.92] * 20], [[0.8, 0.82] * 20], 0.0, is_share=True)
         assert reported.change == pytest.approx(-0.1)
 
+    def test_bounds_of_shares(self):
+        """Shares differ by no more than all of the time, however little is known of them."""
+        reported = difference([own := ([0.0] * 5 + [1.0] * 5) * 2], [own], 0.0, is_share=True)
+        assert (reported.low, reported.high) == (-1.0, 1.0)
+
     def test_nothing(self):
         """Without a value on one side no change is known."""
         reported = difference([], [[1.0] * 50], 0.0)

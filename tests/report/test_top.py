@@ -126,6 +126,23 @@ class TestView:
             (0, "waits for others"),
         ]
 
+    def test_ended_first(self):
+        """Of ranks that exceptions ended in one step the first comes first: what the others raise follows from it."""
+        top = Top()
+        for rank, (reason, at_s) in enumerate((("RuntimeError", 103), ("OutOfMemoryError", 101))):
+            for seq, event in enumerate(
+                (
+                    IterationEnded(step=7, at_ns=100 * S, span_id=1, duration_ns=S),
+                    SourceEnded(reason=reason, at_ns=at_s * S, span_id=0, step=-1),
+                )
+            ):
+                event._source, event._seq = Source(id=f"s{rank}", run_id="run", rank=rank, world_size=2), seq
+                top.drive(event)
+        assert [one.why for one in top.view(104 * S).worst] == [
+            "ended by OutOfMemoryError, at step 7",
+            "ended by RuntimeError, at step 7",
+        ]
+
     def test_restarted(self, watched):
         """After a restart the ranks are those of the new attempt."""
         view = watched(killed_at=(130,))

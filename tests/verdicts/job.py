@@ -73,6 +73,24 @@ def stumble():
     time.sleep(0.01 * chance.random() + (0.05 if chance.random() < 0.04 else 0.0))
 
 
+lock = threading.Lock()
+
+
+def hold_lock():
+    """Hold a lock that rank 1 needs in each step, most of the time."""
+    while True:
+        with lock:
+            time.sleep(0.04)
+        time.sleep(0.0005)
+
+
+def acquire_lock():
+    """Wait for the lock, on rank 1: from nothing to as long as it is held, by chance."""
+    if rank == 1:
+        with lock:
+            pass
+
+
 def alternate():
     """Let each rank be the slow one for ten steps."""
     if now["step"] // 10 % ranks == rank:
@@ -97,6 +115,7 @@ CAUSES = {
     "hung in a lock": ("user", hang),
     "hung in a barrier": ("user", hang),
     "slow ranks in turn": ("forward", alternate),
+    "a lock": ("user", acquire_lock),
 }
 WHERE, DELAY = CAUSES.get(CAUSE, ("", None))
 
@@ -181,13 +200,25 @@ def loss_at(step, loss):
 
 
 def evaluate(model):
-    """Evaluate for a second."""
+    """Evaluate for some seconds."""
     model.eval()
     with torch.no_grad():
-        for _ in range(10):
+        for _ in range(25):
             time.sleep(0.1)
             model(torch.randn(BATCH, 64))
     model.train()
+
+
+def stand_still(batch, net):
+    """Save or evaluate, on all ranks or on the first one, for which the others wait in a barrier."""
+    is_at_work = rank == 0 or CAUSE.endswith("-bound")
+    if CAUSE in {"checkpoint-bound", "checkpoints of one rank"} and is_at_work:
+        with checkpoint_save(batch):
+            time.sleep(1.0)
+    if CAUSE in {"evaluation-bound", "evaluations of one rank"} and is_at_work:
+        evaluate(net)
+    if CAUSE.endswith("s of one rank"):
+        dist.barrier()
 
 
 def train_instrumented():
@@ -222,11 +253,8 @@ def train_instrumented():
             if is_last:
                 optimizer.step()
                 optimizer.zero_grad()
-        if CAUSE == "checkpoint-bound" and batch % 20 == 19:
-            with checkpoint_save(batch):
-                time.sleep(1.0)
-        if CAUSE == "evaluation-bound" and batch % 20 == 19:
-            evaluate(model.module)
+        if batch % 20 == 19:
+            stand_still(batch, model.module)
 
 
 def train_by_hand():
@@ -266,6 +294,8 @@ if not (CAUSE == "log missing" and rank == 1):
     hangs = CAUSE.startswith("hung")
     trackside.start(DIRECTORY, stall_after_s=STALLED_AFTER_S if hangs else 60.0)
     trackside.subscribe(end_soon, to=StallDetected)
+if CAUSE == "a lock":
+    threading.Thread(target=hold_lock, daemon=True).start()
 if CAUSE == "startup-bound":
     time.sleep(10)
 (train_by_hand if STYLE == "sections" else train_instrumented)()

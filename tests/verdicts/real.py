@@ -124,6 +124,9 @@ def _untuned():
     yield Labelled(cause="slow ranks in turn", kind=None, loop="plain")
     yield Labelled(cause="accumulated, healthy", kind=None, loop="plain")
     yield _slow("accumulated, forward", section=bed.OUTSIDE, loop="plain")
+    yield _slow("a lock", section=bed.OUTSIDE, loop="plain", within=10)
+    yield Labelled(cause="checkpoints of one rank", kind="checkpoints", loop="plain")
+    yield Labelled(cause="evaluations of one rank", kind="evaluation", loop="plain")
     yield Labelled(cause="a worker of the loader is killed", kind="exception", rank=1, since=50, within=3, loop="plain")
 
 

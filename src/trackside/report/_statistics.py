@@ -152,10 +152,12 @@ def difference(
         return Difference(before=here.value, after=there.value, change=change, low=None, high=None)
     confidence = CONFIDENCE if trim else TAIL_CONFIDENCE
     reach = quantile(min(here.effective, there.effective), confidence) * error
-    low = change - reach
+    low, high = change - reach, change + reach
+    if is_share:  # shares of a whole differ by no more than all of it
+        low, high = max(-1.0, low), min(1.0, high)
     if not is_share and here.value > 0 <= there.value:  # a length does not shrink by more than all of it
         low = max(-1.0, low)
-    return Difference(before=here.value, after=there.value, change=change, low=low, high=change + reach)
+    return Difference(before=here.value, after=there.value, change=change, low=low, high=high)
 
 
 def _together(runs: Sequence[Sequence[float]], trim: float) -> Location:

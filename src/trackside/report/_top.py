@@ -394,8 +394,7 @@ class Top:
     def _worst(self, ranks: list[_Process], now_ns: int) -> list[Worst]:
         found = []
         first = max((one.step for one in ranks), default=-1)
-        # Of ranks that stopped in the same step, those that wait for the others come last.
-        for one in sorted(ranks, key=lambda one: (one.step, bool(one.stall and one.stall.waits), one.source.rank)):
+        for one in sorted(ranks, key=_stopping_order):
             life = one.life(now_ns)
             if life.state in {SILENT, DIED}:
                 said = "silent" if life.state == SILENT else "dead: silent"
@@ -430,7 +429,8 @@ class Top:
                 Worst(
                     rank=one.rank,
                     host=known[one.rank][0].source.host,
-                    why=f"slow in {one.where}: {words.duration(one.lateness_ns)} a step, since step {one.since_step}",
+                    why=f"slow {'in ' if one.what == one.where else ''}{one.where}: "
+                    f"{words.duration(one.lateness_ns)} a step, since step {one.since_step}",
                 )
                 for one in found.late
                 if not one.is_over
@@ -460,6 +460,13 @@ class Top:
             mean = sum(level / len(levels) for level in levels) if levels else None
             found.append(CounterNow(name=name, unit=totals.unit, level=mean, total=totals.sum))
         return found[:_MOST]
+
+
+def _stopping_order(one: _Process) -> tuple[int, bool, int, int]:
+    """Return where a rank belongs: of those that stopped in one step, before what waits for it or ended after it."""
+    waits = one.stall is not None and one.stall.waits
+    ended_ns = 0 if one.signs.end_reason is None else one.last_ns
+    return one.step, waits, ended_ns, one.source.rank
 
 
 def _place(stall: Stall | None) -> str:
