@@ -85,7 +85,7 @@ class TestImportTrackside:
         secrets random tempfile ctypes statistics fractions decimal base64 tomllib importlib.metadata
         trackside.cli trackside.report trackside.compat trackside.job trackside.handlers trackside.instruments
         trackside.events.goodput trackside.events.metrics trackside.events.remote trackside.events.sections
-        trackside.events.training trackside.events.training trackside.rules trackside.wire._frame_decoder pathlib
+        trackside.events.training trackside.events.training trackside.rules trackside.wire._decoder pathlib
         """.split(),
     )
     def test_does_not_load(self, imported, library):

@@ -291,6 +291,34 @@ class TestClassNames:
         }
 
 
+# Their modules are named from outside: those of compat after the peers' modules, those of cli after the commands.
+NAMED_FROM_OUTSIDE = {"compat", "cli"}
+
+
+def module_names(root: Path) -> dict[str, list[str]]:
+    """Return the paths of the modules by their name, without the underscore that marks one as private."""
+    named: dict[str, list[str]] = {}
+    for path in sorted(root.rglob("*.py")):
+        inside = path.relative_to(root)
+        if not path.stem.startswith("__") and inside.parts[0] not in NAMED_FROM_OUTSIDE:
+            named.setdefault(path.stem.lstrip("_"), []).append(str(inside))
+    return named
+
+
+class TestModuleNames:
+    def test_are_unique(self):
+        """No two modules have one name, but for those that other tools and the commands name."""
+        assert {name: paths for name, paths in module_names(PACKAGE).items() if len(paths) > 1} == {}
+
+    def test_of_commands(self):
+        """A module of the commands that has another module's name is called as a command is."""
+        parser = (PACKAGE / "cli" / "_main.py").read_text(encoding="utf-8")
+        commands = [
+            path.stem for path in (PACKAGE / "cli").glob("_*.py") if path.stem.lstrip("_") in module_names(PACKAGE)
+        ]
+        assert [name for name in commands if name not in parser] == []
+
+
 @pytest.fixture
 def check(tmp_path):
     """Return a function that checks a generated package, given as a dict of paths and sources."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trackside.core.sketch import Sketch
 from trackside.counters import Aggregation
-from trackside.counters._collector import MAX_WAITING
+from trackside.counters._window_collector import MAX_WAITING
 from trackside.events import ConfigError, CounterWindow
 
 SECOND = 10**9

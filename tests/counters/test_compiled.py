@@ -15,7 +15,7 @@ from hypothesis import given
 from blocks import least_growth
 from implementations import needs_core, pure
 from trackside.counters import _instruments as compiled
-from trackside.counters._collector import CollectorWindow
+from trackside.counters._window_collector import CollectorWindow
 
 pytestmark = needs_core
 

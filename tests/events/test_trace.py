@@ -7,7 +7,7 @@ import re
 import pytest
 
 from trackside.events import Parent, Source
-from trackside.events.trace import global_id, is_traceable, parent_id, trace_of
+from trackside.events.trace_ids import global_id, is_traceable, parent_id, trace_of
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 MAIN = Source(id="00c0ffee00c0ffee")

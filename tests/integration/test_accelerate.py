@@ -152,7 +152,7 @@ class TestLoss:
 class TestErrors:
     def test_of_our_own(self, caplog, monkeypatch, tmp_path):
         """An error in trackside stays out of the training, and is reported once."""
-        monkeypatch.setattr("trackside.integrations._accelerate_watch.callbacks.on_train_start", None)
+        monkeypatch.setattr("trackside.integrations.accelerate.callbacks.on_train_start", None)
         with caplog.at_level(logging.WARNING, logger="trackside"):
             losses = frameworks.train_with_accelerate(tmp_path, instrument.TracksideTracker(), steps=3)
         assert len(losses) == 6

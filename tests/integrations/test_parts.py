@@ -14,8 +14,7 @@ from trackside.events import IterationEnded, ProfileSpanEnded, SectionWindow, Sp
 from trackside.instruments import callbacks, section_windows
 from trackside.instruments._moments import end_with
 from trackside.instruments._span import RunError
-from trackside.integrations._parts import Parts, samples_in, time_loading
-from trackside.integrations._patches import Patches
+from trackside.integrations._parts import Parts, Patches, samples_in, time_loading
 
 
 class Tensor:

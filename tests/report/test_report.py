@@ -22,9 +22,9 @@ from trackside.events import (
 )
 from trackside.report import read_report, report_page
 from trackside.report._html import heat
+from trackside.report._plain_text import report_lines
 from trackside.report._report import Heatmap
-from trackside.report._rules import lost_words
-from trackside.report._text import report_lines
+from trackside.report._verdict_rules import lost_words
 
 pytestmark = pytest.mark.once
 

@@ -10,7 +10,7 @@ import pytest
 
 from trackside.report import read_report
 from trackside.report._report import Slowdown
-from trackside.report._rules import RULES
+from trackside.report._verdict_rules import RULES
 from trackside.report._whatif import LateRank, Pause
 
 pytestmark = pytest.mark.once

@@ -10,8 +10,8 @@ from trackside.events import Heartbeat, IterationEnded, ProfileSpanEnded, Source
 from trackside.handlers.models.steps import StepTimer
 from trackside.report import read_report
 from trackside.report._lateness import _onset
-from trackside.report._rules import _uneven, waited_words
-from trackside.report._text import report_lines
+from trackside.report._plain_text import report_lines
+from trackside.report._verdict_rules import _uneven, waited_words
 from trackside.report._whatif import StepRecord, StepTiles, compare_ranks, find_pause, gap, kind_of
 
 pytestmark = pytest.mark.once

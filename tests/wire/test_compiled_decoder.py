@@ -87,7 +87,7 @@ def is_plain(data):
     decoder.decode(data)  # learns the type
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("trackside.wire._decoder.RowDecoder.decode_all", None)
-        patch.setattr("trackside.wire._frame_decoder._decode_rows", None)
+        patch.setattr("trackside.wire._decoder._decode_rows", None)
         try:
             decoder.decode(data)
         except TypeError:

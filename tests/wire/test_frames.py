@@ -338,9 +338,9 @@ class TestSource:
 class TestMemory:
     def test_sources(self, monkeypatch, frame_of):
         """A decoder remembers as many sources as it has room for, the latest."""
-        from trackside.wire import _frame_decoder
+        from trackside.wire import _decoder
 
-        monkeypatch.setattr(_frame_decoder, "_SOURCES_BYTES", 100_000)
+        monkeypatch.setattr(_decoder, "_SOURCES_BYTES", 100_000)
         decoder = FrameDecoder()
         for rank in range(1000):
             decoder.introduce(Source(id=str(rank), rank=rank))
@@ -350,17 +350,17 @@ class TestMemory:
 
     def test_large_job(self):
         """It has room for 16,384 ranks, and four workers each."""
-        from trackside.wire import _frame_decoder
+        from trackside.wire import _decoder
         from trackside.wire._values import weigh
 
         source = Source.detect({}, run_id="r" * 40, session_tag="s" * 40, host="h" * 40, metadata={"a": "b" * 100})
-        assert 5 * 16_384 * weigh(attrs.astuple(source)) < _frame_decoder._SOURCES_BYTES
+        assert 5 * 16_384 * weigh(attrs.astuple(source)) < _decoder._SOURCES_BYTES
 
     def test_types(self, monkeypatch, forged):
         """The number of remembered types is bounded too."""
-        from trackside.wire import _frame_decoder
+        from trackside.wire import _decoder
 
-        monkeypatch.setattr(_frame_decoder, "_SCHEMAS_BYTES", 1 << 20)
+        monkeypatch.setattr(_decoder, "_SCHEMAS_BYTES", 1 << 20)
         decoder = FrameDecoder()
         for start in range(0, 5000, 1000):
             schemas = [[number, f"acme.x{start + number}", 1, []] for number in range(1000)]
@@ -369,9 +369,9 @@ class TestMemory:
 
     def test_forgotten_types(self, monkeypatch, forged):
         """A frame is read even if it alone has more types than are remembered."""
-        from trackside.wire import _frame_decoder
+        from trackside.wire import _decoder
 
-        monkeypatch.setattr(_frame_decoder, "_SCHEMAS_BYTES", 1)
+        monkeypatch.setattr(_decoder, "_SCHEMAS_BYTES", 1)
         schemas = [[number, f"acme.x{number}", 1, ["a"]] for number in range(100)]
         rows = [row(number, number=number, value=number) for number in range(100)]
         read = FrameDecoder().decode(forged(last=99, schemas=schemas, rows=rows)).events

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from trackside.wire._frame_decoder import Memo
+from trackside.wire._decoder import Memo
 
 
 def kept(memo, keys):

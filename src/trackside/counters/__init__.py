@@ -6,9 +6,9 @@ all.
 """
 
 from trackside.counters._aggregation import Aggregation
-from trackside.counters._collector import CounterCollector
 from trackside.counters._instruments import Counter, CounterSnapshot, Gauge, Instrument, Stat, Timer
 from trackside.counters._registry import CounterRegistry, Sampler
+from trackside.counters._window_collector import CounterCollector
 
 __all__ = [
     "Aggregation",

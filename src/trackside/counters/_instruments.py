@@ -21,7 +21,7 @@ from trackside.events import ConfigError, Value, clock
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from trackside.counters._collector import ClosedWindow, CollectorWindow
+    from trackside.counters._window_collector import ClosedWindow, CollectorWindow
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -12,8 +12,8 @@ from typing import Any, Final, TypeVar
 
 from trackside.core import LateThread, complain, deadline_in, is_from_signal_handler, left_s
 from trackside.counters._aggregation import Aggregation, in_order
-from trackside.counters._collector import LOCK_TIMEOUT_S, CounterCollector, Raw
 from trackside.counters._instruments import Counter, CounterSnapshot, Gauge, Instrument, Stat
+from trackside.counters._window_collector import LOCK_TIMEOUT_S, CounterCollector, Raw
 from trackside.events import ConfigError, CounterWindow, Event, clock
 
 Kind = TypeVar("Kind", bound=Instrument)

@@ -22,7 +22,7 @@ from trackside.events import (
     __version__,
     span_names,
 )
-from trackside.events.trace import global_id, parent_id, trace_of
+from trackside.events.trace_ids import global_id, parent_id, trace_of
 from trackside.handlers.export import (
     METRIC_EVENTS,
     SPAN_EVENTS,

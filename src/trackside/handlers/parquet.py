@@ -16,8 +16,7 @@ from typing import Any, Final, Literal, TypeAlias
 import attrs
 
 from trackside.events import Event, MissingExtraError, Source, UnknownEvent, __version__, lookup, own_fields
-from trackside.events._fields import hints_of
-from trackside.events._structure import is_union
+from trackside.events._fields import hints_of, is_union
 from trackside.wire import value_to_json
 from trackside.wire._values import weigh
 

@@ -15,7 +15,6 @@ from trackside.instruments._checkpoint import (
     checkpoint_succeeded,
 )
 from trackside.instruments._children import begin_outside_of_spans, environ_for_child, parent_from
-from trackside.instruments._collectives import stop_timing_collectives, time_collectives
 from trackside.instruments._defaults import TrainingDefaults, set_training_defaults, training_defaults
 from trackside.instruments._iteration import (
     Iteration,
@@ -44,7 +43,13 @@ from trackside.instruments._phases import (
 from trackside.instruments._raised import record_exception
 from trackside.instruments._section import Section
 from trackside.instruments._span import Span, SpanOrderError, is_evaluating, open_spans, span
-from trackside.instruments._wrapping import CallableId, restore_callables, wrap_callables
+from trackside.instruments._wrapping import (
+    CallableId,
+    restore_callables,
+    stop_timing_collectives,
+    time_collectives,
+    wrap_callables,
+)
 from trackside.instruments.section_windows import close_section_window, configure_sections, section, waiting
 from trackside.instruments.torch import annotate
 

@@ -20,7 +20,7 @@ from contextvars import Context, ContextVar, copy_context
 from typing import Any, Final
 
 from trackside.events import Parent, ambient, process_source
-from trackside.events.trace import PADDING, global_id, is_traceable, trace_of
+from trackside.events.trace_ids import PADDING, global_id, is_traceable, trace_of
 from trackside.instruments._iteration import next_step
 
 VARIABLE: Final = "TRACKSIDE_PARENT"

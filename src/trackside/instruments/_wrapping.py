@@ -1,15 +1,20 @@
-"""Functions and methods that are timed without a change to the code that calls them."""
+"""
+Functions and methods that are timed without a change to the code that calls them.
+
+Those that the caller names, and the collectives of ``torch.distributed``, in which this rank waits for the others.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import attrs
 
 from trackside.events import ConfigError, Value
-from trackside.instruments.section_windows import section
+from trackside.instruments.section_windows import section, waiting
+from trackside.instruments.torch import distributed
 
 _ABSENT: Final = object()
 
@@ -123,3 +128,46 @@ def _restore(layer: list[_Wrapped]) -> None:
             delattr(owner, name)
         else:
             setattr(owner, name, before)
+
+
+COLLECTIVES: Final = (
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "gather_object",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+)
+
+_collectives: Final = Layers(waiting)
+
+
+def time_collectives(names: Sequence[str] = COLLECTIVES) -> None:
+    """
+    Time the calls into ``torch.distributed`` from now on, as sections in which this rank waits.
+
+    What is timed is how long a call holds up the host; what a back end does later on the GPU is not seen. Calls
+    under a name that was imported before (``from torch.distributed import all_reduce``) are not seen either.
+
+    Args:
+        names: Which functions; those that this torch does not have are passed over.
+
+    Raises:
+        ConfigError: if torch is not installed.
+    """
+    module = distributed()
+    _collectives.wrap([CallableId(module, name) for name in names if hasattr(module, name)])
+
+
+def stop_timing_collectives() -> None:
+    """Undo every `time_collectives`."""
+    _collectives.restore(everything=True)

@@ -15,8 +15,7 @@ from trackside.instruments import data_loading, is_evaluating, section, training
 from trackside.instruments import torch as pytorch
 from trackside.instruments._iteration import Iteration
 from trackside.instruments._span import Span
-from trackside.integrations._parts import Parts, samples_in
-from trackside.integrations._patches import Patches
+from trackside.integrations._parts import Parts, Patches, samples_in
 
 if TYPE_CHECKING:
     from typing_extensions import Self

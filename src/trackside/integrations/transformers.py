@@ -2,19 +2,320 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
 import os
+import re
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from trackside.bus import default_bus
-from trackside.events import MissingExtraError
-from trackside.instruments._moments import end_with
+from trackside.events import LIFECYCLE, MissingExtraError, clock, span_names
+from trackside.instruments import callbacks, config, metrics
+from trackside.instruments._checkpoint import CheckpointSave, checkpoint_load, checkpoint_save
+from trackside.instruments._iteration import testing_iteration, validation_iteration
+from trackside.instruments._moments import begin, end_with
+from trackside.instruments._phases import testing_loop, validation_loop
 from trackside.instruments._raised import withhold
+from trackside.instruments._span import RunError, span
+from trackside.instruments.section_windows import close_section_window
+from trackside.instruments.torch import is_compiling
 from trackside.integrations._auto_start import AutoStart, opted_in
-from trackside.integrations._patches import Patches
-from trackside.integrations._transformers_watch import TrainerWatch, time_loads
+from trackside.integrations._parts import Parts, Patches, samples_in, time_loading
+
+LOGGER: Final = logging.getLogger("trackside")
+
+BEST_MODEL_LOAD: Final = "best_model_load"
+
+_Method = Callable[..., Any]
+_Find = Callable[[Any], Any]
+
+_LOG, _EVALUATE, _SAVE = "log", "evaluate", "save"
+_CHECKPOINT: Final = re.compile(r"checkpoint-([0-9]{1,12})/?$")
+"""How a trainer names the directory of a checkpoint: by the steps that it holds."""
+_MOST_REMEMBERED: Final = 100_000
+
+
+class TrainerWatch:
+    """
+    The spans of one trainer.
+
+    An iteration is an optimizer step. The trainer reports the end of its work and not the beginning: what it does
+    next is read off its control flags, and begins at the last call that it made.
+    """
+
+    def __init__(self) -> None:
+        self._parts = Parts()
+        self._undo: list[Callable[[], None]] = []
+        self._is_training = False
+        self._called_ns = 0
+        """When the trainer called a hook last."""
+        self._batches = self._samples = 0
+        self._losses: list[Any] = []
+        self._is_loss_a_share = False
+        self._save: CheckpointSave | None = None
+        self._expected: list[str] = []
+        """What the trainer does next, as far as its flags say."""
+        self._step = -1
+        self._path = ""
+        self._is_validating = False
+        self._batch_from_ns = 0
+        self._ends_ns: list[int] = []
+        """Of an evaluation outside training: when its batches were over."""
+        self._world_size = self._nominal = 1
+
+    # --- training ----------------------------------------------------------------------------------------------
+
+    def train_begins(self, args: Any, state: Any, model: Any, loader: Any) -> None:
+        """Learn that training begins."""
+        if self._is_training:  # the one before ended with an exception, which the trainer does not report
+            error = RunError()
+            withhold(error)
+            self._parts.fail(error)
+            end_with(error)
+        self.release()
+        self._is_training = True
+        self._world_size = int(args.world_size)
+        self._parts.is_shared = self._world_size > 1
+        self._nominal = int(args.train_batch_size) * int(args.gradient_accumulation_steps)
+        self._parts.gpu = getattr(args.device, "type", "cpu") == "cuda"
+        if hasattr(args, "to_sanitized_dict"):
+            config(args.to_sanitized_dict())
+        callbacks.on_train_start(
+            train_iterations_start=state.global_step, train_iterations_target_or_fn=state.max_steps or None
+        )
+        if loader is not None:
+            self._undo.append(time_loading(loader, self._parts, self._fetched))
+        if hasattr(model, "register_forward_pre_hook"):
+            handles = [
+                model.register_forward_pre_hook(self._forward_begins, with_kwargs=True),
+                model.register_forward_hook(self._forward_ended),
+            ]
+            self._undo += [handle.remove for handle in handles]
+        self._mark_call()
+
+    def train_ended(self) -> None:
+        """Learn that it ended."""
+        self._parts.end_all()
+        if self._is_training:
+            callbacks.on_train_end()
+            close_section_window()
+        self.release()
+
+    def release(self) -> None:
+        """Leave model and loader as they were found."""
+        self._is_training = False
+        while self._undo:
+            self._undo.pop()()
+        self._forget_step()
+        self._expected, self._is_validating, self._save, self._ends_ns = [], False, None, []
+
+    def _forget_step(self) -> None:
+        self._batches = self._samples = 0
+        self._losses = []
+
+    def _mark_call(self) -> None:
+        self._called_ns = clock.now_ns()
+
+    def _fetched(self, batch: Any) -> None:
+        self._batches += 1
+        self._samples += samples_in(batch) or 0
+
+    def _forward_begins(self, model: Any, _args: Any, kwargs: dict[str, Any]) -> None:
+        if is_compiling() or not model.training:
+            return
+        self._is_loss_a_share = kwargs.get("num_items_in_batch") is not None
+        self._parts.end(span_names.MODEL_BACKWARD)
+        self._parts.begin(span_names.MODEL_FORWARD)
+
+    def _forward_ended(self, model: Any, _args: Any, output: Any) -> None:
+        if is_compiling() or not model.training:
+            return
+        self._parts.end(span_names.MODEL_FORWARD)
+        loss = output.get("loss") if hasattr(output, "get") else None
+        if loss is not None:
+            self._losses.append(loss.detach())
+        self._parts.begin_backward(loss)
+
+    def step_begins(self, state: Any) -> None:
+        """Learn that an optimizer step begins; all its batches have been fetched."""
+        if not self._batches and self._called_ns and self._is_training:
+            # A loader that the trainer made for the rest of an epoch: the wait is the time since its last call.
+            self._parts.took(span_names.DATA_LOADING, self._called_ns)
+        callbacks.on_training_single_iteration_start(step=state.global_step)
+        self._mark_call()
+
+    def backward_ended(self) -> None:
+        """Learn that the gradients of a batch are there."""
+        self._parts.end(span_names.MODEL_BACKWARD)
+        self._mark_call()
+
+    def optimizer_begins(self) -> None:
+        """Learn that the optimizer is about to step."""
+        self._parts.end(span_names.MODEL_BACKWARD)
+        self._parts.begin(span_names.OPTIMIZER_UPDATE)
+
+    def optimizer_ended(self) -> None:
+        """Learn that it has stepped."""
+        self._parts.end(span_names.OPTIMIZER_UPDATE)
+
+    def step_ended(self, args: Any, state: Any, control: Any) -> None:
+        """Learn that the optimizer step is over, and what comes next."""
+        self._parts.end_all()
+        samples = (self._samples if self._batches else self._nominal) * self._world_size
+        callbacks.on_training_single_iteration_end(samples=samples or None, loss=self._loss())
+        self._forget_step()
+        self.comes_next(args, state, control)
+
+    def _loss(self) -> Any:
+        """Return the loss of the step: the sum of shares, or the mean of the batches' own."""
+        if not self._losses:
+            return None
+        total = sum(self._losses[1:], self._losses[0])
+        return total if self._is_loss_a_share or len(self._losses) == 1 else total / len(self._losses)
+
+    # --- what the trainer does between steps -------------------------------------------------------------------
+
+    def comes_next(self, args: Any, state: Any, control: Any) -> None:
+        """Read off the flags what comes next, and begin what comes first."""
+        due = {_LOG: control.should_log, _EVALUATE: control.should_evaluate, _SAVE: control.should_save}
+        self._expected = [what for what, is_due in due.items() if is_due]
+        self._step = state.global_step - 1
+        self._path = f"{args.output_dir}/checkpoint-{state.global_step}"
+        self._mark_call()
+        self._begin_next()
+
+    def _begin_next(self) -> None:
+        if not self._is_training or not self._expected:
+            return
+        if self._expected[0] == _EVALUATE:
+            self._begin_validation()
+        elif self._expected[0] == _SAVE:
+            self._save = checkpoint_save(self._step, path=self._path).open()
+
+    def _done(self, what: str) -> None:
+        """Learn that the trainer did *what*, and perhaps left out what should have come before."""
+        if what in self._expected:
+            del self._expected[: self._expected.index(what) + 1]
+        self._mark_call()
+        self._begin_next()
+
+    def logged(self, state: Any, values: dict[str, Any]) -> None:
+        """Learn what the trainer logs."""
+        metrics(values, step=state.global_step - 1)
+        if not self._is_validating:
+            self._done(_LOG)
+
+    def saved(self, args: Any, state: Any) -> None:
+        """Learn that a checkpoint has been saved."""
+        save, self._save = self._save, None
+        if save is None:  # no hook announced it
+            path = f"{args.output_dir}/checkpoint-{state.global_step}"
+            save = checkpoint_save(state.global_step - 1, path=path).open(at_ns=self._called_ns or None)
+        save.close()
+        self._done(_SAVE)
+
+    # --- evaluation --------------------------------------------------------------------------------------------
+
+    def _begin_validation(self) -> None:
+        self._is_validating = True
+        self._batch_from_ns = self._called_ns
+        begin(validation_loop(), self._called_ns / 1e6)
+
+    def predicted(self) -> None:
+        """Learn that a batch has been evaluated."""
+        now_ns = clock.now_ns()
+        if not self._is_training:
+            # Its step is known at its end, and when its first batch began is not reported at all.
+            if len(self._ends_ns) < _MOST_REMEMBERED:
+                self._ends_ns.append(now_ns)
+            return
+        if not self._is_validating:
+            self._begin_validation()
+        validation_iteration(self._step).open(at_ns=self._batch_from_ns).close(at_ns=now_ns)
+        self._batch_from_ns = now_ns
+
+    def evaluated(self, *, is_prediction: bool) -> None:
+        """Learn that an evaluation is over."""
+        if self._is_validating:
+            self._is_validating = False
+            callbacks.on_validation_end()
+            self._done(_EVALUATE)
+            return
+        ends_ns, self._ends_ns = self._ends_ns, []
+        if not ends_ns:
+            return
+        loop, iteration = (
+            (testing_loop, testing_iteration) if is_prediction else (validation_loop, validation_iteration)
+        )
+        with contextlib.closing(loop().open(at_ns=ends_ns[0])):
+            for began_ns, ended_ns in itertools.pairwise(ends_ns):
+                iteration(self._step).open(at_ns=began_ns).close(at_ns=ended_ns)
+
+
+def time_loads(trainer: Any, find: _Find, patches: Patches) -> None:
+    """
+    Stand in for what trainers load checkpoints with, because there is no hook for that.
+
+    Of a checkpoint that training goes on from, the model is one load and the state of optimizer and schedule another:
+    between them the trainer prepares what it trains, which is no loading.
+
+    Args:
+        trainer: The class of the trainers. A version that has other methods is not watched.
+        find: Gets a trainer; returns what turns telemetry on for it when called with the trainer's arguments, or None
+            if it is not watched.
+        patches: Keeps what is stood in for.
+    """
+    patches.replace(trainer, "_load_from_checkpoint", lambda load: _timed(load, find, _model))
+    patches.replace(trainer, "_load_optimizer_and_scheduler", lambda load: _timed(load, find, _optimizer))
+    patches.replace(trainer, "_load_best_model", lambda load: _timed(load, find, _best_model))
+
+
+def _timed(load: _Method, find: _Find, made: _Method) -> _Method:
+    def timed(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        with _span_of(trainer, find, made, [*args, *kwargs.values()]):
+            return load(trainer, *args, **kwargs)
+
+    return timed
+
+
+def _span_of(trainer: Any, find: _Find, made: _Method, given: list[Any]) -> AbstractContextManager[Any]:
+    """Return the span of a load; what is wrong with us stays out of the training, unless the bus is strict."""
+    try:
+        begin = find(trainer)
+        if begin is None:
+            return nullcontext()
+        begin(trainer.args)
+        found: AbstractContextManager[Any] = made(trainer, given[0] if given else None)
+    except Exception as error:
+        if default_bus.strict:
+            raise
+        LOGGER.warning("trackside does not record this load", exc_info=error)
+        return nullcontext()
+    return found
+
+
+def _model(_trainer: Any, checkpoint: Any) -> Any:
+    return checkpoint_load(path=checkpoint, part="model")
+
+
+def _optimizer(trainer: Any, checkpoint: Any) -> Any:
+    if checkpoint is None:
+        return nullcontext()
+    # How many steps the checkpoint holds the trainer knows by now, or not yet (before 5.0); they are counted from 0.
+    named = _CHECKPOINT.search(str(checkpoint))
+    step = trainer.state.global_step or (int(named[1]) if named else 0)
+    last = step - 1 if isinstance(step, int) and step > 0 else None
+    return checkpoint_load(last, path=checkpoint, part="optimizer")
+
+
+def _best_model(trainer: Any, _given: Any) -> Any:
+    # No checkpoint_load, which would say that training goes on behind it: nothing that was learnt is undone.
+    return span(BEST_MODEL_LOAD, priority=LIFECYCLE, path=str(trainer.state.best_model_checkpoint))
+
 
 try:
     from transformers import Trainer, TrainerCallback
@@ -25,7 +326,6 @@ if TYPE_CHECKING:
     from trackside.events import Handler
     from trackside.job import JobConfig
 
-LOGGER: Final = logging.getLogger("trackside")
 
 _claims: Final[weakref.WeakKeyDictionary[Any, weakref.ref[Any]]] = weakref.WeakKeyDictionary()
 """By model, the one callback that records it: of several on one trainer the others do nothing."""

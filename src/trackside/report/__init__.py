@@ -7,10 +7,10 @@ Imports handlers and what lies below them.
 from trackside.report._build import read_report
 from trackside.report._compare import BETTER, SAME, WORSE, Comparison, Row, Selected, compare
 from trackside.report._html import report_page
+from trackside.report._plain_text import report_lines
 from trackside.report._report import Finding, Report, Ruling, Verdict
 from trackside.report._runs import AttemptOutline, ProcessOutline, RunOutline, RunsReport, SessionOutline, read_runs
 from trackside.report._runs_page import run_pages
-from trackside.report._text import report_lines
 from trackside.report._top import Top, TopView
 from trackside.report._top import line as top_line
 from trackside.report._trace import Traced, write_trace

@@ -53,9 +53,9 @@ from trackside.report._report import (
     StepQuantiles,
     Unwritten,
 )
-from trackside.report._rules import judge
 from trackside.report._runs import unified
 from trackside.report._statistics import TRIM, Difference, difference
+from trackside.report._verdict_rules import judge
 from trackside.report._whatif import (
     OTHER,
     OUTSIDE,

@@ -13,7 +13,7 @@ from trackside.core import text as words
 from trackside.events import __version__
 from trackside.report._gather import Bin, Mark
 from trackside.report._report import PRODUCTIVE, AttemptBar, Finding, Heatmap, Report, shown
-from trackside.report._rules import lost_words, waited_words
+from trackside.report._verdict_rules import lost_words, waited_words
 
 STYLE: Final = """
 :root { color-scheme: light dark; --ground: #f6f7f9; --card: #ffffff; --ink: #1b2430; --dim: #5c6875; --line: #dfe4ea;

@@ -16,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from trackside.core import text as words
+from trackside.report._plain_text import cells, report_lines, spark
 from trackside.report._report import PRODUCTIVE, Report
 from trackside.report._report import shown as bucket
-from trackside.report._text import cells, report_lines, spark
 from trackside.report._top import RankNow, TopView
 
 _WIDTH: Final = 100

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from trackside._later import load_later
 from trackside.wire._encoder import RowEncoder, Schema
-from trackside.wire._frames import encode_frame
+from trackside.wire._frame_format import encode_frame
 from trackside.wire._values import pack
 from trackside.wire._view import EventColumns, FrameView, deliver, views
 
 if TYPE_CHECKING:
-    from trackside.wire._frame_decoder import Frame, FrameDecoder
+    from trackside.wire._decoder import Frame, FrameDecoder
     from trackside.wire._json import fields_of, to_json, value_to_json, wire_name_of
     from trackside.wire._sequence import Ranges, SequenceTracker
 
@@ -37,8 +37,8 @@ __all__ = [
 ]
 
 _LATER = {
-    "Frame": "trackside.wire._frame_decoder",
-    "FrameDecoder": "trackside.wire._frame_decoder",
+    "Frame": "trackside.wire._decoder",
+    "FrameDecoder": "trackside.wire._decoder",
     "Ranges": "trackside.wire._sequence",
     "SequenceTracker": "trackside.wire._sequence",
     "fields_of": "trackside.wire._json",

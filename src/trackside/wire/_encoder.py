@@ -17,8 +17,16 @@ import msgpack
 
 from trackside._implementation import native
 from trackside.events._event import Event, is_declared
-from trackside.events._fields import ENVELOPE, check_schema, hints_of, is_flat, own_fields
-from trackside.events._structure import SCALARS, is_union, structured
+from trackside.events._fields import (
+    ENVELOPE,
+    SCALARS,
+    check_schema,
+    hints_of,
+    is_flat,
+    is_union,
+    own_fields,
+    structured,
+)
 from trackside.events.vocabulary import UnknownEvent
 from trackside.wire import _values as values
 

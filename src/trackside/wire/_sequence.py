@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import attrs
 
 from trackside.events._event import Event
-from trackside.wire._frame_decoder import Frame
+from trackside.wire._decoder import Frame
 
 _MOST_RANGES = 65_536
 

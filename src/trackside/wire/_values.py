@@ -18,8 +18,7 @@ import attrs
 import msgpack
 
 from trackside.events._errors import DecodeError
-from trackside.events._fields import MAX_MAP_LENGTH
-from trackside.events._structure import SCALARS, converter
+from trackside.events._fields import MAX_MAP_LENGTH, SCALARS, converter
 
 MAX_FRAME_BYTES: Final = 640 << 10
 """At this size the worst input costs some 55 MiB while it is looked at, and a fifth of a second."""

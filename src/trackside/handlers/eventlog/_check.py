@@ -168,11 +168,11 @@ def check_logs(*paths: str | os.PathLike[str]) -> LogCheck:
     """
     found, problems = find_files(paths)
     decoder = FrameDecoder()
-    strands = source_files(found, decoder, problems)
-    if not strands:
+    by_source = source_files(found, decoder, problems)
+    if not by_source:
         raise problems[0] if problems else UnreadableError("check_logs", "was given no path", "give one")
     reports: dict[str, SourceCheck] = {}
-    files = [_inspected(file, decoder, reports, problems) for strand in strands for file in strand]
+    files = [_inspected(file, decoder, reports, problems) for its_files in by_source for file in its_files]
     sources = sorted(reports.values(), key=_place)
     return LogCheck(sources, sorted(files, key=lambda file: file.path), problems)
 

@@ -118,10 +118,10 @@ def outline(*paths: str | os.PathLike[str]) -> LogOutline:
     """
     found, problems = find_files(paths)
     decoder = FrameDecoder()
-    strands = source_files(found, decoder, problems)
-    if not strands:
+    by_source = source_files(found, decoder, problems)
+    if not by_source:
         raise problems[0] if problems else UnreadableError("outline", "was given no path", "give one")
-    sources = [seen for strand in strands if (seen := _outlined(strand, decoder, problems)) is not None]
+    sources = [seen for its_files in by_source if (seen := _outlined(its_files, decoder, problems)) is not None]
     return LogOutline(sorted(sources, key=_place), problems)
 
 

@@ -1,7 +1,6 @@
 """The parts that sinks share: the batch exporter, the metric catalogue, the span assembler and the curves."""
 
 from trackside.handlers.export._batch_exporter import CLOSED, QUEUE_FULL, BatchExporter, RefusedError
-from trackside.handlers.export._curves import CurvePoint, CurveReader
 from trackside.handlers.export._job_metrics import BUCKETS_S, Family, Histogram, JobMetrics, Series
 from trackside.handlers.export._metric_catalogue import (
     CATALOGUE,
@@ -13,7 +12,7 @@ from trackside.handlers.export._metric_catalogue import (
 )
 from trackside.handlers.export._span_assembler import SPAN_EVENTS, CompletedSpan, SpanAssembler
 from trackside.handlers.export._stream_cursor import SourcedDecoder, StreamCursor, encoded_source
-from trackside.handlers.export._tracker import RunUpdate, TrackerSink, run_identity, run_name
+from trackside.handlers.export._tracker import CurvePoint, CurveReader, RunUpdate, TrackerSink, run_identity, run_name
 
 __all__ = [
     "BUCKETS_S",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -32,7 +33,7 @@ class Streams(Protocol):
         """Look at *producers*."""
 
 
-class Service(Closing):
+class Service(Closing, ABC):
     """
     Receives from producers and serves what they sent, until it is stopped; it is closed once.
 
@@ -125,6 +126,6 @@ class Service(Closing):
             wait_for([connection], _TICK_S)
             self._listen(server, connection)
 
+    @abstractmethod
     def close(self) -> bool:
         """Say goodbye, and stop; safe to call twice."""
-        raise NotImplementedError

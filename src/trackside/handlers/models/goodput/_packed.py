@@ -281,12 +281,12 @@ class Block:
         gaps = [0, *map(sub, starts[1:], ends)]
         steps = _alike(gaps, codes)
         if steps is not None:
-            tally = SliceSums()
-            tally.add_alike(lengths, codes, steps)
+            summed = SliceSums()
+            summed.add_alike(lengths, codes, steps)
             base, last_step, distances = _distances_alike(numbers, steps)
         else:
             slices = list(zip(*columns, strict=True))
-            tally = SliceSums(slices)
+            summed = SliceSums(slices)
             base, last_step, distances = _distances(slices, last_step)
         packed = [_pack(column) for column in (gaps, lengths, codes, distances)]
         data = b"".join(planes for _, planes in packed)
@@ -294,8 +294,8 @@ class Block:
         if codes.count(WHOLE_STEP) < len(codes):
             # Where steps alternate with other slices, so do lengths and codes: there is something to gain.
             data = min(data, zlib.compress(data, _QUICKLY), key=len)
-        block = cls(starts[0], ends[-1], len(starts), tally.sums, len(tally.nets), last_step, base, shape, data)
-        return block, tally
+        block = cls(starts[0], ends[-1], len(starts), summed.sums, len(summed.nets), last_step, base, shape, data)
+        return block, summed
 
     def slices(self) -> list[Slice]:
         """Unpack the slices."""
@@ -344,8 +344,8 @@ class Block:
             raise ValueError("a block whose slices are out of order")
         block = cls(start, start, count, {}, 0, last_step, base, columns, planes)
         slices = block.slices()
-        tally = SliceSums(slices)
-        return attrs.evolve(block, end=slices[-1][1], sums=tally.sums, samples=len(tally.nets)), tally
+        summed = SliceSums(slices)
+        return attrs.evolve(block, end=slices[-1][1], sums=summed.sums, samples=len(summed.nets)), summed
 
 
 def _inflated(data: bytes, size: int) -> bytes:
@@ -489,14 +489,14 @@ class Archive:
         """Add slices, of which there is at least one, as a block."""
         self._keep(*Block.of(columns, self.last_step))
 
-    def _keep(self, block: Block, tally: SliceSums) -> None:
+    def _keep(self, block: Block, summed: SliceSums) -> None:
         self._blocks.append(block)
-        add(self.sums, tally.sums)
+        add(self.sums, summed.sums)
         if self.samples < MOST_EXACT:
-            self.first_nets.extend(tally.nets)
+            self.first_nets.extend(summed.nets)
         self.samples += block.samples
-        self.lengths.add(tally.nets)
-        self.wasted.add(tally.wasted)
+        self.lengths.add(summed.nets)
+        self.wasted.add(summed.wasted)
         if len(self._blocks) % MARK == 0:
             self._marks.append(self.before(len(self._blocks)))
 
@@ -506,12 +506,12 @@ class Archive:
             self._marks.pop()
         block = self._blocks.pop()
         slices = block.slices()
-        tally = SliceSums(slices)
-        subtract(self.sums, tally.sums)
+        summed = SliceSums(slices)
+        subtract(self.sums, summed.sums)
         self.samples -= block.samples
         del self.first_nets[self.samples :]
-        self.lengths.remove(tally.nets)
-        self.wasted.remove(tally.wasted)
+        self.lengths.remove(summed.nets)
+        self.wasted.remove(summed.wasted)
         return slices
 
     def before(self, place: int) -> tuple[dict[int, int], int]:
@@ -554,8 +554,8 @@ class Archive:
         """
         archive = cls()
         for item in data:
-            block, tally = Block.load(item)
+            block, summed = Block.load(item)
             if block.start < archive.end:
                 raise ValueError("blocks out of order")
-            archive._keep(block, tally)
+            archive._keep(block, summed)
         return archive

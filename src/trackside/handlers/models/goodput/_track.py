@@ -483,17 +483,17 @@ class Track:
             rest: Iterable[Slice] = self._packed.slices(place)
         else:
             rest = self._slices(0, bisect_left(self._starts, end))
-        tally = SliceSums([(start, min(last, end), code, number) for start, last, code, number in rest if start < end])
-        add(sums, tally.sums)
-        return sums, samples + len(tally.nets)
+        summed = SliceSums([(start, min(last, end), code, number) for start, last, code, number in rest if start < end])
+        add(sums, summed.sums)
+        return sums, samples + len(summed.nets)
 
     def _whole(self) -> tuple[dict[int, int], int]:
-        tally = self._open_tally()
+        summed = self._open_sums()
         sums = dict(self._packed.sums)
-        add(sums, tally.sums)
-        return sums, self._packed.samples + len(tally.nets)
+        add(sums, summed.sums)
+        return sums, self._packed.samples + len(summed.nets)
 
-    def _open_tally(self) -> SliceSums:
+    def _open_sums(self) -> SliceSums:
         """Return what the slices add up to that are not packed."""
         # What was added since the last question follows what was added up then, unless that was changed.
         if not self._tallied:
@@ -508,15 +508,15 @@ class Track:
     def all_lengths(self) -> tuple[Lengths, Lengths]:
         """Return how long the steps took, and those of them that the process did again."""
         self._settle()
-        tally = self._open_tally()
+        summed = self._open_sums()
         lengths, wasted = self._packed.lengths.copy(), self._packed.wasted.copy()
-        tally.count_into(lengths, wasted)
+        summed.count_into(lengths, wasted)
         return lengths, wasted
 
     def first_nets(self) -> list[int]:
         """Return the own time of each of the first steps, in ns; of `MOST_EXACT` steps none is left out."""
         self._settle()
-        return [*self._packed.first_nets, *self._open_tally().nets]
+        return [*self._packed.first_nets, *self._open_sums().nets]
 
     def time_of(self, number: int) -> int | None:
         """Return where the first step begins that counts and is *number* or later, of those in order; None if none."""

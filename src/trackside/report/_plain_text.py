@@ -11,7 +11,7 @@ from typing import Final
 
 from trackside.core import text as words
 from trackside.report._report import PRODUCTIVE, Finding, Heatmap, Report, shown
-from trackside.report._rules import explained, lost_words, waited_words
+from trackside.report._verdict_rules import explained, lost_words, waited_words
 
 Line = list[tuple[str, str]]
 """Pieces of text, each with its style as rich names it; empty for none."""
