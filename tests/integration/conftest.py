@@ -318,9 +318,10 @@ def prometheus(tmp_path):
 class NatsServer:
     """A real server with JetStream on disk, which can be killed and started again."""
 
-    def __init__(self, binary, directory):
+    def __init__(self, binary, directory, *options):
         self._binary = binary
         self._directory = directory
+        self._options = options
         self.port = free_port()
         self.url = f"nats://127.0.0.1:{self.port}"
         self._stack = contextlib.ExitStack()
@@ -332,6 +333,7 @@ class NatsServer:
             running(
                 self._binary,
                 *("-a", "127.0.0.1", "-p", str(self.port), "-js", "-sd", str(self._directory / "jetstream")),
+                *self._options,
                 log=self._directory / "nats.log",
             )
         )
@@ -362,6 +364,25 @@ def nats_server(tmp_path):
     server.start()
     yield server
     server.stop()
+
+
+@pytest.fixture
+def nats_cluster(tmp_path):
+    """Start a cluster of three NATS servers."""
+    binary = program("nats-server")
+    ports = [free_port() for _ in range(3)]
+    routes = ",".join(f"nats://127.0.0.1:{port}" for port in ports)
+    nodes = []
+    for number, port in enumerate(ports):
+        (tmp_path / f"node-{number}").mkdir()
+        options = ("--cluster_name", "nodes", "-n", f"node-{number}", "--routes", routes)
+        listens = ("--cluster", f"nats://127.0.0.1:{port}")
+        nodes.append(NatsServer(binary, tmp_path / f"node-{number}", *options, *listens))
+    for node in nodes:
+        node.start()
+    yield nodes
+    for node in nodes:
+        node.stop()
 
 
 # --- Google Cloud Monitoring: a stand-in -----------------------------------------------------------------------

@@ -21,6 +21,8 @@ from trackside.events import (
     EventsLost,
     Heartbeat,
     IterationEnded,
+    RankFellSilent,
+    RankSpokeAgain,
     SectionWindow,
     Source,
     StragglerReport,
@@ -33,7 +35,7 @@ nats = pytest.importorskip("nats")
 
 from nats.js.errors import KeyWrongLastSequenceError  # noqa: E402  it may be missing
 
-from trackside.handlers.nats import NatsCollector, NatsReader, NatsSink, collected  # noqa: E402  it imports the library
+from trackside.handlers.nats import NatsCollector, NatsReader, NatsSink, StreamAddress, collected  # noqa: E402  it imports the library
 from trackside.handlers.nats._collect import _Checkpoint, _Store  # noqa: E402
 from trackside.handlers.zeromq._collector import collector_models  # noqa: E402
 
@@ -122,17 +124,15 @@ def replayed(address, run):
     """Return the answers to one reading of the stream, and the reports that are derived on the way."""
     reports = []
     models = collector_models(reports.append)
-    server, _, stream = address.rpartition("/")
-    with NatsReader(server, stream=stream, follow=False) as events:
+    with NatsReader(StreamAddress.parse(address).servers, stream=STREAM, follow=False) as events:
         trackside.feed((event for event in events if event.source.run_id == run), *models)
     return answers(models), [fields_of(event) for event in reports]
 
 
 def streamed(address, kind):
     """Return the events of *kind* that collectors published, by run, all of which are numbered without a gap."""
-    server, _, stream = address.rpartition("/")
     found = collections.defaultdict(list)
-    with NatsReader(server, stream=stream, follow=False) as events:
+    with NatsReader(address.rpartition("/")[0], stream=STREAM, follow=False) as events:
         for event in events:
             if event.source.role == "collector":
                 found[event.source.run_id].append(event)
@@ -387,6 +387,97 @@ class TestOne:
         (lost,) = streamed(address, EventsLost)["run"]
         assert (lost.first_seq, lost.last_seq, lost.reason) == (2, 2, "not in the stream")
         assert [event for event in replay(f"{address}/run") if isinstance(event, EventsLost)] == [lost]
+
+
+class TestSilence:
+    def test_rank_is_named_once(self, nats_server, address, collecting, eventually):
+        """A rank that falls silent is named once, also by who takes over, and so is that it speaks again."""
+        collector = collecting()
+        with Bus(source=Source.detect({}, run_id="run", rank=3, world_size=4)) as bus:
+            bus.subscribe(NatsSink(nats_server.url, stream=STREAM))
+            bus.log(Heartbeat(sequence=0, interval_s=1.0, step=7))
+            assert bus.flush(30)
+            eventually(lambda: streamed(address, RankFellSilent).get("run"), what="the silence is named")
+            (fell,) = streamed(address, RankFellSilent)["run"]
+            assert (fell.rank, fell.run_id, fell.step, fell.last_seq) == (3, "run", 7, 1)
+            assert fell.silent_s >= 3
+            collector.stop()
+            collecting()
+            bus.log(Heartbeat(sequence=1, interval_s=1.0, step=8))
+            assert bus.flush(30)
+            eventually(lambda: streamed(address, RankSpokeAgain).get("run"), what="that it speaks is said")
+        assert len(streamed(address, RankFellSilent)["run"]) == 1
+        assert len(streamed(address, RankSpokeAgain)["run"]) == 1
+        assert [event for event in replay(f"{address}/run") if isinstance(event, RankFellSilent)] == [fell]
+
+
+class TestCluster:
+    def test_node_is_killed(self, nats_cluster, eventually):
+        """
+        Of three nodes that keep a stream the one that leads it is killed while eight ranks publish. All events are in
+        the stream once, each run's collectors have the answers of one reading, and the node comes back.
+        """
+        hosts = ",".join(f"127.0.0.1:{node.port}" for node in nats_cluster)
+        address = f"nats://{hosts}/{STREAM}"
+        urls = [node.url for node in nats_cluster]
+        collector = NatsCollector(address, lease_s=LEASE_S, checkpoint_interval_s=0.1, replicas=3, silent_after_s=600)
+        collecting = threading.Thread(target=collector.serve)
+        collecting.start()
+        try:
+            eventually(lambda: leader(nats_cluster), what="the stream has a leader")
+            sinks = [NatsSink(urls[rank % 3 :] + urls[: rank % 3], stream=STREAM, timeout_s=2.0) for rank in range(8)]
+            is_half_done = threading.Barrier(9)
+
+            def publish(rank):
+                source = Source.detect({}, run_id="run", rank=rank, world_size=8)
+                with Bus(source=source) as bus:
+                    bus.subscribe(sinks[rank])
+                    for step in range(200):
+                        bus.log(IterationEnded(step=step, duration_ns=1_000))
+                        if step % 10 == 0:
+                            eventually(lambda: bus.flush(5), what="it is acknowledged", timeout_s=120)
+                        if step == 50:
+                            is_half_done.wait(120)
+                    eventually(lambda: bus.flush(5), what="all is acknowledged", timeout_s=120)
+
+            ranks = [threading.Thread(target=publish, args=(rank,)) for rank in range(8)]
+            for rank in ranks:
+                rank.start()
+            is_half_done.wait(120)
+            killed = leader(nats_cluster)
+            killed.stop()
+            for rank in ranks:
+                rank.join(240)
+                assert not rank.is_alive()
+            assert [sink.lost for sink in sinks] == [0] * 8
+            steps = collections.defaultdict(list)
+            others = [node.url for node in nats_cluster if node is not killed]
+            with NatsReader(others, stream=STREAM, follow=False, to=IterationEnded) as events:
+                for event in events:
+                    steps[event.source.rank].append(event.step)
+                assert (events.missing, events.repeated) == (0, 0)
+            assert steps == {rank: list(range(200)) for rank in range(8)}
+            killed.start()
+            eventually(lambda: is_read(address, "run"), what="the run is read", timeout_s=120)
+            assert len(collected(f"{address}/run").models[1].result().ranks) == 8
+        finally:
+            collector.stop()
+            collecting.join(60)
+
+
+def leader(nodes):
+    """Return the node that leads the stream; None while there is none."""
+
+    async def use(jetstream):
+        return (await jetstream.stream_info(STREAM)).cluster.leader
+
+    for node in nodes:
+        try:
+            name = with_client(node, use)
+        except Exception:  # this one does not know yet
+            continue
+        return nodes[int(name[-1])] if name else None
+    return None
 
 
 class TestCommand:

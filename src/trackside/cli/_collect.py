@@ -48,6 +48,9 @@ def add_to(commands: Any) -> None:
         "stream", metavar="STREAM", nargs="?", help="collect a stream, as nats://HOST:PORT/STREAM, in place of --bind"
     )
     parser.add_argument("--workers", metavar="N", type=int, default=1, help="processes that divide the stream's runs")
+    parser.add_argument(
+        "--replicas", metavar="N", type=int, default=1, help="nodes of a cluster that keep the stream, if it is created"
+    )
     parser.add_argument("--bind", metavar="ENDPOINT", help="where ranks connect to, as tcp://*:7070")
     parser.add_argument("--publish", metavar="ENDPOINT", help="where viewers attach, as tcp://*:7071")
     parser.add_argument("--pub", metavar="ENDPOINT", help="where a plain zmq.SUB gets each frame, as tcp://*:7072")
@@ -109,7 +112,9 @@ def _collect_stream(options: argparse.Namespace) -> int:
     if options.workers < 1:
         raise ConfigError("--workers", options.workers, "give a positive number")
     notices = Notices()
-    collector = stream_module().NatsCollector(options.stream, silent_after_s=options.silent_after, on_event=notices)
+    collector = stream_module().NatsCollector(
+        options.stream, silent_after_s=options.silent_after, replicas=options.replicas, on_event=notices
+    )
     others = [
         subprocess.Popen(_worker_command(options), stdout=subprocess.DEVNULL)  # noqa: S603  this very command
         for _ in range(options.workers - 1)
@@ -129,7 +134,7 @@ def _collect_stream(options: argparse.Namespace) -> int:
 
 
 def _worker_command(options: argparse.Namespace) -> list[str]:
-    command = [sys.executable, "-m", "trackside", "collect", options.stream]
+    command = [sys.executable, "-m", "trackside", "collect", options.stream, "--replicas", str(options.replicas)]
     return command if options.silent_after is None else [*command, "--silent-after", str(options.silent_after)]
 
 

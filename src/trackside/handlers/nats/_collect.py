@@ -325,6 +325,7 @@ class NatsCollector(Closing):
         silent_after_s: As of `Collector`.
         lease_s: How long a worker may be unheard before others take its runs, in seconds.
         checkpoint_interval_s: How long a worker reads before it stores what it knows, in seconds.
+        replicas: On how many of a cluster's nodes the stream is kept if it is created here: 1, 3 or 5.
         on_event: Called with every event that this worker publishes.
         options: Arguments of ``nats.connect``.
 
@@ -340,6 +341,7 @@ class NatsCollector(Closing):
         silent_after_s: float | None = None,
         lease_s: float = LEASE_S,
         checkpoint_interval_s: float = CHECKPOINT_INTERVAL_S,
+        replicas: int = 1,
         on_event: Callable[[Event], object] | None = None,
         **options: Any,
     ) -> None:
@@ -350,6 +352,7 @@ class NatsCollector(Closing):
         self.silent_after_s = silent_after_s
         self.lease_s = lease_s
         self.checkpoint_interval_s = checkpoint_interval_s
+        self.replicas = replicas
         self.on_event = on_event
         self.counts: Counter[str] = Counter()
         """
@@ -357,6 +360,7 @@ class NatsCollector(Closing):
         ``checkpoints`` written and events ``published``.
         """
         self.is_stopped = threading.Event()
+        self._servers = self.address.servers
         self._options = options
         self._trouble = RateLimitedLog()
 
@@ -394,7 +398,8 @@ class NatsCollector(Closing):
             """Leave reports to `_serve`."""
 
         arguments = {"connect_timeout": _REQUEST_S, "name": "trackside-collect", **self._options}
-        client = await nats.connect(self.address.server, error_cb=ignore, **arguments, allow_reconnect=False)
+        self._servers.append(self._servers.pop(0))  # the next attempt uses another server
+        client = await nats.connect(self._servers[-1], error_cb=ignore, **arguments, allow_reconnect=False)
         try:
             session = _NatsSession(self, client)
             await session.work()
@@ -426,7 +431,7 @@ class _NatsSession:
 
     async def work(self) -> None:
         """Take, renew and hand over runs until the collector is stopped."""
-        await create_stream(self._jetstream, self._stream)
+        await create_stream(self._jetstream, self._stream, replicas=self._collector.replicas)
         info = await self._jetstream.stream_info(self._stream)
         await self._store.open(info.config.num_replicas or 1)
         watcher = await self._store.bucket.watch(f"{_LEASES}>")
@@ -640,7 +645,7 @@ def collected(address: str, *, models: Callable[[Publish], Sequence[Any]] = coll
         raise ConfigError("run", address, "give nats://HOST:PORT/STREAM/RUN")
 
     async def read() -> _Checkpoint:
-        client = await nats.connect(parsed.server, connect_timeout=_REQUEST_S, allow_reconnect=False)
+        client = await nats.connect(parsed.servers, connect_timeout=_REQUEST_S, allow_reconnect=False)
         try:
             store = _Store(client.jetstream(timeout=_REQUEST_S), parsed.stream)
             await store.open()

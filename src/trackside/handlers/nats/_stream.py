@@ -441,10 +441,12 @@ _ADDRESS: Final = re.compile(
 class StreamAddress:
     """
     The place of a stream: ``nats://HOST:PORT/STREAM``; with ``/RUN`` or ``/RUN/RANK`` behind it, of a part of it.
+
+    Of a cluster several nodes can be named: ``nats://HOST:PORT,HOST:PORT/STREAM``.
     """
 
     server: str
-    """The server's URL, with a user's name and password or a token if need be."""
+    """The server's URL, with a user's name and password or a token if need be; of a cluster with several hosts."""
     stream: str = "trackside"
     run: str = ""
     """The id of the run, all unless given."""
@@ -466,13 +468,19 @@ class StreamAddress:
         return cls(found["server"], stream, found["run"] or "", found["rank"] or "")
 
     @property
+    def servers(self) -> list[str]:
+        """The URL of each server."""
+        scheme, _, hosts = self.server.partition("://")
+        return [f"{scheme}://{host}" for host in hosts.split(",")]
+
+    @property
     def subject(self) -> str:
         """The subjects of its messages."""
         return ".".join([self.stream, *(subject_token(part) for part in (self.run, self.rank) if part), ">"])
 
     def __str__(self) -> str:
         """Return the address without what is secret in it."""
-        server = re.sub(r"//[^@]*@", "//", self.server)
+        server = re.sub(r"[^/,@]*@", "", self.server)
         return "/".join(part for part in (server, self.stream, self.run, self.rank) if part)
 
 
@@ -484,7 +492,7 @@ def sink_to(address: str) -> NatsSink:
         ConfigError: *address* is not one.
     """
     parsed = StreamAddress.parse(address)
-    return NatsSink(parsed.server, stream=parsed.stream)
+    return NatsSink(parsed.servers, stream=parsed.stream)
 
 
 class StreamCopy:
@@ -513,7 +521,7 @@ class StreamCopy:
         """
         address = self._address
         messages = _Messages(
-            _Connection(address.server, {}), address.stream, address.subject, follow=False, patience_s=_PATIENCE_S
+            _Connection(address.servers, {}), address.stream, address.subject, follow=False, patience_s=_PATIENCE_S
         )
         waiting_bytes = 0
         try:
