@@ -358,12 +358,25 @@ class NatsServer:
 
 
 @pytest.fixture
-def nats_server(tmp_path):
+def start_nats(tmp_path):
+    """Return a function that starts a NATS server with further options, once."""
+    servers = []
+
+    def start(*options):
+        server = NatsServer(program("nats-server"), tmp_path, *options)
+        servers.append(server)
+        server.start()
+        return server
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture
+def nats_server(start_nats):
     """Start a NATS server."""
-    server = NatsServer(program("nats-server"), tmp_path)
-    server.start()
-    yield server
-    server.stop()
+    return start_nats()
 
 
 @pytest.fixture

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import collections
 import random
+import re
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -478,6 +480,88 @@ def leader(nodes):
             continue
         return nodes[int(name[-1])] if name else None
     return None
+
+
+class TestPermissions:
+    """The users of examples/deploy/nats-server.conf, as a real server lets them."""
+
+    @pytest.fixture
+    def addresses(self, start_nats, monkeypatch, tmp_path):
+        """Start a server with the file, and return the address that each user has."""
+        users = ("rank", "collector", "viewer")
+        for user in users:
+            monkeypatch.setenv(f"{user.upper()}_PASSWORD", f"{user}-secret")
+        text = (Path(__file__).parents[2] / "examples/deploy/nats-server.conf").read_text()
+        path = tmp_path / "nats-server.conf"
+        path.write_text(re.sub(r"jetstream \{.*?\}", "", text, flags=re.DOTALL))  # the fixture says where
+        server = start_nats("-c", str(path))
+        hosts = server.url.removeprefix("nats://")
+        return {user: f"nats://{user}:{user}-secret@{hosts}/acme" for user in users}
+
+    def test_users(self, addresses, eventually):
+        """Ranks publish, a collector collects, large states too, and viewers read: all of it, and no more."""
+        collector = NatsCollector(addresses["collector"], lease_s=LEASE_S, checkpoint_interval_s=0.1, models=padded)
+        thread = threading.Thread(target=collector.serve)
+        thread.start()
+        try:
+            server = addresses["rank"].rpartition("/")[0]
+            with Bus(source=Source.detect({}, run_id="run")) as bus:
+                bus.subscribe(NatsSink(server, stream="acme"))
+                for part in range(3):
+                    bus.log(IterationEnded(step=part, duration_ns=1))
+                    eventually(lambda: bus.flush(5), what="it is acknowledged")
+                eventually(lambda: collector.counts["messages"] >= 3, what="they are collected")
+            eventually(lambda: collector.counts["over"], what="the run is over, and stored")
+            steps = [event.step for event in replay(f"{addresses['viewer']}/run") if isinstance(event, IterationEnded)]
+            assert steps == [0, 1, 2]
+            assert collector.counts["given up"] == 0
+        finally:
+            collector.stop()
+            thread.join(60)
+        assert not may_publish(addresses["rank"], "acme.run.collector.x")
+        assert not may_publish(addresses["viewer"], "acme.run.0.x")
+        assert not may_publish(addresses["collector"], "acme.run.0.x")
+        assert may_publish(addresses["rank"], "acme.run.0.x")
+        assert not may_publish(addresses["rank"], "$JS.API.STREAM.DELETE.acme")
+        assert not may_publish(addresses["viewer"], "$JS.API.STREAM.PURGE.acme")
+
+
+class Padding:
+    """A model whose state is larger than a message."""
+
+    def consume(self, frame):
+        """Read nothing."""
+
+    def dump(self):
+        """Return it."""
+        return {"padding": "x" * 1_500_000}
+
+    def load(self, state):
+        """Have it already."""
+
+
+def padded(publish):
+    """Return the models of a collector."""
+    return [Padding()]
+
+
+def may_publish(address, subject):
+    """Whether the server takes a message from a user."""
+    refused = []
+
+    async def use():
+        async def note(error):
+            refused.append(str(error))
+
+        client = await nats.connect(address.rpartition("/")[0], error_cb=note)
+        await client.publish(subject, b"")
+        for _ in range(3):
+            await client.flush()  # the client sends the first before the message
+        await client.close()
+
+    asyncio.run(use())
+    assert all("permissions violation" in line.lower() for line in refused)
+    return not refused
 
 
 class TestCommand:
