@@ -45,8 +45,11 @@ int ts_find_slot(PyTypeObject *cls, PyObject *name, Py_ssize_t *offset);
 /* The memory of instances of one class, kept for the next ones; see pool.c. */
 typedef struct Pool Pool;
 
-/* Return the pool of TYPE, a class whose instances have slots and nothing else, or NULL with an exception. */
-Pool *ts_pool(PyTypeObject *type);
+/*
+ * Return the pool of TYPE, a class whose instances have slots and nothing else, those at OF_TIME and OF_DURATION with a
+ * number; or NULL with an exception.
+ */
+Pool *ts_pool(PyTypeObject *type, Py_ssize_t of_time, Py_ssize_t of_duration);
 
 /*
  * Return an instance of the class of POOL with empty slots, which the garbage collector does not know, or NULL with an
@@ -78,14 +81,23 @@ int ts_surround(PyObject *around);
 /* The same where a part of a step is entered or left, which needs not be seen by who copies a context; LEFT is its own. */
 int ts_surround_part(PyObject *around, PyObject *left);
 
-/* Return the time as the clock of events has it, in ns since the epoch: a new reference, or NULL with an exception. */
-PyObject *ts_now_ns(void);
+/*
+ * Return the time as the clock of events has it, in ns since the epoch: a new reference, or NULL with an exception. Where
+ * it IS_REAL, read from the system, NUMBER is the same, and nothing foreign was run.
+ */
+PyObject *ts_now_ns(long long *number, int *is_real);
 
 /*
  * Read the clock into END, and into DURATION what passed since START, in ns, both new references: 1 if it ran nothing
- * foreign, 0 if it may have, -1 with an exception and neither.
+ * foreign, 0 if it may have, -1 with an exception and neither. BEGUN is START as a number, or NULL.
  */
-int ts_since(PyObject *start, PyObject **end, PyObject **duration);
+int ts_since(PyObject *start, const long long *begun, PyObject **end, PyObject **duration);
+
+/*
+ * Give up a reference to NUMBER, what a pooled object has as its time or its duration. One that nobody else has becomes
+ * the next one that the two functions above return.
+ */
+void ts_drop_number(PyObject *number);
 
 /* Each file adds what it has to the module: 0, or -1 with an exception. */
 int ts_add_methods(PyObject *module);

@@ -206,12 +206,70 @@ read_clock(long long *now)
     return 1;
 }
 
-PyObject *
-ts_now_ns(void)
+/*
+ * Numbers that nobody refers to any more, by how many digits they have, owned: the next times and durations. A number to
+ * which there is one reference is seen by nobody but its holder, so it may become another one. To allocate and free three
+ * of them for each span was a sixteenth of a step.
+ */
+enum { MOST_NUMBERS = 1024, MOST_DIGITS = 62 / PyLong_SHIFT + 1 };
+enum { LARGEST_SHARED = 4096 }; /* at least: small numbers are one object to all, up to 256, or 1,024 from 3.15 on */
+static struct {
+    int count;
+    PyObject *kept[MOST_NUMBERS];
+} numbers[MOST_DIGITS];
+
+/* Return how many digits a NUMBER has that is positive and not shared by all; of others a count that no number here has. */
+#if PY_VERSION_HEX >= 0x030C0000
+#define DIGITS_OF(number) (((PyLongObject *)(number))->long_value.ob_digit)
+static inline size_t
+count_digits(PyObject *number)
 {
-    long long now;
-    if (read_clock(&now)) {
-        return PyLong_FromLongLong(now);
+    uintptr_t tag = ((PyLongObject *)number)->long_value.lv_tag;
+    return tag & 7 ? 0 : tag >> 3;
+}
+#else
+#define DIGITS_OF(number) (((PyLongObject *)(number))->ob_digit)
+#define count_digits(number) ((size_t)Py_SIZE(number))
+#endif
+
+void
+ts_drop_number(PyObject *number)
+{
+    if (Py_REFCNT(number) == 1 && PyLong_CheckExact(number)) {
+        size_t place = count_digits(number) - 1;
+        if (place < MOST_DIGITS && numbers[place].count < MOST_NUMBERS) {
+            numbers[place].kept[numbers[place].count++] = number;
+            return;
+        }
+    }
+    Py_DECREF(number);
+}
+
+/* Return VALUE as an object: a new reference, or NULL with an exception. */
+static inline PyObject *
+as_number(long long value)
+{
+    int place = 0;
+    for (long long rest = value >> PyLong_SHIFT; rest > 0; rest >>= PyLong_SHIFT) {
+        place++;
+    }
+    if (value <= LARGEST_SHARED || numbers[place].count == 0) {
+        return PyLong_FromLongLong(value);
+    }
+    PyObject *number = numbers[place].kept[--numbers[place].count];
+    for (digit *each = DIGITS_OF(number); place >= 0; place--, each++) {
+        *each = (digit)(value & PyLong_MASK);
+        value >>= PyLong_SHIFT;
+    }
+    return number;
+}
+
+PyObject *
+ts_now_ns(long long *number, int *is_real)
+{
+    *is_real = read_clock(number);
+    if (*is_real) {
+        return as_number(*number);
     }
     PyObject *reading = PyObject_CallNoArgs(monotonic);
     PyObject *sum = reading == NULL ? NULL : PyNumber_Add(offset_ns, reading);
@@ -220,16 +278,18 @@ ts_now_ns(void)
 }
 
 int
-ts_since(PyObject *start, PyObject **end, PyObject **duration)
+ts_since(PyObject *start, const long long *begun, PyObject **end, PyObject **duration)
 {
-    long long now, passed;
-    int overflow = 0, is_real = read_clock(&now), is_plain = 0;
-    PyObject *read = is_real ? PyLong_FromLongLong(now) : ts_now_ns();
+    long long now, since = begun == NULL ? 0 : *begun, passed;
+    int overflow = 0, is_real, is_plain = 0;
+    PyObject *read = ts_now_ns(&now, &is_real);
     *duration = NULL;
     if (read != NULL) {
-        long long begun = is_real ? PyLong_AsLongLongAndOverflow(start, &overflow) : 0;
-        is_plain = is_real && !overflow && !__builtin_sub_overflow(now, begun, &passed);
-        *duration = is_plain ? PyLong_FromLongLong(passed) : PyNumber_Subtract(read, start);
+        if (begun == NULL && is_real) {
+            since = PyLong_AsLongLongAndOverflow(start, &overflow);
+        }
+        is_plain = is_real && !overflow && !__builtin_sub_overflow(now, since, &passed);
+        *duration = is_plain ? as_number(passed) : PyNumber_Subtract(read, start);
     }
     if (*duration == NULL) {
         Py_CLEAR(read);
@@ -275,7 +335,9 @@ fill_envelope(PyObject **values, int is_of_span)
         Py_DECREF(around);
     }
     if (values[AT_NS] == from_ambient) {
-        PyObject *now = ts_now_ns();
+        long long number;
+        int is_real;
+        PyObject *now = ts_now_ns(&number, &is_real);
         if (now == NULL) {
             return -1;
         }

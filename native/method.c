@@ -17,7 +17,10 @@ typedef struct {
     int is_special; /* a method that only statements look up, as with does __enter__ */
 } Method;
 
-/* A special method and the object that it is called on: gone as soon as it was called, so its memory is used again. */
+/*
+ * A special method and the object that it is called on: gone as soon as it was called, so its memory is used again, and the
+ * garbage collector does not know it. Where a program keeps one in the very object that it is bound to, both stay.
+ */
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
@@ -83,10 +86,11 @@ bind(PyObject *method, PyObject *object)
 {
     Bound *self;
     if (free_count > 0) {
-        self = (Bound *)PyObject_Init((PyObject *)free_bound[--free_count], bound_type);
+        self = free_bound[--free_count]; /* with its reference to the class */
+        _Py_NewReference((PyObject *)self);
     }
     else {
-        self = PyObject_GC_New(Bound, bound_type);
+        self = PyObject_New(Bound, bound_type);
         if (self == NULL) {
             return NULL;
         }
@@ -94,17 +98,7 @@ bind(PyObject *method, PyObject *object)
     self->vectorcall = bound_vectorcall;
     self->method = Py_NewRef(method);
     self->object = Py_NewRef(object);
-    PyObject_GC_Track(self);
     return (PyObject *)self;
-}
-
-static int
-bound_traverse(Bound *self, visitproc visit, void *arg)
-{
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(self->method);
-    Py_VISIT(self->object);
-    return 0;
 }
 
 static void
@@ -112,14 +106,13 @@ bound_dealloc(Bound *self)
 {
     PyTypeObject *type = Py_TYPE(self);
     PyObject *method = self->method, *object = self->object;
-    PyObject_GC_UnTrack(self);
     if (free_count < MOST_FREE) {
         free_bound[free_count++] = self;
     }
     else {
-        PyObject_GC_Del(self);
+        PyObject_Free(self);
+        Py_DECREF(type);
     }
-    Py_DECREF(type);
     Py_DECREF(method);
     Py_DECREF(object); /* last: a finalizer may bind another */
 }
@@ -144,7 +137,6 @@ static PyMemberDef bound_members[] = {
 
 static PyType_Slot bound_slots[] = {
     {Py_tp_call, PyVectorcall_Call},
-    {Py_tp_traverse, bound_traverse},
     {Py_tp_dealloc, bound_dealloc},
     {Py_tp_getattro, bound_getattr},
     {Py_tp_members, bound_members},
@@ -154,7 +146,7 @@ static PyType_Slot bound_slots[] = {
 static PyType_Spec bound_spec = {
     .name = "trackside._native.Bound",
     .basicsize = sizeof(Bound),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_IMMUTABLETYPE
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_IMMUTABLETYPE
              | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .slots = bound_slots,
 };

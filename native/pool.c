@@ -14,9 +14,10 @@ enum { MOST_KEPT = 1024 };
 
 struct Pool {
     PyTypeObject *type; /* owned for ever, as the pool is */
+    Py_ssize_t of_time, of_duration; /* the slots with its time and its duration; one and the same where it has none */
     struct Pool *next;
     int kept_count;
-    PyObject *kept[MOST_KEPT]; /* all slots empty, no reference to the class, unknown to the garbage collector */
+    PyObject *kept[MOST_KEPT]; /* all slots empty, with their reference to the class, unknown to the garbage collector */
 };
 
 static Pool *first;
@@ -29,6 +30,16 @@ pool_of(PyTypeObject *type)
         pool = pool->next;
     }
     return pool;
+}
+
+static inline void
+drop_number(PyObject *self, Py_ssize_t offset)
+{
+    PyObject **slot = (PyObject **)((char *)self + offset), *number = *slot;
+    if (number != NULL) {
+        *slot = NULL;
+        ts_drop_number(number);
+    }
 }
 
 static void
@@ -46,6 +57,8 @@ pooled_dealloc(PyObject *self)
         base = base->tp_base;
         pool = pool_of(base);
     }
+    drop_number(self, pool->of_time);
+    drop_number(self, pool->of_duration);
     PyObject **end = (PyObject **)((char *)self + pool->type->tp_basicsize);
     for (PyObject **slot = (PyObject **)(self + 1); slot < end; slot++) {
         PyObject *value = *slot;
@@ -59,8 +72,8 @@ pooled_dealloc(PyObject *self)
     }
     else {
         type->tp_free(self);
+        Py_DECREF(type);
     }
-    Py_DECREF(type);
     Py_TRASHCAN_END
 }
 
@@ -68,7 +81,9 @@ PyObject *
 ts_new(Pool *pool)
 {
     if (pool->kept_count > 0) {
-        return PyObject_Init(pool->kept[--pool->kept_count], pool->type);
+        PyObject *self = pool->kept[--pool->kept_count];
+        _Py_NewReference(self);
+        return self;
     }
     PyObject *made = pool->type->tp_alloc(pool->type, 0);
     if (made != NULL) {
@@ -92,7 +107,7 @@ has_slots_alone(PyTypeObject *type)
 }
 
 Pool *
-ts_pool(PyTypeObject *type)
+ts_pool(PyTypeObject *type, Py_ssize_t of_time, Py_ssize_t of_duration)
 {
     Pool *pool = pool_of(type);
     if (pool != NULL) {
@@ -108,6 +123,8 @@ ts_pool(PyTypeObject *type)
         return NULL;
     }
     pool->type = (PyTypeObject *)Py_NewRef((PyObject *)type);
+    pool->of_time = of_time;
+    pool->of_duration = of_duration;
     pool->next = first;
     first = pool;
     type->tp_dealloc = pooled_dealloc;

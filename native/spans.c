@@ -209,6 +209,8 @@ log_event(PyObject *event, int which)
 enum { MOST_LATEST = 8 };
 static struct {
     PyObject *number, *span;
+    PyObject *start; /* what the span has as its start, owned, or NULL; and the same as a number */
+    long long start_ns;
 } latest[MOST_LATEST];
 static int latest_count;
 
@@ -220,8 +222,32 @@ remember(PyObject *number, PyObject *span)
         return PyDict_SetItem(open_by_id, number, span);
     }
     latest[latest_count].number = Py_NewRef(number);
+    latest[latest_count].start = NULL;
     latest[latest_count++].span = Py_NewRef(span);
     return 0;
+}
+
+/* Read the clock for SPAN, which was remembered: a new reference, or NULL with an exception. */
+static inline PyObject *
+read_start(PyObject *span)
+{
+    long long start_ns;
+    int is_real;
+    PyObject *start = ts_now_ns(&start_ns, &is_real);
+    int place = latest_count - 1;
+    if (start != NULL && is_real && place >= 0 && latest[place].span == span && latest[place].start == NULL) {
+        latest[place].start = Py_NewRef(start);
+        latest[place].start_ns = start_ns;
+    }
+    return start;
+}
+
+/* Return what START, the start of SPAN, is as a number; NULL if that has to be worked out. Valid until SPAN is forgotten. */
+static inline const long long *
+known_start(PyObject *span, PyObject *start)
+{
+    int place = latest_count - 1;
+    return place >= 0 && latest[place].span == span && latest[place].start == start ? &latest[place].start_ns : NULL;
 }
 
 /* Take SPAN, which the caller owns, out of the open ones: 0 if it was none of them, as in a child forked inside. */
@@ -230,12 +256,14 @@ forget(PyObject *span)
 {
     for (int place = latest_count - 1; place >= 0; place--) {
         if (latest[place].number == SPAN(span, ID) && latest[place].span == span) {
+            PyObject *start = latest[place].start;
             latest_count--;
             for (int each = place; each < latest_count; each++) {
                 latest[each] = latest[each + 1];
             }
             Py_DECREF(SPAN(span, ID)); /* the span has it, and the caller the span */
             Py_DECREF(span);
+            Py_XDECREF(start); /* a number: nothing is run */
             return 1;
         }
     }
@@ -262,6 +290,7 @@ store_open(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
     /* Ints are compared and hashed without calling anything. */
     while (stored < latest_count && PyDict_SetItem(open_by_id, latest[stored].number, latest[stored].span) == 0) {
         Py_DECREF(latest[stored].number); /* the dict has both */
+        Py_XDECREF(latest[stored].start);
         Py_DECREF(latest[stored++].span);
     }
     latest_count -= stored;
@@ -362,7 +391,7 @@ enter(PyObject *span, PyObject *around, PyObject *step, int is_part)
     PyObject *now = NULL;
     int failed = is_part ? ts_surround_part(inside, NULL) : ts_surround(inside);
     if (!failed && remember(number, span) == 0) {
-        now = ts_now_ns();
+        now = read_start(span);
     }
     if (now != NULL) {
         Py_XSETREF(SPAN(span, START_NS), now);
@@ -509,7 +538,7 @@ leave(PyObject *span, int which)
         goto python;
     }
     start = Py_NewRef(SPAN(span, START_NS));
-    int is_plain = ts_since(start, &end, &duration);
+    int is_plain = ts_since(start, known_start(span, start), &end, &duration);
     Py_DECREF(start);
     if (is_plain < 0) {
         Py_DECREF(event);
@@ -657,6 +686,23 @@ make_span(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
     return new_span(args[0], args[1], Py_NewRef(args[2]));
 }
 
+/* Return an empty dict: the one of the last part, where nobody else holds it and it stayed empty. */
+static inline PyObject *
+new_attributes(void)
+{
+    static PyObject *last;
+    if (last != NULL && Py_REFCNT(last) == 1 && PyDict_GET_SIZE(last) == 0) {
+        return Py_NewRef(last);
+    }
+    PyObject *made = PyDict_New();
+    if (made != NULL) {
+        PyObject *before = last;
+        last = Py_NewRef(made);
+        Py_XDECREF(before); /* may run a finalizer, which may make a part */
+    }
+    return made;
+}
+
 /* ABOUT is a name and a class of ends. */
 static PyObject *
 make_part(PyObject *about, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
@@ -664,7 +710,7 @@ make_part(PyObject *about, PyObject *const *args, Py_ssize_t count, PyObject *ke
     if (count != 0) {
         return TS_TO_PYTHON;
     }
-    PyObject *attributes = PyDict_New();
+    PyObject *attributes = keywords == NULL ? new_attributes() : PyDict_New();
     for (Py_ssize_t each = 0; attributes != NULL && keywords != NULL && each < PyTuple_GET_SIZE(keywords); each++) {
         if (PyDict_SetItem(attributes, PyTuple_GET_ITEM(keywords, each), args[each]) < 0) {
             Py_CLEAR(attributes);
@@ -794,7 +840,7 @@ compile_spans(PyObject *Py_UNUSED(module), PyObject *args)
             return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_SystemError, "no class of ends");
         }
         Py_XSETREF(classes[place], (PyTypeObject *)Py_NewRef((PyObject *)type));
-        pools[place] = ts_pool(type);
+        pools[place] = ts_pool(type, of_event[place][E_AT_NS], of_event[place][E_DURATION_NS]);
         if (pools[place] == NULL) {
             return NULL;
         }
@@ -824,7 +870,7 @@ compile_spans(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyIter_Check(span_ids) || !PyDict_CheckExact(open_by_id)) {
         return PyErr_Format(PyExc_SystemError, "the spans of another trackside");
     }
-    pool_of_spans = ts_pool(cls);
+    pool_of_spans = ts_pool(cls, of_span[START_NS], of_span[START_NS]);
     if (pool_of_spans == NULL) {
         return NULL;
     }
@@ -857,8 +903,9 @@ compile_iterations(PyObject *Py_UNUSED(module), PyObject *args)
         || find_slots(ended, iteration_event_slots, ITERATION_EVENT_SLOTS, of_iteration_event) < 0) {
         return NULL;
     }
-    pools[OF_ITERATION] = ts_pool(ended);
-    pool_of_iterations = ts_pool(cls);
+    const Py_ssize_t *offsets = of_event[OF_ITERATION];
+    pools[OF_ITERATION] = ts_pool(ended, offsets[E_AT_NS], offsets[E_DURATION_NS]);
+    pool_of_iterations = ts_pool(cls, of_span[START_NS], of_span[START_NS]);
     if (pools[OF_ITERATION] == NULL || pool_of_iterations == NULL) {
         return NULL;
     }

@@ -510,6 +510,42 @@ class TestMemory:
         assert [context.run(ambient.get) for context, _ in contexts] == [expected for _, expected in contexts]
         assert [gc.is_tracked(pair) for pair, (_, step) in held if type(step) is list] == [True] * 10
 
+    def test_number_that_is_held(self):
+        """Times and durations that somebody holds stay what they are when those of later spans come and go."""
+        held = []
+        with default_bus.subscribe(lambda event: held.append(event.duration_ns), to=OF_SPANS):
+            for cls in OF_SPANS:
+                default_bus.wants(cls)  # otherwise Python would open the first span of each class
+            for _ in range(20):
+                with span("held") as one:
+                    held.append(one.start_ns)
+        written = list(map(str, held))
+        with default_bus.subscribe(lambda _: None, to=OF_SPANS):
+            for _ in range(3_000):
+                with span("later"):
+                    pass
+        assert list(map(str, held)) == written
+        assert held[::2] == sorted(held[::2])
+
+    def test_start_that_was_set(self):
+        """The duration counts from what the span has as its start when it ends."""
+        events = []
+        with default_bus.subscribe(events.append, to=OF_SPANS):
+            for cls in OF_SPANS:
+                default_bus.wants(cls)
+            with span("moved") as one:
+                one.start_ns -= 10**13
+        assert 10**13 < events[-1].duration_ns < 2 * 10**13
+        assert events[-1].at_ns == one.start_ns + events[-1].duration_ns
+
+    def test_attributes_that_were_added(self):
+        """What is put into the attributes of a part is in no other part's, open at the same time or later."""
+        with model_forward() as outer, model_forward() as inner:
+            outer.attributes["files"] = 3
+            assert inner.attributes == {}
+        del outer
+        assert model_forward().attributes == {}
+
     def test_finalizer_of_a_subclass(self):
         """A subclass with a finalizer is finalized once, can be resurrected, and clears its weak references."""
         Remembered.ended.clear()
