@@ -60,6 +60,22 @@ def user_id() -> int | None:
     return _os.geteuid() if hasattr(os, "geteuid") else None
 
 
+def lock_file(descriptor: int) -> bool:
+    """
+    Lock an open file until every process that has *descriptor* closed it or ended.
+
+    Returns:
+        False if another has it locked, or where the system has no such locks.
+    """
+    try:
+        import fcntl  # noqa: PLC0415  not on Windows
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):
+        return False
+    return True
+
+
 def clock_through_sleep_ns() -> int | None:
     """Read the clock that, unlike the monotonic one, goes on while the machine sleeps; None where there is none."""
     boottime = getattr(time, "CLOCK_BOOTTIME", None)

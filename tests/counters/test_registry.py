@@ -36,14 +36,23 @@ class TestCounter:
     @pytest.mark.parametrize(
         ("field", "given"), [("unit", "ms"), ("help", "Another."), ("aggregations", [Aggregation.MIN])]
     )
-    def test_said_otherwise(self, station, field, given):
-        """A caller whose declaration contradicts an earlier one gets an error at once, with both."""
-        station.stat("x", unit="s", help="One.", aggregations=["max"])
+    def test_said_otherwise(self, station, caplog, field, given):
+        """A declaration that contradicts an earlier one ends no training: the first holds, and one line has both."""
+        stat = station.stat("x", unit="s", help="One.", aggregations=["max"])
 
-        with pytest.raises(ConfigError, match="stat 'x' has") as raised:
-            station.stat("x", **{field: given})
+        assert [station.stat("x", **{field: given}) for _ in range(3)] == [stat] * 3
 
-        assert raised.value.field == field
+        assert (stat.unit, stat.help, stat.aggregations) == ("s", "One.", (Aggregation.MAX,))
+        (line,) = (record.getMessage() for record in caplog.records)
+        assert line.startswith(f"{field}: got ")
+        assert "stat 'x' has" in line
+
+    def test_said_otherwise_strictly(self):
+        """On a strict bus that is an error, at once."""
+        registry = CounterRegistry(publish=print, wants=lambda _: True, threaded=False, strict=True)
+        registry.stat("x", unit="s")
+        with pytest.raises(ConfigError, match="unit: got 'ms'; stat 'x' has 's'"):
+            registry.stat("x", unit="ms")
 
     def test_said_again(self, station):
         """A caller whose declaration equals an earlier one gets the stat."""
@@ -452,14 +461,30 @@ class TestKinds:
 
     @pytest.mark.parametrize("first", ["counter", "stat", "gauge"])
     @pytest.mark.parametrize("second", ["counter", "stat", "gauge"])
-    def test_one_name(self, station, first, second):
-        """A name belongs to one kind of instrument."""
+    def test_one_name(self, station, caplog, first, second):
+        """A name belongs to one kind; another kind ends no training, is recorded beside it, and one line says so."""
         made = getattr(station, first)("x")
+        others = [getattr(station, second)("x") for _ in range(3)]
         if first == second:
-            assert getattr(station, second)("x") is made
+            assert others == [made] * 3
         else:
-            with pytest.raises(ConfigError, match=f"name: got 'x'; it is a {first} already"):
-                getattr(station, second)("x")
+            assert len(set(others)) == 1
+            assert (others[0].kind, others[0].name) == (second, f"x.{second}")
+            (line,) = (record.getMessage() for record in caplog.records)
+            assert line.startswith(f"name: got 'x'; it is a {first} already")
+            assert line.endswith(f"it is recorded as 'x.{second}'")
+
+    def test_one_name_strictly(self):
+        """On a strict bus another kind under the same name is an error."""
+        registry = CounterRegistry(publish=print, wants=lambda _: True, threaded=False, strict=True)
+        registry.counter("x")
+        with pytest.raises(ConfigError, match="name: got 'x'; it is a counter already"):
+            registry.gauge("x")
+
+    def test_one_long_name(self, station):
+        """A name that is as long as may be is cut for it."""
+        station.counter("x" * 256)
+        assert station.gauge("x" * 256).name == "x" * 250 + ".gauge"
 
     def test_beyond_the_limit(self, station, monkeypatch):
         """Beyond the limit each kind has one instrument of its own for all further names."""

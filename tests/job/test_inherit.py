@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 
 from trackside.events import Event, Parent, Source, event, set_process_source
 from trackside.handlers import check_logs, replay
+from trackside.job import _inherit
 from trackside.job._inherit import VARIABLE, announce, join_parent, withdraw
 
 
@@ -299,3 +301,81 @@ class TestAnnounce:
         announce(tmp_path, self.SOURCE)
 
         assert not join_parent()
+
+
+class TestLeftBehind:
+    """Files of metadata whose process was killed."""
+
+    @pytest.fixture
+    def temporary(self, tmp_path, monkeypatch):
+        """Let the directory of temporary files be one of the test's own, and age what is in it."""
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        monkeypatch.setattr(_inherit, "_NEW_S", -1.0)
+        yield tmp_path
+        withdraw()
+
+    def announce(self, tmp_path):
+        """Leave a note with metadata."""
+        announce(tmp_path / "log", Source(id="a1", metadata={"token": "secret"}))
+
+    def leave_file(self, temporary, name="trackside-left.json", mode=0o600):
+        """Leave a file, as a killed process does."""
+        path = temporary / name
+        path.write_text('{"token": "old"}')
+        path.chmod(mode)
+        return path
+
+    def test_is_removed(self, temporary):
+        """The file of a process that was killed goes when a later job writes its own."""
+        left = self.leave_file(temporary)
+        self.announce(temporary)
+        assert not left.exists()
+        assert [json.loads(path.read_text()) for path in temporary.glob("trackside-*.json")] == [{"token": "secret"}]
+
+    def test_of_a_running_process(self, temporary):
+        """The file of a process that runs stays, whatever its id: it is locked."""
+        program = f"""
+            import tempfile, sys
+            from trackside.events import Source
+            from trackside.job._inherit import announce
+            tempfile.tempdir = {str(temporary)!r}
+            announce({str(temporary)!r}, Source(id="b2", metadata={{"token": "other"}}))
+            print("announced", flush=True)
+            sys.stdin.read()
+        """
+        child = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert child.stdout.readline() == "announced\n"
+        self.announce(temporary)
+        values = sorted(json.loads(path.read_text())["token"] for path in temporary.glob("trackside-*.json"))
+        assert values == ["other", "secret"]
+        child.kill()
+        child.communicate()
+        withdraw()
+        self.announce(temporary)
+        values = [json.loads(path.read_text())["token"] for path in temporary.glob("trackside-*.json")]
+        assert values == ["secret"]
+
+    @pytest.mark.parametrize(
+        ("name", "mode"), [("trackside-x.txt", 0o600), ("other-x.json", 0o600), ("trackside-x.json", 0o644)]
+    )
+    def test_of_others(self, temporary, name, mode):
+        """A file of another name, or that others may read, is none of ours and stays."""
+        left = self.leave_file(temporary, name, mode)
+        self.announce(temporary)
+        assert left.exists()
+
+    def test_new_file(self, temporary, monkeypatch):
+        """A file of the last minute stays: its process may be about to lock it."""
+        monkeypatch.setattr(_inherit, "_NEW_S", 60.0)
+        left = self.leave_file(temporary)
+        self.announce(temporary)
+        assert left.exists()
+
+    def test_link(self, temporary):
+        """A link of that name is not followed, and its target stays."""
+        target = self.leave_file(temporary, "target")
+        (temporary / "trackside-link.json").symlink_to(target)
+        self.announce(temporary)
+        assert target.exists()

@@ -58,6 +58,7 @@ class CounterRegistry:
         self._sampler = Sampler(self._beat)
         self._is_closed = False
         self._dropped_before = 0
+        self._tolerated: set[tuple[str, str]] = set()
         self._renew_locks()
 
     def _renew_locks(self) -> None:
@@ -90,7 +91,9 @@ class CounterRegistry:
                 names. Count and sum by default.
 
         Raises:
-            ConfigError: if an argument is malformed, differs from an earlier call, or the name is a stat or a gauge.
+            ConfigError: if an argument is malformed. If the bus is strict, also if the name is a stat's or a gauge's,
+                or unit, help or aggregations differ from an earlier call. Otherwise a line says so, and training goes
+                on: the counter is called ``name.counter`` then, and what was declared first holds.
         """
         return self._instrument(Counter, name, unit, help, aggregations)
 
@@ -173,12 +176,27 @@ class CounterRegistry:
             if known is None:
                 return self._add(cls, name, unit, help, figures)
             if type(known) is not cls:
-                raise ConfigError("name", name, f"it is a {known.kind} already; give the {cls.kind} another name")
-            _forbid_change(known, unit, help, figures)
+                other = f"{name[: MAX_NAME_LENGTH - len(cls.kind) - 1]}.{cls.kind}"
+                remedy = f"it is a {known.kind} already; give the {cls.kind} another name"
+                self._tolerate(ConfigError("name", name, remedy), f"it is recorded as {other!r}", (name, cls.kind))
+                return self._instrument(cls, other, unit, help, figures)
+            try:
+                _forbid_change(known, unit, help, figures)
+            except ConfigError as error:
+                self._tolerate(error, "what was declared first holds", (name, error.field))
+                return known
             known.declare(unit, help, figures)
             for collector in self._collectors:
                 collector.refresh(known)
             return known
+
+    def _tolerate(self, error: ConfigError, instead: str, about: tuple[str, str]) -> None:
+        """Say once what is wrong *about* a name: training must not end at its thousandth step because of it."""
+        if self._strict:
+            raise error
+        if about not in self._tolerated and len(self._tolerated) < MAX_INSTRUMENTS:
+            self._tolerated.add(about)
+            complain("%s; %s", error, instead)
 
     def _add(self, cls: type[Kind], name: str, unit: str, help: str, figures: tuple[Aggregation, ...] | None) -> Kind:  # noqa: A002
         beyond = f"trackside.{cls.kind}s.beyond"

@@ -46,7 +46,7 @@ def metrics(values: Mapping[str, Any] = _NO_VALUES, /, *, step: int | None = Non
 def _record(name: str, value: float) -> None:
     try:
         stat(name).record(value)
-    except ConfigError as error:  # the name is a counter's, or no name for a stat: the event has the value
+    except ConfigError as error:  # it is no name for a stat: the event has the value
         tolerated(name, error)
 
 

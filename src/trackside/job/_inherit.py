@@ -9,16 +9,19 @@ The metadata may hold secrets, and others may read a child's environment, so it 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import stat
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Final
 
 import attrs
 
-from trackside._platform import NO_LINK, READ, user_id
+from trackside._platform import NO_LINK, READ, lock_file, user_id
 from trackside.bus import Subscription, default_bus
 from trackside.events import Parent, Source, ambient, follow_process_source, set_process_source
 from trackside.handlers import EventLog
@@ -28,11 +31,19 @@ VARIABLE: Final = "TRACKSIDE_JOB"
 # With one variable of 128 KiB no command can be started any more.
 _MAX_NOTE_BYTES: Final = 16 << 10
 _MAX_PRIVATE_CHARACTERS: Final = 1 << 20
+_PRIVATE_MODE: Final = 0o600
 
 
 _announced: Path | None = None
-_private: tuple[int, Path] | None = None
-"""The id of the process that wrote the file of metadata, and the file."""
+_private: tuple[int, Path, int] | None = None
+"""The id of the process that wrote the file of metadata, the file, and the descriptor by which it is locked."""
+
+_PREFIX: Final = "trackside-"
+_SUFFIX: Final = ".json"
+_MOST_LOOKED_AT: Final = 4096
+"""Entries of the directory of temporary files, when files of processes that were killed are looked for."""
+_NEW_S: Final = 60.0
+"""A younger file may not be locked yet."""
 
 
 def announce(directory: Path, source: Source) -> None:
@@ -62,18 +73,40 @@ def _write_private(metadata: dict[str, str]) -> str:
     if not metadata:
         return ""
     try:
-        descriptor, path = tempfile.mkstemp(prefix="trackside-", suffix=".json")  # of mode 0600
-        _private = os.getpid(), Path(path)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        _remove_left_behind(Path(tempfile.gettempdir()))
+        descriptor, path = tempfile.mkstemp(prefix=_PREFIX, suffix=_SUFFIX)  # of mode 0600
+        _private = os.getpid(), Path(path), descriptor
+        lock_file(descriptor)
+        with open(descriptor, "w", encoding="utf-8", closefd=False) as file:
             json.dump(metadata, file)
     except OSError:  # children start without the metadata
         return ""
     return path
 
 
+def _remove_left_behind(directory: Path) -> None:
+    """Remove the files of this user's processes that were killed: no process has them locked any more."""
+    with os.scandir(directory) as entries:
+        for entry in itertools.islice(entries, _MOST_LOOKED_AT):
+            if not (entry.name.startswith(_PREFIX) and entry.name.endswith(_SUFFIX)):
+                continue
+            with contextlib.suppress(OSError):
+                descriptor = os.open(entry.path, READ | NO_LINK)
+                try:
+                    found = os.fstat(descriptor)
+                    is_old = time.time() - found.st_mtime > _NEW_S
+                    is_ours = found.st_uid == user_id() and stat.S_IMODE(found.st_mode) == _PRIVATE_MODE
+                    if is_ours and is_old and stat.S_ISREG(found.st_mode) and lock_file(descriptor):
+                        os.unlink(entry.path)  # noqa: PTH108  an entry has no path object
+                finally:
+                    os.close(descriptor)
+
+
 def _remove_private() -> None:
     global _private  # noqa: PLW0603
     if _private is not None and _private[0] == os.getpid():
+        with contextlib.suppress(OSError):
+            os.close(_private[2])  # before, because Windows removes no file that is open
         with contextlib.suppress(OSError):
             _private[1].unlink()
     _private = None
