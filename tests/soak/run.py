@@ -27,7 +27,7 @@ from typing import Any
 import attrs
 
 import trackside
-from trackside.events import clock
+from trackside.events import EventsDropped, clock
 from trackside.handlers import replay
 from trackside.handlers.models import SpanBuilder
 
@@ -290,14 +290,23 @@ def _lag(process: Process) -> list[str]:
 
 def _recorded(path: Path, steps: int) -> list[str]:
     """Return the faults of the log at *path*, which is to hold each step once, or to count the missing ones."""
-    events = replay(path, to=StepTaken)
-    numbers = [event.number for event in events]  # type: ignore[attr-defined]
-    print(f"{path.name}: {len(numbers)} of {steps} steps, {events.missing} events missing by its own account")
+    events = replay(path, to=(StepTaken, EventsDropped))
+    numbers, dropped = [], 0
+    for event in events:
+        if isinstance(event, StepTaken):
+            numbers.append(event.number)
+        elif isinstance(event, EventsDropped) and event.where == "queue":
+            dropped += event.by_type.get(StepTaken.wire_name, 0)
+    counted = events.missing + dropped
+    print(
+        f"{path.name}: {len(numbers)} of {steps} steps; by its own account {dropped} were dropped before they had a "
+        f"number and {events.missing} events after it"
+    )
     wrong = []
     if len(set(numbers)) != len(numbers):
         wrong.append(f"{path.name}: {len(numbers) - len(set(numbers))} steps came twice")
-    if steps - len(numbers) > events.missing:
-        wrong.append(f"{path.name}: {steps - len(numbers)} steps are missing, {events.missing} events are counted")
+    if steps - len(numbers) > counted:
+        wrong.append(f"{path.name}: {steps - len(numbers)} steps are missing, {counted} events are counted")
     return wrong
 
 

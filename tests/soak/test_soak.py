@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from trackside.bus import Bus
+from trackside.handlers import EventLog
+
 RUN = Path(__file__).with_name("run.py")
 
 
@@ -56,3 +59,16 @@ def test_itself(run):
     assert found.descriptors >= 3
     assert found.threads >= 1
     assert run.sample(2**22 + 1, 1.0) is None
+
+
+class TestRecorded:
+    def test_dropped_before_a_number(self, run, tmp_path):
+        """Steps that the queue dropped are counted by the log in events of their own; one more is a fault."""
+        bus = Bus(queue_limit=64)
+        bus.subscribe(EventLog(tmp_path))
+        for number in range(2000):
+            bus.log(run.StepTaken(number=number))
+        assert bus.close(20)
+        assert run._recorded(tmp_path, 2000) == []
+        (fault,) = run._recorded(tmp_path, 2001)
+        assert "steps are missing" in fault

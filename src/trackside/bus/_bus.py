@@ -531,7 +531,8 @@ class Bus(Closing):
             timeout_s: The longest this may take, in seconds, even if a handler is stalled.
 
         Returns:
-            Whether every event reached every handler. If not, a line with the number lost is logged.
+            Whether all that waited reached every handler in time, and no sink lost any of it. What the queue had no
+            room for does not count here. A line with the number lost, these included, is logged if any was.
         """
         if self._is_over:
             return True
