@@ -6,13 +6,9 @@ import threading
 
 import pytest
 
-from trackside.events import ITERATION, Event, HandlerSuspended, RunsOn, event
+from ticking import Ticked
+from trackside.events import HandlerSuspended, RunsOn
 from trackside.rules import every, where
-
-
-@event("test.breaker.ticked", priority=ITERATION)
-class Ticked(Event):
-    number: int = 0
 
 
 def raising(error):

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ticking import Ticked
 from trackside.events import Event, RunsOn, event
-
-
-@event("test.late.ticked")
-class Ticked(Event):
-    pass
 
 
 @event("test.late.published")

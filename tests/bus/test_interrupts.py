@@ -12,19 +12,15 @@ import time
 
 import pytest
 
+from ticking import Ticked
 from trackside.bus import Bus
-from trackside.events import ITERATION, Event, RunsOn, event
+from trackside.events import RunsOn
 from trackside.rules import every, where
 
 SECONDS = 1.5
 IS_EXACT = sys.version_info >= (3, 11)
 """Python 3.10 runs signal handlers before and after each call, so a few events in 100,000 are counted wrongly there."""
 INTERRUPTED = ("bus/_bus.py", "bus/_admission.py", "bus/_subscribers.py", "test_interrupts.py")
-
-
-@event("test.interrupts.ticked", priority=ITERATION)
-class Ticked(Event):
-    number: int = 0
 
 
 class Timeout(Exception):

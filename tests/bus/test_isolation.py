@@ -7,16 +7,12 @@ import time
 
 import pytest
 
-from trackside.events import ITERATION, Event, HandlerSuspended, RunsOn, event
+from ticking import Ticked
+from trackside.events import HandlerSuspended, RunsOn
 from trackside.rules import where
 
 EVENTS = 100_000
 DEADLINE_S = 30.0
-
-
-@event("test.isolation.ticked", priority=ITERATION)
-class Ticked(Event):
-    number: int = 0
 
 
 class Strange(BaseException):

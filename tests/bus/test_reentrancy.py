@@ -10,16 +10,12 @@ import warnings
 
 import pytest
 
+from ticking import Ticked
 from trackside.events import ITERATION, Event, RunsOn, event
 from trackside.rules import every
 
 DEEPEST = 16
 ROUNDS = 10_000
-
-
-@event("test.reentrancy.ticked", priority=ITERATION)
-class Ticked(Event):
-    number: int = 0
 
 
 @event("test.reentrancy.tocked", priority=ITERATION)

@@ -8,12 +8,8 @@ import time
 
 import pytest
 
-from trackside.events import Event, RunsOn, event
-
-
-@event("test.timeouts.ticked")
-class Ticked(Event):
-    pass
+from ticking import Ticked
+from trackside.events import RunsOn
 
 
 class TestTimeouts:

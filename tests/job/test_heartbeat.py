@@ -6,17 +6,13 @@ import threading
 
 import pytest
 
-from trackside.events import ClockAnchored, Event, Heartbeat, RunsOn, ambient, clock, event
+from ticking import Ticked
+from trackside.events import ClockAnchored, Heartbeat, RunsOn, ambient, clock
 from trackside.handlers import Capture
 from trackside.job._heartbeat import HeartbeatThread
 
 SECOND = 10**9
 DEADLINE_S = 30.0
-
-
-@event("test.heartbeat.ticked")
-class Ticked(Event):
-    """An event to count."""
 
 
 class Clocks:

@@ -8,7 +8,7 @@ from trackside.bus import BusStats, HandlerStats
 from trackside.counters import CounterRegistry
 from trackside.events import Source
 from trackside.handlers import EventLog
-from trackside.job._summary import readable_bytes, summarize
+from trackside.job._summary import summarize
 
 SOURCE = Source(id="0123456789abcdef", run_id="run-1", rank=3, world_size=8, attempt=2)
 
@@ -133,20 +133,3 @@ class TestSummarize:
         lines = summarize(SOURCE, BusStats(), [], Log(tmp_path, "a.tslog", "b.tslog"), 0.0).splitlines()
 
         assert lines[3:5] == [f"  log       {tmp_path}/a.tslog (100 B)", f"            {tmp_path}/b.tslog (gone)"]
-
-
-class TestReadableBytes:
-    @pytest.mark.parametrize(
-        ("size_bytes", "expected"),
-        [
-            (0, "0 B"),
-            (1023, "1023 B"),
-            (1024, "1.0 KiB"),
-            (1_300_000, "1.2 MiB"),
-            (5 << 30, "5.0 GiB"),
-            (5000 << 30, "5000.0 GiB"),
-        ],
-    )
-    def test_sizes(self, size_bytes, expected):
-        """A size is given in a unit that keeps the number short."""
-        assert readable_bytes(size_bytes) == expected

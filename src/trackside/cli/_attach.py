@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from trackside.cli._print import EventLines, event_line, globs, warn
+from trackside.cli._print import EventLines, add_types, event_line, globs, warn, whole_number
 from trackside.cli._serving import collecting_rarely
 from trackside.core.text import printable
 from trackside.events import Event, Priority
@@ -31,31 +31,18 @@ def add_to(commands: Any) -> None:
         nargs="+",
         help="ipc://… or tcp://… of a job or a collector, or the directory that a job on this machine writes to",
     )
-    parser.add_argument(
-        "-t",
-        "--type",
-        metavar="GLOB",
-        action="append",
-        default=[],
-        help="only types whose wire name matches, as 'acme.*' or '*.iteration.ended'; may be given more than once",
-    )
+    add_types(parser)
     parser.add_argument(
         "--min-priority",
         choices=[level.name.lower() for level in Priority],
         help="the lowest priority; all unless given",
     )
-    parser.add_argument("-n", "--count", metavar="N", type=_whole, help="stop after N events")
+    parser.add_argument("-n", "--count", metavar="N", type=whole_number(1), help="stop after N events")
     parser.add_argument("--keys", metavar="DIR", help="a directory of keys, where the endpoint asks for such")
     parser.add_argument("--insecure", action="store_true", help="do without keys where they would be needed")
     parser.add_argument("-v", "--verbose", action="store_true", help="all fields of each event, however long the line")
     parser.add_argument("--json", action="store_true", help="print JSON, one object a line")
     parser.set_defaults(run=run)
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
-    return int(text)
 
 
 def run(options: argparse.Namespace) -> int:

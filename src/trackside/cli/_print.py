@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,6 +49,29 @@ def _value(name: str, value: Any) -> str:
     if isinstance(value, (bytes, bytearray)):
         return f"<{len(value)} bytes>"
     return str(value)
+
+
+def add_types(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that selects types of events."""
+    parser.add_argument(
+        "-t",
+        "--type",
+        metavar="GLOB",
+        action="append",
+        default=[],
+        help="only types whose wire name matches, as 'acme.*' or '*.iteration.ended'; may be given more than once",
+    )
+
+
+def whole_number(least: int) -> Callable[[str], int]:
+    """Return what reads an argument that is a whole number from *least*."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least}")
+        return int(text)
+
+    return read
 
 
 def warn(text: str) -> None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
-from trackside.cli._print import EventLines, event_line, globs, readable, report_unread, warn
+from trackside.cli._print import EventLines, add_types, event_line, globs, readable, report_unread, warn, whole_number
 from trackside.events import Event
 from trackside.handlers import follow, replay
 from trackside.handlers.eventlog import is_stream
@@ -31,24 +31,13 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("path", metavar="PATH", nargs="+", help="a .tslog file, or a directory with such at any depth")
     parser.add_argument("-f", "--follow", action="store_true", help="go on with what is written, now or later")
+    add_types(parser)
     parser.add_argument(
-        "-t",
-        "--type",
-        metavar="GLOB",
-        action="append",
-        default=[],
-        help="only types whose wire name matches, as 'acme.*' or '*.iteration.ended'; may be given more than once",
+        "-n", "--last", metavar="N", type=whole_number(0), help="only the last N events of what is there"
     )
-    parser.add_argument("-n", "--last", metavar="N", type=_whole, help="only the last N events of what is there")
     parser.add_argument("-v", "--verbose", action="store_true", help="all fields of each event, however long the line")
     parser.add_argument("--json", action="store_true", help="print JSON, one object a line")
     parser.set_defaults(run=run)
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0")
-    return int(text)
 
 
 def run(options: argparse.Namespace) -> int:

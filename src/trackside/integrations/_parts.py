@@ -1,5 +1,7 @@
 """
-What integrations share: the parts of a training step, what a batch holds, and replaced methods of a framework.
+The parts of a training step as frameworks show them: a span and a section each.
+
+Also what else the integrations share: the samples of a batch, and a framework's methods replaced and put back.
 """
 
 from __future__ import annotations

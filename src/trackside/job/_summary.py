@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trackside.bus import BusStats, HandlerStats
-from trackside.core.text import printable
+from trackside.core.text import amount, printable
 from trackside.counters import CounterSnapshot
 from trackside.events import Source
 from trackside.handlers import EventLog
@@ -94,16 +94,6 @@ def _short(handler: HandlerStats) -> str:
 
 def _size(path: Path) -> str:
     try:
-        return readable_bytes(path.stat().st_size)
+        return amount(path.stat().st_size, "B")
     except OSError:
         return "gone"
-
-
-def readable_bytes(size_bytes: int) -> str:
-    """Return a size as people read it: ``1.2 MiB``."""
-    size = float(size_bytes)
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:  # noqa: PLR2004
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"
