@@ -6,11 +6,13 @@ import threading
 import time
 import types
 
+import msgpack
 import pytest
 
 import framing
 from trackside.events import (
     ClockCompared,
+    DecodeError,
     EventsLost,
     IterationEnded,
     PeerCut,
@@ -18,6 +20,7 @@ from trackside.events import (
     RankSpokeAgain,
     Source,
     SourceEnded,
+    SourceStarted,
 )
 from trackside.handlers import check_logs, feed, replay
 from trackside.handlers.eventlog._reader import LogReader
@@ -28,7 +31,7 @@ from trackside.handlers.zeromq import PeerLimits
 from trackside.handlers.zeromq._collector import CollectedStreams, MultiLogWriter
 from trackside.handlers.zeromq._connection import new_context
 from trackside.handlers.zeromq._receiver import SourceRegistry
-from trackside.wire import Frame
+from trackside.wire import Frame, FrameDecoder
 
 pytestmark = pytest.mark.once
 
@@ -324,6 +327,71 @@ class TestLimits:
         noisy.stop_logging()
 
         assert collector.heard(PeerCut)[0].messages > 0
+
+
+class TestState:
+    """What a collector of a stream stores, and goes on from."""
+
+    def streams(self, now, said):
+        """Return streams that note what they say of themselves, by the clock *now*."""
+
+        def note(source, frame):
+            if source.role == "collector":
+                said.append(FrameDecoder().decode(frame).events[0])
+
+        source = Source(id="collector", role="collector")
+        return CollectedStreams(
+            source, [GoodputAccumulator()], None, SourceRegistry(3.0), monotonic_s=lambda: now[0], broadcast=note
+        )
+
+    def test_goes_on(self):
+        """What is missing, silent and was said is known to who loads a state, and its numbers go on."""
+        now, said_before, said = [100.0], [], []
+        rank = Source(id="rank", rank=3)
+        before, after = self.streams(now, said_before), self.streams(now, said)
+        take(before, rank, frame_of(rank, 0, 9), 100.0)
+        now[0] = 104.0
+        before.tick(())
+        assert [type(event) for event in said_before] == [SourceStarted, RankFellSilent]
+
+        after.load(msgpack.unpackb(msgpack.packb(before.dump())))
+        said.clear()
+        after.tick(())
+        assert said == []
+        take(after, rank, frame_of(rank, 15, 19), 105.0)
+        take(after, rank, frame_of(rank, 0, 9), 106.0)
+
+        spoke, lost = said
+        assert isinstance(spoke, RankSpokeAgain)
+        assert (spoke.seq, spoke.rank, spoke.silent_s) == (2, 3, 5.0)
+        assert isinstance(lost, EventsLost)
+        assert (lost.seq, lost.first_seq, lost.last_seq) == (3, 10, 14)
+        totals = after.registry.totals()
+        assert (totals["events"], totals["lost"], totals["repeated"], totals["silent"]) == (15, 5, 10, 0)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"version": 2},
+            {"sources": [7]},
+            {"sources": [{}]},
+            {"models": []},
+            {"models": [["x", {}]]},
+            {"next_seq": "x"},
+        ],
+    )
+    def test_another_state(self, change):
+        """A state of another version, of other models or of a wrong form is refused."""
+        streams = self.streams([100.0], [])
+        with pytest.raises(DecodeError):
+            streams.load({**streams.dump(), **change})
+
+
+def take(streams, source, data, heard_s):
+    """Have *streams* take a frame of *source* as a worker does that reads it from a stream."""
+    decoder = FrameDecoder()
+    decoder.introduce(source)
+    streams.take(decoder.decode(data), data, heard_s)
 
 
 class TestCuts:
