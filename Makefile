@@ -30,12 +30,20 @@ test-all:  ## run the tests on every supported Python, those too that the machin
 	@$(ENVIRONMENT) .venv --extra torch --group test
 	@$(BIN)/python tools/every_python.py --provide $(ARGS)
 
+FLOOR_EXTRAS := accelerate completion google-cloud-logging google-cloud-monitoring lightning mlflow nats nvml \
+	opentelemetry parquet prometheus-client psutil pytorch-lightning rich tensorboard torch transformers wandb
+FLOOR_TESTS := accelerate fabric google_cloud_logging google_cloud_monitoring lightning lightning_alone mlflow nats \
+	opentelemetry parquet prometheus tensorboard transformers wandb
+
 .PHONY: test-floors
-test-floors:  ## run the core's tests beside the oldest libraries that are allowed (Python 3.10 or 3.11)
-	@$(ENVIRONMENT) .venv-floors --floors --extra rich --extra psutil --group test
+test-floors:  ## run the tests beside the oldest libraries that are allowed (Python 3.10 or 3.11)
+	@$(ENVIRONMENT) .venv-floors --floors $(addprefix --extra ,$(FLOOR_EXTRAS)) --group floors
 	@.venv-floors/bin/python tools/twice.py --numprocesses 2 --scale 0.01 -m "not integration and not once" \
 		tests/wire tests/events tests/counters tests/handlers/eventlog --ignore tests/wire/test_hostile.py \
 		$(addprefix tests/handlers/zeromq/test_,attach.py bounds.py reconnecting.py) $(ARGS)
+	@# Some of the oldest clients leave sockets to the garbage collector.
+	@.venv-floors/bin/python tools/twice.py -m integration -W ignore::pytest.PytestUnraisableExceptionWarning \
+		$(patsubst %,tests/integration/test_%.py,$(FLOOR_TESTS)) $(ARGS)
 
 .PHONY: test-in-turn
 test-in-turn:  ## as test-all, but of the Pythons besides the first one runs that much and each other one the core's tests

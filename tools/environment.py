@@ -6,8 +6,8 @@ Make a virtual environment, or bring one up to date, under the constraints of th
 
 The environment belongs to the interpreter that runs this script. What an earlier call installed into it
 stays; a call that finds nothing to do says nothing. Each file that is installed has one of the hashes of the lock;
-torch has none there, because its builds for different processors have one version. With ``--floors`` the libraries that
-trackside asks for are installed in the lowest version that pyproject.toml allows, for which the lock has no hashes.
+torch has none there, because its builds for different processors have one version. With ``--floors`` the lock is the
+one that has the libraries of trackside and its extras in the lowest version that pyproject.toml allows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from typing import Any
 OLDEST = (3, 10)
 ROOT = Path(__file__).resolve().parents[1]
 LOCK = ROOT / "requirements.lock"
+FLOORS = ROOT / "requirements-floors.lock"
 STAMP = "made-for.json"
 READ_REQUIREMENTS = """
 import json, sys
@@ -57,9 +57,8 @@ def main() -> None:
         here = ".".join(map(str, sys.version_info[:3]))
         sys.exit(f"trackside needs Python 3.10 or later and this is {here}: try `make PYTHON=python3.12 ...`")
     try:
-        directory = options.directory.absolute()
-        constraints = write_pins(ROOT / "build" / "floors.txt", read_floors()) if options.floors else LOCK
-        Environment(directory, constraints).provide(set(options.extra), set(options.group))
+        environment = Environment(options.directory.absolute(), FLOORS if options.floors else LOCK)
+        environment.provide(set(options.extra), set(options.group))
     except subprocess.CalledProcessError as error:
         sys.exit(f"{options.directory}: `{' '.join(map(str, error.cmd[:6]))} ...` failed; see above")
 
@@ -73,24 +72,15 @@ def read_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def read_pins(path: Path = LOCK) -> dict[str, list[str]]:
-    """Return the lines of the lock at *path* without hashes and comments, by the name of the package."""
-    pins: dict[str, list[str]] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if line and not line.startswith(("#", " ")):
-            pins.setdefault(line.partition("==")[0], []).append(line.removesuffix("\\").rstrip())
-    return pins
+def read_blocks(lock: Path = LOCK) -> list[str]:
+    """Return the lines of *lock*, those of one version of a package together."""
+    return re.findall(r"^[a-z0-9].*\n(?: .*\n)*", lock.read_text(encoding="utf-8"), flags=re.MULTILINE)
 
 
-def read_blocks() -> list[str]:
-    """Return the lines of the lock, those of one version of a package together."""
-    return re.findall(r"^[a-z0-9].*\n(?: .*\n)*", LOCK.read_text(encoding="utf-8"), flags=re.MULTILINE)
-
-
-def read_unhashed() -> dict[str, set[str]]:
-    """Return the packages for which the lock has no hash, and the names of those that ask for each."""
+def read_unhashed(lock: Path) -> dict[str, set[str]]:
+    """Return the packages for which *lock* has no hash, and the names of those that ask for each."""
     found = {}
-    for block in read_blocks():
+    for block in read_blocks(lock):
         if "--hash=" not in block:
             found[block.partition("==")[0]] = set(
                 re.findall(r"^    #(?: via|  ) ([\w.-]+)$", block, flags=re.MULTILINE)
@@ -98,11 +88,10 @@ def read_unhashed() -> dict[str, set[str]]:
     return found
 
 
-def write_pins(path: Path, others: Mapping[str, str] | None = None) -> Path:
-    """Write the pins of the lock to *path*, without hashes, and those of *others*, versions by name, in their place."""
-    pins = {**read_pins(), **{name: [f"{name}=={version}"] for name, version in (others or {}).items()}}
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(f"{line}\n" for lines in pins.values() for line in lines), encoding="utf-8")
+def write_pins(path: Path, lock: Path = LOCK) -> Path:
+    """Write the pins of *lock* to *path*, without hashes."""
+    lines = [block.partition("\n")[0].removesuffix("\\").rstrip() for block in read_blocks(lock)]
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return path
 
 
@@ -113,19 +102,12 @@ def write_hashed(path: Path, name: str) -> Path:
     return path
 
 
-def read_floors() -> dict[str, str]:
-    """Return the lower bounds of trackside's dependencies and extras, by name."""
-    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    asked = project[project.index("\ndependencies = [") : project.index("[project.scripts]")]
-    return dict(re.findall(r'^[^#]*?"([\w-]+)>=([\d.]+)', asked, flags=re.MULTILINE))
-
-
 class Environment:
     """A virtual environment with trackside in it, editable, and a stamp of its other contents."""
 
-    def __init__(self, directory: Path, constraints: Path = LOCK) -> None:
+    def __init__(self, directory: Path, lock: Path) -> None:
         self.directory = directory
-        self.constraints = constraints
+        self.lock = lock
         self.python = directory / "bin" / "python"
         self._stamp = directory / STAMP
 
@@ -140,7 +122,7 @@ class Environment:
             self._create()
         all_extras = sorted(extras.union(found.get("extras", ())))
         all_groups = sorted(groups.union(found.get("groups", ())))
-        locked = fingerprint(ROOT / "pyproject.toml", self.constraints)
+        locked = fingerprint(ROOT / "pyproject.toml", self.lock)
         wanted = {**here, "locked": locked, "extras": all_extras, "groups": all_groups}
         if wanted != found:
             self._provide_packages(wanted, found)
@@ -174,11 +156,12 @@ class Environment:
         chosen_extras = f"[{','.join(extras)}]" if extras else ""
         self._say(f"installing {', '.join(['trackside' + chosen_extras, *groups])}{hint}")
         asked = self._asked(extras, groups)
-        apart = [name for name, parents in read_unhashed().items() if parents.union({name}).intersection(asked)]
+        unhashed = read_unhashed(self.lock)
+        apart = [name for name, parents in unhashed.items() if parents.union({name}).intersection(asked)]
         if apart:  # where some constraints have hashes, pip downloads nothing that has none
             with tempfile.TemporaryDirectory() as scratch:
-                self._pip("--no-deps", *apart, constraints=write_pins(Path(scratch, "pins.txt")))
-        self._pip(*chain.from_iterable(asked.values()))
+                self._pip("--no-deps", *apart, constraints=write_pins(Path(scratch, "pins.txt"), self.lock))
+        self._pip(*chain.from_iterable(asked.values()), constraints=self.lock)
         self._pip("--no-deps", "--build-constraint", LOCK, "--editable", ROOT, constraints=None)
 
     def _asked(self, extras: list[str], groups: list[str]) -> dict[str, list[str]]:
@@ -191,11 +174,9 @@ class Environment:
             asked.setdefault(re.split(r"[^\w.-]", text, maxsplit=1)[0].lower(), []).append(text)
         return asked
 
-    def _pip(self, *arguments: str | Path, constraints: Path | None = LOCK) -> None:
+    def _pip(self, *arguments: str | Path, constraints: Path | None) -> None:
         # Doubly quiet: a mirror that lacks a package is no news as long as another has it.
         quiet = ("--quiet", "--quiet", "--no-input", "--disable-pip-version-check")
-        if constraints is LOCK:
-            constraints = self.constraints
         chosen = ("--constraint", constraints) if constraints is not None else ()
         run(self.python, "-m", "pip", "install", *quiet, *chosen, *arguments)
 

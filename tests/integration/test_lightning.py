@@ -58,7 +58,7 @@ class TestFit:
         Lightning steps after the last batch of an epoch, though on fewer batches than usual: that is an iteration.
         """
         trainer = frameworks.lightning_trainer(
-            "lightning", tmp_path, callback_of("lightning"), max_epochs=2, max_steps=-1, limit_val_batches=0, saves=0
+            "lightning", tmp_path, callback_of("lightning"), max_epochs=2, max_steps=-1, val_check_interval=1.0, saves=0
         )
         trainer.fit(frameworks.lightning_module("lightning"), frameworks.loader(frameworks.Samples(6)))
         found = [(event.step, event.samples) for event in of(IterationEnded, events)]
@@ -113,7 +113,7 @@ class TestFit:
             accumulate_grad_batches=1,
             max_epochs=2,
             max_steps=-1,
-            limit_val_batches=0,
+            val_check_interval=1.0,
             saves=0,
         )
         trainer.fit(frameworks.lightning_module("lightning"), frameworks.loader(frameworks.Samples(8)))

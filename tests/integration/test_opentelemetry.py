@@ -6,9 +6,11 @@ import os
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 import trackside
 from trackside.bus import Bus
@@ -37,6 +39,9 @@ opentelemetry = pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 from trackside.handlers.opentelemetry import OpenTelemetrySink  # noqa: E402  it imports the library
 
 pytestmark = pytest.mark.integration
+ASKS_AGAIN = pytest.mark.skipif(
+    Version(version("opentelemetry-sdk")) < Version("1.45"), reason="the exporter itself asks again after a 500"
+)
 
 HERE = Path(__file__).resolve().parent
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -535,6 +540,7 @@ class TestMlflow:
         """A real MLflow server accepts 1,002 spans of two ranks, and returns them with parents and times intact."""
         monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
         pytest.importorskip("mlflow.server")
+        pytest.importorskip("mlflow", minversion="3.0")  # takes traces from then on
         from mlflow import MlflowClient
 
         url = f"http://127.0.0.1:{port}"
@@ -587,7 +593,7 @@ class TestDelivery:
         assert bus.flush(10)
         assert len(collector.spans()) == 1
 
-    @pytest.mark.parametrize("status", [400, 404, 500])
+    @pytest.mark.parametrize("status", [400, 404, pytest.param(500, marks=ASKS_AGAIN)])
     def test_refused(self, collector, bus, status):
         """Requests that the collector refuses for good are counted as lost, with the reason, and block nothing."""
         collector.status = status

@@ -104,7 +104,9 @@ def open_run(init: dict[str, Any], **defaults: Any) -> Any:
         Exception: of the kinds that ``wandb.init`` raises.
     """
     used = {name: value for name, value in defaults.items() if _VARIABLES.get(name, "") not in os.environ}
-    settings = {"console": "off", "x_disable_stats": True, "finish_timeout": _FINISH_S}
+    settings: dict[str, Any] = {"console": "off", "x_disable_stats": True}
+    if "finish_timeout" in wandb.Settings.model_fields:
+        settings["finish_timeout"] = _FINISH_S
     wanted = init.get("settings") or {}
     settings |= wanted if isinstance(wanted, dict) else wanted.model_dump(exclude_unset=True)
     try:
