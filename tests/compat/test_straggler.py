@@ -170,7 +170,7 @@ class FakeKernels:
     def flush(self):
         """Wait for nothing."""
 
-    def take(self):
+    def drain(self):
         """Return the statistics."""
         times, self.times = self.times, {}
         return [(name, kept.close()) for name, kept in times.items()], 0

@@ -107,7 +107,7 @@ class Ends:
             self.beside,  # type: ignore[arg-type]
             wanted=Filter(),
             models=("SpanBuilder",),
-            take=self.entries.append,
+            deliver=self.entries.append,
             introduce=decode_snapshot,
             monotonic_s=clock.monotonic,
         )

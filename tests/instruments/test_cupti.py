@@ -117,7 +117,7 @@ def record(cupti, recorder):
             cupti.launch(**launch)
         recorder.end()
         recorder.flush()
-        return recorder.take()
+        return recorder.drain()
 
     return run
 
@@ -169,7 +169,7 @@ class TestRecording:
         recorder.end()
         cupti.launch()
         recorder.flush()
-        assert recorder.take() == ([], 0)
+        assert recorder.drain() == ([], 0)
 
     def test_nested(self, cupti, recorder):
         """Sections within each other switch CUPTI on and off once."""
@@ -197,7 +197,7 @@ class TestLosses:
         cupti.dropped = 5
         recorder.flush()
         recorder.flush()
-        assert recorder.take() == ([], 5)
+        assert recorder.drain() == ([], 5)
 
     def test_too_many_buffers(self, cupti, recorder):
         """While CUPTI holds the maximum of buffers, no further kernel is recorded, and each is counted as lost."""
@@ -207,7 +207,7 @@ class TestLosses:
         assert cupti.enabled == set()
         cupti.completed([])
         assert recorder.begin() is True
-        assert recorder.take()[1] == 1
+        assert recorder.drain()[1] == 1
 
     def test_too_many_names(self, record, monkeypatch):
         """Beyond the maximum of names, launches are counted as lost."""
@@ -260,12 +260,12 @@ class TestLife:
         for _ in range(module.QUIET_WINDOWS - 1):
             recorder.begin()
             recorder.end()
-            recorder.take()
-        recorder.take()  # a window without sections proves nothing
+            recorder.drain()
+        recorder.drain()  # a window without sections proves nothing
         recorder.begin()
         recorder.end()
         with pytest.raises(RuntimeError, match="recorded no kernel in 3 windows"):
-            recorder.take()
+            recorder.drain()
 
     def test_flushed_by_a_thread(self, cupti):
         """A thread of the recorder flushes finished kernels from CUPTI."""
@@ -274,7 +274,7 @@ class TestLife:
             recorder.begin()
             cupti.launch()
             for _ in range(3000):
-                found = recorder.take()[0]
+                found = recorder.drain()[0]
                 if found:
                     break
                 threading.Event().wait(0.01)
@@ -452,7 +452,7 @@ class TestRealKernels:
             recorder.end()
             torch.cuda.synchronize()
             recorder.flush()
-            kernels, lost = recorder.take()
+            kernels, lost = recorder.drain()
             in_kernels_ns = sum(summary.mean_ns * summary.timed for _, summary in kernels)
             assert lost == 0
             assert in_kernels_ns == pytest.approx(timer.elapsed_ns(mark), rel=0.05)

@@ -41,9 +41,9 @@ def readings(rank, own, wall, *, jitter_ns=0, every=120, seed=0, **reported):
         if wall is not None and not step % every:
             ahead_ns = wall(true_ns) - own(true_ns)
             anchor = {"wall_ns": wall(true_ns), "offset_ns": ahead_ns, "uncertainty_ns": 50}
-            found.take(ClockAnchored(at_ns=own(true_ns), mono_ns=0, **anchor))
+            found.add(ClockAnchored(at_ns=own(true_ns), mono_ns=0, **anchor))
         ended_ns = own(true_ns + round(abs(rng.gauss(0, jitter_ns))))
-        found.take(IterationEnded(at_ns=ended_ns, step=step, duration_ns=STEP_NS))
+        found.add(IterationEnded(at_ns=ended_ns, step=step, duration_ns=STEP_NS))
     return found
 
 

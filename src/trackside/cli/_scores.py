@@ -26,7 +26,7 @@ _MOST_RANKS: Final = 32
 _ENDS: Final = 10
 """Of more ranks than fit, so many of the worst and of the best are shown."""
 
-Take = Callable[[str, ScoreReport], None]
+Add = Callable[[str, ScoreReport], None]
 
 
 def add_to(commands: Any) -> None:
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     """Replay the windows, and print what they come to."""
     recorded = replay(*options.path, to=_READ)
     shown = _Json(options.window) if options.json else _Text(options.window)
-    _score(readable(recorded), options.group, shown.take)
+    _score(readable(recorded), options.group, shown.add)
     shown.finish()
     code = report_unread("scores", recorded)
     if not shown.count and not code:
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     return code
 
 
-def _score(events: Iterator[Event], group: str, take: Take) -> None:
+def _score(events: Iterator[Event], group: str, add: Add) -> None:
     """Give the last report of each window, run by run in the order in which they are done, to *take*."""
     runs: dict[str, ScoreAggregator] = {}
     for event in events:
@@ -69,13 +69,13 @@ def _score(events: Iterator[Event], group: str, take: Take) -> None:
         if aggregator is None:
 
             def leave(report: ScoreReport, run_id: str = run_id) -> None:
-                take(run_id, report)
+                add(run_id, report)
 
             aggregator = runs[run_id] = ScoreAggregator(group=group, on_leave=leave)
         aggregator(event)
     for run_id, aggregator in runs.items():
         for report in aggregator.result().windows:
-            take(run_id, report)
+            add(run_id, report)
 
 
 class _Json:
@@ -85,7 +85,7 @@ class _Json:
         self._window = window
         self.count = 0
 
-    def take(self, run_id: str, report: ScoreReport) -> None:
+    def add(self, run_id: str, report: ScoreReport) -> None:
         if self._window in {None, report.window}:
             sys.stdout.write('{"windows": [' if not self.count else ", ")
             sys.stdout.write(json_text({"run": run_id, **_plain(report)}))
@@ -137,7 +137,7 @@ class _Text:
     def count(self) -> int:
         return len(self._chosen)
 
-    def take(self, run_id: str, report: ScoreReport) -> None:
+    def add(self, run_id: str, report: ScoreReport) -> None:
         if self._window is None:
             if report.is_closed or run_id not in self._chosen:
                 self._chosen[run_id] = report

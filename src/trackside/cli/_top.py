@@ -112,13 +112,13 @@ _LATE_S: Final = 1.5
 
 def _attached(top: Top, attachment: Attachment, *, is_once: bool) -> Read:
     """Return what takes in a stream; what the job's models know of the time before comes with them."""
-    began_s, take = time.monotonic(), top.take if attachment.models else top.drive
+    began_s, consume = time.monotonic(), top.consume if attachment.models else top.drive
     joined_ns = 0
 
     def read(timeout_s: float) -> bool:
         nonlocal joined_ns
         for event in attachment.read(timeout_s):
-            take(event)
+            consume(event)
         top.lose(attachment.lost)
         late = [name for name, joined in attachment.models.items() if not joined.complete]
         top.partial = tuple(sorted(late if attachment.models else top.names))

@@ -41,7 +41,7 @@ class KernelSource(Protocol):
     def end(self) -> None:
         """Record no more, unless it was begun more often."""
 
-    def take(self) -> tuple[list[tuple[str, SectionSummary]], int]:
+    def drain(self) -> tuple[list[tuple[str, SectionSummary]], int]:
         """Return the statistics by kernel since the last call, and how many launches were lost."""
 
     def flush(self) -> None:
@@ -177,7 +177,7 @@ class GpuSections:
         """Return the statistics since the last call, and how many stretches were lost; what is pending comes later."""
         if self._kernels is not None:
             try:
-                return self._kernels.take()
+                return self._kernels.drain()
             except Exception as error:
                 self._give_up(error)
         self.collect()

@@ -33,7 +33,7 @@ def begin(span: S, start_time_msec: float | None) -> S:
     return span.open(at_ns=at_ns)
 
 
-def take(*names: str) -> Span | None:
+def pop_open(*names: str) -> Span | None:
     """
     Return the open span of one of *names*, to be ended: this thread's, else any other's.
 

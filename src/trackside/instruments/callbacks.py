@@ -36,7 +36,7 @@ from trackside.instruments._iteration import (
     validation_iteration,
     zero_grad,
 )
-from trackside.instruments._moments import begin, end, end_all, take, to_ns
+from trackside.instruments._moments import begin, end, end_all, pop_open, to_ns
 from trackside.instruments._phases import (
     LoopFacts,
     Target,
@@ -55,7 +55,7 @@ _SAVE: Final = "checkpoint_save"
 
 
 def _end(name: str, finish_time_msec: float | None) -> None:
-    span = take(name)
+    span = pop_open(name)
     if span is not None:
         end(span, to_ns(name, finish_time_msec))
 
@@ -70,7 +70,7 @@ def _end_iteration(
     loss: float | None,
     failed: bool,
 ) -> None:
-    iteration = take(name)
+    iteration = pop_open(name)
     if isinstance(iteration, Iteration):
         iteration.set(samples=samples, tokens=tokens, flops=flops, loss=loss)
         if failed:
@@ -86,7 +86,7 @@ def on_app_start(start_time_msec: float | None = None) -> Span:
 def on_app_end(finish_time_msec: float | None = None) -> None:
     """Close the span of the application, and everything that callbacks have left open."""
     at_ns = to_ns(span_names.APPLICATION, finish_time_msec)
-    span = take(span_names.APPLICATION)
+    span = pop_open(span_names.APPLICATION)
     if span is not None:
         end(span, at_ns)
     end_all("the application ended", at_ns)
@@ -347,7 +347,7 @@ def on_save_checkpoint_failure(
 
 def on_save_checkpoint_end(finish_time_msec: float | None = None) -> None:
     """Close the span of saving a checkpoint; a synchronous save of which no success was reported has failed."""
-    save = take(*span_names.OF_CHECKPOINT_SAVE.values())
+    save = pop_open(*span_names.OF_CHECKPOINT_SAVE.values())
     if save is not None:
         end(save, to_ns(save.name, finish_time_msec))
 

@@ -99,7 +99,7 @@ class KernelRecorder:
                 self._is_on = False
                 self._cupti.activity_disable(self._kind)
 
-    def take(self) -> tuple[list[tuple[str, SectionSummary]], int]:
+    def drain(self) -> tuple[list[tuple[str, SectionSummary]], int]:
         """
         Return the statistics of the kernels that came since the last call, by name, and how many launches were lost.
 

@@ -67,7 +67,7 @@ class SystemSampling(Closing):
     def _run(self) -> None:
         readings = self._begin()
         while readings:
-            readings = [reading for reading in readings if reading.take()]
+            readings = [reading for reading in readings if reading.sample()]
             if self._stop.wait(self._every_s):
                 return
 
@@ -96,7 +96,7 @@ class _Reading:
         self._values = values
         self._failures = 0
 
-    def take(self) -> bool:
+    def sample(self) -> bool:
         """Read it once; False if it is not worth being read again."""
         try:
             value = self._gauge.read()

@@ -17,7 +17,7 @@ from trackside.bus import default_bus
 from trackside.events import LIFECYCLE, span_names
 from trackside.instruments import callbacks, config, metrics
 from trackside.instruments._checkpoint import CheckpointSave, checkpoint_load, checkpoint_save
-from trackside.instruments._moments import begin, end, end_with, take
+from trackside.instruments._moments import begin, end, end_with, pop_open
 from trackside.instruments._raised import withhold
 from trackside.instruments._span import RunError, Span, span
 from trackside.instruments.section_windows import close_section_window
@@ -176,7 +176,7 @@ _LOOPS: Final = {
 
 
 def _end(name: str) -> None:
-    found = take(name)
+    found = pop_open(name)
     if found is not None:
         end(found, None)
 

@@ -238,7 +238,7 @@ class StragglerWatch:
                 return
         try:
             for event in follow(directory, to=_READ, sources=is_ours, poll_interval_s=_POLL_S, stop=self._ends):
-                self._take(event)
+                self._consume(event)
         except UnreadableError as error:
             LOGGER.warning("stragglers are not watched any more: %s", error)
 
@@ -250,9 +250,9 @@ class StragglerWatch:
             with self._lock:
                 self._own.append(event)
         elif self._makes_reports and not self._reads_log:
-            self._take(event)
+            self._consume(event)
 
-    def _take(self, event: Event) -> None:
+    def _consume(self, event: Event) -> None:
         with self._lock:
             self._aggregator(event)
         self._report_stragglers()
@@ -322,7 +322,7 @@ class StragglerWatch:
             self._be_alone("the ranks' windows cannot be gathered", error)
         if self._makes_reports:
             for event in events:
-                self._take(event)
+                self._consume(event)
 
     # --- stopping ----------------------------------------------------------------------------------------------
 

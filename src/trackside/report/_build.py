@@ -200,7 +200,7 @@ class Episodes:
         self.windows = 0
         """Those in which ranks were compared."""
 
-    def take(self, report: ScoreReport) -> None:
+    def add(self, report: ScoreReport) -> None:
         """Take in one window."""
         present = len(report.ranks) - sum(one.what == "all" for one in report.missing)
         self.windows += present > 1  # a rank alone is compared with no other
@@ -957,7 +957,9 @@ def gather(sources: Sequence[tuple[Source, Iterator[Sequence[Event]]]], progress
     gathered = Gatherer(len(sources))
     with _few_collections():
         for place, (source, batches) in enumerate(sources):
-            gathered.take(source, _reported(batches, place, len(sources), gathered, progress) if progress else batches)
+            gathered.consume(
+                source, _reported(batches, place, len(sources), gathered, progress) if progress else batches
+            )
     return gathered
 
 
@@ -984,7 +986,7 @@ def _reported(
 def _episodes(gathered: Gatherer, recorded: Replay, paths: Sequence[Any]) -> tuple[Episodes, ScoreAggregator]:
     """Score the windows, which must come by time; more than fit are read once more."""
     episodes = Episodes()
-    aggregator = ScoreAggregator(on_leave=episodes.take)
+    aggregator = ScoreAggregator(on_leave=episodes.add)
     events: Iterable[Event]
     if gathered.windows_seen <= MOST_WINDOWS:
         events = sorted(gathered.windows, key=attrgetter("at_ns"))
@@ -998,7 +1000,7 @@ def _episodes(gathered: Gatherer, recorded: Replay, paths: Sequence[Any]) -> tup
     except UnreadableError as problem:
         recorded.problems.append(problem)
     for report in aggregator.result().windows:
-        episodes.take(report)
+        episodes.add(report)
     return episodes, aggregator
 
 

@@ -477,7 +477,7 @@ _MARKED: Final = {
 _MOST_TILED: Final = 400_000
 """Blocks of steps to keep, over all ranks."""
 
-Way = Callable[[Any], object]
+Consume = Callable[[Any], object]
 
 
 @attrs.frozen
@@ -566,12 +566,12 @@ class Gatherer:
         self._run: list[Any] = []
         self._is_lead = False
         self._now = Watched(Source.unknown(""))
-        self._ways: dict[type[Event], tuple[Way, ...]] = {}
+        self._consumers: dict[type[Event], tuple[Consume, ...]] = {}
 
-    def take(self, source: Source, batches: Iterable[Sequence[Event]]) -> None:
+    def consume(self, source: Source, batches: Iterable[Sequence[Event]]) -> None:
         """Take in all events of *source*; each batch is of one process."""
         self._turn_to(source)
-        ways = self._ways
+        consumers = self._consumers
         for batch in batches:
             if not batch:
                 continue
@@ -588,11 +588,11 @@ class Gatherer:
                     last_ns = max(last_ns, self._iterate(run))
                     run.clear()
                 try:
-                    way = ways[kind]
+                    consumers_of_kind = consumers[kind]
                 except KeyError:
-                    way = self._find_way(kind)
-                for take in way:
-                    take(event)
+                    consumers_of_kind = self._find_consumers(kind)
+                for consume in consumers_of_kind:
+                    consume(event)
                 if event.at_ns > last_ns:  # noqa: PLR1730  max() is a call for every event
                     last_ns = event.at_ns
             if run:
@@ -620,20 +620,20 @@ class Gatherer:
         self._is_lead = self._leads.get(place) == source.id
         self._now = now
 
-    def _find_way(self, kind: type[Event]) -> tuple[Way, ...]:
-        found: list[Way] = []
+    def _find_consumers(self, kind: type[Event]) -> tuple[Consume, ...]:
+        found: list[Consume] = []
         # Iterations are counted here: as spans they would cost more than all else.
         if issubclass(kind, SpanBuilder.reads) and not issubclass(kind, IterationEnded):
             found.append(self.spans)
         if issubclass(kind, CounterWindow):
             found.append(self.counters)
-        found += [way for base, way in self._own() if issubclass(kind, base)]
+        found += [consume for base, consume in self._own() if issubclass(kind, base)]
         if kind is UnknownEvent or not kind.wire_name.startswith("trackside."):
             found.append(self._add_own)
-        self._ways[kind] = () if kind.derived else tuple(found)
-        return self._ways[kind]
+        self._consumers[kind] = () if kind.derived else tuple(found)
+        return self._consumers[kind]
 
-    def _own(self) -> list[tuple[type[Event], Way]]:
+    def _own(self) -> list[tuple[type[Event], Consume]]:
         return [
             (IterationEnded, self._iterate_one),
             (SpanStarted, self._start_span),

@@ -252,9 +252,9 @@ class Top:
         view = FrameView(event.source, (event,))
         for model in self.models:
             model.consume(view)
-        self.take(event)
+        self.consume(event)
 
-    def take(self, event: Event) -> None:
+    def consume(self, event: Event) -> None:
         """Take in *event*, which the models have had."""
         source = event.source
         process = self._processes.get(source.id)

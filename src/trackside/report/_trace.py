@@ -60,7 +60,7 @@ class Readings:
     """By number, when training steps ended: those whose number *stride* divides."""
     stride: int = 1
 
-    def take(self, event: ClockAnchored | IterationEnded) -> None:
+    def add(self, event: ClockAnchored | IterationEnded) -> None:
         """Take in one event."""
         if isinstance(event, ClockAnchored):
             self.anchors.append((event.wall_ns - event.offset_ns, event.offset_ns))
@@ -602,7 +602,7 @@ def _read_clocks(sources: Iterable[tuple[Source, Iterable[Sequence[Event]]]]) ->
                 if own.first_ns is None or began_ns < own.first_ns:
                     own.first_ns = began_ns
                 if kind is IterationEnded or kind is ClockAnchored:
-                    own.take(event)  # type: ignore[arg-type]
+                    own.add(event)  # type: ignore[arg-type]
     return found
 
 

@@ -96,7 +96,7 @@ class TestLogs:
         log_writer = MultiLogWriter(tmp_path, most_open=1)
         for n in range(20):
             for source in sources:
-                log_writer.take(source, frames[source.id][n], 10)
+                log_writer.append(source, frames[source.id][n], 10)
             if n % 5 == 0:
                 log_writer.flush()  # so that files are closed and opened again in between
         assert log_writer.close(60)
@@ -110,11 +110,11 @@ class TestLogs:
         """Lost frames of a file that was removed are counted in the next, and later events are kept."""
         source = Source.detect({}, run_id="run")
         log_writer = MultiLogWriter(tmp_path, most_open=0)
-        log_writer.take(source, frame_of(source, 0, 9), 10)
+        log_writer.append(source, frame_of(source, 0, 9), 10)
         assert log_writer.flush(60)
         next(tmp_path.rglob("*.tslog")).unlink()
 
-        log_writer.take(source, frame_of(source, 10, 19), 10)
+        log_writer.append(source, frame_of(source, 10, 19), 10)
 
         assert log_writer.close(60)
         (report,) = check_logs(tmp_path).sources
@@ -125,9 +125,9 @@ class TestLogs:
         source = Source.detect({}, run_id="run")
         frame = frame_of(source, 0, 9)
         log_writer = MultiLogWriter(tmp_path, buffer_bytes=len(frame), flush_s=60)
-        log_writer.take(source, frame, 10)
+        log_writer.append(source, frame, 10)
 
-        assert not log_writer.take(source, frame_of(source, 10, 19), 10)
+        assert not log_writer.append(source, frame_of(source, 10, 19), 10)
 
         assert log_writer.stats()["refused_events"] == 10
         log_writer.close()
@@ -221,7 +221,7 @@ class TestRestart:
         """Events that a ring no longer held when a collector came back are lost, and counted exactly."""
         source = Source.detect({}, run_id="run")
         log_writer = MultiLogWriter(tmp_path)
-        log_writer.take(source, frame_of(source, 0, 9), 10)
+        log_writer.append(source, frame_of(source, 0, 9), 10)
         log_writer.close()
         collector = collectors(log=tmp_path)
         assert collector.restored.events == 10
@@ -295,7 +295,7 @@ class TestSilence:
         """A collector that was started again does not report the ranks again that it had reported before."""
         source = Source.detect({}, run_id="run", rank=3)
         log_writer = MultiLogWriter(tmp_path)
-        log_writer.take(source, frame_of(source, 0, 9), 10)
+        log_writer.append(source, frame_of(source, 0, 9), 10)
         log_writer.close()
         first = collectors(log=tmp_path)
         registry = first.streams.registry
@@ -349,7 +349,7 @@ class TestState:
         now, said_before, said = [100.0], [], []
         rank = Source(id="rank", rank=3)
         before, after = self.streams(now, said_before), self.streams(now, said)
-        take(before, rank, frame_of(rank, 0, 9), 100.0)
+        consume(before, rank, frame_of(rank, 0, 9), 100.0)
         now[0] = 104.0
         before.tick(())
         assert [type(event) for event in said_before] == [SourceStarted, RankFellSilent]
@@ -358,8 +358,8 @@ class TestState:
         said.clear()
         after.tick(())
         assert said == []
-        take(after, rank, frame_of(rank, 15, 19), 105.0)
-        take(after, rank, frame_of(rank, 0, 9), 106.0)
+        consume(after, rank, frame_of(rank, 15, 19), 105.0)
+        consume(after, rank, frame_of(rank, 0, 9), 106.0)
 
         spoke, lost = said
         assert isinstance(spoke, RankSpokeAgain)
@@ -387,11 +387,11 @@ class TestState:
             streams.load({**streams.dump(), **change})
 
 
-def take(streams, source, data, heard_s):
+def consume(streams, source, data, heard_s):
     """Have *streams* take a frame of *source* as a worker does that reads it from a stream."""
     decoder = FrameDecoder()
     decoder.introduce(source)
-    streams.take(decoder.decode(data), data, heard_s)
+    streams.consume(decoder.decode(data), data, heard_s)
 
 
 class TestCuts:

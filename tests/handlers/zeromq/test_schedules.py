@@ -509,7 +509,7 @@ class Collector(Node):
         self.log = []
         super().__init__()
 
-    def take(self, source, frame, events):
+    def append(self, source, frame, events):
         """Write a frame."""
         if source.role != "collector":
             self.log.append(frame)
@@ -615,13 +615,13 @@ class Viewer(Node):
             self,
             wanted=Filter(),
             models=(),
-            take=self._take,
+            deliver=self._deliver,
             introduce=lambda snapshot: None,
             own_id=f"viewer {self.starts}",
             monotonic_s=self.now,
         )
 
-    def _take(self, entry):
+    def _deliver(self, entry):
         self.taken.setdefault(entry.stream, []).append(entry.index)
 
     def turn(self):

@@ -28,7 +28,7 @@ class TestReceive:
         """Of many messages some 128 KiB are handled, and the others stay for the next time."""
         connection = FullConnection()
         session = ViewerSession(
-            connection, wanted=Filter(), models=(), take=lambda entry: None, introduce=lambda snapshot: None
+            connection, wanted=Filter(), models=(), deliver=lambda entry: None, introduce=lambda snapshot: None
         )
 
         assert session.receive() == 3

@@ -337,7 +337,7 @@ class OpenParts:
             del self.within[next(iter(self.within))]
         return held
 
-    def take(self, iteration_id: int, loop_id: int) -> list[int] | None:
+    def pop(self, iteration_id: int, loop_id: int) -> list[int] | None:
         """Return what belongs to the iteration that has ended, and forget it; None if there is nothing."""
         if not self.within:
             return None
@@ -629,7 +629,7 @@ class ProcessMetrics:
     def iteration_ended(self, event: IterationEnded) -> Derived:
         """Read what an iteration did."""
         step = self.timer.iteration_ended(event)
-        parts_ns = self.parts.take(event.span_id, event.parent_span_id)
+        parts_ns = self.parts.pop(event.span_id, event.parent_span_id)
         if event.kind != "training":
             self._evaluated(event)
             return ()

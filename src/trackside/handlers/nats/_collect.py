@@ -109,7 +109,7 @@ class RunCollection:
         sources[self.source.id] = self.streams.own.next_seq
         return {"sequence": self.sequence, "events": 0, "sources": sources}
 
-    def take(self, message: StreamMessage) -> None:
+    def consume(self, message: StreamMessage) -> None:
         """Read a message of the run; those of collectors are passed over."""
         self.sequence = message.sequence + 1
         self.is_changed = True
@@ -120,7 +120,7 @@ class RunCollection:
         except DecodeError:
             self.unreadable += 1
             return
-        self.streams.take(frame, message.frame, message.stored_s, "not in the stream")
+        self.streams.consume(frame, message.frame, message.stored_s, "not in the stream")
 
     def tick(self) -> None:
         """Say who has fallen silent; to be called when all that the stream has was read."""
@@ -545,7 +545,7 @@ class _NatsSession:
                 for message in messages:
                     heard_s = time.monotonic()
                     run = run or self._begin(job, message)
-                    run.take(message)
+                    run.consume(message)
                     await asyncio.sleep(0)  # leases are renewed meanwhile
                 self._collector.counts["messages"] += len(messages)
                 now_s = time.monotonic()

@@ -549,7 +549,7 @@ class StreamCopy:
         except DecodeError:
             self.unreadable += 1
             return
-        self._writer.take(frame.source, message.frame, len(frame.events))
+        self._writer.append(frame.source, message.frame, len(frame.events))
 
     def _flush(self) -> None:
         if not self._writer.flush(_FLUSH_S):

@@ -47,7 +47,7 @@ class ViewerSession:
         connection: The socket, connected.
         wanted: What to ask for.
         models: Whose states to ask for.
-        take: Given each entry in its turn.
+        deliver: Called with each entry in its turn.
         introduce: Given a snapshot's bytes, before the first entry and after what cannot be made up for.
         own_id: Of this end; random unless given.
         monotonic_s: The clock.
@@ -59,7 +59,7 @@ class ViewerSession:
         *,
         wanted: Filter,
         models: Sequence[str],
-        take: Callable[[Entry], object],
+        deliver: Callable[[Entry], object],
         introduce: Callable[[bytes], object],
         own_id: str | None = None,
         monotonic_s: Callable[[], float] = time.monotonic,
@@ -78,7 +78,7 @@ class ViewerSession:
         """What it said of itself last."""
         self.malformed = 0
         self._trouble = RateLimitedLog()
-        self.consumer = StreamConsumer(self.send, take, introduce, stream="", wanted=wanted, models=models)
+        self.consumer = StreamConsumer(self.send, deliver, introduce, stream="", wanted=wanted, models=models)
         self._sessions: Sessions[Any] = Sessions(Role.VIEWER, connection.send, own_id=own_id)
         self._pinged_s = -1e9
         self._heard_s = self._now()
@@ -241,7 +241,9 @@ class Attachment(Closing):
                 connection = Connection(endpoint, binds=False, role="viewer", keys=keys, insecure=insecure)
                 names = list(self.models)
                 self._lines.append(
-                    ViewerSession(connection, wanted=wanted, models=names, take=self._take, introduce=self._introduce)
+                    ViewerSession(
+                        connection, wanted=wanted, models=names, deliver=self._deliver, introduce=self._introduce
+                    )
                 )
         except BaseException:
             self.close()
@@ -387,9 +389,9 @@ class Attachment(Closing):
                 joined.complete, joined.reason = True, ""
             joined.since_ns = snapshot.taken_ns
 
-    def _take(self, entry: Entry) -> None:
+    def _deliver(self, entry: Entry) -> None:
         if isinstance(entry, LossEntry):
-            self._take_loss(entry)
+            self._deliver_loss(entry)
             return
         try:
             frame = self._decoder.decode(entry.frame)
@@ -409,7 +411,7 @@ class Attachment(Closing):
             self._drive(events)
         self._fresh += self._chosen(events)
 
-    def _take_loss(self, entry: LossEntry) -> None:
+    def _deliver_loss(self, entry: LossEntry) -> None:
         tracker = self._tracker_of(entry.source_id, entry.first_seq)
         fresh = entry.last_seq - max(entry.first_seq, tracker.next_seq) + 1
         if fresh > 0:

@@ -152,7 +152,7 @@ class MultiLogWriter:
         """Guards all state here, that of the buffers too."""
         self._worker.start()
 
-    def take(self, source: Source, frame: bytes, events: int) -> bool:
+    def append(self, source: Source, frame: bytes, events: int) -> bool:
         """Have *frame* written to the file of *source*; False, and counted, if there is no room for it."""
         with self._changed:
             log = self._log(source)
@@ -289,9 +289,9 @@ class Restored:
     """Files that were not read, and why."""
 
 
-def restore(directory: str | os.PathLike[str], decoder: FrameDecoder, take: Callable[[Frame], object]) -> Restored:
+def restore(directory: str | os.PathLike[str], decoder: FrameDecoder, consume: Callable[[Frame], object]) -> Restored:
     """
-    Give every frame in the logs below *directory* to *take*: those of one source in order, one source after the other.
+    Call *consume* with every frame in the logs below *directory*: of one source in order, one source after the other.
 
     A directory that does not exist, or holds no log, is nothing to read.
     """
@@ -299,15 +299,15 @@ def restore(directory: str | os.PathLike[str], decoder: FrameDecoder, take: Call
     if not Path(directory).is_dir():
         return found
     files, _ = find_files([directory])
-    for strand in source_files(files, decoder, found.problems):
-        for file in strand:
+    for own_files in source_files(files, decoder, found.problems):
+        for file in own_files:
             reader = LogReader(file.path, decoder)
             try:
                 for item in chain(reader.read(), reader.finish()):
                     if isinstance(item, Frame):
                         found.frames += 1
                         found.events += len(item.events)
-                        take(item)
+                        consume(item)
             except UnreadableError as problem:
                 found.problems.append(problem)
             except Exception as error:  # it was written by some peer
@@ -486,7 +486,7 @@ class CollectedStreams:
         heard_s = self._now() + GRACE_S
         silent: set[str] = set()
 
-        def take(frame: Frame) -> None:
+        def consume(frame: Frame) -> None:
             state = self._state(frame, heard_s)
             state.is_restored = True
             for event in self._learn(frame, state):
@@ -495,7 +495,7 @@ class CollectedStreams:
                 elif isinstance(event, RankSpokeAgain):
                     silent.discard(event.source_id)
 
-        found = restore(directory, self._decoder, take)
+        found = restore(directory, self._decoder, consume)
         for name in silent & self.registry.states.keys():
             self.registry.states[name].silent_s = heard_s  # it was said before
         return found
@@ -549,12 +549,12 @@ class CollectedStreams:
             if len(producer.sources) >= MAX_SOURCES_OF_ONE:
                 self.counts["excess"] += 1
                 return
-        state = self.take(frame, entry.frame, self._now())
+        state = self.consume(frame, entry.frame, self._now())
         if state is not None:
             state.producer = producer
             producer.sources.add(frame.source.id)
 
-    def take(self, frame: Frame, data: bytes, heard_s: float, gap: str = _GIVEN_UP) -> SourceState | None:
+    def consume(self, frame: Frame, data: bytes, heard_s: float, gap: str = _GIVEN_UP) -> SourceState | None:
         """
         Take a frame; return the state of its source, None if there are too many already.
 
@@ -634,7 +634,7 @@ class CollectedStreams:
             return
         events = self._learn(frame, state)
         if self._log_writer is not None:
-            self._log_writer.take(state.source, data, len(frame.events))
+            self._log_writer.append(state.source, data, len(frame.events))
             if state.ended is not None:
                 self._log_writer.end(state.source)
         self.relay.add(frame, data, events)
@@ -714,7 +714,7 @@ class CollectedStreams:
         if not event.derived:
             self._update_models([event])
         if self._log_writer is not None:
-            self._log_writer.take(event.source, data, 1)
+            self._log_writer.append(event.source, data, 1)
         self.relay.add(Frame(event.source, seq, seq, {}, [event]), data, [event])
 
     def _report_cut(self, producer: Producer, now_s: float) -> None:

@@ -301,9 +301,9 @@ class _VerbSession:
         elif isinstance(message, Refused) and action is Action.NOTE_REFUSAL:
             raise UnreadableError(self._endpoint, f"it refuses: {message.text}", "see docs/security.md")
         elif isinstance(message, Result) and action is Action.DELIVER and message.request == self._verb.request:
-            self._take(message)
+            self._record(message)
 
-    def _take(self, result: Result) -> None:
+    def _record(self, result: Result) -> None:
         self._outcomes.append(Outcome(result.source_id, result.done, result.values))
         if len(self._outcomes) == 1:
             # A collector says first to how many it passed the verb on; a job itself has no ranks behind it.

@@ -303,15 +303,15 @@ class OwnStream:
 
     Args:
         source: Who it is.
-        take: Given each event, its frame, and its number.
+        deliver: Called with each event, its frame, and its number.
     """
 
-    def __init__(self, source: Source, take: Callable[[Event, bytes, int], object]) -> None:
+    def __init__(self, source: Source, deliver: Callable[[Event, bytes, int], object]) -> None:
         self.source = source
         self.next_seq = 0
         self.invalid = 0
         """Events that could not be encoded; they have no number."""
-        self._take = take
+        self._deliver = deliver
         self._trouble = RateLimitedLog()
         self._encoder = RowEncoder()
         self._is_ended = False
@@ -332,7 +332,7 @@ class OwnStream:
         self.next_seq += 1
         event._source = self.source  # noqa: SLF001  as the decoder does: the event is numbered here
         event._seq = seq  # noqa: SLF001
-        self._take(event, frame, seq)
+        self._deliver(event, frame, seq)
 
     def end(self, reason: str) -> None:
         """Say the last: that the stream ends, and why."""
@@ -449,7 +449,7 @@ class StreamConsumer:
 
     Args:
         send: Sends a message to the source end; may fail to, everything is asked again.
-        take: Given each entry in its turn, and the bytes of a snapshot of the sources before the first.
+        deliver: Called with each entry in its turn, and the bytes of a snapshot of the sources before the first.
         introduce: Given that snapshot.
         window_bytes: What may be on its way and not acknowledged.
         wanted: What to ask for.
@@ -458,7 +458,7 @@ class StreamConsumer:
     """
 
     send: Callable[[Message], object]
-    take: Callable[[Entry], object]
+    deliver: Callable[[Entry], object]
     introduce: Callable[[bytes], object]
     window_bytes: int = WINDOW_BYTES
     stream: str = OLDEST
@@ -658,7 +658,7 @@ class StreamConsumer:
             elif isinstance(message, (FrameEntry, LossEntry)):
                 self.due += 1
                 self.before = message.before + (message.events if isinstance(message, FrameEntry) else 0)
-                self.take(message)
+                self.deliver(message)
         if self._unacked_bytes >= _ACK_BYTES or self.due - self._acked >= _ACK_ENTRIES:
             self._acknowledge()
 
@@ -982,7 +982,7 @@ class Receiver:
         def send(message: Message) -> None:
             self._post(producer.address, message)
 
-        def take(entry: Entry) -> None:
+        def deliver(entry: Entry) -> None:
             self._listener.on_entry(producer, entry)
 
         def introduce(snapshot: bytes) -> None:
@@ -999,7 +999,7 @@ class Receiver:
             other.id,
             other.text,
             user,
-            StreamConsumer(send, take, introduce, window_bytes, budget=self._snapshots),
+            StreamConsumer(send, deliver, introduce, window_bytes, budget=self._snapshots),
             PeerBuckets(self._limits, now_s, origin.newcomers) if here is None else here.buckets,
             now_s,
             now_s if here is None else here.greeted_s,

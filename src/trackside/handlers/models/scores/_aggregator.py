@@ -69,14 +69,14 @@ class Lowest:
         self.layout = Layout(())
         self.values = array("d")
 
-    def take(self, layout: Layout, medians: array[float], layouts: Layouts) -> array[float]:
+    def update(self, layout: Layout, medians: array[float], layouts: Layouts) -> array[float]:
         """Learn of a window's *medians*, and return the smallest so far of the same names, these included."""
         if layout is not self.layout:
-            return self._take_others(layout, medians, layouts)
+            return self._update_others(layout, medians, layouts)
         self.values = array("d", map(min, self._relaxed(), medians))
         return self.values
 
-    def _take_others(self, layout: Layout, medians: array[float], layouts: Layouts) -> array[float]:
+    def _update_others(self, layout: Layout, medians: array[float], layouts: Layouts) -> array[float]:
         new = [name for name in layout.names if name not in self.layout.places]
         if len(self.layout) + len(new) > _MAX_NAMES:
             self.layout, self.values, new = Layout(()), array("d"), list(layout.names)
@@ -418,7 +418,7 @@ class ScoreAggregator(CalledWithEvents):
             return
         for event in frame.of(*self.reads):
             if isinstance(event, (SectionWindow, KernelWindow)):
-                self._take(event, frame.source)
+                self._consume_event(event, frame.source)
             elif isinstance(event, TrainingConfigured):
                 self._ranks.configure(frame.source, tuple(event.perf_tag))
             elif isinstance(event, GpuTimingUnavailable) and not event.instead:
@@ -428,7 +428,7 @@ class ScoreAggregator(CalledWithEvents):
         """Count events that did not get here."""
         self._missed += count
 
-    def _take(self, event: SectionWindow | KernelWindow, source: Source) -> None:
+    def _consume_event(self, event: SectionWindow | KernelWindow, source: Source) -> None:
         if not is_sound(event) or not self._ranks.has_room_for(source):
             self._malformed += 1
             return
@@ -694,7 +694,7 @@ def section_timings(event: SectionWindow, history: Lowest, number: int, layouts:
         waits = set(event.waits)
         kept = [place for place, median in enumerate(medians) if _is_time(median) and layout.names[place] not in waits]
         layout, (medians, entries) = _only(kept, layout, layouts, medians, entries)
-    return Timings(layout, medians, entries, history.take(layout, medians, layouts), number)
+    return Timings(layout, medians, entries, history.update(layout, medians, layouts), number)
 
 
 def waited_ns(event: SectionWindow) -> float:
@@ -722,7 +722,7 @@ def kernel_timings(
             if place not in excluded and _is_time(median) and _is_time(weight)
         ]
         layout, (medians, weights) = _only(kept, layout, layouts, medians, weights)
-    return Timings(layout, medians, weights, history.take(layout, medians, layouts), number, left_out_ns)
+    return Timings(layout, medians, weights, history.update(layout, medians, layouts), number, left_out_ns)
 
 
 def summary(event: SectionWindow | KernelWindow) -> Summary:
