@@ -171,7 +171,7 @@ TABLE = {
         "is_subscribed": same, "_request": same, "_asked_s": age(1.0), "_hole_s": age(0.1), "_seen": same,
         "_held": same, "_held_bytes": same, "_unacked_bytes": same, "_acked": same, "_chunks": same,
         "_reserved_bytes": same, "_fetch_by_s": lambda value, now_s: max(value - now_s, -1.0), "_from_stream": same,
-        "send": APART, "take": APART, "introduce": APART, "window_bytes": same, "wanted": APART, "models": APART,
+        "send": APART, "deliver": APART, "introduce": APART, "window_bytes": same, "wanted": APART, "models": APART,
         "budget": same, "repeated": APART, "replays": APART,
     },
     SnapshotBudget: {"one_bytes": same, "all_bytes": same, "reserved_bytes": same},
@@ -195,7 +195,7 @@ TABLE = {
         "models": APART, "_log_writer": APART, "_now": APART, "_trouble": APART, "_cuts": APART,
     },
     FilteredStreams: {"_cuts": same, "status": APART, "_models": APART, "_places": APART,
-        "_trouble": APART, "broadcast": APART},
+        "_trouble": APART, "_broadcast": APART},
     _FilteredStream: {"ring": lambda ring, _: ring.id, "wanted": APART, "decide": APART},
     ForwardedStreams: {
         "registry": same, "_rings": names, "_spoke": same, "own": same,
@@ -205,10 +205,10 @@ TABLE = {
         "_waiting": same,
     },
     OwnStream: {
-        "next_seq": same, "_is_ended": same, "invalid": same, "source": APART, "_take": APART, "_encoder": APART,
+        "next_seq": same, "_is_ended": same, "invalid": same, "source": APART, "_deliver": APART, "_encoder": APART,
         "_trouble": APART,
     },
-    SourceRegistry: {"states": same, "_silent_after_s": APART},
+    SourceRegistry: {"states": same, "_silent_after_s": APART, "_unasked_interval_ns": APART},
     SourceState: {
         "heard_s": age(3.5), "tracker": same, "events": same, "dropped": same, "producer": name, "silent_s": is_set,
         "is_restored": same, "last_step": same, "open_spans": same, "source": APART,
