@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
 
-from trackside.report import read_report
+from trackside.cli import main
+from trackside.handlers import replay
+from trackside.report import Selected, Top, compare, read_report
 
 pytestmark = pytest.mark.once
 
@@ -32,6 +35,36 @@ class TestRecorded:
     def test_cause_is_first(self, recorded, real_jobs, tmp_path):
         """The logs that a real job left are judged as its label says."""
         assert real_jobs.REAL[recorded].mistakes(real_jobs.replayed(recorded, tmp_path).verdict) == []
+
+
+class TestViews:
+    def test_where_the_time_went(self, real_jobs, tmp_path, capsys):
+        """The report, goodput as text and data, compare and top name the same parts of a job, with equal figures."""
+        report = real_jobs.replayed("plain loop, torchrun: evaluations of one rank", tmp_path)
+        (bar,) = report.attempts
+        elapsed_s = report.goodput.elapsed_s
+        reported = {name: length for name, length in bar.buckets_s.items() if name != "PRODUCTIVE"}
+        assert {"VALIDATION", "BEFORE_FIRST_STEP", "AFTER_LAST_STEP"} < reported.keys()
+        assert sum(bar.buckets_s.values()) == pytest.approx(elapsed_s)
+
+        logs = str(tmp_path / "runs")
+        main(["goodput", "--json", logs])
+        data = json.loads(capsys.readouterr().out)["named_badput_s"]
+        assert {name: length for name, length in data.items() if length} == pytest.approx(reported)
+        main(["goodput", logs])
+        text = capsys.readouterr().out
+        assert {line.split()[-1] for line in text.split("\n\n")[1].splitlines()} - {"%"} == reported.keys()
+
+        side = Selected("runs", [logs])
+        shares = {row.name: row.difference.before for row in compare(side, side).buckets if row.difference.before}
+        assert shares == pytest.approx({name: length / elapsed_s for name, length in reported.items()}, abs=1e-3)
+
+        top = Top()
+        for event in replay(logs):
+            top.drive(event)
+        largest = sorted(reported.items(), key=lambda item: -item[1])[:4]
+        shown = dict(top.view(report.goodput.end_ns).badput)
+        assert shown == pytest.approx({name: length / elapsed_s for name, length in largest})
 
 
 @pytest.mark.torch

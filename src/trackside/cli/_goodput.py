@@ -263,7 +263,7 @@ def _bar(goodput: float | None) -> str:
 def _buckets(result: GoodputResult) -> Iterator[str]:
     """Yield a line for each bucket with time in it, the largest first, and the total; percentages add up as shown."""
     rows = [("productive", "", result.productive_s)]
-    for name, length in result.badput_s.items():
+    for name, length in result.named_badput_s.items():
         if isinstance(length, dict):
             rows += [(kind, name, seconds) for kind, seconds in length.items() if seconds]
         elif length:

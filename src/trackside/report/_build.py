@@ -28,13 +28,11 @@ from trackside.events import (
 from trackside.handlers import Replay, replay
 from trackside.handlers.eventlog import unwritten_steps
 from trackside.handlers.models import SpanReport
-from trackside.handlers.models.goodput import GoodputAccumulator, GoodputResult
+from trackside.handlers.models.goodput import AFTER_STEPS, BEFORE_STEPS, GoodputAccumulator, GoodputResult
 from trackside.handlers.models.liveness import ENDED, LifeSigns, is_gone, liveness, worst
 from trackside.handlers.models.scores import RELATIVE, ScoreAggregator, ScoreReport
 from trackside.report._gather import MOST_WINDOWS, Gatherer, Mark, StepLengths, Trace, Watched, is_out_of_memory
 from trackside.report._report import (
-    AFTER_STEPS,
-    BEFORE_STEPS,
     AttemptBar,
     CounterRow,
     ErrorRow,
@@ -389,33 +387,10 @@ def _attempts(model: GoodputAccumulator, whole: GoodputResult, rows: Sequence[Ra
     return tuple(bars)
 
 
-def _named(bars: Sequence[AttemptBar], mains: Sequence[Watched], shutdown_s: float) -> tuple[AttemptBar, ...]:
-    """Return the bars with names for what of ``OTHER`` lies before their first steps and after the last one of all."""
-    found = [_moved(bar, BEFORE_STEPS, _startup_s(bar, mains)) for bar in bars]
-    found[-1] = _moved(found[-1], AFTER_STEPS, shutdown_s)
-    return tuple(found)
-
-
-def _moved(bar: AttemptBar, name: str, length_s: float) -> AttemptBar:
-    """Return *bar* with as much of its ``OTHER`` in the bucket *name*."""
-    other = bar.buckets_s.get("OTHER", 0.0)
-    own = min(length_s, other)
-    return attrs.evolve(bar, buckets_s={**bar.buckets_s, "OTHER": other - own, name: own}) if own > 0 else bar
-
-
 def _buckets(result: GoodputResult) -> dict[str, float]:
     found: dict[str, float] = {}
-    for name, length in result.badput_s.items():
-        if isinstance(length, dict):
-            found.update(length)
-        else:
-            found[name] = length
-    for name in ("VALIDATION", "UNPRODUCTIVE_CHECKPOINT_SAVE_TIME"):
-        # Where one rank evaluates or saves, the account may be that of a rank that waits for it and cannot say so.
-        longest_s = max((one.badput_s.get(name, 0.0) for one in result.ranks), default=0.0)
-        waited_s = min(max(0.0, longest_s - found.get(name, 0.0)), found.get("OTHER", 0.0))
-        if waited_s:
-            found[name], found["OTHER"] = found.get(name, 0.0) + waited_s, found["OTHER"] - waited_s
+    for name, length in result.named_badput_s.items():
+        found.update(length if isinstance(length, dict) else {name: length})
     found = dict(sorted(found.items(), key=lambda item: -item[1]))
     return {PRODUCTIVE: result.productive_s, **{name: length for name, length in found.items() if length > 0}}
 
@@ -475,27 +450,6 @@ def _pauses(mains: Sequence[Watched], what_if: WhatIf) -> Pause | None:
     attempts = _by_attempt(mains)
     last = {rank: tiles for rank, (_, tiles) in attempts[-1].items()} if attempts else {}
     return find_pause(last, what_if.waits_in)
-
-
-_SETTING_UP: Final = ("ACCELERATOR_INITIALIZATION", "TRAINING_PREP", "UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME")
-
-
-def _startup_s(bar: AttemptBar, mains: Sequence[Watched]) -> float:
-    """Return the time before the first step of an attempt that is in no bucket of its own, in seconds."""
-    own = [process for process in mains if bar.start_ns <= process.first_ns < bar.end_ns]
-    stepped = [process.first_step_ns for process in own if process.steps]
-    # The application began before telemetry did, with the process and its imports.
-    before_s = (min(stepped) - bar.start_ns) / 1e9 if stepped else 0.0
-    known_s = sum(bar.buckets_s.get(name, 0.0) for name in _SETTING_UP)
-    return max(0.0, before_s - known_s)
-
-
-def _shutdown_s(last: Sequence[RankRow]) -> float:
-    """Return the time after the last step of ranks that all ended well, that is in no bucket, in seconds."""
-    stepped = [row for row in last if row.stepped_ns]
-    if not stepped or not all(row.has_good_end for row in last):
-        return 0.0
-    return max(0, max(row.last_ns for row in last) - max(row.stepped_ns for row in stepped)) / 1e9
 
 
 def _first_batch_s(mains: Sequence[Watched], parts: Sequence[Part]) -> float:
@@ -1019,7 +973,6 @@ def _report(gathered: Gatherer, chosen: Chosen, scored: tuple[Episodes, ScoreAgg
     late = _late(what_if, mains) if not what_if.why_not else late_by_windows(episodes, gathered.waits)
     world_size = max([row.rank + 1 for row in last] + [one.source.world_size for one in mains[-1:]])
     first = chosen.sources[0][0]
-    attempts = _named(attempts, mains, _shutdown_s(last))
     samples_per_s, tokens_per_s = _rates(mains, result)
     configured = tuple(gathered.configured.perf_tag) if gathered.configured else ()
     return Report(

@@ -239,7 +239,7 @@ def _goodput(result: GoodputResult) -> float:
 
 def _bucket_of(name: str) -> Callable[[GoodputResult], float]:
     def of(result: GoodputResult) -> float:
-        length = result.badput_s.get(name, 0.0)
+        length = result.named_badput_s.get(name, 0.0)
         total = sum(length.values()) if isinstance(length, dict) else length
         return float(total) / result.elapsed_s if result.elapsed_s else 0.0
 
@@ -249,7 +249,7 @@ def _bucket_of(name: str) -> Callable[[GoodputResult], float]:
 def _buckets(here: _Read, there: _Read) -> Iterable[Row]:
     """Return every bucket, the largest first; one that is empty on both sides is news too."""
     windows = [window for side in (here, there) for own in side.windows.values() for window in own]
-    names = dict.fromkeys(name for window in windows for name in window.badput_s)
+    names = dict.fromkeys(name for window in windows for name in window.named_badput_s)
     rows = [_share(name, here.shares(_bucket_of(name)), there.shares(_bucket_of(name))) for name in names]
     return sorted(rows, key=lambda row: -max(row.difference.before, row.difference.after))
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import attrs
 
 from trackside.core import text as words
-from trackside.handlers.models.goodput import GoodputResult
+from trackside.handlers.models.goodput import AFTER_STEPS, BEFORE_STEPS, GoodputResult
 from trackside.report._gather import Bin, Mark, plain
 from trackside.report._statistics import Difference
 from trackside.report._whatif import LateRank, Pause, WhatIf
@@ -27,9 +27,6 @@ class BucketStyle:
 
 
 PRODUCTIVE: Final = "PRODUCTIVE"
-BEFORE_STEPS: Final = "BEFORE_FIRST_STEP"
-AFTER_STEPS: Final = "AFTER_LAST_STEP"
-"""Parts of ``OTHER`` that have a name in the bars."""
 _SHOWN: Final = {
     PRODUCTIVE: BucketStyle("productive", "training steps that count", "#1f8a5b", "#35b27b", "green"),
     "WASTED_PROGRESS_FROM_DISRUPTION": BucketStyle(

@@ -378,7 +378,7 @@ class Top:
         if began_s >= self._due_s and self.goodput.sessions():
             result = self.goodput.result()
             shares: dict[str, float] = {}
-            for name, length in result.badput_s.items():
+            for name, length in result.named_badput_s.items():
                 shares.update(length if isinstance(length, dict) else {name: length})
             most = sorted(shares.items(), key=lambda item: -item[1])[:4]
             whole = result.elapsed_s or 1.0

@@ -17,8 +17,8 @@ from typing import Final
 from trackside.core import text as words
 from trackside.events import span_names
 from trackside.handlers.eventlog import UNWRITTEN_S
+from trackside.handlers.models.goodput import BEFORE_STEPS
 from trackside.report._report import (
-    BEFORE_STEPS,
     NOTHING,
     AttemptBar,
     ErrorRow,

@@ -225,8 +225,8 @@ class TestJson:
         assert (
             list(recorded)
             == """
-            session elapsed_s productive_s goodput badput_s informational_s excluded_s attempts disruptions last_step
-            step_time ranks
+            session elapsed_s productive_s goodput badput_s named_badput_s informational_s excluded_s attempts
+            disruptions last_step step_time ranks
         """.split()
         )
         assert set("ideal_s p50_s p90_s p99_s deviation_s".split()) <= set(recorded["step_time"])

@@ -5,7 +5,7 @@ What is kept, how each bucket is found and why the sum is exact stands in docs/g
 """
 
 from trackside.handlers.models.goodput._account import EndedStep
-from trackside.handlers.models.goodput._buckets import PEER_NAMES
+from trackside.handlers.models.goodput._buckets import AFTER_STEPS, BEFORE_STEPS, PEER_NAMES
 from trackside.handlers.models.goodput._goodput_monitor import GoodputAccumulator, GoodputMonitor, update_of
 from trackside.handlers.models.goodput._peer_records import PayloadReader, read_payloads
 from trackside.handlers.models.goodput._result import (
@@ -17,6 +17,8 @@ from trackside.handlers.models.goodput._result import (
 )
 
 __all__ = [
+    "AFTER_STEPS",
+    "BEFORE_STEPS",
     "PEER_NAMES",
     "EndedStep",
     "GoodputAccumulator",

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import attrs
 
-from trackside.handlers.models.goodput._account import Account, Picture, SessionState, Timeline
+from trackside.handlers.models.goodput._account import Account, JobAttempt, Picture, SessionState, Timeline
 from trackside.handlers.models.goodput._buckets import (
+    AFTER_STEPS,
+    BEFORE_STEPS,
     BUCKETS,
+    CHECKPOINT_SAVE,
     CUSTOM_EVENTS,
     DATA_LOADING_ASYNC,
+    OTHER,
     PRODUCTIVE,
     VALIDATION,
     Stretch,
@@ -21,6 +25,7 @@ from trackside.handlers.models.goodput._buckets import (
 )
 from trackside.handlers.models.goodput._packed import MOST_EXACT, Lengths
 from trackside.handlers.models.goodput._reading import LATEST_NS
+from trackside.handlers.models.liveness import liveness
 
 NS_PER_S: Final = 10**9
 _MAD_FACTOR: Final = 3
@@ -105,6 +110,12 @@ class GoodputResult:
     """The same if no step had taken longer than the ideal step time."""
     badput_s: dict[str, Any]
     """By bucket; of ``CUSTOM_BADPUT_EVENTS`` by type."""
+    named_badput_s: dict[str, Any]
+    """
+    The same with less in ``OTHER``: what of it lies before the first step of each attempt and after the last step of a
+    job that ended well is in ``BEFORE_FIRST_STEP`` and ``AFTER_LAST_STEP``, and what went by while another rank
+    evaluated or saved is with its evaluation or save.
+    """
     informational_s: dict[str, float]
     """What is subtracted from nothing: the background loading of all processes together."""
     excluded_s: float
@@ -136,6 +147,7 @@ class GoodputResult:
             "productive_s": self.productive_s,
             "goodput": self.goodput,
             "badput_s": self.badput_s,
+            "named_badput_s": self.named_badput_s,
             "informational_s": self.informational_s,
             "excluded_s": self.excluded_s,
             "attempts": self.attempts,
@@ -307,6 +319,7 @@ class Answer:
             goodput=share(gained, elapsed),
             effective_goodput=share(effective, seconds(elapsed)),
             badput_s=badput(spent, validation_is_productive=question.validation_is_productive),
+            named_badput_s=self._named_badput(starts, ends),
             informational_s={DATA_LOADING_ASYNC: seconds(self._loading())},
             excluded_s=seconds(excluded),
             attempts=sum(start <= self._end and end >= self._start for start, end in zip(starts, ends, strict=True)),
@@ -322,9 +335,39 @@ class Answer:
             spent_ns=spent,
         )
 
-    def _spent(self, line: Timeline) -> tuple[Sums, int]:
-        """Return the stretch of *line* by bucket, and how much of it is excluded, in ns."""
-        start, end = max(self._start, line.start), min(self._end, line.end)
+    def _named_badput(self, starts: Sequence[int], ends: Sequence[int]) -> dict[str, Any]:
+        """Return the job's badput with names for what of its ``OTHER`` is known to be something."""
+        named: Sums = {}
+        is_validation_productive = self._question.validation_is_productive
+        for attempt, begin, until in zip(self._picture.attempts, starts, ends, strict=True):
+            for start, end, name in self._stretches(attempt, begin, until):
+                spent = self._spent(self._picture.job, start, end)[0]
+                ranks = [self._spent(line, start, end)[0] for line in self._picture.ranks.values()]
+                for bucket in (CHECKPOINT_SAVE,) if is_validation_productive else (VALIDATION, CHECKPOINT_SAVE):
+                    # The account may be that of a rank that waits for the one that evaluates or saves.
+                    longest = max(own.get(bucket, 0) for own in ranks)
+                    waited = min(longest - spent.get(bucket, 0), spent.get(OTHER, 0))
+                    if waited > 0:
+                        subtract(spent, {OTHER: waited})
+                        add(spent, {bucket: waited})
+                add(named, {name if bucket == OTHER else bucket: length for bucket, length in spent.items()})
+        found = badput(named, validation_is_productive=is_validation_productive)
+        return {**found, **{name: seconds(named.get(name, 0)) for name in (BEFORE_STEPS, AFTER_STEPS)}}
+
+    def _stretches(self, attempt: JobAttempt, start: int, end: int) -> Iterator[tuple[int, int, str]]:
+        """Yield the time before, among and after the steps of *attempt*, each with the name for what has no bucket."""
+        tracks = [process.track for process in attempt.processes if process.track.step_end]
+        first = min((slices[0][0] for track in tracks if (slices := track.first_step())), default=start)
+        last = max((track.step_end for track in tracks), default=end)
+        is_last = attempt is self._picture.attempts[-1]
+        has_good_end = is_last and all(liveness(one.signs, end).has_good_end for one in attempt.processes)
+        yield start, min(first, end), BEFORE_STEPS
+        yield first, min(last, end), OTHER
+        yield max(first, last), end, AFTER_STEPS if has_good_end else OTHER
+
+    def _spent(self, line: Timeline, first_ns: int = 0, last_ns: int = LATEST_NS) -> tuple[Sums, int]:
+        """Return the stretch of *line* by bucket, from *first_ns* to *last_ns*, and what of it is excluded, in ns."""
+        start, end = max(self._start, line.start, first_ns), min(self._end, line.end, last_ns)
         spent = line.between(start, end)
         excluded = 0
         for first, last in self._question.exclude:
