@@ -9,8 +9,8 @@ import attrs
 import pytest
 
 from trackside.report import read_report
-from trackside.report._report import Slowdown
-from trackside.report._verdict_rules import RULES
+from trackside.report._report import Finding, Ruling, Slowdown
+from trackside.report._verdict_rules import RULES, explained
 from trackside.report._whatif import LateRank, Pause
 
 pytestmark = pytest.mark.once
@@ -143,3 +143,12 @@ class TestThresholds:
             "regression": "no baseline was given",
             "memory-growth": "no counter of bytes rose until the end",
         }
+
+
+class TestExplained:
+    def test_tags(self):
+        """A rule that spoke names the tags of its findings, each once, so that a finding leads to its rule."""
+        kinds = ("straggler", "input-bound", "straggler")
+        found = tuple(Finding(kind=kind, title="", evidence=(), look="") for kind in kinds)
+        rulings = [Ruling(rule="stragglers", findings=found, because="late"), Ruling(rule="died", because="no")]
+        assert explained(rulings) == ["stragglers  spoke   [straggler] [input-bound] late", "died        silent  no"]

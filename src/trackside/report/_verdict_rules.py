@@ -1194,8 +1194,10 @@ RULES: Final[Mapping[str, Callable[[Report], _Ruled]]] = {
 
 
 def explained(rulings: Iterable[Ruling]) -> list[str]:
-    """Return a line for each rule: whether it spoke, and why."""
+    """Return a line for each rule: whether it spoke, with the tags that its findings carry, and why."""
     width = max((len(ruling.rule) for ruling in rulings), default=0)
-    return [
-        f"{ruling.rule:<{width}}  {'spoke ' if ruling.findings else 'silent'}  {ruling.because}" for ruling in rulings
-    ]
+    lines = []
+    for ruling in rulings:
+        tags = "".join(f"[{kind}] " for kind in dict.fromkeys(finding.kind for finding in ruling.findings))
+        lines.append(f"{ruling.rule:<{width}}  {'spoke ' if tags else 'silent'}  {tags}{ruling.because}")
+    return lines
