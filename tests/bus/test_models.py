@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trackside.events import ITERATION, ConfigError, Event, HandlerSuspended, RunsOn, Source, event
+from trackside.handlers import Capture
 from trackside.rules import every
 from trackside.testing import recorded
 from trackside.wire import FrameView
@@ -80,6 +81,35 @@ class TestSubscribing:
             bus.log(Counted(number=number))
         bus.flush()
         assert [doubled.number for doubled in got] == [0, 2, 4]
+
+    def test_publish_sums_beyond_64_bits(self, bus, frames, caplog):
+        """
+        What a model derives is recorded with a sum that 64 bits do not hold as the largest number that they do, for
+        sinks as for frames, and one line says so: a claim of others keeps no update from coming.
+        """
+        bus.subscribe(frames)
+        sink = Capture()
+        bus.subscribe(sink, to=Doubled, runs_on=RunsOn.WORKER)
+        bus.subscribe(Doubling(bus.publish))
+        for number in (1 << 63, 3, 1 << 62, -(1 << 63)):
+            bus.log(Counted(number=number))
+        assert bus.flush(20)
+
+        expected = [(1 << 64) - 1, 6, 1 << 63, -(1 << 63)]
+        assert [doubled.number for doubled in frames.events(Doubled)] == expected
+        assert [doubled.number for doubled in sink.of(Doubled)] == expected
+        assert bus.stats().total("invalid") == 0
+        assert [record.message for record in caplog.records] == [
+            "a sum in an event test.models.doubled is larger than 64 bits hold; the largest number is recorded"
+        ]
+
+    def test_logged_beyond_64_bits(self, bus, frames):
+        """A number that was logged is never replaced: what 64 bits do not hold makes its event invalid."""
+        bus.subscribe(frames)
+        bus.log(Counted(number=1 << 64))
+        bus.flush(20)
+
+        assert (frames.events(Counted), bus.stats().total("invalid")) == ([], 1)
 
     def test_publish_of_its_own(self, bus):
         """A model that has publish keeps it."""

@@ -405,6 +405,23 @@ class TestMetrics:
         assert last["train.loss.sum"][2].as_double == -5.0
         assert last["train.loss.count"][2].as_int == 10
 
+    def test_sums_beyond_64_bits(self, collector, sink, caplog):
+        """
+        Sums that OTLP's integers do not hold arrive as the largest number that they do, and a line says so; the
+        metrics beside them arrive as they are. What others claim can be so large, and would cost the whole request.
+        """
+        for step in range(3):
+            sink(of(MAIN, IterationEnded(step=step, duration_ns=10**9, samples=(1 << 62) - 1)))
+        sink(of(MAIN, Heartbeat(sequence=0, counts={"dropped": 1 << 63, "published": 9})))
+        assert sink.flush(5)
+
+        [(_, _, samples)] = collector.points("trackside.iteration.samples")
+        [(_, _, dropped)] = collector.points("trackside.events.dropped")
+        [(_, _, durations)] = collector.points("trackside.iteration.duration")
+        assert (samples.as_int, dropped.as_int, durations.count) == ((1 << 63) - 1, (1 << 63) - 1, 3)
+        assert sink.lost == 0
+        assert "larger than 64 bits hold; the largest number is sent" in caplog.text
+
     def test_delta(self, collector, monkeypatch):
         """The configured temporality is used."""
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "delta")

@@ -48,10 +48,11 @@ from trackside.events import (
     UnknownEvent,
     clock,
     is_declared,
+    own_fields,
     process_source,
     set_process_source,
 )
-from trackside.wire import RowEncoder, Schema
+from trackside.wire import RowEncoder, Schema, saturated
 
 POLL_S: Final = 0.2
 """The pause between two drains if none is asked for, in seconds. A wake-up costs more than a few events do."""
@@ -220,6 +221,7 @@ class Dispatcher:
         self._requests: queue.SimpleQueue[threading.Lock | str] = queue.SimpleQueue()
         self._has_published = False
         self._log = RateLimitedLog()
+        self._log_of_sums = RateLimitedLog()
         self._drained_s = 0.0
         self._pause_s = POLL_S
         self._inject_offered = 0
@@ -564,7 +566,13 @@ class Dispatcher:
                 schema, row = self._encoder.encode(event, batcher.offset)
                 batcher.introduce(schema, fan_out.groups)
             else:
-                row = fan_out.encode(event, batcher.offset)
+                try:
+                    row = fan_out.encode(event, batcher.offset)
+                except OverflowError:  # what is summed was claimed by others: no claim may keep an update from coming
+                    if not event.derived:
+                        raise
+                    event = self._saturated(event)
+                    row = fan_out.encode(event, batcher.offset)
                 if fan_out.batch != batcher.batch:
                     fan_out.batch = batcher.batch
                     batcher.introduce(fan_out.schema, fan_out.groups)  # type: ignore[arg-type]
@@ -591,6 +599,15 @@ class Dispatcher:
         for sink in fan_out.sinks:
             sink.offer(event, len(row))
         return fan_out.is_plain
+
+    def _saturated(self, event: Event) -> Event:
+        """Return *event*, of a model, with sums that 64 bits do not hold as the largest number that they do; say so."""
+        self._log_of_sums.complain(
+            "a sum in an event %s is larger than 64 bits hold; the largest number is recorded", event.wire_name
+        )
+        cls = type(event)
+        own = {name: saturated(getattr(event, name)) for name in own_fields(cls)}
+        return cls(at_ns=event.at_ns, span_id=event.span_id, step=event.step, **own)
 
     def _deliver_alike(self, most: int) -> int:
         """

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
+from trackside.core import RateLimitedLog
 from trackside.events import (
     LIFECYCLE,
     ConfigError,
@@ -270,6 +271,8 @@ class _ProcessTelemetry:
         self._metrics = MetricReader()
         self._instruments: dict[tuple[str, str], Any] = {}
         self._totals: dict[tuple[str, ...], float] = {}
+        self._sums: dict[tuple[str, ...], int] = {}
+        """What the SDK was given of each sum of integers, which it adds up without a bound."""
         self._uncollected_events = 0
         self.not_finite = 0
         resource = Resource.create(attributes_of(_resource_attributes(source)))
@@ -343,6 +346,8 @@ class _ProcessTelemetry:
         if not math.isfinite(value):
             self.not_finite += 1
             return
+        if type(value) is int:
+            value = self._held(point, value)
         instrument = self._instruments.get((metric.name, metric.kind))
         if instrument is None:
             create = getattr(self._meter, f"create_{metric.kind}")
@@ -355,6 +360,19 @@ class _ProcessTelemetry:
             instrument.record(value, attributes)
         else:
             instrument.add(value, attributes)
+
+    def _held(self, point: MetricPoint, value: int) -> int:
+        """Return as much of *value* as OTLP's integers of 64 bits hold: one that they do not costs a whole request."""
+        metric = point.metric
+        is_sum = metric.kind in {"counter", "up_down_counter"}
+        key = (metric.name, *map(str, point.labels.values()))
+        before = self._sums.get(key, 0) if is_sum else 0
+        held = max(-_INT64_BOUND, min(before + value, _INT64_BOUND - 1)) - before
+        if is_sum:
+            self._sums[key] = before + held
+        if held != value:
+            _log_of_sums.complain("%s is larger than 64 bits hold; the largest number is sent", metric.name)
+        return held
 
     def _increase(self, point: MetricPoint) -> float:
         """Return by how much a total rose since it was last read; 0 for a count that fell, being of an older event."""
@@ -425,6 +443,7 @@ Attribute: TypeAlias = "str | bool | int | float | list[str] | list[bool] | list
 
 _SCALARS: Final = (bool, int, float, str)
 _INT64_BOUND: Final = 1 << 63
+_log_of_sums: Final = RateLimitedLog()
 _WARNINGS: Final = (
     "trackside.checkpoint.failed",
     "trackside.events.lost",

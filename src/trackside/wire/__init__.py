@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trackside._later import load_later
 from trackside.wire._encoder import RowEncoder, Schema
 from trackside.wire._frame_format import encode_frame
-from trackside.wire._values import pack
+from trackside.wire._values import pack, saturated
 from trackside.wire._view import EventColumns, FrameView, deliver, views
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ __all__ = [
     "encode_frame",
     "fields_of",
     "pack",
+    "saturated",
     "to_json",
     "value_to_json",
     "views",

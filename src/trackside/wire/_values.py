@@ -11,7 +11,7 @@ import enum
 import itertools
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import attrs
@@ -33,6 +33,8 @@ MAX_DEPTH: Final = 32
 SMALL_ROW_BYTES: Final = MAX_MAP_LENGTH
 """A row up to this size can exceed no limit but depth: each element takes at least a byte."""
 
+_MIN_INT: Final = -(1 << 63)
+_MAX_INT: Final = (1 << 64) - 1
 _AS_SECONDS: Final = 1
 """What msgpack calls reading a timestamp as a float."""
 _EXACT: Final = frozenset(SCALARS)
@@ -183,6 +185,21 @@ def pack(value: Any) -> bytes:
     """Return plain data as bytes; a lone surrogate in a text, which has no UTF-8, becomes an escape as in events."""
     data: bytes = msgpack.packb(value, unicode_errors="backslashreplace")
     return data
+
+
+def saturated(value: Any) -> Any:
+    """
+    Return plain data with each integer that 64 bits do not hold replaced by the nearest that they do.
+
+    For sums that are made here of what others claim; who calls it says so. A value that was logged is never changed.
+    """
+    if type(value) is int:
+        return max(_MIN_INT, min(value, _MAX_INT))
+    if isinstance(value, Mapping):
+        return {saturated(key): saturated(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [saturated(entry) for entry in value]
+    return value
 
 
 def is_sound(value: Any) -> bool:

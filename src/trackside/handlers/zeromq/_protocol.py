@@ -17,7 +17,7 @@ import msgpack
 from trackside.core import RateLimitedLog, described
 from trackside.events import ConfigError, DecodeError, Event, Priority, Source, SourceEnded, SourceStarted, UnknownEvent
 from trackside.events._selected import EVERYTHING, SelectedTypes, checked_priority
-from trackside.wire import pack
+from trackside.wire import pack, saturated
 from trackside.wire._values import is_sound, unpack
 
 MAX_PARTS: Final = 2
@@ -728,8 +728,6 @@ class Filter:
 
 _MAX_TEXT_BYTES: Final = 1 << 20
 _MAX_LENGTH: Final = 1 << 24
-_MIN_INT: Final = -(1 << 63)
-_MAX_INT: Final = (1 << 64) - 1
 
 
 @attrs.frozen
@@ -784,7 +782,7 @@ def dump_models(models: Iterable[Any], names: Iterable[str]) -> dict[str, Any]:
 
 def _packable(name: str, state: Any) -> dict[str, Any]:
     """Return the entry of one model: integers saturate at 64 bits, and a state that is no plain data is left out."""
-    fitting = _saturated(state)
+    fitting = saturated(state)
     try:
         pack(fitting)
     except Exception as error:
@@ -795,16 +793,6 @@ def _packable(name: str, state: Any) -> dict[str, Any]:
             "a sum in the state of %s is larger than 64 bits hold; viewers are sent the largest number", name
         )
     return {name: fitting}
-
-
-def _saturated(value: Any) -> Any:
-    if type(value) is int:
-        return max(_MIN_INT, min(value, _MAX_INT))
-    if isinstance(value, Mapping):
-        return {_saturated(key): _saturated(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_saturated(entry) for entry in value]
-    return value
 
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:
