@@ -100,6 +100,12 @@ class TestTree:
 
         assert collector.totals()["lost"] == 0
 
+    def test_closed_again(self, forwarders, socket_directory):
+        """A forwarder whose collector never came says that not everything arrived, however often it is closed."""
+        forwarder = forwarders(f"ipc://{socket_directory}/nobody")
+
+        assert [forwarder.end(), forwarder.end()] == [False, False]
+
     def test_silent_rank_is_named_through_it(self, collectors, forwarders, sent, until):
         """
         Of two ranks behind one forwarder the one that is stopped is named, and the quiet one is not.

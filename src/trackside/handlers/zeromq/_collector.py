@@ -893,13 +893,13 @@ class Collector(Service):
             Whether everything is in the logs.
         """
         if not self._begin_close():
-            return True
+            return self._closed_whole
         if self._server is not None and self._serving is not None:
             self._drain(self._server, self._serving, _PARTING_S)
             self._server.part("closed")
-        done = self._log_writer.close(timeout_s) if self._log_writer is not None else True
+        self._closed_whole = self._log_writer.close(timeout_s) if self._log_writer is not None else True
         self._disconnect()
-        return done
+        return self._closed_whole
 
     def _on_verb(self, address: bytes, verb: Verb, user: str) -> None:
         assert self._serving is not None and self._verbs is not None  # noqa: PT018  verbs come from there

@@ -268,12 +268,12 @@ class Forwarder(Service):
             Whether the other end has everything.
         """
         if not self._begin_close():
-            return True
+            return self._closed_whole
         self._drain(self._server, self._serving, _PARTING_S)
-        done = self._server.is_drained and not self.undelivered
+        self._closed_whole = self._server.is_drained and not self.undelivered
         self._server.part("closed")
         self._disconnect()
-        return done
+        return self._closed_whole
 
     @property
     def delivered(self) -> int:

@@ -51,6 +51,8 @@ class Service(Closing, ABC):
     def __init__(self) -> None:
         self._stop = threading.Event()
         self._is_closed = False
+        self._closed_whole = False
+        """What the first `close` returned, which every further one returns again."""
         self._ticked_s = 0.0
         self._connections: list[Connection] = []
 
