@@ -6,7 +6,9 @@ import asyncio
 import collections
 import random
 import re
+import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import textwrap
@@ -37,7 +39,7 @@ nats = pytest.importorskip("nats")
 
 from nats.js.errors import KeyWrongLastSequenceError  # noqa: E402  it may be missing
 
-from trackside.handlers.nats import NatsCollector, NatsReader, NatsSink, StreamAddress, collected  # noqa: E402  it imports the library
+from trackside.handlers.nats import NatsCollector, NatsReader, NatsSink, StreamAddress, collected, sink_to  # noqa: E402  it imports the library
 from trackside.handlers.nats._collect import _Checkpoint, _Store  # noqa: E402
 from trackside.handlers.zeromq._collector import collector_models  # noqa: E402
 
@@ -524,6 +526,76 @@ class TestPermissions:
         assert may_publish(addresses["rank"], "acme.run.0.x")
         assert not may_publish(addresses["rank"], "$JS.API.STREAM.DELETE.acme")
         assert not may_publish(addresses["viewer"], "$JS.API.STREAM.PURGE.acme")
+
+
+class TestTls:
+    """A server with a certificate of a private authority, which asks for a user and a password."""
+
+    @pytest.fixture
+    def server(self, start_nats, tmp_path):
+        """Start the server; its authority is in the file ``ca.pem``."""
+        openssl(tmp_path, "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=authority -keyout ca.key -out ca.pem")
+        openssl(tmp_path, "req -newkey rsa:2048 -nodes -subj /CN=server -keyout server.key -out server.csr")
+        (tmp_path / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+        signed = "x509 -req -in server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile names"
+        openssl(tmp_path, f"{signed} -out server.pem")
+        files = ("--tlscert", str(tmp_path / "server.pem"), "--tlskey", str(tmp_path / "server.key"))
+        return start_nats("--tls", *files, "--user", "rank", "--pass", "secret")
+
+    @pytest.mark.parametrize("scheme", ["nats", "tls"])
+    def test_all(self, server, scheme, tmp_path, monkeypatch, eventually):
+        """
+        With the authority in ``SSL_CERT_FILE`` and the user in the address, a sink publishes, a worker collects and
+        `replay` reads. A reader that is given both as arguments reads the same.
+        """
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+        address = f"{scheme}://rank:secret@127.0.0.1:{server.port}/{STREAM}"
+        collector = NatsCollector(address, lease_s=LEASE_S, checkpoint_interval_s=0.1)
+        thread = threading.Thread(target=collector.serve)
+        thread.start()
+        try:
+            with Bus(source=Source.detect({}, run_id="run")) as bus:
+                bus.subscribe(sink_to(address))
+                bus.log(IterationEnded(step=7, duration_ns=1))
+                eventually(lambda: bus.flush(5), what="it is acknowledged")
+            eventually(lambda: collector.counts["over"], what="the run is over, and stored")
+            assert collected(f"{address}/run").models[1].result().last_step == 7
+            assert [event.step for event in replay(f"{address}/run") if isinstance(event, IterationEnded)] == [7]
+        finally:
+            collector.stop()
+            thread.join(60)
+        assert not thread.is_alive()
+        monkeypatch.delenv("SSL_CERT_FILE")
+        tls = ssl.create_default_context(cafile=tmp_path / "ca.pem")
+        options = {"tls": tls, "user": "rank", "password": "secret", "stream": STREAM, "follow": False}
+        with NatsReader(f"{scheme}://127.0.0.1:{server.port}", to=IterationEnded, **options) as events:
+            assert [event.step for event in events] == [7]
+
+    @pytest.mark.parametrize(("password", "authority"), [("wrong", "ca.pem"), ("secret", "server.csr")])
+    def test_refused(self, server, password, authority, tmp_path, monkeypatch):
+        """
+        With a wrong password, or without the authority, a sink counts what it could not publish and a reader says
+        in one line, without the password, that there is no answer.
+        """
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / authority))
+        address = f"tls://rank:{password}@127.0.0.1:{server.port}/{STREAM}"
+        sink = sink_to(address)
+        with Bus(source=Source.detect({}, run_id="run")) as bus:
+            bus.subscribe(sink)
+            bus.log(IterationEnded(step=7, duration_ns=1))
+            assert not bus.flush(1)
+        assert sink.lost >= 2  # the step, and that the source started
+        with pytest.raises(UnreadableError) as raised:
+            list(replay(address))
+        assert f"tls://127.0.0.1:{server.port}/{STREAM}: no answer" in str(raised.value)
+        assert password not in str(raised.value)
+
+
+def openssl(directory, command):
+    """Run a command of OpenSSL's; skip the test where there is none."""
+    if shutil.which("openssl") is None:
+        pytest.skip("the openssl command is not installed here")
+    subprocess.run(["openssl", *command.split()], cwd=directory, check=True, capture_output=True, timeout=60)
 
 
 class Padding:
