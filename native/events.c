@@ -237,7 +237,8 @@ ts_drop_number(PyObject *number)
 {
     if (Py_REFCNT(number) == 1 && PyLong_CheckExact(number)) {
         size_t place = count_digits(number) - 1;
-        if (place < MOST_DIGITS && numbers[place].count < MOST_NUMBERS) {
+        int is_used_again = place > 0 || DIGITS_OF(number)[0] > LARGEST_SHARED; /* as as_number() has it */
+        if (place < MOST_DIGITS && is_used_again && numbers[place].count < MOST_NUMBERS) {
             numbers[place].kept[numbers[place].count++] = number;
             return;
         }
