@@ -14,7 +14,9 @@ from trackside.core.sketch import Sketch
 from trackside.events import CounterWindow, Event, GoodputUpdated, Heartbeat, Source, SourceEnded, StragglerReport
 from trackside.handlers.export._metric_catalogue import (
     CATALOGUE,
+    DROPPED,
     LOSS_REASONS,
+    RANK_DURATION,
     Labels,
     Metric,
     MetricPoint,
@@ -229,7 +231,7 @@ class JobMetrics:
             self._observe(self._value(run, metric.prometheus, labels), value)
             if self._per_rank:
                 rank = {"rank": source.rank, "host": source.host, **labels}
-                self._observe(self._value(run, _RANK_DURATION, rank), value)
+                self._observe(self._value(run, RANK_DURATION.prometheus, rank), value)
             return
         if metric.event is Heartbeat:
             labels = {"handler": "all", **labels}
@@ -275,7 +277,7 @@ class JobMetrics:
             if self._runs:
                 found["trackside_run_info"] = _info({name: run.source for name, run in self._runs.items()})
         if self._stats is not None:
-            found["trackside_dropped"] = _of_handlers(self._stats())
+            found[DROPPED.prometheus] = _of_handlers(self._stats())
         return [family for family in found.values() if family.series]
 
     def _of_run(self, run: _RunMetrics) -> Iterator[Family]:
@@ -300,13 +302,13 @@ class JobMetrics:
 
     def _of_catalogue(self, run: _RunMetrics) -> Iterator[Family]:
         for name, series in run.values.items():
-            if not series or (name == "trackside_dropped" and self._stats is not None):
-                continue
             metric = _BY_NAME[name]
+            if not series or (metric is DROPPED and self._stats is not None):
+                continue
             labels = tuple(next(iter(series.values())).labels)
             if metric.kind == "histogram":
                 # The buckets of a rank would be twenty series, so it has count and sum alone.
-                kind: Any = "summary" if name == _RANK_DURATION else "histogram"
+                kind: Any = "summary" if metric is RANK_DURATION else "histogram"
                 values = [Series(key, Histogram(tuple(one.counts), one.value)) for key, one in series.items()]
             else:
                 kind = metric.kind
@@ -314,12 +316,7 @@ class JobMetrics:
             yield Family(name, kind, metric.description, labels, values)
 
 
-_RANK_DURATION: Final = "trackside_rank_step_duration_seconds"
-_DURATION: Final = next(metric for metric in CATALOGUE if metric.kind == "histogram")
-_BY_NAME: Final[Mapping[str, Metric]] = {
-    **{metric.prometheus: metric for metric in CATALOGUE if metric.prometheus},
-    _RANK_DURATION: attrs.evolve(_DURATION, description="Durations of a rank's iterations"),
-}
+_BY_NAME: Final[Mapping[str, Metric]] = {metric.prometheus: metric for metric in CATALOGUE if metric.prometheus}
 _OF_SCORES: Final = [metric for metric in _BY_NAME.values() if metric.event is StragglerReport]
 _OF_GOODPUT: Final = [metric for metric in _BY_NAME.values() if metric.event is GoodputUpdated]
 
@@ -433,6 +430,4 @@ def _of_handlers(stats: Any) -> Family:
             key = (handler.name, reason)
             losses[key] = losses.get(key, 0) + getattr(handler, reason)
     series = [Series(key, value) for key, value in losses.items()]
-    return Family(
-        "trackside_dropped", "counter", _BY_NAME["trackside_dropped"].description, ("handler", "reason"), series
-    )
+    return Family(DROPPED.prometheus, "counter", DROPPED.description, ("handler", "reason"), series)

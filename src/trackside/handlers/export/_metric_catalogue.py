@@ -37,7 +37,8 @@ LOSS_REASONS: Final = ("failed", "invalid", "suspended", "dropped")
 """The counts of a handler, and of a heartbeat, that are losses."""
 
 NS_PER_S: Final = 10**9
-_NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_.\-/]")
+NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_.\-/]")
+"""What OpenTelemetry and trackers do not accept in a name."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -122,6 +123,26 @@ RANK_GOODPUT: Final = _GOODPUT(
     description="The productive share of a rank's time",
     per_rank=True,
 )
+RANK_DURATION: Final = _ITERATION(
+    field="duration_ns",
+    kind="histogram",
+    unit="s",
+    prometheus="trackside_rank_step_duration_seconds",
+    description="Durations of a rank's iterations",
+    per_rank=True,
+)
+DROPPED: Final = Metric(
+    event=Heartbeat,
+    field="counts",
+    entry="reason",
+    entries=(*LOSS_REASONS, "suppressed"),
+    name="trackside.events.dropped",
+    kind="counter",
+    unit="{event}",
+    prometheus="trackside_dropped",
+    description="Events that a handler did not get and will not get",
+    is_cumulative=True,
+)
 WINDOW_GOODPUT: Final = _GOODPUT(field="windows", curve="goodput/window_{length_s}_s", curve_scale=100)
 
 _ROWS: Final = (
@@ -173,18 +194,7 @@ _ROWS: Final = (
         curve="duration_s/{name}",
         labels={"name": "name"},
     ),
-    Metric(
-        event=Heartbeat,
-        field="counts",
-        entry="reason",
-        entries=(*LOSS_REASONS, "suppressed"),
-        name="trackside.events.dropped",
-        kind="counter",
-        unit="{event}",
-        prometheus="trackside_dropped",
-        description="Events that a handler did not get and will not get",
-        is_cumulative=True,
-    ),
+    DROPPED,
     _GOODPUT(
         field="goodput",
         name="trackside.goodput.ratio",
@@ -295,6 +305,7 @@ _COMPUTED: Final = (
     WORST_RANK_BY_PLACE,
     WORST_SCORE,
     RANK_SCORE,
+    RANK_DURATION,
     RANK_GOODPUT,
     WINDOW_GOODPUT,
 )
@@ -421,7 +432,7 @@ def _of_window(window: CounterWindow) -> Iterator[MetricPoint]:
 
 @functools.lru_cache(maxsize=4_096)
 def _instrument_metrics(kind: str, name: str, unit: str) -> _InstrumentMetrics:
-    fitting = _NOT_IN_NAMES.sub("_", name)
+    fitting = NOT_IN_NAMES.sub("_", name)
     fitting = fitting if fitting[:1].isalpha() else f"counter.{fitting}"
     unit = unit if unit.isascii() else ""
     curve = f"{kind}/{name}".replace("{", "{{").replace("}", "}}")

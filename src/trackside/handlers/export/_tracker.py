@@ -6,7 +6,6 @@ A tracker gets the curves, the configuration and the outcome of a run, in order.
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Final, Literal, NamedTuple
@@ -24,12 +23,11 @@ from trackside.events import (
     span_names,
 )
 from trackside.handlers.export._batch_exporter import BatchExporter, RefusedError
-from trackside.handlers.export._metric_catalogue import MetricPoint, MetricReader, is_number
+from trackside.handlers.export._metric_catalogue import NOT_IN_NAMES, MetricPoint, MetricReader, is_number
 from trackside.handlers.models.goodput import PEER_NAMES
 from trackside.wire import fields_of
 from trackside.wire._values import mended_map
 
-_NOT_IN_TAGS: Final = re.compile(r"[^A-Za-z0-9_.\-/]")
 _LONGEST_TAG: Final = 200
 
 
@@ -92,7 +90,7 @@ class CurveReader:
 
 
 def _point(tag: str, value: float, step: int) -> CurvePoint:
-    return CurvePoint(_NOT_IN_TAGS.sub("_", tag)[:_LONGEST_TAG], float(value), step)
+    return CurvePoint(NOT_IN_NAMES.sub("_", tag)[:_LONGEST_TAG], float(value), step)
 
 
 def _tag(point: MetricPoint) -> str:
