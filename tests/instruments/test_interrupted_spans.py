@@ -134,7 +134,8 @@ class TestAtAnyMoment:
         assert outcome.came == outcome.raised == 300
         ended = len(captured.of(SpanEnded if kind == "span" else IterationEnded))
         assert outcome.done <= ended <= outcome.calls - not_left
-        # CPython 3.14 runs signal handlers between __enter__ and its block too: a `threading.Lock` stays locked as often.
+        # CPython 3.14 runs signal handlers between __enter__ and its block too: a `threading.Lock` stays locked as
+        # often.
         most = 150 if sys.version_info[:2] == (3, 14) else 60
         assert len(opened()) == not_left < most
         _span.forget_opened()
