@@ -124,7 +124,6 @@ class TestWindowRows:
         program = """
             from trackside.bus import Bus
             from trackside.events import CounterWindow
-            import trackside.bus._default
             bus = Bus()
             bus.subscribe(lambda window: print(window.name, window.count, window.total_sum), to=CounterWindow)
             bus.collect(interval_s=1000)

@@ -11,7 +11,7 @@ import pytest
 from trackside.events import _fields
 from trackside.handlers.eventlog import _format
 from trackside.handlers.zeromq import _protocol
-from trackside.wire import _frame_format, _values
+from trackside.wire import _encoder, _values
 
 PAGE = (Path(__file__).parents[2] / "docs" / "wire-format.md").read_text(encoding="utf-8")
 
@@ -29,7 +29,7 @@ class TestFigures:
             ("of all field names of a type {} |", _fields.MAX_SCHEMA_LENGTH),
             ("A frame has at most {} bytes", _values.MAX_FRAME_BYTES),
             ("{} rows and", _values.MAX_FRAME_ROWS),
-            ("| 0 | `version` | {} |", _frame_format.FRAME_VERSION),
+            ("| 0 | `version` | {} |", _encoder.FRAME_VERSION),
             ("| 4 | 1 | version | {} |", _format.VERSION),
             ("a header of {} bytes", _format.HEADER_BYTES),
             ("payload has at most {} bytes", _format.MAX_PAYLOAD_BYTES),

@@ -5,8 +5,9 @@ The bus: routes, subscribers, statistics, and the dispatcher behind the queue.
 and delivers it to models, sinks and frame sinks.
 """
 
-from trackside.bus._bus import Bus, Subscription
-from trackside.bus._default import (
+from trackside.bus._bus import (
+    Bus,
+    Subscription,
     close,
     collect,
     counter,

@@ -1,12 +1,14 @@
 """
 The configuration of a job: its identity, its training, and how telemetry behaves in it.
 
-First the values that `JobConfig` is made of: sets of ranks, presets for handlers, trackside's own log, the training.
+First the validators of fields, whose refusals name the field, what was given and what is right; then the values that
+`JobConfig` is made of: sets of ranks, presets for handlers, trackside's own log, the training.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import socket
@@ -36,9 +38,134 @@ from trackside.events import (
 )
 from trackside.events._selected import EventTypes
 from trackside.instruments import TrainingDefaults, parent_from
-from trackside.job import _checks as checks
-from trackside.job._checks import OrFunction
 from trackside.rules import Rule, all_of, where, without_spans
+
+T = TypeVar("T")
+
+_Check: TypeAlias = Callable[[Any, "attrs.Attribute[Any]", Any], None]
+OrFunction: TypeAlias = T | Callable[[], T]
+"""A value, or a function of no arguments that returns it when it is needed."""
+
+
+def _check(is_right: Callable[[Any], bool], remedy: str, *, or_function: bool) -> _Check:
+    def check(_instance: Any, field: attrs.Attribute[Any], given: Any) -> None:
+        if or_function and callable(given):
+            return
+        if not is_right(given):
+            raise ConfigError(field.name, given, remedy + (", or a function that returns it" if or_function else ""))
+
+    return check
+
+
+def _text(*, or_function: bool = False) -> _Check:
+    """Require text that is not blank."""
+    return _check(_is_text, "give text that is not blank", or_function=or_function)
+
+
+def _text_or_nothing(*, or_function: bool = False) -> _Check:
+    """Require text that is not blank, or none at all."""
+    return _check(lambda given: given == "" or _is_text(given), "give text that is not blank", or_function=or_function)
+
+
+def _instance_of(cls: type) -> _Check:
+    """Require a *cls*."""
+    return _check(lambda given: isinstance(given, cls), f"give a {cls.__name__}", or_function=False)
+
+
+def _flag(*, or_function: bool = False) -> _Check:
+    """Require True or False."""
+    return _check(lambda given: isinstance(given, bool), "give True or False", or_function=or_function)
+
+
+def _count(*, or_function: bool = False, optional: bool = False) -> _Check:
+    """Require a whole number above 0."""
+    return _check(
+        lambda given: (optional and given is None) or (_is_whole(given) and given > 0),
+        "give a whole number above 0",
+        or_function=or_function,
+    )
+
+
+def _index() -> _Check:
+    """Require a whole number from 0, or nothing."""
+    return _check(
+        lambda given: given is None or (_is_whole(given) and given >= 0),
+        "give a whole number from 0",
+        or_function=False,
+    )
+
+
+def _positive() -> _Check:
+    """Require a finite number above 0, or nothing."""
+    return _check(_is_positive, "give a number above 0", or_function=False)
+
+
+def _tags() -> _Check:
+    """Require a text that is not blank, or several."""
+    return _check(
+        lambda given: _is_text(given) or (_is_list(given) and bool(given) and all(map(_is_text, given))),
+        "give text that is not blank, or a list of such",
+        or_function=True,
+    )
+
+
+def _metadata() -> _Check:
+    """Require a map from names that are not blank to text, numbers, flags or lists of such, or nothing."""
+    return _check(
+        lambda given: given is None or (isinstance(given, dict) and all(map(_is_text, given))),
+        "give a map whose keys are text and not blank",
+        or_function=False,
+    )
+
+
+def _one_of(*allowed: str) -> _Check:
+    """Require one of some words."""
+    remedy = "give " + " or ".join(f'"{word}"' for word in allowed)
+    return _check(lambda given: isinstance(given, str) and given in allowed, remedy, or_function=False)
+
+
+def _resolved(field: str, given: OrFunction[Any], *, owner: Any) -> Any:
+    """
+    Return the value of *field*, calling the function that was given for it and checking what that returns.
+
+    Raises:
+        ConfigError: if the function raises, or returns a value that is wrong.
+    """
+    if not callable(given):
+        return given
+    try:
+        value = given()
+    except Exception as error:
+        raise ConfigError(field, given, f"the function raised {type(error).__name__}: {error}") from error
+    attribute = getattr(attrs.fields(type(owner)), field)
+    if callable(value):
+        raise ConfigError(field, given, "the function returned another function; return the value")
+    if attribute.validator is not None:
+        attribute.validator(owner, attribute, value)
+    return value
+
+
+def _listed(table: dict[str, Any] | None) -> list[str]:
+    """Return *table* as One Logger exports it: ``key:value``, one text each."""
+    return [f"{key}:{value}" for key, value in (table or {}).items()]
+
+
+def _is_text(given: object) -> bool:
+    return isinstance(given, str) and bool(given.strip())
+
+
+def _is_list(given: object) -> bool:
+    return isinstance(given, (list, tuple))
+
+
+def _is_whole(given: object) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool)
+
+
+def _is_positive(given: object) -> bool:
+    if given is None:
+        return True
+    return isinstance(given, (int, float)) and not isinstance(given, bool) and math.isfinite(given) and given > 0
 
 
 @attrs.frozen(kw_only=True)
@@ -53,44 +180,40 @@ class TrainingConfig:
         ConfigError: if a field is not what it should be; it names the field, what was given, and what is right.
     """
 
-    perf_tag: OrFunction[str | list[str]] = attrs.field(validator=checks.tags())
+    perf_tag: OrFunction[str | list[str]] = attrs.field(validator=_tags())
     """Runs with the same tags are expected to perform alike: same model, data, hardware and software."""
     global_batch_size: OrFunction[int | None] = attrs.field(
-        default=None, validator=checks.count(or_function=True, optional=True)
+        default=None, validator=_count(or_function=True, optional=True)
     )
     """Samples per training iteration over all ranks. None where it varies: then each iteration says its own."""
     micro_batch_size: OrFunction[int | None] = attrs.field(
-        default=None, validator=checks.count(or_function=True, optional=True)
+        default=None, validator=_count(or_function=True, optional=True)
     )
-    seq_length: OrFunction[int | None] = attrs.field(
-        default=None, validator=checks.count(or_function=True, optional=True)
-    )
+    seq_length: OrFunction[int | None] = attrs.field(default=None, validator=_count(or_function=True, optional=True))
     """Tokens per sample."""
     flops_per_sample: OrFunction[int | None] = attrs.field(
-        default=None, validator=checks.count(or_function=True, optional=True)
+        default=None, validator=_count(or_function=True, optional=True)
     )
     """Floating-point operations that one sample takes."""
-    peak_flops_per_s: float | None = attrs.field(default=None, validator=checks.positive())
+    peak_flops_per_s: float | None = attrs.field(default=None, validator=_positive())
     """What one rank's accelerator can do at most, in floating-point operations per second; the MFU needs it."""
     train_iterations_target: OrFunction[int | None] = attrs.field(
-        default=None, validator=checks.count(or_function=True, optional=True)
+        default=None, validator=_count(or_function=True, optional=True)
     )
     train_samples_target: OrFunction[int | None] = attrs.field(
-        default=None, validator=checks.count(or_function=True, optional=True)
+        default=None, validator=_count(or_function=True, optional=True)
     )
-    log_every_n_train_iterations: int = attrs.field(default=50, validator=checks.count())
+    log_every_n_train_iterations: int = attrs.field(default=50, validator=_count())
     """Iterations between two updates of the training metrics."""
-    is_train_iterations_enabled: OrFunction[bool] = attrs.field(default=True, validator=checks.flag(or_function=True))
+    is_train_iterations_enabled: OrFunction[bool] = attrs.field(default=True, validator=_flag(or_function=True))
     """A label, as the next three: whether the job does this. Nothing is switched by it."""
-    is_validation_iterations_enabled: OrFunction[bool] = attrs.field(
-        default=True, validator=checks.flag(or_function=True)
-    )
-    is_test_iterations_enabled: OrFunction[bool] = attrs.field(default=True, validator=checks.flag(or_function=True))
-    is_save_checkpoint_enabled: OrFunction[bool] = attrs.field(default=True, validator=checks.flag(or_function=True))
-    is_log_throughput_enabled: OrFunction[bool] = attrs.field(default=False, validator=checks.flag(or_function=True))
+    is_validation_iterations_enabled: OrFunction[bool] = attrs.field(default=True, validator=_flag(or_function=True))
+    is_test_iterations_enabled: OrFunction[bool] = attrs.field(default=True, validator=_flag(or_function=True))
+    is_save_checkpoint_enabled: OrFunction[bool] = attrs.field(default=True, validator=_flag(or_function=True))
+    is_log_throughput_enabled: OrFunction[bool] = attrs.field(default=False, validator=_flag(or_function=True))
     """Whether throughput is wanted; it needs *flops_per_sample*."""
-    save_checkpoint_strategy: str = attrs.field(default="sync", validator=checks.one_of("sync", "async"))
-    custom_metadata: dict[str, Any] | None = attrs.field(default=None, validator=checks.metadata())
+    save_checkpoint_strategy: str = attrs.field(default="sync", validator=_one_of("sync", "async"))
+    custom_metadata: dict[str, Any] | None = attrs.field(default=None, validator=_metadata())
 
     def __attrs_post_init__(self) -> None:
         if self.is_log_throughput_enabled is True and self.flops_per_sample is None:
@@ -104,7 +227,7 @@ class TrainingConfig:
         Raises:
             ConfigError: if the function that was given for them fails.
         """
-        tag = checks.resolved("perf_tag", self.perf_tag, owner=self)
+        tag = _resolved("perf_tag", self.perf_tag, owner=self)
         return (tag,) if isinstance(tag, str) else tuple(tag)
 
     def resolved(self) -> TrainingConfig:
@@ -115,7 +238,7 @@ class TrainingConfig:
             ConfigError: if one of them raises, or says something wrong.
         """
         values = {
-            field.name: checks.resolved(field.name, getattr(self, field.name), owner=self)
+            field.name: _resolved(field.name, getattr(self, field.name), owner=self)
             for field in attrs.fields(type(self))
         }
         return TrainingConfig(**values)
@@ -130,7 +253,7 @@ class TrainingConfig:
         known = attrs.asdict(self.resolved(), recurse=False)
         known["perf_tag"] = [known["perf_tag"]] if isinstance(known["perf_tag"], str) else list(known["perf_tag"])
         known["checkpoint_strategy"] = known.pop("save_checkpoint_strategy")
-        known["custom_metadata"] = checks.listed(known["custom_metadata"])
+        known["custom_metadata"] = _listed(known["custom_metadata"])
         return TrainingConfigured(**known)
 
     def defaults(self) -> TrainingDefaults:
@@ -157,12 +280,12 @@ class LogConfig:
         ConfigError: if a field is not what it should be.
     """
 
-    log_level: str = attrs.field(default="INFO", validator=checks.one_of(*LEVELS))
+    log_level: str = attrs.field(default="INFO", validator=_one_of(*LEVELS))
     """The lowest level that is logged."""
-    log_format: str = attrs.field(default="%(name)s - %(levelname)s - %(message)s", validator=checks.text())
-    log_file_path_for_info: str | None = attrs.field(default=None, validator=attrs.validators.optional(checks.text()))
+    log_format: str = attrs.field(default="%(name)s - %(levelname)s - %(message)s", validator=_text())
+    log_file_path_for_info: str | None = attrs.field(default=None, validator=attrs.validators.optional(_text()))
     """A file for all messages; none unless given."""
-    log_file_path_for_err: str | None = attrs.field(default=None, validator=attrs.validators.optional(checks.text()))
+    log_file_path_for_err: str | None = attrs.field(default=None, validator=attrs.validators.optional(_text()))
     """A file for errors; none unless given."""
 
     def apply(self) -> list[logging.Handler]:
@@ -337,29 +460,27 @@ class JobConfig:
         ConfigError: if a field is not what it should be; it names the field, what was given, and what is right.
     """
 
-    application_name: str = attrs.field(validator=checks.text())
-    session_tag: OrFunction[str] = attrs.field(default="", validator=checks.text_or_nothing(or_function=True))
+    application_name: str = attrs.field(validator=_text())
+    session_tag: OrFunction[str] = attrs.field(default="", validator=_text_or_nothing(or_function=True))
     """The same for all runs that are one logical task: restarts, and what continues from their checkpoints."""
-    world_size: OrFunction[int | None] = attrs.field(
-        default=None, validator=checks.count(or_function=True, optional=True)
-    )
+    world_size: OrFunction[int | None] = attrs.field(default=None, validator=_count(or_function=True, optional=True))
     """The number of ranks, if the launcher's variables do not say."""
-    is_baseline_run: OrFunction[bool] = attrs.field(default=False, validator=checks.flag(or_function=True))
+    is_baseline_run: OrFunction[bool] = attrs.field(default=False, validator=_flag(or_function=True))
     """Whether others are compared with this run."""
-    run_id: str | None = attrs.field(default=None, validator=attrs.validators.optional(checks.text()))
+    run_id: str | None = attrs.field(default=None, validator=attrs.validators.optional(_text()))
     """One attempt or more of one launch; the launcher's unless given."""
-    rank: int | None = attrs.field(default=None, validator=checks.index())
-    local_rank: int | None = attrs.field(default=None, validator=checks.index())
-    attempt: int | None = attrs.field(default=None, validator=checks.index())
-    custom_metadata: dict[str, Any] | None = attrs.field(default=None, validator=checks.metadata())
+    rank: int | None = attrs.field(default=None, validator=_index())
+    local_rank: int | None = attrs.field(default=None, validator=_index())
+    attempt: int | None = attrs.field(default=None, validator=_index())
+    custom_metadata: dict[str, Any] | None = attrs.field(default=None, validator=_metadata())
     """Whatever else is to be kept with the run."""
-    summary_data_schema_version: str = attrs.field(default="1.0.0", validator=checks.text())
+    summary_data_schema_version: str = attrs.field(default="1.0.0", validator=_text())
     training: TrainingConfig | None = attrs.field(
-        default=None, validator=attrs.validators.optional(checks.instance_of(TrainingConfig))
+        default=None, validator=attrs.validators.optional(_instance_of(TrainingConfig))
     )
     """The training; it may come later, once, through `set_training_config`."""
 
-    strict: bool = attrs.field(default=False, validator=checks.flag())
+    strict: bool = attrs.field(default=False, validator=_flag())
     """
     Raise what handlers raise, and what is wrong with the order of spans, into the training; for development.
 
@@ -367,17 +488,15 @@ class JobConfig:
 
     Otherwise nothing is raised: one notice, and the counts show the rest.
     """
-    enable_for_current_rank: OrFunction[bool] = attrs.field(default=True, validator=checks.flag(or_function=True))
+    enable_for_current_rank: OrFunction[bool] = attrs.field(default=True, validator=_flag(or_function=True))
     """Whether this rank takes part. Where it does not, every instrument costs next to nothing."""
     disabled_ranks: Ranks = "none"
     """Ranks that do not take part."""
     handlers: Sequence[RankHandler] = ()
     """Handlers that only some ranks have."""
-    annotate: str = attrs.field(default="", validator=checks.one_of(*ANNOTATIONS))
+    annotate: str = attrs.field(default="", validator=_one_of(*ANNOTATIONS))
     """Show spans in torch's profiler (``record_function``) or in Nsight (``nvtx``) as well."""
-    log: LogConfig | None = attrs.field(
-        default=None, validator=attrs.validators.optional(checks.instance_of(LogConfig))
-    )
+    log: LogConfig | None = attrs.field(default=None, validator=attrs.validators.optional(_instance_of(LogConfig)))
     """What becomes of trackside's own messages; nothing is changed unless given."""
 
     def __attrs_post_init__(self) -> None:
@@ -444,7 +563,7 @@ class JobConfig:
             perf_tags=list(source.perf_tags),
             one_logger_training_telemetry_version=__version__,
             summary_data_schema_version=self.summary_data_schema_version,
-            custom_metadata=checks.listed(self.custom_metadata),
+            custom_metadata=_listed(self.custom_metadata),
         )
 
     def subscribe_handlers(self, rank: int, bus: Bus = default_bus) -> list[Subscription]:
@@ -461,15 +580,13 @@ class JobConfig:
         ]
 
     def _resolved(self, field: str) -> Any:
-        return checks.resolved(field, getattr(self, field), owner=self)
+        return _resolved(field, getattr(self, field), owner=self)
 
 
 if sys.version_info >= (3, 11):
     from tomllib import loads
 else:
     loads: Callable[[str], dict[str, Any]] | None = None
-
-T = TypeVar("T")
 
 
 def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:

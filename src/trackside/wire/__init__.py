@@ -7,8 +7,7 @@ Readers' names load their modules when they are first used.
 from typing import TYPE_CHECKING
 
 from trackside._later import load_later
-from trackside.wire._encoder import RowEncoder, Schema
-from trackside.wire._frame_format import encode_frame
+from trackside.wire._encoder import RowEncoder, Schema, encode_frame
 from trackside.wire._values import pack, saturated
 from trackside.wire._view import EventColumns, FrameView, deliver, views
 

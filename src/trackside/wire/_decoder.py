@@ -37,7 +37,7 @@ from trackside.events._fields import (
 from trackside.events._source import Source
 from trackside.events.vocabulary import SourceStarted, UnknownEvent
 from trackside.wire import _values as values
-from trackside.wire._frame_format import FRAME_VERSION, WIDTH
+from trackside.wire._encoder import FRAME_VERSION, WIDTH
 from trackside.wire._values import MAX_FRAME_BYTES, MAX_FRAME_ROWS, unpack, weigh
 
 _HEAD: Final = 2 + len(ENVELOPE)

@@ -1,15 +1,19 @@
 """
-Events to rows.
+The encoding of events: as rows, and of rows as frames, the self-describing batches of one source's events.
 
 A row is ``[type, seq − first_seq, at_ns, span_id, step, …fields]``. An `operator.attrgetter` reads the fields and
 msgpack packs them, both in C. Only a row that is large, nested or of unexpected types is looked at value by value.
+
+A frame is ``[version, source_id, first_seq, last_seq, dropped, schemas, rows]``. ``first_seq … last_seq`` is what the
+frame accounts for, rows that a filter left out included, so the next frame of any stream starts at last + 1 and only a
+real loss is a gap. ``dropped`` counts, since the source started and by wire name, events that never got a number.
 """
 
 from __future__ import annotations
 
 import operator
 import typing
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import attrs
@@ -19,6 +23,7 @@ from trackside._implementation import native
 from trackside.events._event import Event, is_declared
 from trackside.events._fields import (
     ENVELOPE,
+    MAX_MAP_LENGTH,
     SCALARS,
     check_schema,
     hints_of,
@@ -29,7 +34,11 @@ from trackside.events._fields import (
 )
 from trackside.events.vocabulary import UnknownEvent
 from trackside.wire import _values as values
+from trackside.wire._values import MAX_FRAME_BYTES, MAX_FRAME_ROWS
 
+FRAME_VERSION: Final = 2
+WIDTH: Final = 7
+"""The parts of a frame."""
 _MAX_RESTORED: Final = 1024
 _EXACT: Final[frozenset[type]] = frozenset(SCALARS)
 _NOTHING: Final[frozenset[type]] = frozenset()
@@ -290,3 +299,42 @@ def _packer() -> Callable[[Any], bytes]:
     buffer = {"buf_size": 4096} if msgpack.version >= (1, 1) else {}
     pack: Callable[[Any], bytes] = msgpack.Packer(strict_types=True, autoreset=True, **buffer).pack
     return pack
+
+
+def encode_frame(
+    source_id: str,
+    first_seq: int,
+    last_seq: int,
+    *,
+    dropped: Mapping[str, int],
+    schemas: Iterable[bytes],
+    rows: Sequence[bytes],
+) -> bytes:
+    """
+    Join *rows* that are already encoded, and the *schemas* they use, to a frame.
+
+    Raises:
+        ValueError: if it would be larger than any reader accepts.
+    """
+    packer = msgpack.Packer()
+    entries = list(schemas)
+    frame = b"".join(
+        (
+            packer.pack_array_header(WIDTH),
+            packer.pack(FRAME_VERSION),
+            packer.pack(source_id),
+            packer.pack(first_seq),
+            packer.pack(last_seq),
+            packer.pack(dict(dropped)),
+            packer.pack_array_header(len(entries)),
+            *entries,
+            packer.pack_array_header(len(rows)),
+            *rows,
+        )
+    )
+    if len(frame) > MAX_FRAME_BYTES or len(rows) > MAX_FRAME_ROWS or max(len(entries), len(dropped)) > MAX_MAP_LENGTH:
+        raise ValueError(
+            f"a frame of {len(frame)} bytes, {len(rows)} rows, {len(entries)} types and "
+            f"{len(dropped)} counts of dropped events is too large"
+        )
+    return frame

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import trackside.bus as trackside
-from trackside.bus import _default
+from trackside.bus import _bus
 from trackside.events import LIFECYCLE, Event, RunsOn, event
 
 EVENTS = 1000
@@ -145,7 +145,7 @@ def main(case, stuck):
         say_when()
         raise ValueError("the end")
     elif case == "interrupted":
-        _default.EXIT_S = 50.0  # far beyond the time that a busy machine takes to end a program that does not wait
+        _bus.EXIT_S = 50.0  # far beyond the time that a busy machine takes to end a program that does not wait
         atexit.register(say_when)  # before the bus is closed: the last that was registered is called first
         say_when()
         threading.Event().wait()

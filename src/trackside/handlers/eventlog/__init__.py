@@ -5,17 +5,19 @@ The event log: a job's events in files that survive whatever happens to the job.
 """
 
 from trackside.handlers.eventlog._appender import Appender, Vanished, WriteOutcome, create_file
-from trackside.handlers.eventlog._check import (
+from trackside.handlers.eventlog._format import Loss
+from trackside.handlers.eventlog._overview import (
     MOST_ENDS,
     UNWRITTEN_S,
     FileCheck,
     LogCheck,
+    LogOutline,
     SourceCheck,
+    SourceOutline,
     check_logs,
+    outline,
     unwritten_steps,
 )
-from trackside.handlers.eventlog._format import Loss
-from trackside.handlers.eventlog._outline import LogOutline, SourceOutline, outline
 from trackside.handlers.eventlog._reader import is_stream, stream_module
 from trackside.handlers.eventlog._replay import Replay, feed, follow, replay
 from trackside.handlers.eventlog._scanner import Damage
