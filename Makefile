@@ -126,8 +126,8 @@ dist:  ## build the sources and the wheels of a release, and try each in a fresh
 
 .PHONY: pictures
 pictures:  ## draw the pictures of README and docs from the logs of a real job; ARGS=runs/charlm-…
-	@$(ENVIRONMENT) .venv --extra rich
-	@$(BIN)/python tools/pictures.py $(ARGS)
+	@$(ENVIRONMENT) .venv-pictures --extra rich --group pictures
+	@.venv-pictures/bin/python tools/pictures.py $(ARGS)
 
 .PHONY: lock
 lock:  ## bring requirements.lock up to date with pyproject.toml; ARGS=--upgrade for newer versions

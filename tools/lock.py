@@ -19,7 +19,7 @@ from pathlib import Path
 
 from environment import FLOORS, LOCK, ROOT
 
-GROUPS = ("test", "integrations", "bench", "coverage", "lint", "types", "docs", "build", "dist", "lock")
+GROUPS = ("test", "integrations", "bench", "coverage", "lint", "types", "docs", "build", "dist", "lock", "pictures")
 
 
 def main() -> int:
@@ -27,7 +27,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         floors = Path(scratch, "floors.txt")
         floors.write_text("".join(f"{name}=={version}\n" for name, version in read_floors().items()), encoding="utf-8")
-        return resolve(LOCK, *GROUPS) or resolve(FLOORS, "floors", constraints=("--constraint", floors))
+        status = resolve(LOCK, *GROUPS) or resolve(FLOORS, "floors", constraints=("--constraint", floors))
+        locked = FLOORS.read_text(encoding="utf-8").replace(f"-c {floors}", "the lower bound")
+        FLOORS.write_text(locked, encoding="utf-8")
+    return status
 
 
 def resolve(lock: Path, *groups: str, constraints: tuple[str | Path, ...] = ()) -> int:

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import shutil
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
+from browser import CHROMIUM, Browser
 from trackside.report import read_report, report_page
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.skipif(BROWSER is None, reason="no chromium here: apt-get install chromium"),
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium"),
 ]
-QUIET = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
-    " --disable-component-update --disable-sync --disable-extensions --remote-debugging-pipe"
-).split()
 WIDTHS = (400, 1_000, 1_600)
 
 OVERLAPPING = """
@@ -60,78 +51,9 @@ CHARTS = """['chart-goodput', 'chart-steps', 'chart-heatmap'].map(id => {
 })"""
 
 
-class Browser:
-    """A headless browser, controlled over its pipe."""
-
-    def __init__(self, profile):
-        ours_in, theirs_out = os.pipe()
-        theirs_in, ours_out = os.pipe()
-        # The browser reads from descriptor 3 and writes to 4.
-        command = 'exec "$@" 3<&"$IN" 4>&"$OUT"'
-        self.process = subprocess.Popen(
-            ["bash", "-c", command, "bash", BROWSER, *QUIET, f"--user-data-dir={profile}", "about:blank"],
-            env={**os.environ, "IN": str(theirs_in), "OUT": str(theirs_out)},
-            pass_fds=(theirs_in, theirs_out),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        os.close(theirs_in)
-        os.close(theirs_out)
-        self._out, self._in = ours_out, ours_in
-        self._read = b""
-        self._number = 0
-        self.session = None
-        self.events = []
-
-    def close(self):
-        """End it."""
-        os.close(self._out)
-        os.close(self._in)
-        self.process.kill()
-        self.process.wait()
-
-    def call(self, method, **parameters):
-        """Return the result of *method*; keep the events that come before."""
-        self._number += 1
-        message = {"id": self._number, "method": method, "params": parameters}
-        if self.session:
-            message["sessionId"] = self.session
-        os.write(self._out, json.dumps(message).encode() + b"\0")
-        while (answer := self._next()).get("id") != self._number:
-            self.events.append(answer)
-        assert "error" not in answer, answer
-        return answer["result"]
-
-    def _next(self):
-        while b"\0" not in self._read:
-            more = os.read(self._in, 1 << 16)
-            assert more, "the browser is gone"
-            self._read += more
-        message, _, self._read = self._read.partition(b"\0")
-        return json.loads(message)
-
-    def open(self, address):
-        """Open a page and wait until it is loaded."""
-        self.events = []
-        self.call("Page.navigate", url=address)
-        deadline = time.monotonic() + 60
-        while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
-            assert time.monotonic() < deadline, "the page was not loaded"
-            self.events.append(self._next())
-
-    def evaluate(self, expression):
-        """Return the value of *expression* in the page."""
-        return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
-
-
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
     browser = Browser(tmp_path_factory.mktemp("profile"))
-    target = browser.call("Target.createTarget", url="about:blank")["targetId"]
-    browser.session = browser.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-    for domain in ("Page", "Network", "Log", "Runtime"):
-        browser.call(f"{domain}.enable")
     yield browser
     browser.close()
 
@@ -170,7 +92,7 @@ class TestPage:
     def test_opens(self, name, width, browser, pages):
         """It opens from disk: no request and no console message, the charts are there, and no text is clipped."""
         address = pages[name].as_uri()
-        browser.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        browser.resize(width, 900)
         browser.open(address)
         charts, cut = browser.evaluate(CHARTS), browser.evaluate(CUT_OFF)
         asked = {
@@ -190,7 +112,7 @@ class TestPage:
     @pytest.mark.parametrize("name", ["healthy", "restarts", "wide"])
     def test_labels(self, name, width, browser, pages):
         """The labels of a chart's axes lie beside one another, on a phone and on a screen."""
-        browser.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        browser.resize(width, 900)
         browser.open(pages[name].as_uri())
         assert browser.evaluate(OVERLAPPING) == []
 

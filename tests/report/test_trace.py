@@ -9,6 +9,7 @@ from collections import defaultdict
 
 import pytest
 
+from trackside.cli import main
 from trackside.events import (
     ClockAnchored,
     CounterWindow,
@@ -229,6 +230,15 @@ class TestKineto:
         """A process may have any name in a profile."""
         _, shown = trace(log([anchored()]), merge=[profile(traceEvents=[{**KINETO["traceEvents"][0], "pid": [1]}])])
         assert "rank 1 · profiler [1]" in [one["args"].get("name") for one in shown if one["ph"] == "M"]
+
+    def test_letters(self, log, profile, tmp_path):
+        """Letters are written as they are, which Perfetto needs in names of processes; half an emoji is an escape."""
+        path = log([anchored()])
+        half = profile(traceEvents=[{**KINETO["traceEvents"][0], "name": "\ud83d"}])
+        assert main(["trace", str(path), "-o", str(tmp_path / "trace.json"), "--merge", str(half)]) == 0
+        written = (tmp_path / "trace.json").read_text(encoding="utf-8")
+        assert '"rank 0 · ' in written
+        assert r'"\ud83d"' in written
 
     @pytest.mark.parametrize(
         ("changes", "problem"),

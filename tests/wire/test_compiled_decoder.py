@@ -220,6 +220,7 @@ class TestPlain:
         assert (gc.is_tracked(holder), gc.is_tracked(scalars)) == (True, False)
 
 
+@pytest.mark.skipif(msgpack.version < (1, 2, 1), reason="msgpack keeps what it read of malformed bytes until 1.2.1")
 def test_leaks_nothing():
     """A thousand frames, read and refused, leave no block of memory behind."""
     rng = random.Random(2)

@@ -54,7 +54,8 @@ def run(options: argparse.Namespace) -> int:
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
         try:
-            with open(part, "w", encoding="utf-8", opener=private) as out:
+            # A lone surrogate in a profiler's trace has no UTF-8, and is written as JSON's escape.
+            with open(part, "w", encoding="utf-8", errors="backslashreplace", opener=private) as out:
                 traced = write_trace(
                     out,
                     *options.path,

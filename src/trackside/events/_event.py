@@ -185,7 +185,22 @@ class _Stamped(Compared):
 def _define(cls: C, *, kw_only: bool = True) -> C:
     # "Frozen" is for the type checker alone: attrs.frozen would make building an event three times as expensive.
     # Copies carry all slots, those of `_Stamped` too: attrs would copy the fields alone.
-    return attrs.define(kw_only=kw_only, weakref_slot=False, getstate_setstate=False, eq=False, repr=False)(cls)
+    return attrs.define(
+        kw_only=kw_only,
+        weakref_slot=False,
+        getstate_setstate=False,
+        eq=False,
+        repr=False,
+        field_transformer=_keep_envelope_positional,
+    )(cls)
+
+
+def _keep_envelope_positional(_: type, fields: list[attrs.Attribute[Any]]) -> list[attrs.Attribute[Any]]:
+    # Before attrs 25.4 a class with keyword-only fields made those that it inherits keyword-only as well.
+    return [
+        field.evolve(kw_only=False) if field.default is FROM_AMBIENT and field.name in ENVELOPE else field
+        for field in fields
+    ]
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(attrs.field,))

@@ -510,7 +510,8 @@ class _TraceFile:
 
     def put(self, event: dict[str, Any]) -> None:
         """Write one event."""
-        text = json.dumps(event, separators=(",", ":"), allow_nan=False, default=str)
+        # Perfetto shows an escape in the name of a process as it is written.
+        text = json.dumps(event, separators=(",", ":"), allow_nan=False, default=str, ensure_ascii=False)
         self._block.append(text if self._is_empty else f",\n{text}")
         self._is_empty = False
         self.events += event["ph"] != "M"
