@@ -248,6 +248,11 @@ class TestPage:
         assert "Nothing that is known of." in page
         assert "bytes damaged" not in page
 
+    def test_perhaps_lost(self, made_up):
+        """Where a killed rank may have had more to write, the tile counts the losses that are known."""
+        page = report_page(read_report(made_up(killed_at=(130,), noise=0, stumbles=0)))
+        assert "<b>0</b><span>events known lost</span>" in page
+
     def test_command(self, made_up):
         """A command of the advice stands for itself, to be copied, with the path in it."""
         report = read_report(made_up(ranks=2, killed_at=(130,)))

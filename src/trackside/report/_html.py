@@ -487,8 +487,8 @@ def _figures(report: Report) -> str:
     for rate, unit in ((report.samples_per_s, "samples/s"), (report.tokens_per_s, "tokens/s")):
         if rate:
             figures.append((words.amount(float(f"{rate:.3g}")), unit))
-    at_least = "at least " if report.losses.unwritten or report.missing_ranks else ""
-    figures.append((f"{at_least}{report.losses.total:,}", "events lost"))
+    may_be_more = report.losses.unwritten or report.missing_ranks
+    figures.append((f"{report.losses.total:,}", "events known lost" if may_be_more else "events lost"))
     cells = "".join(f"<div><b>{escaped(value)}</b><span>{escaped(name)}</span></div>" for value, name in figures)
     return f'<div class="figures">{cells}</div>'
 
