@@ -59,6 +59,7 @@ RUN_BY = {
     "many-nodes.md": "test_pages.py",
     "metrics.md": "test_pages.py",
     "mlflow.md": "integration/test_mlflow.py",
+    "nats-quickstart.md": "integration/test_nats_quickstart.py",
     "nats.md": "integration/test_watched_pages.py",
     "opentelemetry.md": "integration/test_watched_pages.py",
     "parquet.md": "integration/test_parquet.py",

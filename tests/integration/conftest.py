@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import datetime
 import functools
@@ -347,6 +348,19 @@ class NatsServer:
     def stop(self):
         """Stop, in any state."""
         self._stack.close()
+
+    def call(self, use):
+        """Return what *use* returns when it is given the client library's JetStream context of a connection."""
+        import nats
+
+        async def run():
+            client = await nats.connect(self.url)
+            try:
+                return await use(client.jetstream())
+            finally:
+                await client.close()
+
+        return asyncio.run(run())
 
     def pause(self):
         """Keep connections, and answer nothing."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import configparser
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -81,6 +83,19 @@ class TestFiles:
         assert same[0] == same[1]
         assert workers["template"]["spec"]["parallelism"] == workers["template"]["spec"]["completions"] == 2
 
+    def test_workers(self):
+        """The workers' pods are the deployment's own, several, and get the address from a secret."""
+        (found,) = yaml.safe_load_all((DEPLOY / "nats-workers.yaml").read_text("utf-8"))
+        pod = found["spec"]["template"]
+        assert found["spec"]["selector"]["matchLabels"] == pod["metadata"]["labels"]
+        assert found["spec"]["replicas"] > 1
+        ((variable,),) = [container["env"] for container in pod["spec"]["containers"]]
+        assert variable["valueFrom"]["secretKeyRef"].keys() == {"name", "key"}
+        made = "secret generic {name} \\\n#     --from-literal={key}=nats://".format(
+            **variable["valueFrom"]["secretKeyRef"]
+        )
+        assert made in (DEPLOY / "nats-workers.yaml").read_text("utf-8")
+
     def test_ray(self):
         """Ray's workers get the variables that a rank in Kubernetes has."""
         text = (DEPLOY / "ray_train.py").read_text("utf-8")
@@ -111,7 +126,59 @@ class TestFiles:
         assert plain <= known
 
 
+def command_of_deployment():
+    """Return the command of the workers in the Kubernetes file; Kubernetes puts the variable in."""
+    (found,) = yaml.safe_load_all((DEPLOY / "nats-workers.yaml").read_text("utf-8"))
+    (container,) = found["spec"]["template"]["spec"]["containers"]
+    return [part.replace("$(STREAM)", "${STREAM}") for part in container["command"]]
+
+
+def command_of_unit():
+    """Return the command of systemd's unit; systemd puts the variable in."""
+    unit = configparser.ConfigParser(interpolation=None)
+    unit.optionxform = str
+    unit.read(DEPLOY / "trackside-collect@.service")
+    assert unit["Service"]["Restart"] == "always"
+    program, *arguments = shlex.split(unit["Service"]["ExecStart"])
+    return [Path(program).name, *arguments]
+
+
 class TestCommands:
+    @pytest.mark.hang_guard(120)
+    @pytest.mark.parametrize("command", [command_of_unit, command_of_deployment])
+    def test_of_workers(self, nats_server, command, tmp_path, eventually):
+        """The worker's command, with the variable that its file gives it, collects a job, and ends well at SIGTERM."""
+        pytest.importorskip("nats")
+        from trackside.events import UnreadableError
+        from trackside.handlers.nats import collected
+
+        address = f"{nats_server.url}/acme"
+        given = [address if part == "${STREAM}" else "1" if part == "3" else part for part in command()]
+        assert address in given  # the server is no cluster, so the stream is on one node
+        environment = {**os.environ, "PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}"}
+        train = subprocess.Popen(
+            [sys.executable, "-c", TRAIN.replace('""', repr(str(tmp_path)))],
+            env={**environment, "TRACKSIDE_COLLECTOR": address, "TORCHELASTIC_RUN_ID": "run", "RANK": "0"},
+        )
+        worker = subprocess.Popen(given, env=environment, stdout=subprocess.PIPE, text=True)
+        try:
+            assert train.wait(60) == 0
+
+            def last_step():
+                try:
+                    return collected(f"{address}/run").models[1].result().last_step
+                except UnreadableError:
+                    return None
+
+            eventually(lambda: last_step() == 9, what="the run is collected")
+            worker.terminate()
+            printed, _ = worker.communicate(timeout=60)
+            assert (worker.returncode, printed.splitlines()[0]) == (0, f"ranks:   TRACKSIDE_COLLECTOR={address}")
+        finally:
+            for child in (train, worker):
+                child.kill()
+                child.wait()
+
     @pytest.mark.hang_guard(120)
     def test_of_the_containers(self, tmp_path, eventually):
         """

@@ -277,7 +277,7 @@ class TestStore:
                 await stores[0].store("run", pack(["d" * size]), first, "")
             assert (await stores[0].load("run")).state == ["c" * size]
 
-        with_client(nats_server, use)
+        nats_server.call(use)
 
     def test_what_the_dead_left(self, nats_server):
         """Objects of workers that died before they became valid are removed; those in use and of other runs stay."""
@@ -295,7 +295,7 @@ class TestStore:
             names = {info.name for info in await objects.list()}
             assert names == {other.object_name, first.object_name, second.object_name}
 
-        with_client(nats_server, use)
+        nats_server.call(use)
 
 
 class TestOne:
@@ -385,7 +385,7 @@ class TestOne:
             for step in range(3):
                 bus.log(IterationEnded(step=step, duration_ns=1))
                 assert bus.flush(30)
-        with_client(nats_server, lambda jetstream: jetstream.delete_msg(STREAM, 2))
+        nats_server.call(lambda jetstream: jetstream.delete_msg(STREAM, 2))
         collecting()
         eventually(lambda: streamed(address, EventsLost).get("run"), what="the loss is named")
         (lost,) = streamed(address, EventsLost)["run"]
@@ -413,6 +413,43 @@ class TestSilence:
         assert len(streamed(address, RankFellSilent)["run"]) == 1
         assert len(streamed(address, RankSpokeAgain)["run"]) == 1
         assert [event for event in replay(f"{address}/run") if isinstance(event, RankFellSilent)] == [fell]
+
+
+class TestViews:
+    def test_tail_and_report(self, nats_server, address, collecting, eventually, capsys):
+        """
+        `tail` prints each score, silence and loss that workers published, once; `report` says which rank died and
+        how many events are missing.
+        """
+        for rank in range(2):
+            publish_job(nats_server, "run", rank, random.Random(rank), windows=3)
+        with Bus(source=Source.detect({}, run_id="run", rank=2, world_size=3)) as bus:
+            bus.subscribe(NatsSink(nats_server.url, stream=STREAM))
+            for step in range(3):
+                bus.log(IterationEnded(step=step, duration_ns=1))
+                assert bus.flush(30)
+                if step == 1:
+                    nats_server.call(delete_last)
+            bus.log(Heartbeat(sequence=0, interval_s=1.0, step=2))
+            assert bus.flush(30)
+            collecting()
+            eventually(lambda: streamed(address, RankFellSilent).get("run"), what="the silence is named")
+            assert main(["tail", f"{address}/run", "-t", "*.straggler.*", "-t", "*.silent", "-t", "*.lost"]) == 0
+            printed = capsys.readouterr().out.splitlines()
+            assert main(["report", f"{address}/run"]) == 0
+            report = " ".join(capsys.readouterr().out.split())
+        assert sum("straggler.report" in line for line in printed) == len(replayed(address, "run")[1]) >= 3
+        (silent,) = [line for line in printed if "rank.silent" in line]
+        (lost,) = [line for line in printed if "events.lost" in line]
+        assert " rank=2 " in silent
+        assert " first_seq=2  last_seq=2  reason=not in the stream " in lost
+        assert "Rank 2 died" in report
+        assert "1 event missing" in report
+
+
+async def delete_last(jetstream):
+    """Remove the last message of the stream."""
+    await jetstream.delete_msg(STREAM, (await jetstream.stream_info(STREAM)).state.last_seq)
 
 
 class TestCluster:
@@ -477,7 +514,7 @@ def leader(nodes):
 
     for node in nodes:
         try:
-            name = with_client(node, use)
+            name = node.call(use)
         except Exception:  # this one does not know yet
             continue
         return nodes[int(name[-1])] if name else None
@@ -669,16 +706,3 @@ class TestCommand:
         assert main(["collect", *arguments]) == 2
         (printed,) = capsys.readouterr().err.splitlines()
         assert line in printed
-
-
-def with_client(server, use):
-    """Return what *use* returns when it is given the client library's context of a connection."""
-
-    async def run():
-        client = await nats.connect(server.url)
-        try:
-            return await use(client.jetstream())
-        finally:
-            await client.close()
-
-    return asyncio.run(run())

@@ -30,6 +30,7 @@ from trackside.events import ConfigError, DecodeError, Event, Publish, Source, U
 from trackside.handlers.export import SourcedDecoder, encoded_source
 from trackside.handlers.models._model import decoding
 from trackside.handlers.nats._stream import (
+    ONE_ATTEMPT,
     StreamAddress,
     StreamMessage,
     StreamPull,
@@ -354,7 +355,7 @@ class NatsCollector(Closing):
         self.checkpoint_interval_s = checkpoint_interval_s
         self.replicas = replicas
         self.on_event = on_event
-        self.counts: Counter[str] = Counter()
+        self.counts = Counter(dict.fromkeys(("runs", "messages", "checkpoints", "published", "given up", "over"), 0))
         """
         Runs taken (``runs``), let go because they were ``over``, and ``given up`` after an error; ``messages`` read,
         ``checkpoints`` written and events ``published``.
@@ -397,9 +398,9 @@ class NatsCollector(Closing):
         async def ignore(*_: object) -> None:
             """Leave reports to `_serve`."""
 
-        arguments = {"connect_timeout": _REQUEST_S, "name": "trackside-collect", **self._options}
+        arguments = {"connect_timeout": _REQUEST_S, "name": "trackside-collect", **self._options, **ONE_ATTEMPT}
         self._servers.append(self._servers.pop(0))  # the next attempt uses another server
-        client = await nats.connect(self._servers[-1], error_cb=ignore, **arguments, allow_reconnect=False)
+        client = await nats.connect(self._servers[-1], error_cb=ignore, **arguments)
         try:
             session = _NatsSession(self, client)
             await session.work()

@@ -48,6 +48,8 @@ _POLLS_TO_CHECK: Final = 10
 """After how many requests without an answer to ask whether there still is a consumer."""
 _NO_LIMIT: Final = 1 << 62
 _MAX_RETRY_S: Final = 5.0
+ONE_ATTEMPT: Final = {"allow_reconnect": False, "max_reconnect_attempts": 1, "reconnect_time_wait": 0.1}
+"""Arguments of ``nats.connect``, which otherwise tries a server that refuses for two minutes, and no other one."""
 _PATIENCE_S: Final = 5.0
 """For how long a command tries to reach the server, in seconds."""
 _COPY_BYTES: Final = 8 << 20
@@ -639,7 +641,7 @@ class _Connection:
             """Leave reports to the batch exporter."""
 
         # The batch exporter reconnects: it knows which frames were acknowledged.
-        arguments = {"connect_timeout": timeout_s, "name": "trackside", **self._options, "allow_reconnect": False}
+        arguments = {"connect_timeout": timeout_s, "name": "trackside", **self._options, **ONE_ATTEMPT}
         self._client = await nats.connect(self._servers[-1], error_cb=ignore, **arguments)
         if self._prepare is not None:
             await self._prepare(self._client.jetstream(timeout=timeout_s))
