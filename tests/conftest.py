@@ -7,15 +7,20 @@ import importlib.util
 import os
 import random
 import secrets
+import shutil
 import sys
+import tempfile
 import time
 import zlib
+from pathlib import Path
 
 import hypothesis
 import pytest
 
+import trackside
 from racing import in_threads
 from trackside import implementation
+from trackside.bus import Bus
 from trackside.events import _event, set_process_source
 
 HANG_GUARD_S = 300.0
@@ -104,6 +109,30 @@ def seed(request):
 def rng(seed):
     """Give the test a random generator of its own, seeded by `seed`."""
     return random.Random(seed)
+
+
+@pytest.fixture
+def bus():
+    """Give a bus of the test's own."""
+    with Bus() as given:
+        yield given
+
+
+@pytest.fixture
+def events():
+    """Give the list that every event is appended to."""
+    found = []
+    with trackside.subscribe(found.append):
+        yield found
+
+
+@pytest.fixture
+def socket_directory(monkeypatch):
+    """Give a directory of this user's alone, with a name short enough for sockets."""
+    directory = tempfile.mkdtemp(prefix="ts-")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
+    yield Path(directory)
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture

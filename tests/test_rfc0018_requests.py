@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import textwrap
 import threading
 from pathlib import Path
@@ -17,7 +15,8 @@ from pathlib import Path
 import pytest
 
 import trackside
-from trackside import ITERATION, LIFECYCLE, Bus, ConfigError, EventLog, IterationEnded, event, replay
+from children import printed_by
+from trackside import ITERATION, LIFECYCLE, ConfigError, EventLog, IterationEnded, event, replay
 from trackside.events import CounterWindow, DuplicateEventError, Event, JobConfigured, TrainingConfigured, clock
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,13 +47,6 @@ class Samples(Event):
 
     name: str
     values: list[float]
-
-
-@pytest.fixture
-def bus():
-    """Give a bus of the test's own."""
-    with Bus() as given:
-        yield given
 
 
 @pytest.fixture
@@ -93,14 +85,6 @@ def add_all(counter, values):
     return counter
 
 
-def in_child(program, *arguments):
-    """Run *program* in a process of its own and return its output."""
-    command = [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(program), *map(str, arguments)]
-    child = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (child.returncode, child.stderr) == (0, "")
-    return child.stdout
-
-
 def recipe(title):
     """Return the code under the heading *title* of the recipes."""
     section = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8").partition(f"## {title}\n")[2]
@@ -130,7 +114,7 @@ def watched():
     """
     found = {}
     for name, unit, count, value in json.loads(
-        in_child(recipe("Watch the process from the background") + textwrap.dedent(main))
+        printed_by(recipe("Watch the process from the background") + textwrap.dedent(main))
     ):
         found.setdefault(name, []).append((unit, count, value))
     return found
@@ -226,7 +210,7 @@ class TestRequests:
                 trackside.log(TrainingConfigured(perf_tag=["charlm"], global_batch_size=8, train_iterations_target=1))
                 trackside.log(trackside.IterationEnded(duration_ns=5, samples=8, tokens=64, flops=1e9, loss=2.5))
         """
-        in_child(program, tmp_path)
+        printed_by(program, tmp_path)
         recorded = list(replay(tmp_path))
         job, training, iteration = (
             next(found for found in recorded if type(found) is kind)
@@ -301,7 +285,7 @@ class TestRequests:
                     trackside.log(Checkpointed())
         """
         for _ in range(2):
-            in_child(program, tmp_path)
+            printed_by(program, tmp_path)
         ids = [(recorded.source.id, recorded.seq) for recorded in replay(tmp_path)]
 
         assert len(set(ids)) == len(ids)
@@ -334,7 +318,7 @@ class TestRequests:
                 ended["outer"].duration_ns >= ended["inner"].duration_ns > 0,
             ]))
         """
-        assert json.loads(in_child(program)) == [0, True, True, True]
+        assert json.loads(printed_by(program)) == [0, True, True, True]
 
     def test_request_17_never_unconditionally(self, bus):
         """request_17, nothing is emitted unconditionally: a cheap test first, then filters and sampling by the user."""
@@ -469,7 +453,7 @@ class TestRequests:
             trackside.start(sys.argv[1], report=False)
             trackside.stat("tokens").record(5)
         """
-        in_child(program, tmp_path)
+        printed_by(program, tmp_path)
         windows = list(replay(tmp_path, to=CounterWindow))
 
         assert [(window.name, window.count, window.total_sum) for window in windows] == [("tokens", 1, 5)]
@@ -490,7 +474,7 @@ class TestRequests:
             from trackside.cli import main
             main(["tail", sys.argv[1], "--type", "test.*"])
         """
-        printed, tailed = in_child(program, tmp_path).splitlines()
+        printed, tailed = printed_by(program, tmp_path).splitlines()
 
         assert printed == "Checkpointed(at_ns=1, span_id=0, step=3, path='last.pt')"
         assert tailed.endswith("step 3     test.rfc0018.checkpointed  path=last.pt")

@@ -13,8 +13,6 @@ import datetime
 import gc
 import logging
 import pickle
-import subprocess
-import sys
 import textwrap
 import threading
 from typing import Any
@@ -22,6 +20,7 @@ from typing import Any
 import attrs
 import pytest
 
+from children import in_child
 from trackside import Bus, ConfigError, Event, EventLog, event, replay
 from trackside.events import CounterWindow, RunsOn
 
@@ -62,18 +61,9 @@ def recorded(tmp_path, bus):
     return there_and_back
 
 
-def in_child(program, *arguments):
-    """Run *program* in a process of its own, which must end well, and return what it printed."""
-    source = f"{textwrap.dedent(PREAMBLE)}\n{textwrap.dedent(program)}"
-    child = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", source, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert child.returncode == 0, child.stderr
-    return child.stdout
+def printed_after_preamble(program, *arguments):
+    """Run *program* after the preamble in a process of its own; return what it printed."""
+    return in_child(f"{textwrap.dedent(PREAMBLE)}\n{textwrap.dedent(program)}", *arguments)[0]
 
 
 PREAMBLE = """
@@ -256,7 +246,7 @@ class TestHandlerRows:
 
             owner = Owner()
         """
-        assert in_child(program) == "5.0\n"
+        assert printed_after_preamble(program) == "5.0\n"
 
     @pytest.mark.hang_guard(60)
     def test_handler_logs(self, bus):
@@ -351,7 +341,7 @@ class TestHandlerRows:
             trackside.log(Happened())
             print(len(got))
         """
-        assert in_child(program) == "[True, True, True]\n1\n"
+        assert printed_after_preamble(program) == "[True, True, True]\n1\n"
 
     @pytest.mark.parametrize("handler", [None, 3, "print", object()])
     def test_subscribe_what_is_no_handler(self, bus, handler):
@@ -376,7 +366,7 @@ class TestHandlerRows:
     @pytest.mark.parametrize("happens", ["", "trackside.log(Happened())"])
     def test_subscribed_at_exit(self, tmp_path, handler, happens):
         """torch.monitor: a handler that is registered at exit is a segmentation fault. Here it is closed and done."""
-        printed = in_child(f"trackside.subscribe({handler})\n{happens}", tmp_path)
+        printed = printed_after_preamble(f"trackside.subscribe({handler})\n{happens}", tmp_path)
         assert ("Happened" in printed) is (handler == "print" and happens != "")
 
     def test_queued_at_exit(self):
@@ -386,7 +376,7 @@ class TestHandlerRows:
             for number in range(3):
                 trackside.log(Happened(number=number))
         """
-        assert in_child(program) == "0\n1\n2\n"
+        assert printed_after_preamble(program) == "0\n1\n2\n"
 
     def test_handle_is_dropped(self, bus):
         """torch.monitor: a handler stays when its handle is dropped. Here too: no handler vanishes unasked."""
@@ -422,7 +412,7 @@ class TestStatRows:
             atexit.register(trackside.close)
             trackside.stat("x").record(5)
         """
-        assert in_child(program) == "[5.0]\n"
+        assert printed_after_preamble(program) == "[5.0]\n"
 
     def test_nobody_holds_the_counter(self, bus):
         """torch.monitor: dropping a Stat logs its open window. Here dropping counter and collector changes nothing."""
@@ -463,7 +453,7 @@ class TestStatRows:
             os.waitpid(child, 0)
             counter.record(100)
         """
-        in_child(program, tmp_path)
+        printed_after_preamble(program, tmp_path)
         windows = list(replay(tmp_path, to=CounterWindow))
         reported = {window.source.role: (window.count, window.total_sum) for window in windows}
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -23,15 +21,6 @@ COMMANDS = [line for line in re.findall(r"^\$ (.*)$", PAGE, re.MULTILINE) if lin
 BUS = "import trackside\nbus = trackside.Bus()\nbus.subscribe(print, to=trackside.IterationEnded)\n"
 MAIN = "import sys; from trackside.cli._main import main; sys.exit(main())"
 DEADLINE_S = 60.0
-
-
-@pytest.fixture
-def socket_directory(monkeypatch):
-    """Give a runtime directory of this user's alone, with a name short enough for sockets."""
-    directory = tempfile.mkdtemp(prefix="ts-")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
-    yield Path(directory)
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 def watched(directory, command):

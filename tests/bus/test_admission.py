@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from ticking import Unencodable
 from trackside.events import ITERATION, LIFECYCLE, PROFILE, CounterWindow, Event, EventsDropped, RunsOn, event
 from trackside.rules import where
 
@@ -28,18 +29,6 @@ class Once(Balanced):
 @event("test.admission.rare", priority=LIFECYCLE)
 class Rare(Balanced):
     value: object = 0
-
-
-class Unencodable:
-    """A value that cannot be encoded."""
-
-    __slots__ = ()
-
-    def __hash__(self):
-        raise TypeError("no hash")
-
-    def __repr__(self):
-        raise ValueError("no text")
 
 
 class TestAdmission:

@@ -6,14 +6,10 @@ import asyncio
 import random
 import time
 
-from trackside.events import Event, RunsOn, ambient, event
+from ticking import Ticked
+from trackside.events import RunsOn, ambient
 
 TASKS = 1_000
-
-
-@event("test.asyncio.ticked")
-class Ticked(Event):
-    task: int = 0
 
 
 async def work(bus, number, rng):
@@ -21,18 +17,18 @@ async def work(bus, number, rng):
     ambient.set((number, number * 10))
     for _ in range(3):
         await asyncio.sleep(rng.uniform(0, 0.005))
-        bus.log(Ticked(task=number))
+        bus.log(Ticked(number=number))
     token = ambient.set((-number, number * 10 + 1))
     await asyncio.gather(*(inner(bus, number) for _ in range(2)))
     ambient.reset(token)
     await asyncio.sleep(0)
-    bus.log(Ticked(task=number))
+    bus.log(Ticked(number=number))
 
 
 async def inner(bus, number):
     """Log in a task that a task started."""
     await asyncio.sleep(0)
-    bus.log(Ticked(task=number))
+    bus.log(Ticked(number=number))
 
 
 class TestTasks:
@@ -52,7 +48,7 @@ class TestTasks:
         crossed = [
             one
             for one in inline
-            if (one.span_id, one.step) not in {(one.task, one.task * 10), (-one.task, one.task * 10 + 1)}
+            if (one.span_id, one.step) not in {(one.number, one.number * 10), (-one.number, one.number * 10 + 1)}
         ]
         assert crossed == []
         within = [one for one in inline if one.span_id < 0]

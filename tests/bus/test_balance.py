@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from ticking import Unencodable
 from trackside.bus import Bus
 from trackside.events import ITERATION, LIFECYCLE, PROFILE, Event, RunsOn, event
 from trackside.rules import all_of, any_of, at_most, every, fraction, where
@@ -51,18 +52,6 @@ RULES = [
     any_of(every(5), fraction(0.2)),
     where(lambda one: one.no_such_field),
 ]
-
-
-class Unencodable:
-    """A value that cannot be encoded."""
-
-    __slots__ = ()
-
-    def __hash__(self):
-        raise TypeError("no hash")
-
-    def __repr__(self):
-        raise ValueError("no text")
 
 
 class Unreliable:

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from ticking import Unencodable
 from trackside.bus import _dispatcher
 from trackside.events import ITERATION, PROFILE, Event, RunsOn, SourceStarted, event, process_source
 from trackside.rules import every
@@ -85,19 +86,9 @@ class TestModels:
 
     def test_unencodable_value(self, bus, model, frames, caplog):
         """An event that cannot be recorded gets no number and reaches no model; it is counted and reported."""
-
-        class Stubborn:
-            __slots__ = ()
-
-            def __hash__(self):
-                raise TypeError("no hash")
-
-            def __repr__(self):
-                raise ValueError("no text")
-
         subscription = bus.subscribe(model, to=Ticked)
         bus.subscribe(frames)
-        for value in (1, Stubborn(), 3):
+        for value in (1, Unencodable(), 3):
             bus.log(Ticked(value=value))
         bus.flush()
         assert [one.seq for one in model.events] == [1, 2]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import collections
 import itertools
 import random
-import subprocess
-import sys
 import threading
 from types import SimpleNamespace
 
@@ -14,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from children import in_child
 from racing import in_threads
 from trackside.events import ConfigError, DecodeError, Event
 from trackside.rules import (
@@ -129,16 +128,7 @@ class TestFraction:
             "decide = fraction(0.1).start();"
             "print([s for s in range(100) if decide(Event(at_ns=0, span_id=0, step=s)) is None])"
         )
-        answers = [
-            subprocess.run(
-                [sys.executable, "-c", program],
-                capture_output=True,
-                text=True,
-                check=True,
-                env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": ":".join(sys.path)},
-            ).stdout
-            for hash_seed in ("1", "2")
-        ]
+        answers = [in_child(program, PYTHONHASHSEED=hash_seed)[0] for hash_seed in ("1", "2")]
 
         assert answers == [f"{KEPT_OF_100}\n"] * 2
 

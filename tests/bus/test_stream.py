@@ -8,6 +8,7 @@ import threading
 import attrs
 import pytest
 
+from ticking import Ticked
 from trackside.events import (
     ITERATION,
     Event,
@@ -20,12 +21,6 @@ from trackside.events import (
     set_process_source,
 )
 from trackside.rules import every
-
-
-@event("test.stream.ticked", priority=ITERATION)
-class Ticked(Event):
-    number: int = 0
-    text: str = ""
 
 
 @event("test.stream.empty", priority=ITERATION)
@@ -244,7 +239,7 @@ class TestBeginAndEnd:
         bus.log(Ticked())
         bus.flush()
         printed = {frame.source.run_id: frame.dropped for frame in frames.decoded()}
-        assert printed == {"first": {"test.stream.ticked": 12}, "second": {}}
+        assert printed == {"first": {"test.ticked": 12}, "second": {}}
 
 
 class TestFrames:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -21,15 +18,6 @@ class StepTaken(trackside.Event):
     """An event."""
 
     number: int
-
-
-@pytest.fixture
-def socket_directory(monkeypatch):
-    """Give a directory of this user's alone, with a name short enough for sockets."""
-    directory = tempfile.mkdtemp(prefix="ts-")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
-    yield Path(directory)
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture

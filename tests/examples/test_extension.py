@@ -66,14 +66,6 @@ def digest(built):
 
 
 @pytest.fixture
-def events():
-    """Give the list that every event is appended to."""
-    found = []
-    with trackside.subscribe(found.append):
-        yield found
-
-
-@pytest.fixture
 def ignored(monkeypatch):
     """Give the list of exceptions that reach no caller."""
     found = []

@@ -8,9 +8,7 @@ import contextvars
 import gc
 import inspect
 import pickle
-import subprocess
 import sys
-import textwrap
 import threading
 import typing
 import weakref
@@ -22,6 +20,7 @@ import pytest
 from hypothesis import given, settings
 
 from blocks import least_growth
+from children import printed_by
 from implementations import needs_core, pure
 from trackside import instruments
 from trackside.bus import default_bus
@@ -278,9 +277,7 @@ class TestContext:
                     print(found == [(part.id, -1)])
             contextvars.copy_context().run(main)
         """
-        command = [sys.executable, "-c", textwrap.dedent(script)]
-        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100)
-        assert done.stdout == "True\n"
+        assert printed_by(script) == "True\n"
 
     def test_reentered_by_a_collection(self):
         """A finalizer that opens spans while one is opened or closed sees and leaves consistent state."""

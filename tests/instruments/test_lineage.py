@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-import textwrap
 
 import pytest
 
+from children import in_child
 from trackside.events import Parent, Source, set_process_source
 from trackside.instruments import environ_for_child, parent_from, span
 
@@ -93,16 +91,7 @@ class TestEnvironForChild:
 
 def run(script, **environ):
     """Run *script* in a fresh interpreter and return what it printed, from JSON."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, **environ},
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(in_child(script, **environ)[0])
 
 
 class TestProcesses:

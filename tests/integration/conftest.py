@@ -28,7 +28,6 @@ from pathlib import Path
 
 import pytest
 
-import trackside
 from ports import free_port
 from trackside.events import IterationEnded
 
@@ -66,14 +65,6 @@ def running(*command, log):
     finally:
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-
-
-@pytest.fixture
-def events():
-    """Return the list that every event is appended to."""
-    found = []
-    with trackside.subscribe(found.append):
-        yield found
 
 
 @pytest.fixture(params=["lightning", "pytorch_lightning"])

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 
 import pytest
 
@@ -16,7 +15,6 @@ from trackside.events import (
     IterationEnded,
     MetricsLogged,
     ProfileSpanEnded,
-    RunsOn,
     SpanEnded,
     SpanStarted,
 )
@@ -125,27 +123,12 @@ class TestLoop:
 
 
 class TestLoss:
-    @pytest.mark.parametrize("sink", ["none", "recording", "raising", "dead"])
+    @checks.SINKS
     def test_bit_for_bit(self, sink, tmp_path):
         """Every loss is the same to the last bit, whatever happens to the events."""
         plain = frameworks.train_with_accelerate(tmp_path / "plain")
-        released = threading.Event()
-
-        def raising(_event):
-            raise OSError("this sink is broken")
-
-        subscriptions = {
-            "none": list,
-            "recording": lambda: [trackside.subscribe(trackside.EventLog(tmp_path / "runs"))],
-            "raising": lambda: [trackside.subscribe(raising)],
-            "dead": lambda: [trackside.subscribe(lambda _: released.wait(60), runs_on=RunsOn.WORKER)],
-        }[sink]()
-        try:
+        with checks.subscribed(sink, tmp_path):
             watched = frameworks.train_with_accelerate(tmp_path / "watched", instrument.TracksideTracker())
-        finally:
-            released.set()
-            for subscription in subscriptions:
-                subscription.close(5)
         assert [loss.item().hex() for loss in watched] == [loss.item().hex() for loss in plain]
 
 

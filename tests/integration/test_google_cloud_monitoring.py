@@ -6,7 +6,6 @@ import datetime
 
 import pytest
 
-from trackside.bus import Bus
 from trackside.compat.goodput.goodput import GoodputRecorder
 from trackside.compat.goodput.goodput_utils import GCPOptions
 from trackside.events import ConfigError, GoodputUpdated, IterationEnded
@@ -41,13 +40,6 @@ def update(**given):
             **given,
         }
     )
-
-
-@pytest.fixture
-def bus():
-    found = Bus()
-    yield found
-    found.close()
 
 
 @pytest.fixture

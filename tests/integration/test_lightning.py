@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import threading
 
 import pytest
 
 import framework_checks as checks
 import trackside
 from lightning_fits import callback_of, fit, framework, frameworks
-from trackside.events import IterationEnded, MetricsLogged, ProfileSpanEnded, RunsOn, SpanOutOfOrder
+from trackside.events import IterationEnded, MetricsLogged, ProfileSpanEnded, SpanOutOfOrder
 from trackside.handlers import replay
 
 torch = pytest.importorskip("torch")
@@ -121,30 +120,12 @@ class TestFit:
 
 
 class TestLoss:
-    @pytest.mark.parametrize("sink", ["none", "recording", "raising", "dead"])
+    @checks.SINKS
     def test_bit_for_bit(self, sink, tmp_path):
         """Every loss is the same to the last bit, whatever happens to the events."""
         plain = fit("lightning", tmp_path / "plain")
-        released = threading.Event()
-
-        def raising(_event):
-            raise OSError("this sink is broken")
-
-        def dead(_event):
-            released.wait(60)
-
-        subscriptions = {
-            "none": list,
-            "recording": lambda: [trackside.subscribe(trackside.EventLog(tmp_path / "runs"))],
-            "raising": lambda: [trackside.subscribe(raising)],
-            "dead": lambda: [trackside.subscribe(dead, runs_on=RunsOn.WORKER)],
-        }[sink]()
-        try:
+        with checks.subscribed(sink, tmp_path):
             watched = fit("lightning", tmp_path / "watched", callback_of("lightning"))
-        finally:
-            released.set()
-            for subscription in subscriptions:
-                subscription.close(5)
         assert [loss.item().hex() for loss in watched.losses] == [loss.item().hex() for loss in plain.losses]
         pairs = zip(watched.parameters(), plain.parameters(), strict=True)
         assert all(torch.equal(ours, theirs) for ours, theirs in pairs)

@@ -13,7 +13,6 @@ import pytest
 from packaging.version import Version
 
 import trackside
-from trackside.bus import Bus
 from trackside.events import (
     CheckpointSaveFailed,
     ConfigError,
@@ -53,13 +52,6 @@ OK, ERROR = 1, 2
 def no_settings(monkeypatch):
     for name in [name for name in os.environ if name.startswith("OTEL_")]:
         monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def bus():
-    found = Bus()
-    yield found
-    found.close()
 
 
 @pytest.fixture

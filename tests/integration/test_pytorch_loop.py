@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -46,27 +45,12 @@ def test_golden(events, tmp_path):
     assert lines_of(events) == golden()
 
 
-@pytest.mark.parametrize("sink", ["none", "recording", "raising", "dead"])
+@checks.SINKS
 def test_same_losses(sink, tmp_path):
     """Every loss is the same to the last bit, whatever happens to the events."""
     plain = frameworks.train_by_hand(tmp_path / "plain")
-    released = threading.Event()
-
-    def raising(_event):
-        raise OSError("this sink is broken")
-
-    subscriptions = {
-        "none": list,
-        "recording": lambda: [trackside.subscribe(trackside.EventLog(tmp_path / "runs"))],
-        "raising": lambda: [trackside.subscribe(raising)],
-        "dead": lambda: [trackside.subscribe(lambda _: released.wait(60), runs_on=trackside.RunsOn.WORKER)],
-    }[sink]()
-    try:
+    with checks.subscribed(sink, tmp_path):
         watched = frameworks.train_by_hand(tmp_path / "watched", trackside.instrument)
-    finally:
-        released.set()
-        for subscription in subscriptions:
-            subscription.close(5)
     assert [loss.item().hex() for loss in watched] == [loss.item().hex() for loss in plain]
 
 

@@ -13,7 +13,6 @@ from trackside.events import (
     IterationEnded,
     MetricsLogged,
     ProfileSpanEnded,
-    RunsOn,
     SpanEnded,
     SpanOutOfOrder,
     SpanStarted,
@@ -264,29 +263,14 @@ class TestEvaluation:
 
 
 class TestLoss:
-    @pytest.mark.parametrize("sink", ["none", "recording", "raising", "dead"])
+    @checks.SINKS
     def test_bit_for_bit(self, sink, tmp_path):
         """Every loss is the same to the last bit, whatever happens to the events."""
         plain = trainer_of(tmp_path / "plain")
         plain.train()
-        released = threading.Event()
-
-        def raising(_event):
-            raise OSError("this sink is broken")
-
-        subscriptions = {
-            "none": list,
-            "recording": lambda: [trackside.subscribe(trackside.EventLog(tmp_path / "runs"))],
-            "raising": lambda: [trackside.subscribe(raising)],
-            "dead": lambda: [trackside.subscribe(lambda _: released.wait(60), runs_on=RunsOn.WORKER)],
-        }[sink]()
-        try:
+        with checks.subscribed(sink, tmp_path):
             watched = trainer_of(tmp_path / "watched", TracksideCallback())
             watched.train()
-        finally:
-            released.set()
-            for subscription in subscriptions:
-                subscription.close(5)
         assert [loss.item().hex() for loss in watched.losses] == [loss.item().hex() for loss in plain.losses]
         pairs = zip(watched.model.parameters(), plain.model.parameters(), strict=True)
         assert all(torch.equal(ours, theirs) for ours, theirs in pairs)

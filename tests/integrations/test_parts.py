@@ -24,14 +24,6 @@ class Tensor:
         self.shape = shape
 
 
-@pytest.fixture
-def events():
-    """Return the list that every event is appended to."""
-    found = []
-    with trackside.subscribe(found.append):
-        yield found
-
-
 def of(kind, events):
     return [event for event in events if isinstance(event, kind)]
 

@@ -5,14 +5,6 @@ from __future__ import annotations
 import pytest
 
 from trackside import start
-from trackside.bus import Bus
-
-
-@pytest.fixture
-def bus():
-    """Give a bus of the test's own."""
-    with Bus() as given:
-        yield given
 
 
 @pytest.fixture

@@ -21,15 +21,6 @@ from trackside.job._remote_access import socket_name
 from trackside.report import Top
 
 
-@pytest.fixture
-def socket_directory(monkeypatch):
-    """Give a runtime directory of this user's alone, with a name short enough for sockets."""
-    directory = tempfile.mkdtemp(prefix="ts-")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
-    yield Path(directory)
-    shutil.rmtree(directory, ignore_errors=True)
-
-
 class TestStart:
     def test_off(self, socket_directory, tmp_path, bus):
         """Unless asked to, a job binds no socket and prints nothing about it."""

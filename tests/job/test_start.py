@@ -8,9 +8,7 @@ import logging
 import os
 import re
 import socket
-import subprocess
 import sys
-import textwrap
 import threading
 import time
 
@@ -18,6 +16,7 @@ import attrs
 import pytest
 
 import trackside
+from children import in_child
 from trackside.events import (
     ClockAnchored,
     ConfigError,
@@ -86,20 +85,6 @@ def dead_port():
 def recorded(job, kind=Event):
     """Return the events of type *kind* that *job* wrote."""
     return list(replay(job.directory, to=kind))
-
-
-def in_child(program, *arguments, **environment):
-    """Run *program* in a process of its own and return what it printed."""
-    child = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(program), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, **environment},
-    )
-    assert child.returncode == 0, child.stderr
-    return child.stdout, child.stderr
 
 
 class TestStart:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from trackside.events import IterationEnded, SpanEnded, SpanStarted
+import trackside
+from trackside.events import IterationEnded, RunsOn, SpanEnded, SpanStarted
 from trackside.handlers import feed, replay
 from trackside.handlers.models import GoodputAccumulator, ScoreAggregator, SpanBuilder, TrainingMetrics
 
@@ -18,6 +21,34 @@ JOB = Path(__file__).with_name("frameworks.py")
 
 def of(kind, events):
     return [event for event in events if isinstance(event, kind)]
+
+
+@contextlib.contextmanager
+def subscribed(sink, directory):
+    """
+    Subscribe a *sink* of one kind: ``recording`` to *directory*, ``raising``, or ``dead``, which never returns; none
+    for ``none``.
+    """
+    released = threading.Event()
+
+    def fail(_event):
+        raise OSError("this sink is broken")
+
+    subscriptions = {
+        "none": list,
+        "recording": lambda: [trackside.subscribe(trackside.EventLog(directory / "runs"))],
+        "raising": lambda: [trackside.subscribe(fail)],
+        "dead": lambda: [trackside.subscribe(lambda _: released.wait(60), runs_on=RunsOn.WORKER)],
+    }[sink]()
+    try:
+        yield
+    finally:
+        released.set()
+        for subscription in subscriptions:
+            subscription.close(5)
+
+
+SINKS = pytest.mark.parametrize("sink", ["none", "recording", "raising", "dead"])
 
 
 def left_open(events):

@@ -24,13 +24,10 @@ if sys.argv[1] == "later atexit":
     # Registered before trackside's, so called after it.
     atexit.register(lambda: (log(10), report_last(10)))
 
+from frames_to_files import Ticked  # noqa: E402
+
 import trackside.bus as trackside  # noqa: E402  some of this is about what comes before it
-from trackside.events import ITERATION, Event, RunsOn, event  # noqa: E402
-
-
-@event("test.ending.ticked", priority=ITERATION)
-class Ticked(Event):
-    number: int = 0
+from trackside.events import RunsOn  # noqa: E402
 
 
 def log(count):

@@ -17,54 +17,32 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
+
+from frames_to_files import Ticked, ToFile
 
 import trackside.bus as trackside
-from trackside.events import ITERATION, Event, RunsOn, event, process_source
+from trackside.events import RunsOn, process_source
 
 CHILD_EVENTS = 100
 DEADLINE_S = 30.0
 
 
-@event("test.forking.ticked", priority=ITERATION)
-class Ticked(Event):
-    number: int = 0
-    pid: int = 0
-
-
-class ToFile:
-    """Appends frames to ``<source id>.frames``, made with the first one; buffers nothing."""
+class ToFileWithLock(ToFile):
+    """Holds a lock while it writes."""
 
     def __init__(self, directory):
-        self.directory = Path(directory)
+        super().__init__(directory)
         self.lock = threading.Lock()
-        self.path = None
-        self.lost = 0
-
-    def open(self, source):
-        """Take the file's name from the source."""
-        self.path = self.directory / f"{source.id}.frames"
 
     def accept(self, frame, *, events):
-        """Append *frame*, after its length."""
-        with self.lock, self.path.open("ab") as file:
-            file.write(len(frame).to_bytes(4, "big") + frame)
-        return True
-
-    def flush(self, timeout_s):
-        """Do nothing."""
-        return True
-
-    def close(self, timeout_s):
-        """Write a line that says that the end was orderly."""
-        if self.path is not None:
-            self.path.with_suffix(".closed").touch()
-        return True
+        """Append *frame*."""
+        with self.lock:
+            return super().accept(frame, events=events)
 
     def after_fork(self, source):
         """Begin anew."""
+        super().after_fork(source)
         self.lock = threading.Lock()
-        self.path = None
 
 
 class Model:
@@ -178,7 +156,7 @@ def be_child(got, model):
     assert trackside.flush(10), "flush"
     stats = trackside.stats()
     assert [one.balance for one in stats.handlers] == [0] * len(stats.handlers), stats
-    assert stats.by_type["test.forking.ticked"] == CHILD_EVENTS, stats
+    assert stats.by_type["test.frames.ticked"] == CHILD_EVENTS, stats
     assert stats.dropped_by_type == {}, stats
 
 
@@ -212,7 +190,7 @@ def wait_for(pid):
 
 
 def main(name, forks, directory):
-    sink, model, blocker, got = ToFile(directory), Model(), Blocker(), []
+    sink, model, blocker, got = ToFileWithLock(directory), Model(), Blocker(), []
     trackside.subscribe(blocker, to=Ticked)
     trackside.subscribe(got.append, to=Ticked)
     trackside.subscribe(model, to=Ticked)

@@ -9,13 +9,10 @@ import json
 import os
 import sys
 
+from frames_to_files import Ticked
+
 import trackside.bus as trackside
-from trackside.events import Event, RunsOn, Source, event, process_source
-
-
-@event("test.variants.ticked")
-class Ticked(Event):
-    number: int = 0
+from trackside.events import RunsOn, Source, process_source
 
 
 class RecordingSink:

@@ -15,6 +15,7 @@ CHILD_EVENTS = 50
 @event("test.frames.ticked", priority=ITERATION)
 class Ticked(Event):
     number: int = 0
+    pid: int = 0
 
 
 class ToFile:

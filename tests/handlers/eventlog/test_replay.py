@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
 
 import pytest
 
-import trackside.events
+from children import printed_by
 from trackside.events import (
     ConfigError,
     Event,
@@ -23,8 +19,6 @@ from trackside.events import (
 from trackside.handlers.eventlog import EventLog, feed, replay
 from trackside.handlers.eventlog._format import Kind, encode_header, encode_record
 from trackside.rules import every
-
-PACKAGE = Path(trackside.events.__file__).parents[2]
 
 
 def texts(events):
@@ -345,15 +339,7 @@ class TestScale:
             grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
             print(count, grown // 1024)
         """
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)],
-            env={**os.environ, "PYTHONPATH": str(PACKAGE)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
-        count, grown_mib = map(int, done.stdout.split())
+        count, grown_mib = map(int, printed_by(code, tmp_path).split())
         assert count == 4096 * 3
         assert grown_mib < 100
 

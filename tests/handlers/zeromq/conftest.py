@@ -21,6 +21,7 @@ import pytest
 import ports
 import trackside
 from trackside.handlers.zeromq import Collector, Forwarder
+from trackside.handlers.zeromq._keys import new_keys
 from trackside.wire import wire_name_of
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -81,6 +82,14 @@ def socket_directory():
     directory = tempfile.mkdtemp(prefix="ts-")
     yield Path(directory)
     shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def keys(tmp_path):
+    """Give a directory with all keys."""
+    directory = tmp_path / "keys"
+    new_keys(directory)
+    return directory
 
 
 @pytest.fixture

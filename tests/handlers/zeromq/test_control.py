@@ -12,7 +12,7 @@ import pytest
 
 from trackside.bus import Bus
 from trackside.events import ConfigError, ControlUsed, IterationEnded, Source, UnreadableError
-from trackside.handlers.zeromq import VERBS, new_keys
+from trackside.handlers.zeromq import VERBS
 from trackside.handlers.zeromq import command as command_within
 from trackside.handlers.zeromq._connection import Connection, Safety
 from trackside.handlers.zeromq._control import is_target, may_command
@@ -33,14 +33,6 @@ pytestmark = pytest.mark.once
 
 STEP = "test.step.taken"
 command = functools.partial(command_within, timeout_s=100)  # an answer takes as long as the machine is busy
-
-
-@pytest.fixture
-def keys(tmp_path):
-    """Give a directory with all keys."""
-    directory = tmp_path / "keys"
-    new_keys(directory)
-    return directory
 
 
 @pytest.fixture

@@ -9,13 +9,6 @@ from trackside.events import ConfigError
 from trackside.handlers.zeromq._keys import ROLES, load_accepted, load_client_keys, load_server_key, new_keys
 
 
-@pytest.fixture
-def keys(tmp_path):
-    directory = tmp_path / "keys"
-    new_keys(directory)
-    return directory
-
-
 class TestNewKeys:
     def test_one_pair_for_each_role(self, keys):
         """

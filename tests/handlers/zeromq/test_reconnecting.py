@@ -11,18 +11,10 @@ import pytest
 
 import trackside
 from trackside.events import EventsLost
-from trackside.handlers.zeromq import Filter, _connection, new_keys
+from trackside.handlers.zeromq import Filter, _connection
 from trackside.handlers.zeromq._server import Ring, RingBudget, Stream
 
 STEP = "test.step.taken"
-
-
-@pytest.fixture
-def keys(tmp_path):
-    """Give a directory with all keys."""
-    directory = tmp_path / "keys"
-    new_keys(directory)
-    return directory
 
 
 @pytest.fixture(autouse=True)

@@ -35,14 +35,6 @@ from trackside.handlers.zeromq._server import ReadySnapshot, StreamServer
 STEP = "test.step.taken"
 
 
-@pytest.fixture
-def keys(tmp_path):
-    """Give a directory with all keys."""
-    directory = tmp_path / "keys"
-    new_keys(directory)
-    return directory
-
-
 def only(keys, target, *names):
     """Return a directory with some of the *keys*."""
     target.mkdir(mode=0o700)
