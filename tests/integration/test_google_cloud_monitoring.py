@@ -113,6 +113,13 @@ class TestSeries:
         assert bits(arrived.values()) == bits([-0.0, 1e308, 5e-324])
         assert sink.not_finite == 3
 
+    def test_largest_step(self, monitoring, sink, bus):
+        """A step beyond what the service has for whole numbers is sent as the largest that it has."""
+        bus.subscribe(sink)
+        bus.log(update(last_step=(1 << 64) - 1))
+        assert bus.flush(10)
+        assert recorded(monitoring)["max_productive_steps", ACCELERATOR] == 9_223_372_036_854_775_807
+
     def test_whole_numbers(self, monitoring, sink, bus):
         """Counts are whole numbers on the wire, all other values are not."""
         bus.subscribe(sink)

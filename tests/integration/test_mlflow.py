@@ -153,6 +153,15 @@ class TestDatabase:
         assert (run.data.tags["trackside.rank"], run.data.tags["trackside.session_tag"]) == ("1", "friday")
         assert (run.data.params["global_batch_size"], run.data.params["world_size"]) == ("64", "2")
 
+    def test_long_parameter(self, database):
+        """Of a parameter that MLflow would refuse the beginning is sent, and how long it is."""
+        source = log(MlflowSink(database), TrainingConfigured(perf_tag=["a" * 7_000], global_batch_size=64))
+        params = Run(database, source).run.data.params
+        assert len(params["perf_tag"]) == 6_000
+        assert params["perf_tag"].startswith("['aaa")
+        assert params["perf_tag"].endswith("a… (7,004 characters)")
+        assert params["global_batch_size"] == "64"
+
     @pytest.mark.parametrize(
         ("reason", "status"), [("closed", "FINISHED"), ("exit", "FINISHED"), ("ValueError", "FAILED")]
     )

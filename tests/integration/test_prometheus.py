@@ -396,7 +396,7 @@ class TestSeries:
 
 class TestServing:
     def test_port_taken(self, port, caplog, monkeypatch):
-        """A port in use affects no handler: it is tried again, and served once it is free."""
+        """A port in use affects no handler: it is tried again, and served once it is free; else close() is False."""
         from trackside.handlers import prometheus_client as module
 
         monkeypatch.setattr(module, "_RETRY_INTERVAL_S", 0.0)
@@ -406,8 +406,11 @@ class TestServing:
             taken.listen()
             sink = PrometheusSink(port)
             sink(of(Source(run_id="run"), IterationEnded(step=1, duration_ns=1)))
+            unlucky = PrometheusSink(port)
+            unlucky(of(Source(run_id="run"), IterationEnded(step=1, duration_ns=1)))
+            assert (unlucky.close(5), unlucky.close(5)) == (False, False)
             assert not sink.is_served
-            assert len(caplog.records) == 1
+            assert len(caplog.records) == 2
         sink(of(Source(run_id="run"), IterationEnded(step=2, duration_ns=1)))
         assert sink.is_served
         assert "trackside_last_step" in scrape(port)
@@ -419,8 +422,8 @@ class TestServing:
         assert not sink.is_served
         sink(of(Source(run_id="run"), IterationEnded(step=1, duration_ns=1)))
         assert "trackside_last_step" in scrape(port)
-        sink.close(5)
-        sink.close(5)
+        assert sink.close(5)
+        assert sink.close(5)
         with pytest.raises(urllib.error.URLError):
             scrape(port)
 

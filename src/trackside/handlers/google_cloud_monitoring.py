@@ -26,6 +26,8 @@ SERIES: Final = ("goodput", "step_deviation", "windows")
 
 _VALIDATION: Final = "VALIDATION"
 _MAX_SERIES: Final = 200
+_INT64_MAX: Final = (1 << 63) - 1
+"""The service knows no larger step; events do, by half."""
 """The most that the service accepts in one request."""
 _FINAL_ERRORS: Final = (
     exceptions.InvalidArgument,
@@ -178,7 +180,7 @@ class GoogleCloudMonitoringSink:
             yield _SeriesValue("disruptions", int(update.disruptions), cumulative)
             yield _SeriesValue("total_elapsed_time", float(update.elapsed_s), cumulative)
             if update.last_step is not None:
-                yield _SeriesValue("max_productive_steps", int(update.last_step), labels)
+                yield _SeriesValue("max_productive_steps", min(int(update.last_step), _INT64_MAX), labels)
         if "step_deviation" in self._only:
             if update.step_time.get("deviation_s") is not None:
                 yield _SeriesValue("step_time_deviation", float(update.step_time["deviation_s"]), labels)

@@ -20,6 +20,7 @@ _BATCH_POINTS: Final = 1000
 """The most points that MLflow accepts in one call."""
 _BATCH_PARAMS: Final = 100
 _LONGEST_PARAM: Final = 6000
+"""In characters; of longer values the beginning is sent, with their length."""
 _FINAL_ERRORS: Final = frozenset(("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_DOES_NOT_EXIST", "NOT_FOUND"))
 
 
@@ -70,8 +71,9 @@ class MlflowSink(TrackerSink):
 
     def _set_config(self, run: str, config: dict[str, Any]) -> None:
         texts = [(name, str(value)) for name, value in config.items() if value not in (None, "", [])]
-        params = [Param(name, text) for name, text in texts if len(text) <= _LONGEST_PARAM]
-        self._send(run, params=params[:_BATCH_PARAMS])
+        params = [Param(name, _shortened(text)) for name, text in texts]
+        for start in range(0, len(params), _BATCH_PARAMS):
+            self._send(run, params=params[start : start + _BATCH_PARAMS])
 
     def _log_points(self, run: str, group: Sequence[RunUpdate]) -> None:
         points = [(point, update.at_ns // 1_000_000) for update in group for point in update.points]
@@ -91,3 +93,10 @@ class MlflowSink(TrackerSink):
             if error.error_code in _FINAL_ERRORS:
                 raise RefusedError(f"MLflow refused: {error.error_code}") from error
             raise
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= _LONGEST_PARAM:
+        return text
+    mark = f"… ({len(text):,} characters)"
+    return text[: _LONGEST_PARAM - len(mark)] + mark

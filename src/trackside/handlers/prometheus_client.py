@@ -95,9 +95,10 @@ class PrometheusSink:
             self._serve()
 
     def close(self, timeout_s: float) -> bool:
-        """Stop serving."""
+        """Stop serving; False if events came and nobody could scrape them at the end, as the port was taken."""
         self._is_closed = True
         server, self._server = self._server, None
+        was_refused = self._thread is None and self._attempted_s > float("-inf")
         if server is not None:
             server.shutdown()
             server.server_close()
@@ -105,7 +106,7 @@ class PrometheusSink:
             self._thread.join(timeout_s)
         with contextlib.suppress(KeyError):
             self.registry.unregister(self._collector)
-        return True
+        return not was_refused
 
     def _serve(self) -> None:
         now_s = time.monotonic()
