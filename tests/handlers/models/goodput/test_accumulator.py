@@ -84,6 +84,22 @@ class TestRanks:
         result = feed(train(stream(rank=0).start(1), 4), stream(rank=1).start(1).beat(41)).result()
         assert result.spent_ns == {PRODUCTIVE: 40}
 
+    def test_hang(self, stream, feed):
+        """A rank that hangs has the job's time until the last sign of those that wait for it, while it is running."""
+        second = 10**9
+        hung = train(stream(rank=1).start(second), 4, second, 10 * second)  # until 41 s
+        hung.open("checkpoint_save_sync", 41 * second)
+        hung.beat(100 * second)
+        waiting = train(stream(rank=0).start(second), 4, second, 10 * second).step_start(4, 41 * second)
+
+        def buckets(last_s):
+            waiting.beat(last_s * second)
+            return feed(hung, waiting).result().spent_ns
+
+        assert buckets(103) == {PRODUCTIVE: 40 * second, SAVE: 62 * second}
+        # Silent after three intervals of 1 s: then what the others do is all that is known.
+        assert buckets(104) == {PRODUCTIVE: 44 * second, SAVE: 59 * second}
+
     def test_first_to_come_last_to_go(self, stream, feed):
         """Before the slowest rank starts and after it ends, the time is in the buckets of the other ranks."""
         early = stream(rank=0).start(1).span("model_initialization", 1, 6)

@@ -44,6 +44,7 @@ from trackside.handlers.models.goodput._buckets import (
 )
 from trackside.handlers.models.goodput._packed import Lengths, Slice
 from trackside.handlers.models.goodput._reading import NEVER, ProcessState, UnendedSpan, UnendedStep
+from trackside.handlers.models.liveness import RUNNING, liveness
 
 _MOST_KNOWN: Final = 64
 """Answers to keep; what changes nothing any more is asked for again and again."""
@@ -596,8 +597,12 @@ class SessionState:
             is_over = attempt is not attempts[-1]
             for process in attempt.processes:
                 until = process.last
-                if alive_until is not None and not is_over and not process.has_ended:
-                    until = max(until, alive_until)
+                if not is_over and not process.has_ended:
+                    # Heartbeats of one rank come after those of another: it still does what it was last seen doing.
+                    is_running = liveness(process.signs, attempt.last).state == RUNNING
+                    if is_running and process.heartbeat_interval_ns is not None:
+                        until = attempt.last
+                    until = max(until, alive_until or 0)
                 accounts[process] = self._account(process, Hindsight(attempt.wasted_from, is_over, until, excluded))
         return accounts
 

@@ -66,10 +66,10 @@ def rank_of(bucket):
     return ORDER.index(bucket)
 
 
-def live(stream):
-    """Read one process's events."""
+def live(stream, until=0):
+    """Read one process's events; it is known to have lived *until* then, if not until its last event."""
     events = stream.events
-    last = max(event.at_ns for event in events)
+    last = max(until, *(event.at_ns for event in events))
     starts = []
     claims: dict = {}
     steps: list = []
@@ -208,9 +208,20 @@ def attempts_of(lives):
     return judged
 
 
+def is_beating(stream):
+    """Return whether a process sends heartbeats and has no end: within nanoseconds it is not silent."""
+    kinds = {type(event) for event in stream.events}
+    return Heartbeat in kinds and SourceEnded not in kinds
+
+
 def brute(streams, *, only_rank=None):
     """Return the bucket of every instant of a job, from its first start to its last event."""
     judged = attempts_of([live(stream) for stream in streams])
+    latest = {id(life.source) for life in judged[-1][0]}
+    until = max(life.last for life in judged[-1][0])
+    judged = attempts_of(
+        [live(stream, until if id(stream.source) in latest and is_beating(stream) else 0) for stream in streams]
+    )
     if only_rank is not None:
         judged = [
             ([life for life in group if life.source.rank == only_rank], wasted_from, place + 1 < len(judged))
