@@ -14,6 +14,7 @@ from trackside.bus import Bus
 from trackside.events import GpuTimingUnavailable, KernelWindow, SectionWindow
 from trackside.handlers import Capture
 from trackside.instruments import cupti as module
+from trackside.instruments import section_windows
 from trackside.instruments.cupti import KernelRecorder, kernel_recorder
 from trackside.instruments.section_windows import Sections
 
@@ -318,14 +319,15 @@ def published():
 
 
 @pytest.fixture
-def make_sections(published, cupti):
+def make_sections(published, cupti, monkeypatch):
     """Make sections over the fake CUPTI, and a fake timer unless the test wants none."""
     made = []
 
     def make(*, timer=FakeTimer):
         bus = Bus(strict=True)
         bus.subscribe(published)
-        sections = Sections(bus, find_timer=timer, find_kernels=lambda: KernelRecorder(cupti, flush_every_s=0))
+        monkeypatch.setattr(section_windows, "cuda_event_timer", timer)
+        sections = Sections(bus, find_kernels=lambda: KernelRecorder(cupti, flush_every_s=0))
         sections.configure(window_steps=1)
         made.append((sections, bus))
         return sections

@@ -8,6 +8,7 @@ from trackside.bus import Bus
 from trackside.events import GpuTimingUnavailable, KernelWindow, SectionWindow
 from trackside.handlers import Capture
 from trackside.instruments import _gpu_sections as module
+from trackside.instruments import section_windows
 from trackside.instruments.section_windows import Sections
 from trackside.instruments.torch import cuda_event_timer
 
@@ -48,10 +49,11 @@ def published():
 
 
 @pytest.fixture
-def sections(gpu, published, ticking):
+def sections(gpu, published, ticking, monkeypatch):
     bus = Bus(strict=True)
     bus.subscribe(published)
-    made = Sections(bus, find_timer=lambda: gpu)
+    monkeypatch.setattr(section_windows, "cuda_event_timer", lambda: gpu)
+    made = Sections(bus)
     made.configure(window_steps=1)
     yield made
     made.close()
@@ -149,7 +151,7 @@ class TestTimes:
 
 
 class TestUnavailable:
-    def test_said_once(self, published, ticking):
+    def test_said_once(self, published, ticking, monkeypatch):
         """If there is no GPU one event gives the reason, and sections are timed without."""
 
         def nothing():
@@ -157,7 +159,8 @@ class TestUnavailable:
 
         bus = Bus(strict=True)
         bus.subscribe(published)
-        sections = Sections(bus, find_timer=nothing)
+        monkeypatch.setattr(section_windows, "cuda_event_timer", nothing)
+        sections = Sections(bus)
         sections.configure(window_steps=1)
         for step in range(2):
             with sections.section("forward", gpu=True):

@@ -207,18 +207,27 @@ class Readings:
 
 
 @pytest.fixture
-def sample():
+def finders(monkeypatch):
+    """Give the functions that find gauges, none so far; the libraries that they need count as installed."""
+    monkeypatch.setattr(system.importlib.util, "find_spec", lambda _name: True)
+    monkeypatch.setattr(system, "_FINDERS", {})
+    return system._FINDERS
+
+
+@pytest.fixture
+def sample(finders):
     """Sample gauges until each was read to its end; return the bus's counters and the events."""
 
     def run(*gauges, absent=()):
         def refuse(reason):
             raise RuntimeError(reason)
 
-        find = {"cpu": lambda: gauges, **{what: lambda why=why: refuse(why) for what, why in dict(absent).items()}}
+        finders["cpu"] = lambda: gauges
+        finders.update({what: lambda why=why: refuse(why) for what, why in dict(absent).items()})
         published = Capture()
         with Bus() as bus:
             bus.subscribe(published)
-            with SystemSampling(bus, every_s=0.001, find=find):
+            with SystemSampling(bus, every_s=0.001):
                 for one in gauges:
                     assert one.read.done.wait(DEADLINE_S)
             return {found.name: found for found in bus.registry.snapshots()}, published
@@ -248,7 +257,7 @@ class TestSampling:
         counters, _ = sample(gauge("a", Readings(OSError(), 4.0)), gauge("b", Readings(1.0, 1.0)))
         assert (counters["a"].count, counters["b"].count) == (1, 2)
 
-    def test_failing_for_good(self):
+    def test_failing_for_good(self, finders):
         """A reading that fails five times in a row is no longer tried."""
         reads = []
 
@@ -257,14 +266,12 @@ class TestSampling:
             raise OSError
 
         other = Readings(*[1.0] * 50)
-        with (
-            Bus() as bus,
-            SystemSampling(bus, every_s=0.001, find={"cpu": lambda: [gauge("a", broken), gauge("b", other)]}),
-        ):
+        finders["cpu"] = lambda: [gauge("a", broken), gauge("b", other)]
+        with Bus() as bus, SystemSampling(bus, every_s=0.001):
             assert other.done.wait(DEADLINE_S)
         assert len(reads) == system.MAX_FAILURES
 
-    def test_hanging(self):
+    def test_hanging(self, finders):
         """A reading that hangs does not keep the bus from closing."""
         release, reading = threading.Event(), threading.Event()
 
@@ -273,7 +280,8 @@ class TestSampling:
             release.wait(DEADLINE_S)
 
         with Bus() as bus:
-            sampling = SystemSampling(bus, find={"gpu": lambda: [gauge("a", hang)]})
+            finders["gpu"] = lambda: [gauge("a", hang)]
+            sampling = SystemSampling(bus)
             assert reading.wait(DEADLINE_S)
             assert sampling.close(0.01) is False
             release.set()

@@ -9,6 +9,7 @@ import pytest
 from ticking import Ticked
 from trackside.events import ClockAnchored, Heartbeat, RunsOn, ambient, clock
 from trackside.handlers import Capture
+from trackside.job import _heartbeat
 from trackside.job._heartbeat import HeartbeatThread
 
 SECOND = 10**9
@@ -51,8 +52,10 @@ def captured(bus):
 
 
 @pytest.fixture
-def heartbeats(bus, clocks):
-    return HeartbeatThread(bus, read_anchor=clocks.read_anchor, read_suspended_ns=lambda: clocks.boot_ns)
+def heartbeats(bus, clocks, monkeypatch):
+    monkeypatch.setattr(clock, "read_anchor", clocks.read_anchor)
+    monkeypatch.setattr(_heartbeat, "_suspended_clock_ns", lambda: clocks.boot_ns)
+    return HeartbeatThread(bus)
 
 
 class TestAnchor:

@@ -8,7 +8,7 @@ import pytest
 
 from trackside.events import MissingExtraError, SystemSamplingStarted
 from trackside.handlers import replay
-from trackside.instruments import psutil, system
+from trackside.instruments import system
 from trackside.instruments._gauges import MachineGauge
 from trackside.job import start
 
@@ -21,7 +21,7 @@ class TestSystem:
         read = threading.Event()
         gauge = MachineGauge("machine.heat", "Cel", "for a test", lambda: (read.set(), 40.0)[1])
         monkeypatch.setattr(system.importlib.util, "find_spec", lambda name: name)
-        monkeypatch.setattr(psutil, "gauges", lambda: [gauge])
+        monkeypatch.setitem(system._FINDERS, "cpu", lambda: [gauge])
         job = start(tmp_path, system=True, report=False, bus=bus)
         assert read.wait(DEADLINE_S)
         job.close(timeout_s=DEADLINE_S)

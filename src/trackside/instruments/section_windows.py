@@ -17,7 +17,7 @@ from typing import Any, Final
 from trackside._platform import after_fork_in_child
 from trackside.bus import Bus, Subscription, default_bus
 from trackside.events import ConfigError, IterationEnded, KernelWindow, SectionWindow, clock
-from trackside.instruments._gpu_sections import GpuSection, GpuSections, GpuTimer, KernelSource
+from trackside.instruments._gpu_sections import GpuSection, GpuSections, KernelSource
 from trackside.instruments._section import Section, SectionSummary, SectionTimes
 from trackside.instruments.cupti import kernel_recorder
 from trackside.instruments.torch import cuda_event_timer
@@ -33,21 +33,12 @@ class Sections:
 
     Args:
         bus: Where windows are published, and where the iterations come from.
-        find_timer: Returns what times the GPU, or raises with the reason why there is nothing; asked when the first
-            section with GPU times is entered.
-        find_kernels: Returns what records single kernels, or raises with the reason why there is nothing; asked
-            before *find_timer*, which stands in where there is nothing. None to time sections alone.
+        find_kernels: Returns what records single kernels, or raises with the reason why there is nothing: then CUDA's
+            events time the sections. Called when the first section with GPU times is entered; None for CUDA's events.
     """
 
-    def __init__(
-        self,
-        bus: Bus,
-        *,
-        find_timer: Callable[[], GpuTimer] = cuda_event_timer,
-        find_kernels: Callable[[], KernelSource] | None = None,
-    ) -> None:
+    def __init__(self, bus: Bus, *, find_kernels: Callable[[], KernelSource] | None = None) -> None:
         self._bus = bus
-        self._find_timer = find_timer
         self._find_kernels = find_kernels
         self._lock = threading.RLock()
         self._window_steps = 100
@@ -66,7 +57,7 @@ class Sections:
         self._first_step = self._last_step = -1
         self._start_ns = clock.now_ns()
         self._is_wanted = False
-        self._gpu = GpuSections(self._bus, self._find_timer, self._find_kernels)
+        self._gpu = GpuSections(self._bus, cuda_event_timer, self._find_kernels)
 
     def after_fork(self) -> None:
         """Begin without what the parent timed, and with a lock that is free."""

@@ -22,7 +22,11 @@ EVERY_S: Final = 2.0
 MAX_FAILURES: Final = 5
 """In a row, after which a gauge is read no more."""
 
-Find = Callable[[], Sequence[MachineGauge]]
+_FINDERS: Final[dict[str, Callable[[], Sequence[MachineGauge]]]] = {
+    "cpu": psutil.gauges,
+    "gpu": lambda: nvml.gauges(process_source().local_rank),
+}
+"""Functions that return the gauges of this process and its machine, and of its rank's GPU; they raise without one."""
 
 
 class SystemSampling(Closing):
@@ -35,21 +39,16 @@ class SystemSampling(Closing):
     Args:
         bus: Whose counters they are.
         every_s: Seconds between readings.
-        find: By what is asked (``cpu``, ``gpu``), what returns the gauges or raises with the reason why there are none;
-            this process's, its machine's and its rank's GPU's unless given.
 
     Raises:
         MissingExtraError: if neither psutil nor nvidia-ml-py is installed.
     """
 
-    def __init__(
-        self, bus: Bus = default_bus, *, every_s: float = EVERY_S, find: dict[str, Find] | None = None
-    ) -> None:
-        if find is None and not any(map(importlib.util.find_spec, ("psutil", "pynvml"))):
+    def __init__(self, bus: Bus = default_bus, *, every_s: float = EVERY_S) -> None:
+        if not any(map(importlib.util.find_spec, ("psutil", "pynvml"))):
             raise MissingExtraError("system sampling", "psutil,nvml")
         self._bus = bus
         self._every_s = every_s
-        self._find = find or {"cpu": psutil.gauges, "gpu": lambda: nvml.gauges(process_source().local_rank)}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trackside-system", daemon=True)
         self._thread.start()
@@ -75,7 +74,7 @@ class SystemSampling(Closing):
         """Find the gauges, and say which there are."""
         found: list[MachineGauge] = []
         absent: dict[str, str] = {}
-        for what, find in self._find.items():
+        for what, find in _FINDERS.items():
             try:
                 found += find()
             except Exception as error:

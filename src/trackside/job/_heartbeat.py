@@ -36,15 +36,11 @@ class HeartbeatThread:
         interval_s: float = 1.0,
         read_open_spans: Callable[[], dict[str, list[Any]]] = dict,
         on_beat: Callable[[], object] = lambda: None,
-        read_anchor: Callable[[], clock.Anchor] = clock.read_anchor,
-        read_suspended_ns: Callable[[], int] = _suspended_clock_ns,
     ) -> None:
         self._bus = bus
         self._interval_s = interval_s
         self._read_open_spans = read_open_spans
         self._on_beat = on_beat
-        self._read_anchor = read_anchor
-        self._read_suspended_ns = read_suspended_ns
         self._stop = threading.Event()
         self._sequence = 0
         self._clock_due_s = 0.0
@@ -97,8 +93,8 @@ class HeartbeatThread:
 
     def anchor(self) -> None:
         """Read the clocks together and publish what they say."""
-        reading = self._read_anchor()
-        asleep_ns = self._read_suspended_ns() - reading.mono_ns
+        reading = clock.read_anchor()
+        asleep_ns = _suspended_clock_ns() - reading.mono_ns
         before_ns, self._suspended_before_ns = self._suspended_before_ns, asleep_ns
         slept_ns = asleep_ns - before_ns if before_ns is not None else 0
         self._bus.log(

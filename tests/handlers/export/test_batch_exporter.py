@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from trackside.handlers.export import CLOSED, QUEUE_FULL, BatchExporter, RefusedError
+from trackside.handlers.export import CLOSED, QUEUE_FULL, BatchExporter, RefusedError, _batch_exporter
 
 
 class System:
@@ -41,8 +41,10 @@ def system():
 
 
 @pytest.fixture
-def exporter(system):
-    found = BatchExporter(system.accept, name="test", export_interval_s=1_000.0, first_retry_s=0.01, max_retry_s=0.02)
+def exporter(system, monkeypatch):
+    monkeypatch.setattr(_batch_exporter, "_FIRST_RETRY_S", 0.01)
+    monkeypatch.setattr(_batch_exporter, "_MAX_RETRY_S", 0.02)
+    found = BatchExporter(system.accept, name="test", export_interval_s=1_000.0)
     yield found
     system.open.set()
     found.close(5)

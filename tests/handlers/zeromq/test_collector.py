@@ -27,7 +27,7 @@ from trackside.handlers.eventlog._reader import LogReader
 from trackside.handlers.models import ClockOffsets, CounterBoard, SpanBuilder
 from trackside.handlers.models.goodput import GoodputAccumulator
 from trackside.handlers.models.scores import ScoreAggregator
-from trackside.handlers.zeromq import PeerLimits
+from trackside.handlers.zeromq import PeerLimits, _collector
 from trackside.handlers.zeromq._collector import CollectedStreams, MultiLogWriter
 from trackside.handlers.zeromq._connection import new_context
 from trackside.handlers.zeromq._receiver import SourceRegistry
@@ -89,11 +89,12 @@ class TestLogs:
         assert [report[rank].missing for rank in range(2)] == [0, 0]
         assert [report[rank].ended for rank in range(2)] == ["closed", "closed"]
 
-    def test_frames_byte_for_byte(self, tmp_path):
+    def test_frames_byte_for_byte(self, tmp_path, monkeypatch):
         """A log's records are the frames that came, unchanged."""
         sources = [Source.detect({}, run_id="run", rank=rank) for rank in range(3)]
         frames = {source.id: [frame_of(source, 10 * n, 10 * n + 9) for n in range(20)] for source in sources}
-        log_writer = MultiLogWriter(tmp_path, most_open=1)
+        monkeypatch.setattr(_collector, "MOST_OPEN", 1)
+        log_writer = MultiLogWriter(tmp_path)
         for n in range(20):
             for source in sources:
                 log_writer.append(source, frames[source.id][n], 10)
@@ -106,10 +107,11 @@ class TestLogs:
             list(LogReader(path, kept).read())
         assert kept.frames == frames
 
-    def test_vanished_file_is_named(self, tmp_path):
+    def test_vanished_file_is_named(self, tmp_path, monkeypatch):
         """Lost frames of a file that was removed are counted in the next, and later events are kept."""
         source = Source.detect({}, run_id="run")
-        log_writer = MultiLogWriter(tmp_path, most_open=0)
+        monkeypatch.setattr(_collector, "MOST_OPEN", 0)
+        log_writer = MultiLogWriter(tmp_path)
         log_writer.append(source, frame_of(source, 0, 9), 10)
         assert log_writer.flush(60)
         next(tmp_path.rglob("*.tslog")).unlink()

@@ -90,6 +90,7 @@ if TYPE_CHECKING:
 FLUSH_S: Final = 0.5
 BUFFER_BYTES: Final = 256 << 20
 MOST_OPEN: Final = 1024
+"""Files held open; those not written for longest are closed and opened again when needed."""
 ROTATE_BYTES: Final = 256 << 20
 _WAKE_BYTES: Final = 4 << 20
 _CHUNK_BYTES: Final = 1 << 18
@@ -116,7 +117,6 @@ class MultiLogWriter:
         directory: Where the logs go; made if it does not exist.
         buffer_bytes: How much may wait for the disk, of all sources together.
         fsync_s: Force what was written to the device when it is older than this; None leaves that to the kernel.
-        most_open: Files held open; those not written for longest are closed and opened again when needed.
     """
 
     def __init__(
@@ -126,7 +126,6 @@ class MultiLogWriter:
         buffer_bytes: int = BUFFER_BYTES,
         fsync_s: float | None = 5.0,
         flush_s: float = FLUSH_S,
-        most_open: int = MOST_OPEN,
     ) -> None:
         self.directory = Path(directory).absolute()
         self.refused_events = 0
@@ -134,7 +133,6 @@ class MultiLogWriter:
         self._buffer_bytes = buffer_bytes
         self._fsync_s = fsync_s
         self._flush_s = flush_s
-        self._most_open = most_open
         self._logs: dict[str, _SourceLog] = {}
         self._dirty: dict[str, _SourceLog] = {}
         self._open: OrderedDict[str, _SourceLog] = OrderedDict()
@@ -240,7 +238,7 @@ class MultiLogWriter:
             return
         self._open[name] = log
         self._open.move_to_end(name)
-        while len(self._open) > self._most_open:
+        while len(self._open) > MOST_OPEN:
             self._open.popitem(last=False)[1].appender.park()
 
     def _finish(self, name: str, log: _SourceLog) -> None:

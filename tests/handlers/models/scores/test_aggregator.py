@@ -454,7 +454,7 @@ class TestInput:
 
     @pytest.mark.parametrize(
         "given",
-        [{"kinds": ["absolute"]}, {"kinds": "relative"}, {"relax": 1.0}, {"relax": -0.1}, {"keep": 0}, {"patience": 0}],
+        [{"kinds": ["absolute"]}, {"kinds": "relative"}, {"relax": 1.0}, {"relax": -0.1}, {"keep": 0}],
     )
     def test_settings(self, given):
         """A setting out of its range is refused by name."""
@@ -541,9 +541,9 @@ class TestOnReport:
     def test_without_events(self, source, section_window):
         """A handler that wants reports instead of events gets each when it closes, and when it is amended."""
         recorded = []
-        aggregator = ScoreAggregator(on_report=recorded.append, patience=1)
-        aggregator(section_window(source(0, world=2), 0, {"a": 1.0}))
-        aggregator(section_window(source(0, world=2), 1, {"a": 1.0}))
+        aggregator = ScoreAggregator(on_report=recorded.append)
+        for window in range(2):
+            aggregator(section_window(source(0, world=2), window, {"a": 1.0}))
         aggregator(section_window(source(1, world=2), 0, {"a": 1.0}))
         assert [(report.window, report.revision) for report in recorded] == [(0, 1), (0, 2)]
 

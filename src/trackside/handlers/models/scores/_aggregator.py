@@ -52,6 +52,8 @@ from trackside.handlers.models.scores._window import (
 )
 from trackside.wire import FrameView
 
+_MOST_AHEAD: Final = 2
+"""How many windows a rank must be ahead for a window to close without the others."""
 _MAX_NAMES: Final = 1 << 14
 
 
@@ -327,7 +329,7 @@ class ScoreAggregator(CalledWithEvents):
     Takes the section and kernel windows of all ranks of one run, and says which rank is slow, where and since when.
 
     A window closes when all ranks are in, when those that are in have gone on to the next one and are at least half,
-    or when some rank is *patience* windows ahead. It is published then, and again when it closed too early or
+    or when some rank is two windows ahead. It is published then, and again when it closed too early or
     late ones came in, under a higher revision.
 
     Args:
@@ -337,7 +339,6 @@ class ScoreAggregator(CalledWithEvents):
         kinds: The kinds of scores to compute, ``relative`` and ``individual``.
         relax: The share by which a rank's best grows before each window; 0 never forgets.
         keep: How many windows are kept, and so how late a rank's may come.
-        patience: How many windows a rank must be ahead for a window to close without the others.
         exclude: Says of a kernel's name whether to leave it out; NCCL's are unless given.
         on_report: Called with each report that is published, and would be if *publish* were given.
         on_leave: Called with the last report of each window that is no longer kept.
@@ -359,7 +360,6 @@ class ScoreAggregator(CalledWithEvents):
         kinds: Sequence[str] = KINDS,
         relax: float = 0.001,
         keep: int = 8,
-        patience: int = 2,
         exclude: Callable[[str], bool] = is_nccl,
         on_report: Callable[[ScoreReport], object] | None = None,
         on_leave: Callable[[ScoreReport], object] | None = None,
@@ -371,14 +371,11 @@ class ScoreAggregator(CalledWithEvents):
             raise ConfigError("relax", relax, "give a share from 0 to below 1")
         if keep < 1:
             raise ConfigError("keep", keep, "give a number of windows, at least 1")
-        if patience < 1:
-            raise ConfigError("patience", patience, "give a number of windows, at least 1")
         self.publish = publish
         self._group = group
         self._thresholds = thresholds or Thresholds()
         self._kinds = tuple(kind for kind in KINDS if kind in kinds)
         self._keep = keep
-        self._patience = patience
         self._exclude = exclude
         self._on_report = on_report
         self._tells = publish is not None or on_report is not None
@@ -518,7 +515,7 @@ class ScoreAggregator(CalledWithEvents):
         return self._windows[key].timed == self._ranks.expected(key[0])
 
     def _is_closed(self, key: Key) -> bool:
-        if self._is_full(key) or key[0] < self._newest[0] or self._newest[1] >= key[1] + self._patience:
+        if self._is_full(key) or key[0] < self._newest[0] or self._newest[1] >= key[1] + _MOST_AHEAD:
             return True
         here, following = len(self._windows[key].members), self._windows.get((key[0], key[1] + 1))
         return following is not None and len(following.members) >= here >= self._ranks.expected(key[0]) / 2
