@@ -93,7 +93,7 @@ class TestEveryView:
         assert main(["compare", str(job), str(job)]) == 0
         assert "300 steps, half of them in less than 180 ms" in capsys.readouterr().out
         assert main(["report", str(job)]) == 0
-        assert "Half of the steps took less than 180 ms." in " ".join(capsys.readouterr().out.split())
+        assert "Half of the steps on rank 0 took less than 180 ms." in " ".join(capsys.readouterr().out.split())
         assert main(["goodput", str(job)]) == 0
         said = capsys.readouterr().out
         # Without loading, and without what is between two steps: 40 + 60 + 10 ms.

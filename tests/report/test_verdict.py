@@ -289,7 +289,7 @@ class TestStall:
         found = stalled(goes_on=False)
         assert (found.kind, found.rank, found.section, found.since_step) == ("stopped", 1, "data_loading", 50)
         assert found.title == (
-            "No step has ended for 1.33 min, since step 50; half of them took less than 100 ms: "
+            "No step has ended for 1.33 min, since step 50; half of them on rank 0 took less than 100 ms: "
             "rank 1 is in get, called by next_batch (train.py:42)."
         )
         assert "rank 1 is in data_loading, get, called by next_batch (train.py:42)" in found.evidence
@@ -328,25 +328,46 @@ class TestBeside:
         assert report.verdict.findings[0].kind == "input-bound"
         assert waited_words(report) == ""
 
-    def test_nobody_waited(self, tmp_path, write_events):
+    @pytest.fixture
+    def apart(self, tmp_path, write_events):
+        """Give a function that reports on two ranks that never wait: a step is loading and forward, in ms by rank."""
+
+        def run(*ranks):
+            for rank, parts in enumerate(ranks):
+                at_ns, events = START_NS, []
+                for number in range(100):
+                    own = {"step": number, "parent_span_id": 10 * number + 1}
+                    for part, (name, took_ms) in enumerate(zip(("data_loading", "model_forward"), parts, strict=True)):
+                        at_ns += took_ms * MS
+                        given = {"span_id": 10 * number + 2 + part, "name": name, "duration_ns": took_ms * MS, **own}
+                        events.append(ProfileSpanEnded(at_ns=at_ns, **given))
+                    step_ns = sum(parts) * MS
+                    ended = IterationEnded(at_ns=at_ns, step=number, span_id=10 * number + 1, duration_ns=step_ns)
+                    events.append(ended)
+                events.append(SourceEnded(at_ns=at_ns, step=-1, span_id=0, reason="closed"))
+                write_events(tmp_path, Source(id=f"000{rank}", run_id="run", rank=rank, world_size=2), events)
+            return read_report(tmp_path)
+
+        return run
+
+    def test_nobody_waited(self, apart):
         """If a rank loads for long and no other one waits for it, no productive time went into waiting."""
-        ms = 10**6
-        for rank, loading_ns in enumerate((ms, 11 * ms)):
-            at_ns, events = START_NS, []
-            for number in range(100):
-                own = {"step": number, "parent_span_id": 10 * number + 1}
-                for part, (name, took_ns) in enumerate((("data_loading", loading_ns), ("model_forward", 9 * ms))):
-                    at_ns += took_ns
-                    span_id = 10 * number + 2 + part
-                    events.append(ProfileSpanEnded(at_ns=at_ns, span_id=span_id, name=name, duration_ns=took_ns, **own))
-                step_ns = loading_ns + 9 * ms
-                ended = IterationEnded(at_ns=at_ns, step=number, span_id=10 * number + 1, duration_ns=step_ns)
-                events.append(ended)
-            events.append(SourceEnded(at_ns=at_ns, step=-1, span_id=0, reason="closed"))
-            write_events(tmp_path, Source(id=f"000{rank}", run_id="run", rank=rank, world_size=2), events)
-        report = read_report(tmp_path)
+        report = apart((1, 9), (11, 9))
         assert (report.verdict.findings[0].kind, report.verdict.findings[0].rank) == ("input-bound", 1)
         assert waited_words(report) == ""
+
+    def test_nobody_waited_in_steps(self, apart):
+        """Nor did any if it computes for long: nothing says that the others wait for it."""
+        report = apart((1, 9), (1, 39))
+        assert (report.verdict.findings[0].kind, report.verdict.findings[0].rank) == ("straggler", 1)
+        assert waited_words(report) == ""
+
+    def test_whose_steps(self, apart):
+        """The usual step of ranks that do not wait for each other is said to be that of one rank."""
+        report = apart((1, 9), (1, 39))
+        assert "Half of the steps on rank 0 took less than 10 ms." in report.verdict.summary
+        text = "\n".join("".join(text for text, _ in line) for line in report_lines(report, 300))
+        assert "p99 10 ms on rank 0; the longest 40 ms: step 0 on rank 1" in text
 
     def test_named_otherwise(self, made_up):
         """Loading in a span of another name is charged whole, once, and the finding says why goodput has it not."""

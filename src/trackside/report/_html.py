@@ -475,7 +475,7 @@ def _finding(finding: Finding, *, is_headline: bool) -> str:
 
 def _figures(report: Report) -> str:
     result, times = report.goodput, report.step_time
-    whose = f" of rank {times.rank}" if times.rank is not None and report.ranks_total > 1 else ""
+    whose = times.whose(report.ranks_total)
     figures = [
         (words.percent(result.goodput), "goodput"),
         (words.seconds(result.elapsed_s), "elapsed"),

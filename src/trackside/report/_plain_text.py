@@ -175,10 +175,10 @@ def _steps(report: Report, width: int) -> Iterator[Line]:
     medians = [one.median for _, one in points]
     slowest = max((one for _, one in points), key=lambda one: one.high)
     times = report.step_time
-    whose = f" on rank {times.rank}" if times.rank is not None and report.ranks_total > 1 else ""
     yield [("  ", ""), (spark(medians, min(len(medians), width - 4)), "green")]
     yield from _wrapped(
-        f"p50 {words.seconds(times.p50_s)}, p90 {words.seconds(times.p90_s)}, p99 {words.seconds(times.p99_s)}{whose}; "
+        f"p50 {words.seconds(times.p50_s)}, p90 {words.seconds(times.p90_s)}, p99 {words.seconds(times.p99_s)}"
+        f"{times.whose(report.ranks_total)}; "
         f"the longest {words.duration(slowest.high)}: step {slowest.high_step} on rank {slowest.high_rank}",
         width,
         "  ",

@@ -414,6 +414,12 @@ class StepQuantiles:
     rank: int | None = None
     """Whose steps they are: those of the lowest rank that left a log; None if attempts differ in that."""
 
+    def whose(self, ranks: int) -> str:
+        """Return the words to put behind the steps of a job of so many *ranks*; empty of one rank."""
+        if ranks < 2 or self.p50_s is None:  # noqa: PLR2004
+            return ""
+        return " on each attempt's first rank" if self.rank is None else f" on rank {self.rank}"
+
 
 @attrs.frozen(kw_only=True)
 class Report:

@@ -128,8 +128,10 @@ def _summary(report: Report, bound: str) -> str:
             f"{words.seconds(result.elapsed_s)} went into steps that count."
         )
     ]
-    if report.step_time.p50_s is not None:
-        lines.append(f"Half of the steps took less than {words.seconds(report.step_time.p50_s)}.")
+    times = report.step_time
+    if times.p50_s is not None:
+        whose = times.whose(report.ranks_total)
+        lines.append(f"Half of the steps{whose} took less than {words.seconds(times.p50_s)}.")
     if bound:
         share = sum(part.share for part in report.parts if part.kind == bound)
         lines.append(f"Steps are {_BOUND_WORDS[bound]}: {words.percent(share, 0)} of one is {listed(report, bound)}.")
@@ -511,7 +513,7 @@ def _stopped(report: Report) -> _Ruled:
     in_span = own.span if own else next((row.name for row in report.open if row.rank == behind.rank), "")
     title = (
         f"No step has ended for {words.seconds(silent_s)}, since step {max(row.last_step for row in rows)}; "
-        f"half of them took less than {words.seconds(usual)}."
+        f"half of them{report.step_time.whose(report.ranks_total)} took less than {words.seconds(usual)}."
     )
     if own is not None and odd == behind.rank and own.where:
         title = f"{title[:-1]}: rank {odd} is in {own.where}."
@@ -782,10 +784,14 @@ def worthy(report: Report) -> list[LateRank]:
 
 
 def waited_words(report: Report) -> str:
-    """Return how much productive time went into waiting for the rank that cost most; empty if little did."""
+    """
+    Return how much productive time went into waiting for the rank that cost most.
+
+    Empty if little did, and where nothing says that the others wait for it.
+    """
     late = worthy(report)
     badput_s = {one.rank: one.elapsed_s - one.productive_s for one in report.goodput.ranks}
-    if not late or late[0].rank not in badput_s or len(badput_s) < 2:  # noqa: PLR2004
+    if not late or not late[0].waited_in or late[0].rank not in badput_s or len(badput_s) < 2:  # noqa: PLR2004
         return ""
     one = late[0]
     own_s = badput_s.pop(one.rank)
