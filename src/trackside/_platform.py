@@ -28,7 +28,7 @@ MONOTONIC_IS_POSIX: Final = sys.platform == "linux"
 _ALWAYS: Final[int] = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 NO_LINK: Final[int] = getattr(os, "O_NOFOLLOW", 0)
 READ: Final[int] = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _ALWAYS
-"""Non-blocking, because to open a named pipe would wait for a writer."""
+"""Non-blocking: to open a named pipe would otherwise wait for a writer."""
 APPEND: Final[int] = os.O_WRONLY | os.O_APPEND | NO_LINK | _ALWAYS
 CREATE: Final[int] = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK | _ALWAYS
 _HAS_PLACES: Final = os.open in os.supports_dir_fd
@@ -96,7 +96,7 @@ def process_age_s() -> float | None:
 
 
 def read_at(fd: int, size: int, offset: int) -> bytes:
-    """Return up to *size* bytes from *offset*; where reading and seeking are two calls, *fd* is for one thread."""
+    """Return up to *size* bytes from *offset*; on systems without ``pread`` only one thread may use *fd*."""
     if hasattr(os, "pread"):
         return os.pread(fd, size, offset)
     os.lseek(fd, offset, os.SEEK_SET)
@@ -105,10 +105,10 @@ def read_at(fd: int, size: int, offset: int) -> bytes:
 
 def create_below(directory: Path, name: str, *, mode: int, directory_mode: int) -> int:
     """
-    Create the file *name* to append to below the existing *directory*, and return its descriptor.
+    Create the file *name* below the existing *directory*, and return a descriptor that appends to it.
 
-    The directories in *name*, separated by slashes, must not be symbolic links, and the file must not exist. Links are
-    not looked for where no file can be opened relative to a directory.
+    The directories in *name*, separated by slashes, must not be symbolic links, and the file must not exist. Where
+    the system opens no file relative to a directory, links are not checked.
 
     Raises:
         OSError: The file cannot be made; `FileExistsError` if it exists.

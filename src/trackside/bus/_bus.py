@@ -736,13 +736,13 @@ collect = default_bus.collect
 
 
 def _close_all() -> None:
-    """Let every bus deliver what it holds: in two seconds for all of them together, whatever is stalled."""
+    """Close every bus, so that it delivers what it holds; all of them together take two seconds at most."""
     deadline_s = deadline_in(EXIT_S)
     waiting = list(buses)
     while waiting:
         bus = waiting.pop()
         try:
-            # Half of the time is for the others: most need next to nothing, and a stalled one must not starve them.
+            # Half of the time left is for the other buses: most need little, and a stalled bus must leave them some.
             bus.close(left_s(deadline_s) / (2 if waiting else 1))
         except BaseException:  # Ctrl-C once more: the losses are reported all the same
             deadline_s = deadline_in(0.0)
@@ -766,8 +766,8 @@ def _close_with_multiprocessing() -> None:
     """
     Have the children of multiprocessing close every bus as they end: they run no atexit function.
 
-    They run multiprocessing's own finalizers, but forget those that they inherit or that are made while they are
-    unpickled. So one is made by what is called after that.
+    They run multiprocessing's own finalizers, but drop those that they inherit and those made while they are
+    unpickled. So the finalizer is made by a function that multiprocessing calls after that.
     """
     global _is_registered  # noqa: PLW0603  children inherit what is registered
     util = sys.modules.get("multiprocessing.util")
@@ -784,4 +784,4 @@ atexit.register(_close_all)
 after_fork_in_child(_become_child)
 _close_with_multiprocessing()
 if "multiprocessing.process" in sys.modules and sys.modules["multiprocessing.process"].parent_process() is not None:
-    _register_end(sys.modules["multiprocessing.util"])  # first imported by what a child runs
+    _register_end(sys.modules["multiprocessing.util"])  # here for the first time in this child

@@ -22,7 +22,7 @@ def left_s(deadline_s: float) -> float:
 
 
 class Closing:
-    """A base for what has a `close` with a default timeout, or none: ``with`` calls it at the end."""
+    """A base of classes whose `close` needs no argument: a ``with`` block calls it at its end."""
 
     __slots__ = ()
 

@@ -9,7 +9,7 @@ from trackside.events import Value
 
 @attrs.frozen(kw_only=True, eq=False, repr=False)
 class TrainingDefaults(Value):
-    """What is not said where a loop or a save begins is taken from here."""
+    """The values of arguments that a loop or a save is not given."""
 
     save_checkpoint_strategy: str = "sync"
     """``sync`` or ``async``."""
@@ -26,7 +26,7 @@ _defaults = TrainingDefaults()
 
 
 def training_defaults() -> TrainingDefaults:
-    """Return what the job's configuration says of every loop and checkpoint."""
+    """Return the defaults that the job's configuration gives for loops and checkpoints."""
     return _defaults
 
 

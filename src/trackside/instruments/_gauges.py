@@ -1,4 +1,4 @@
-"""Values that the sampler reads off the machine now and then."""
+"""Gauges of the machine, which the sampler reads once in each interval."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class MachineGauge(NamedTuple):
-    """A value that can be read off the machine. Reading it may fail or return None: it is then absent, and never 0."""
+    """A value of the machine. If reading it fails or returns None, the value is absent, and never 0."""
 
     name: str
     unit: str
@@ -18,11 +18,11 @@ class MachineGauge(NamedTuple):
 
 class Share:
     """
-    How much one total grew for each unit that another one grew by, since it was read last.
+    The growth of one total divided by the growth of another, since the last reading.
 
     Args:
         part: Returns a total that only grows.
-        whole: Returns what to compare it with.
+        whole: Returns the total by whose growth to divide.
     """
 
     def __init__(self, part: Callable[[], float], whole: Callable[[], float]) -> None:
@@ -31,7 +31,7 @@ class Share:
         self._before: tuple[float, float] | None = None
 
     def read(self) -> float | None:
-        """Return it; None at first, and where nothing has grown."""
+        """Return the quotient; None at the first reading, and if *whole* has not grown."""
         before, now = self._before, (self._part(), self._whole())
         self._before = now
         if before is None or now[1] <= before[1]:

@@ -32,7 +32,7 @@ class Sections:
     The sections of one process, and the windows that they are published in.
 
     Args:
-        bus: Where windows are published, and where the iterations come from.
+        bus: The bus on which windows are published, and whose iterations are read.
         find_kernels: Returns what records single kernels, or raises with the reason why there is nothing: then CUDA's
             events time the sections. Called when the first section with GPU times is entered; None for CUDA's events.
     """

@@ -33,11 +33,11 @@ class SystemSampling(Closing):
     """
     Reads gauges every *every_s* seconds on a thread of its own, into counters of the gauges' names.
 
-    One `SystemSamplingStarted` says what is read, and of what is not why. A reading that hangs, as those of a GPU that
-    fell off its bus do, holds up nothing but the readings.
+    One `SystemSamplingStarted` lists the gauges, and says why others are missing. A reading that hangs, as from a GPU
+    that fell off its bus, delays only the other readings.
 
     Args:
-        bus: Whose counters they are.
+        bus: The bus whose gauges are set.
         every_s: Seconds between readings.
 
     Raises:
@@ -54,7 +54,7 @@ class SystemSampling(Closing):
         self._thread.start()
 
     def close(self, timeout_s: float = 1.0) -> bool:
-        """Read no more; False if a reading did not come back in time. Safe to call twice."""
+        """Stop the readings; False if one did not come back in time. Safe to call twice."""
         self._stop.set()
         if threading.current_thread() is self._thread:  # an inline handler of what we log ends the job
             return False
@@ -71,7 +71,7 @@ class SystemSampling(Closing):
                 return
 
     def _begin(self) -> list[_Reading]:
-        """Find the gauges, and say which there are."""
+        """Find the gauges, and publish which there are."""
         found: list[MachineGauge] = []
         absent: dict[str, str] = {}
         for what, find in _FINDERS.items():
@@ -96,7 +96,7 @@ class _Reading:
         self._failures = 0
 
     def sample(self) -> bool:
-        """Read it once; False if it is not worth being read again."""
+        """Read the gauge once; return False if it has failed too often to be read again."""
         try:
             value = self._gauge.read()
         except Exception:

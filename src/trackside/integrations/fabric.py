@@ -1,4 +1,4 @@
-"""One line for a loop of one's own under Lightning Fabric: it turns telemetry on and records the iterations."""
+"""The callback for Lightning Fabric: it turns telemetry on and records iterations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TracksideCallback:
     no hook for the parts of a step: `trackside.instrument` records those, in place of this.
 
     Args:
-        directory: Where the event log goes, the same on all ranks; None leaves it to the script to turn telemetry on.
+        directory: The directory of the event log, the same on all ranks; None if the script turns telemetry on itself.
         job: The identity of the run, as `trackside.start` takes it; Fabric fills in what it leaves open.
         handlers: Models, sinks and callables to subscribe.
     """
@@ -60,13 +60,13 @@ class TracksideCallback:
             iteration.close()
 
     def close(self) -> None:
-        """Turn off what was turned on here; else that happens at the end of the process."""
+        """Turn off the telemetry that this callback turned on; without this call it ends with the process."""
         self._telemetry.end()
 
 
 def callbacks() -> list[Any]:
     """
-    Return what every ``Fabric`` gets: nothing, unless the variable ``TRACKSIDE`` says where telemetry is to go.
+    Return the callbacks of every ``Fabric``: none unless the variable ``TRACKSIDE`` says where telemetry is to go.
 
     The entry point that Fabric asks for callbacks.
     """

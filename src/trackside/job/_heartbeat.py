@@ -25,8 +25,8 @@ class HeartbeatThread:
     """
     Publishes a `Heartbeat` every *interval_s* seconds and a `ClockAnchored` every minute.
 
-    It runs no foreign code but plain callables that subscribed to these events. One that blocks stops the heartbeats,
-    as it would block any caller.
+    Plain callables that subscribe to these events run on its thread. One that blocks stops the heartbeats, as it would
+    block any caller.
     """
 
     def __init__(

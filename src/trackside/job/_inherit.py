@@ -28,7 +28,7 @@ from trackside.handlers import EventLog
 
 VARIABLE: Final = "TRACKSIDE_JOB"
 
-# With one variable of 128 KiB no command can be started any more.
+# Linux starts no command whose environment has a variable of 128 KiB.
 _MAX_NOTE_BYTES: Final = 16 << 10
 _MAX_PRIVATE_CHARACTERS: Final = 1 << 20
 _PRIVATE_MODE: Final = 0o600
@@ -41,9 +41,9 @@ _private: tuple[int, Path, int] | None = None
 _PREFIX: Final = "trackside-"
 _SUFFIX: Final = ".json"
 _MOST_LOOKED_AT: Final = 4096
-"""Entries of the directory of temporary files, when files of processes that were killed are looked for."""
+"""The most entries of the temporary directory that are searched for files of killed processes."""
 _NEW_S: Final = 60.0
-"""A younger file may not be locked yet."""
+"""The age in seconds up to which the process that made a file may not have locked it yet."""
 
 
 def announce(directory: Path, source: Source) -> None:

@@ -35,9 +35,9 @@ from trackside.wire import Frame, FrameDecoder, SequenceTracker, wire_name_of
 
 _MOST_LISTED = 1000
 UNWRITTEN_S = 1.0
-"""The last second of a killed process may be in no log: events wait up to 0.7 s until they are written."""
+"""Events wait up to 0.7 s until they are written: the last second of a killed process may be missing from its log."""
 MOST_ENDS: Final = 1024
-"""As many of the last steps of a process say how many of them it takes in a second."""
+"""The number of last steps of a process from which its steps per second are computed."""
 _HEAD_BYTES: Final = 1 << 16
 _TAIL_BYTES: Final = (1 << 18, 1 << 21, 1 << 24)
 """How many bytes at a log's end are read: more only if fewer do not hold the last event and the last step."""
@@ -45,11 +45,10 @@ _TAIL_BYTES: Final = (1 << 18, 1 << 21, 1 << 24)
 
 def unwritten_steps(ends_ns: Iterable[int]) -> int:
     """
-    Return at most how many steps a killed process took into no log: as many as ended in its busiest `UNWRITTEN_S`.
+    Return the most steps that a killed process's log may lack: as many as ended in its busiest `UNWRITTEN_S`.
 
     Args:
-        ends_ns: When the last `MOST_ENDS` of its steps ended, in ns since the epoch. Of less than two nothing is known,
-            and the result is 0.
+        ends_ns: When the last `MOST_ENDS` of its steps ended, in ns since the epoch; fewer than two give 0.
     """
     ends = sorted(ends_ns)
     if len(ends) < 2:  # noqa: PLR2004
@@ -63,7 +62,7 @@ def unwritten_steps(ends_ns: Iterable[int]) -> int:
 
 @attrs.define
 class SourceCheck:
-    """What the files hold of one source."""
+    """The events of one source that the files hold, and those that they lack."""
 
     source: Source
     events: int = 0
@@ -83,12 +82,12 @@ class SourceCheck:
     """By all gap records. These events have numbers, so they are among the missing too."""
     lost_bytes: int = 0
     ended: str | None = None
-    """Why the source ended, as it said itself; None if it did not: it runs, or died."""
+    """The reason for the source's end, as the source recorded it; None if it runs or died."""
     _ends_ns: deque[int] = attrs.field(factory=lambda: deque(maxlen=MOST_ENDS))
 
     @property
     def unwritten_steps(self) -> int:
-        """At most how many steps a process without an end record, if it died, took into no log; 0 with one."""
+        """The most steps that the log may lack if the process died; 0 if the log holds its end."""
         return unwritten_steps(self._ends_ns) if self.ended is None else 0
 
     @property
@@ -139,7 +138,7 @@ class SourceCheck:
 
 @attrs.define
 class FileCheck:
-    """How one file is."""
+    """The state of one file."""
 
     path: Path
     size_bytes: int = 0
@@ -167,13 +166,13 @@ class FileCheck:
 
 @attrs.define
 class LogCheck:
-    """What `check_logs` found."""
+    """The result of `check_logs`."""
 
     sources: list[SourceCheck] = attrs.field(factory=list)
     """By run, attempt and rank."""
     files: list[FileCheck] = attrs.field(factory=list)
     problems: list[UnreadableError] = attrs.field(factory=list)
-    """Why whole files or directories were not read."""
+    """The errors of the files and directories that were not read."""
 
 
 def _logs_of_sources(

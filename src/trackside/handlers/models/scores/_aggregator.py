@@ -326,21 +326,21 @@ class ScoreResult:
 
 class ScoreAggregator(CalledWithEvents):
     """
-    Takes the section and kernel windows of all ranks of one run, and says which rank is slow, where and since when.
+    Compute from the section and kernel windows of all ranks of one run which rank is slow, where and since when.
 
-    A window closes when all ranks are in, when those that are in have gone on to the next one and are at least half,
-    or when some rank is two windows ahead. It is published then, and again when it closed too early or
-    late ones came in, under a higher revision.
+    A window closes when all ranks have sent it, when at least half have and all of these have sent the next one too, or
+    when some rank is two windows ahead. Its report is published then, and again under a higher revision whenever a late
+    rank changes it.
 
     Args:
         publish: How to publish `StragglerReport`; None for not at all.
-        group: The key of the windows' ``groups`` by whose value ranks are peers; all are unless given.
-        thresholds: Who is a straggler in the published reports; may be set at any time.
+        group: A key of the windows' ``groups``: ranks with the same value are compared; without it, all ranks are.
+        thresholds: The scores below which a rank is a straggler in the published reports; may be set at any time.
         kinds: The kinds of scores to compute, ``relative`` and ``individual``.
         relax: The share by which a rank's best grows before each window; 0 never forgets.
         keep: How many windows are kept, and so how late a rank's may come.
-        exclude: Says of a kernel's name whether to leave it out; NCCL's are unless given.
-        on_report: Called with each report that is published, and would be if *publish* were given.
+        exclude: Returns whether to leave out the kernels of a name; by default NCCL's are left out.
+        on_report: Called with each report, whether *publish* is given or not.
         on_leave: Called with the last report of each window that is no longer kept.
         summaries_of: The rank whose full statistics are to be in the reports; None for no rank's.
 
