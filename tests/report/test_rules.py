@@ -8,8 +8,12 @@ from pathlib import Path
 import attrs
 import pytest
 
+from trackside.events import Source
 from trackside.report import read_report
-from trackside.report._report import Finding, Ruling, Slowdown
+from trackside.report._build import find_rises
+from trackside.report._gather import Trace, Watched
+from trackside.report._report import Finding, NotFinite, Ruling, Slowdown, StallRow, StepQuantiles
+from trackside.report._statistics import Difference
 from trackside.report._verdict_rules import RULES, explained
 from trackside.report._whatif import LateRank, Pause
 
@@ -143,6 +147,140 @@ class TestThresholds:
             "regression": "no baseline was given",
             "memory-growth": "no counter of bytes rose until the end",
         }
+
+
+S = 10**9
+
+
+def alive(report, *last_s, state="running", stepped_s=0.0):
+    """Return *report* with ranks without an end, last heard of so long after its start; the last step ended then."""
+    start_ns = report.goodput.start_ns
+    (row, *_) = report.ranks
+    end = {"has_good_end": False, "state": state, "interval_s": 1.0}
+    rows = [
+        attrs.evolve(
+            row,
+            rank=rank,
+            last_ns=start_ns + round(at_s * S),
+            stepped_ns=start_ns + round(stepped_s * S),
+            last_step=9,
+            **end,
+        )
+        for rank, at_s in enumerate(last_s)
+    ]
+    goodput = attrs.evolve(report.goodput, end_ns=start_ns + round(max(last_s) * S))
+    return attrs.evolve(report, ranks=tuple(rows), goodput=goodput, age_s=0.0, open=(), ranks_total=len(rows))
+
+
+class TestFailures:
+    """Just below and just above each threshold of the rules about failures."""
+
+    @pytest.mark.parametrize(("age_s", "found"), [(60.0, 0), (60.1, 1)])
+    def test_old(self, age_s, found, healthy):
+        """Ranks without an end have died if the newest event is more than a minute old."""
+        report = attrs.evolve(alive(healthy, 10.0, 10.0, stepped_s=9.9), age_s=age_s)
+        assert len(RULES["died"](report)[0]) == found
+
+    @pytest.mark.parametrize(
+        ("interval_s", "behind_s", "found"), [(0.5, 3.0, 0), (0.5, 3.1, 1), (2.0, 6.0, 0), (2.0, 6.1, 1)]
+    )
+    def test_others_later(self, interval_s, behind_s, found, healthy):
+        """A rank has died if another was heard of more than three heartbeats later, and more than three seconds."""
+        report = alive(healthy, 20.0, 20.0 - behind_s, stepped_s=12.0)
+        rows = tuple(attrs.evolve(row, interval_s=interval_s) for row in report.ranks)
+        assert [one.rank for one in RULES["died"](attrs.evolve(report, ranks=rows))[0]] == [1] * found
+
+    @pytest.mark.parametrize(("apart_s", "named"), [(0.9, None), (1.0, 0)])
+    def test_first(self, apart_s, named, healthy):
+        """Of two ranks that died the first is named if it was silent a second before the other."""
+        report = alive(healthy, 10.0, 10.0 + apart_s, state="died", stepped_s=9.9)
+        assert [one.rank for one in RULES["died"](report)[0]] == [named]
+
+    @pytest.mark.parametrize(
+        ("usual_s", "silent_s", "found"), [(0.1, 59.9, 0), (0.1, 60.0, 1), (8.0, 79.9, 0), (8.0, 80.0, 1)]
+    )
+    def test_stopped(self, usual_s, silent_s, found, healthy):
+        """Steps have stopped after a minute without one, or after ten usual ones if that is longer."""
+        report = alive(healthy, 10.0 + silent_s, 10.0 + silent_s, stepped_s=10.0)
+        report = attrs.evolve(report, step_time=StepQuantiles(usual_s, usual_s, usual_s, rank=0))
+        assert len(RULES["stopped"](report)[0]) == found
+
+    @pytest.mark.parametrize("is_over", [False, True])
+    def test_stall(self, is_over, healthy):
+        """A stall is one that steps came after; one that none did makes the job a stopped one, however short it is."""
+        times = {"at_ns": healthy.goodput.start_ns, "usual_s": 0.1, "lasted_s": 30.0, "is_over": is_over}
+        place = {"rank": 0, "attempt": healthy.ranks[0].attempt, "step": 9, "span": "", "where": ""}
+        stall = StallRow(**place, **times, waits=False, collective="")
+        report = attrs.evolve(alive(healthy, 40.0, 40.0, stepped_s=10.0), stalls=(stall,))
+        costs = [one.cost_s for one in RULES["stall"](report)[0]]
+        assert (costs, len(RULES["stopped"](report)[0])) == ([pytest.approx(29.9)] * is_over, not is_over)
+
+    @pytest.mark.parametrize(("status", "found"), [(None, 0), (0, 0), (1, 1), (-9, 1)])
+    def test_exit(self, status, found, healthy):
+        """A program has failed if its exit status is known and not zero."""
+        assert len(RULES["exit"](attrs.evolve(healthy, exit_status=status))[0]) == found
+
+    @pytest.mark.parametrize(("missing", "found"), [((), 0), ((1,), 1)])
+    def test_missing(self, missing, found, healthy):
+        """One rank without a log is enough."""
+        assert len(RULES["missing-rank"](attrs.evolve(healthy, missing_ranks=missing))[0]) == found
+
+    def test_not_finite(self, healthy):
+        """One loss that is not finite is enough."""
+        one = NotFinite(value="nan", step=7, at_ns=healthy.goodput.start_ns, ranks=(1,), first_rank=1)
+        (found,) = RULES["not-finite"](attrs.evolve(healthy, not_finite=one))[0]
+        assert (found.since_step, found.rank) == (7, 1)
+
+
+class TestRegression:
+    @pytest.mark.parametrize(
+        ("change", "low", "high", "found"),
+        [
+            (0.009, 0.008, 0.010, 0),
+            (0.010, 0.008, 0.012, 1),
+            (0.050, 0.000, 0.100, 0),
+            (0.050, 0.001, 0.099, 1),
+            (-0.05, -0.06, -0.04, 0),
+        ],
+    )
+    def test_edges(self, change, low, high, found, healthy):
+        """Steps are a regression from 1 % on, if the bounds of chance hold no zero; what is faster never is."""
+        baseline = Difference(before=1e8, after=1e8 * (1 + change), change=change, low=low, high=high)
+        findings = RULES["regression"](attrs.evolve(healthy, baseline=baseline))[0]
+        # What it cost is the excess: of steps that are 5 % longer 5/105.
+        cost_s = healthy.goodput.productive_s * change / (1 + change)
+        assert [one.cost_s for one in findings] == [pytest.approx(cost_s)] * found
+
+
+class TestMemoryGrowth:
+    @pytest.mark.parametrize(
+        ("quarters", "found"),
+        [
+            ((1000, 1033, 1066, 1099), 0),  # 9.9 % in all
+            ((1000, 1033, 1066, 1100), 1),
+            ((1000, 1200, 1200, 1300), 0),  # nothing in the third
+            ((1000, 1200, 1201, 1300), 1),
+            ((1000, 1300, 1501, 1600), 0),  # 99 in the last quarter, of 600: less than a sixth
+            ((1000, 1300, 1500, 1600), 1),
+        ],
+    )
+    def test_edges(self, quarters, found):
+        """Memory grows if it rose by a tenth, in each quarter, and in the last one by a sixth of it all."""
+        assert len(find_rises([self.process(quarters)])) == found
+
+    @pytest.mark.parametrize(("count", "found"), [(15, 0), (16, 1)])
+    def test_fewest(self, count, found):
+        """Sixteen values are the fewest to say so of, without the quarter in which a job warms up."""
+        assert len(find_rises([self.process((1000, 1100, 1200, 1300), count=count)])) == found
+
+    def process(self, quarters, count=16):
+        """Return a process whose memory has these values in quarters of *count* ones, behind five of warming up."""
+        process = Watched(Source(id="0" * 16, run_id="run"))
+        trace = process.memory.setdefault("memory", Trace())
+        values = [1] * 5 + [quarters[min(3, at // (count // 4))] for at in range(count)]
+        for at, value in enumerate(values):
+            trace.add(at * S, float(value))
+        return process
 
 
 class TestExplained:
