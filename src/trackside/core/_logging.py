@@ -44,24 +44,26 @@ def complain(message: str, *arguments: object, error: BaseException | None = Non
         _complaining.now = False
 
 
+_INTERVAL_NS: Final = 60 * 10**9
+
+
 class RateLimitedLog:
     """
-    Reports of one kind of trouble: at most one in *interval_s* seconds, with the number left out before it.
+    Reports of one kind of trouble: at most one a minute, with the number left out before it.
 
     Threads that report at once may both be let through; a lock would cost more than that.
     """
 
-    __slots__ = ("_interval_ns", "_left_out", "_reported_ns")
+    __slots__ = ("_left_out", "_reported_ns")
 
-    def __init__(self, interval_s: float = 60.0) -> None:
-        self._interval_ns = round(interval_s * 1e9)
+    def __init__(self) -> None:
         self._reported_ns: int | None = None
         self._left_out = 0
 
     def complain(self, message: str, *arguments: object, error: BaseException | None = None) -> None:
         """Report *message*, unless another was reported a moment ago; never raises."""
         now_ns = clock.monotonic_ns()
-        if self._reported_ns is not None and now_ns - self._reported_ns < self._interval_ns:
+        if self._reported_ns is not None and now_ns - self._reported_ns < _INTERVAL_NS:
             self._left_out += 1
             return
         self._reported_ns = now_ns

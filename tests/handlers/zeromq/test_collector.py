@@ -122,11 +122,13 @@ class TestLogs:
         (report,) = check_logs(tmp_path).sources
         assert (report.events, report.lost_events) == (10, 10)
 
-    def test_full_buffer_is_counted(self, tmp_path):
+    def test_full_buffer_is_counted(self, tmp_path, monkeypatch):
         """Frames that the disk does not accept in time are refused, counted, and named in the log."""
         source = Source.detect({}, run_id="run")
         frame = frame_of(source, 0, 9)
-        log_writer = MultiLogWriter(tmp_path, buffer_bytes=len(frame), flush_s=60)
+        monkeypatch.setattr(_collector, "BUFFER_BYTES", len(frame))
+        monkeypatch.setattr(_collector, "FLUSH_S", 60)
+        log_writer = MultiLogWriter(tmp_path)
         log_writer.append(source, frame, 10)
 
         assert not log_writer.append(source, frame_of(source, 10, 19), 10)

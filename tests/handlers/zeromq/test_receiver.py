@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trackside.handlers.zeromq import PeerLimits
+from trackside.handlers.zeromq import PeerLimits, _receiver
 from trackside.handlers.zeromq._protocol import (
     FORGET_AFTER_S,
     PROTOCOL_VERSION,
@@ -95,9 +95,10 @@ class TestGreeting:
         assert world.say(b"a", greeting, user) == ["Refused"]
         assert world.receiver.producers == {}
 
-    def test_too_many(self):
+    def test_too_many(self, monkeypatch):
         """Beyond the maximum number of senders, the next is asked to come again later."""
-        world = World(most=1)
+        monkeypatch.setattr(_receiver, "MAX_PRODUCERS", 1)
+        world = World()
         world.say(b"a", hello("one"))
 
         assert world.say(b"b", hello("two")) == ["Refused"]
@@ -149,7 +150,7 @@ class TestConnections:
 
     def test_thousandth_sender_gets_a_small_window(self):
         """The more senders there are, the less each may have in transit."""
-        world = World(most=2000)
+        world = World()
         for number in range(1000):
             world.say(b"%d" % number, hello(f"{number}"))
 
@@ -161,7 +162,7 @@ class TestClocks:
     @pytest.mark.parametrize(("senders", "most"), [(1, 16), (2000, 3)])
     def test_thousands_are_asked_less_often(self, senders, most):
         """Each is asked the time sixteen times at first: at once, or one after another if there are many."""
-        world = World(most=2000)
+        world = World()
         for number in range(senders):
             world.begin(b"%d" % number, f"{number}")
         for _ in range(90):

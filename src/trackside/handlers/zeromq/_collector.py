@@ -115,24 +115,14 @@ class MultiLogWriter:
 
     Args:
         directory: Where the logs go; made if it does not exist.
-        buffer_bytes: How much may wait for the disk, of all sources together.
         fsync_s: Force what was written to the device when it is older than this; None leaves that to the kernel.
     """
 
-    def __init__(
-        self,
-        directory: str | os.PathLike[str],
-        *,
-        buffer_bytes: int = BUFFER_BYTES,
-        fsync_s: float | None = 5.0,
-        flush_s: float = FLUSH_S,
-    ) -> None:
+    def __init__(self, directory: str | os.PathLike[str], *, fsync_s: float | None = 5.0) -> None:
         self.directory = Path(directory).absolute()
         self.refused_events = 0
         """Events that no file has, because the disk was too slow or full for too long."""
-        self._buffer_bytes = buffer_bytes
         self._fsync_s = fsync_s
-        self._flush_s = flush_s
         self._logs: dict[str, _SourceLog] = {}
         self._dirty: dict[str, _SourceLog] = {}
         self._open: OrderedDict[str, _SourceLog] = OrderedDict()
@@ -143,7 +133,7 @@ class MultiLogWriter:
         self._worker = Worker(
             self._work,
             name="log-writer",
-            pause_s=lambda: self._flush_s,
+            pause_s=lambda: FLUSH_S,
             is_wanted=lambda: self._waiting_bytes >= _WAKE_BYTES,
         )
         self._changed = self._worker.changed
@@ -154,7 +144,7 @@ class MultiLogWriter:
         """Have *frame* written to the file of *source*; False, and counted, if there is no room for it."""
         with self._changed:
             log = self._log(source)
-            if self._waiting_bytes + len(frame) > self._buffer_bytes:
+            if self._waiting_bytes + len(frame) > BUFFER_BYTES:
                 log.buffer.refuse(frame, events, log.buffer.trouble or "the disk is slower than the stream")
                 self.refused_events += events
                 return False
@@ -205,7 +195,7 @@ class MultiLogWriter:
             appender = Appender(
                 self.directory, lambda part: log_name(source, part), rotate_bytes=ROTATE_BYTES, fsync_s=self._fsync_s
             )
-            buffer = WriteBuffer(self._buffer_bytes, clock.now_ns, self._changed)
+            buffer = WriteBuffer(BUFFER_BYTES, clock.now_ns, self._changed)
             log = _SourceLog(buffer, appender, RecordWriter(appender, source))
             self._logs[source.id] = log
         return log

@@ -782,7 +782,6 @@ class Receiver:
         send: Sends to an address.
         on_result: Takes what a producer answered to a verb.
         limits: What each of them may use.
-        most: How many there may be.
         origin_of: Says from which address the message came that is being received.
         own_id: Of this end; random unless given.
         monotonic_s: The clock.
@@ -796,7 +795,6 @@ class Receiver:
         *,
         on_result: Callable[[Producer, Result | Refused], object] = lambda _producer, _message: None,
         limits: PeerLimits | None = None,
-        most: int = MAX_PRODUCERS,
         origin_of: Callable[[], str] = str,
         own_id: str | None = None,
         monotonic_s: Callable[[], float] = time.monotonic,
@@ -814,7 +812,6 @@ class Receiver:
         self._listener = listener
         self._on_result = on_result
         self._limits = limits or PeerLimits()
-        self._most = most
         self._now = monotonic_s
         self._cpu_s = cpu_s
         self._snapshots = SnapshotBudget(one_bytes=MAX_SOURCES_BYTES)
@@ -872,7 +869,7 @@ class Receiver:
     def _origin(self, user: str, now_s: float) -> Origin:
         """Return where the message came from that is being received."""
         name = (user, self._origin_of())
-        if name not in self._origins and len(self._origins) >= self._most:
+        if name not in self._origins and len(self._origins) >= MAX_PRODUCERS:
             name = ("", "")  # who has very many addresses has not as many allowances
         origin = self._origins.get(name)
         if origin is None:
@@ -954,8 +951,8 @@ class Receiver:
             self._sessions.refuse(address, 0, "forbidden", "a peer with another key has this name")
             return
         if producer is None:
-            if len(self.producers) >= self._most:
-                self._sessions.refuse(address, 0, "busy", f"{self._most} senders are here already")
+            if len(self.producers) >= MAX_PRODUCERS:
+                self._sessions.refuse(address, 0, "busy", f"{MAX_PRODUCERS} senders are here already")
                 return
             if self._origin(user, now_s).producers >= MAX_PRODUCERS_OF_ADDRESS:
                 most = f"{MAX_PRODUCERS_OF_ADDRESS} senders of this address are here already"

@@ -493,7 +493,6 @@ class StreamServer:
         wake: Wakes the thread; called on any thread.
         budget: The limits on what the rings hold together.
         most_viewers: The most viewers at once; more are refused.
-        window_bytes: The most bytes sent to one viewer and not acknowledged.
         on_verb: Performs a `Verb` for an address and its user, and gives each `Result` to `answer`; None refuses all.
     """
 
@@ -507,7 +506,6 @@ class StreamServer:
         wake: Callable[[], object] = lambda: None,
         budget: RingBudget | None = None,
         most_viewers: int = MAX_VIEWERS,
-        window_bytes: int = WINDOW_BYTES,
         on_verb: Callable[[bytes, Verb, str], object] | None = None,
     ) -> None:
         self._sessions: Sessions[ViewerState] = Sessions(
@@ -522,7 +520,6 @@ class StreamServer:
         self._wake = wake
         self._budget = budget or RingBudget()
         self._most_viewers = most_viewers
-        self._window_bytes = window_bytes
         self._on_verb = on_verb
         self._streams: dict[Filter, Stream] = {}
         self._opened = 0
@@ -608,7 +605,7 @@ class StreamServer:
         self._empty_inbox()
         share = max(LEAST_WINDOW_BYTES, ALL_WINDOWS_BYTES // max(1, len(self.viewers)))
         for _ in range(_PUMP_ROUNDS):
-            sent = sum(self._pump(viewer, min(share, self._window_bytes)) for viewer in list(self.viewers.values()))
+            sent = sum(self._pump(viewer, min(share, WINDOW_BYTES)) for viewer in list(self.viewers.values()))
             self.counts["sent"] += sent
             if not sent:
                 return False
