@@ -31,6 +31,7 @@ from trackside.handlers.models import SpanReport
 from trackside.handlers.models.goodput import AFTER_STEPS, BEFORE_STEPS, GoodputAccumulator, GoodputResult
 from trackside.handlers.models.liveness import ENDED, LifeSigns, is_gone, liveness, worst
 from trackside.handlers.models.scores import RELATIVE, ScoreAggregator, ScoreReport
+from trackside.handlers.models.spans import NameTotals
 from trackside.report._gather import MOST_WINDOWS, Gatherer, Mark, StepLengths, Trace, Watched, is_out_of_memory
 from trackside.report._report import (
     AttemptBar,
@@ -46,7 +47,6 @@ from trackside.report._report import (
     RankRow,
     Report,
     Slowdown,
-    SpanRow,
     StallRow,
     StepQuantiles,
     Unwritten,
@@ -588,7 +588,7 @@ def _growth(mains: Sequence[Watched]) -> tuple[Growth, ...]:
     )
 
 
-def _spans(report: SpanReport, gathered: Gatherer, mains: Sequence[Watched]) -> tuple[SpanRow, ...]:
+def _spans(report: SpanReport, gathered: Gatherer, mains: Sequence[Watched]) -> tuple[NameTotals, ...]:
     """Return all spans by name, the longest together first."""
     totals: dict[str, list[int]] = {}
     for source in report.sources:
@@ -610,7 +610,7 @@ def _spans(report: SpanReport, gathered: Gatherer, mains: Sequence[Watched]) -> 
             round(max(one.high for one in extremes)),
         ]
     found = [
-        SpanRow(name=name, count=own[0], failed=own[1], total_ns=own[2], min_ns=own[3], max_ns=own[4])
+        NameTotals(name=name, count=own[0], failed=own[1], total_ns=own[2], min_ns=own[3], max_ns=own[4])
         for name, own in totals.items()
     ]
     return tuple(sorted(found, key=lambda row: -row.total_ns)[:_MOST_ROWS])

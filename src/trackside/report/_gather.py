@@ -411,8 +411,6 @@ class Watched:
     steps_ns: int = 0
     """All steps together."""
     last_step: int = -1
-    first_step_ns: int = 0
-    """When its first step began."""
     first_batch_ns: int | None = None
     """How long it waited for the first batch; None before that came."""
     step_ended_ns: int = 0
@@ -678,8 +676,6 @@ class Gatherer:
         now, ended, self._iterations = self._now, self._iterations, []
         lengths, self._step_times_ns = self._step_times_ns, []
         steps = [event.step for event in ended]
-        if not now.steps:
-            now.first_step_ns = ended[0].at_ns - ended[0].duration_ns
         now.steps += len(ended)
         now.steps_ns += sum(lengths)
         now.last_step = steps[-1]

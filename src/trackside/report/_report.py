@@ -9,6 +9,7 @@ import attrs
 
 from trackside.core import text as words
 from trackside.handlers.models.goodput import AFTER_STEPS, BEFORE_STEPS, GoodputResult
+from trackside.handlers.models.spans import NameTotals
 from trackside.report._gather import Bin, Mark, plain
 from trackside.report._statistics import Difference
 from trackside.report._whatif import LateRank, Pause, WhatIf
@@ -255,18 +256,6 @@ class Growth:
 
 
 @attrs.frozen(kw_only=True)
-class SpanRow:
-    """All spans of one name, over all ranks."""
-
-    name: str
-    count: int
-    failed: int
-    total_ns: int
-    min_ns: int
-    max_ns: int
-
-
-@attrs.frozen(kw_only=True)
 class OpenRow:
     """A span that did not end."""
 
@@ -477,7 +466,7 @@ class Report:
     growth: tuple[Growth, ...]
     baseline: Difference | None
     """How step times differ from the baseline's; None without one."""
-    spans: tuple[SpanRow, ...]
+    spans: tuple[NameTotals, ...]
     open: tuple[OpenRow, ...]
     errors: tuple[ErrorRow, ...]
     counters: tuple[CounterRow, ...]
