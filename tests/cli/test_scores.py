@@ -102,6 +102,33 @@ class TestText:
 
 
 class TestWaiting:
+    def test_is_not_slow(self, command, tmp_path):
+        """
+        A rank that is long in an exchange only waits in it, and is no straggler, though no section says so.
+
+        Rank 1 computes for 30 ms and rank 0 for 5; both leave the exchange after 31 ms.
+        """
+        for rank, (forward_ns, exchange_ns) in enumerate(((5e6, 26e6), (30e6, 1e6))):
+            source = Source(id=f"{rank:016x}", run_id="run-1", rank=rank, world_size=2, host="node-1")
+            with clock.installed(lambda: START_NS, lambda: START_NS), Bus(source=source) as bus:
+                bus.subscribe(EventLog(tmp_path / "runs"))
+                took = [exchange_ns, forward_ns]
+                columns = dict.fromkeys(("min_ns", "max_ns", "median_ns", "mean_ns"), took)
+                counted = {"counts": [20, 20], "entries": [20, 20], "std_ns": [0.0, 0.0]}
+                steps = {"window": 0, "first_step": 0, "last_step": 19, "start_ns": 0}
+                bus.log(SectionWindow(names=["all_reduce", "forward"], **steps, **counted, **columns))
+        # 1/26 and 5/30 of the fastest.
+        assert command("scores", tmp_path).lines[1:9] == [
+            "",
+            "stragglers",
+            "  rank 1 on node-1: section forward, relative score 0.167 since step 0 (window 0), 25 ms lost per step",
+            "",
+            "not slow, but waiting for others",
+            "  rank 0 on node-1: section all_reduce, relative score 0.038 since step 0 (window 0)",
+            "",
+            "relative, worst: rank 0 on node-1, 0.038",
+        ]
+
     def test_least_and_most(self, command, tmp_path):
         """The rank that waits least is the one that the others wait for."""
         for rank, wait_ns in enumerate((4e6, 1e6)):

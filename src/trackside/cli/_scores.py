@@ -20,6 +20,7 @@ from trackside.events import (
 )
 from trackside.handlers import replay
 from trackside.handlers.models.scores import KindScores, Missing, ScoreAggregator, ScoreReport, Straggler
+from trackside.report._whatif import kind_of
 
 _READ: Final[tuple[type[Event], ...]] = (SectionWindow, KernelWindow, GpuTimingUnavailable, TrainingConfigured)
 _MOST_RANKS: Final = 32
@@ -158,10 +159,17 @@ def _lines(run_id: str, report: ScoreReport) -> Iterator[str]:
         f"attempt {report.attempt}, {ranks}{'' if report.is_closed else ', still open'}"
     )
     yield ""
+    # As in the report: who is long where ranks wait for each other waits for one that is slow.
+    waiting = [one for one in report.stragglers if kind_of(one.what.removeprefix("section "), set()) == "waiting"]
+    slow = [one for one in report.stragglers if one not in waiting]
     yield "stragglers"
-    yield from (f"  {_straggler(one)}" for one in report.stragglers)
-    if not report.stragglers:
+    yield from (f"  {_low_score(one)}, {words.seconds(one.lost_s_per_step)} lost per step" for one in slow)
+    if not slow:
         yield "  none"
+    if waiting:
+        yield ""
+        yield "not slow, but waiting for others"
+        yield from (f"  {_low_score(one)}" for one in waiting)
     for kind, scores in report.kinds():
         yield ""
         yield from _table(kind, report, scores)
@@ -176,10 +184,10 @@ def _lines(run_id: str, report: ScoreReport) -> Iterator[str]:
     yield ""
 
 
-def _straggler(one: Straggler) -> str:
+def _low_score(one: Straggler) -> str:
     return (
         f"rank {one.rank} on {one.node}: {one.what}, {one.kind} score {one.score:.3f} since step {one.since_step}"
-        f" (window {one.since_window}), {words.seconds(one.lost_s_per_step)} lost per step"
+        f" (window {one.since_window})"
     )
 
 
