@@ -365,6 +365,15 @@ class TestOne:
         publish_job(nats_server, "run", 1, random.Random(1), windows=2)
         eventually(lambda: is_read(address, "run"), what="the rest is read")
 
+    def test_stream_is_removed(self, nats_server, address, collecting, eventually):
+        """Of a stream that is removed and created again a collector has the answers to the new one, not to both."""
+        collecting()
+        publish_job(nats_server, "run", 0, random.Random(1), windows=3)
+        eventually(lambda: is_read(address, "run"), what="it is read")
+        nats_server.call(lambda jetstream: jetstream.delete_stream(STREAM))
+        publish_job(nats_server, "run", 1, random.Random(1), windows=2)
+        eventually(lambda: is_read(address, "run"), what="the new one is read")
+
     def test_reader_goes_on_from_the_checkpoint(self, nats_server, address, collecting, eventually):
         """A reader that begins at the cursor of what is stored reads what came later, each once."""
         collector = collecting()

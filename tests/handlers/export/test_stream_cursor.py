@@ -85,6 +85,15 @@ class TestStreamCursor:
         assert list(place.read(5, frames[1], source_json)) == []
         assert place.repeated == 5
 
+    def test_stream_begins_again(self, recorded):
+        """Where the numbers of messages begin again, what was read before is skipped and what is new is yielded."""
+        place = StreamCursor()
+        list(read(place, recorded, (1, 2, 3)))
+        assert steps(read(place, recorded, (1, 2))) == []
+        frames, source_json = recorded
+        assert steps(place.read(3, frames[3], source_json)) == list(range(15, 20))
+        assert (place.missing, place.repeated) == (0, 11)  # the first frame also has the start of the source
+
     def test_gone(self, recorded):
         """A frame that is missing leaves a counted gap, and the source is known all the same."""
         place = StreamCursor()

@@ -66,12 +66,10 @@ class StreamCursor:
         Yield the events of a message that were not read yet, and advance with each.
 
         Args:
-            sequence: The message's number.
+            sequence: The message's number. It may be lower than those before, where a stream begins again.
             frame: The message's content.
             source_json: The frame's source as JSON: the first frame, which describes it, may have been removed.
         """
-        if sequence < self.sequence:
-            return
         skip = self._events if sequence == self.sequence else 0
         self.sequence, self._events = sequence, skip
         source_id = ""

@@ -532,7 +532,8 @@ class _NatsSession:
         """Return how many messages the run had if it is over, -1 if not."""
         checkpoint = await self._store.load(job)
         run: RunCollection | None = None
-        if checkpoint.state is not None and checkpoint.created == self._created:
+        created = self._created
+        if checkpoint.state is not None and checkpoint.created == created:
             run = loaded(checkpoint.state, self._collector.models, self._collector.silent_after_s, self._clock.now_s)
             await self._publish(job, run)  # of the worker before: it stored them, and may not have sent them
         subject = f"{self._stream}.{job}.>"
@@ -541,6 +542,8 @@ class _NatsSession:
         is_clean = False
         try:
             while True:
+                if self._created != created:
+                    raise ConnectionError("the stream was removed and created again")
                 amount = self._amounts.get(job, 0)
                 messages = await pull.fetch(self._jetstream)
                 for message in messages:
@@ -558,7 +561,7 @@ class _NatsSession:
                 outbox_bytes = sum(map(len, run.outbox)) if run else 0
                 if run and run.is_changed and (is_released or now_s >= due_s or outbox_bytes > _MAX_OUTBOX_BYTES):
                     run.is_changed = False
-                    checkpoint = await self._store.store(job, pack(run.dump()), checkpoint, self._created)
+                    checkpoint = await self._store.store(job, pack(run.dump()), checkpoint, created)
                     if checkpoint.object_name and not is_clean:
                         await self._store.clean(job, checkpoint)
                         is_clean = True

@@ -122,7 +122,12 @@ class NatsSink:
         return bool(self._subject) and self._exporter.put(frame, events=events, size_bytes=len(frame))
 
     def flush(self, timeout_s: float = 2.0) -> bool:
-        """Publish what waits; True once the server has acknowledged all of it."""
+        """
+        Publish what waits, now; return whether the server has acknowledged all of it.
+
+        False at once if the server refuses or is away: a checkpoint does not wait for it. While a cluster elects a
+        leader, some ten seconds, call it again.
+        """
         return self._exporter.flush(timeout_s)
 
     def close(self, timeout_s: float = 2.0) -> bool:
@@ -354,7 +359,7 @@ class _Messages:
 
     async def _fetch(self, stream: Any) -> list[StreamMessage]:
         if self._last is None:
-            self._last = int((await stream.stream_info(self._stream)).state.last_seq)
+            self._last = await self._pull.last_message(stream)
             if self._is_over():
                 return []
         messages = await self._pull.fetch(stream)
@@ -380,6 +385,8 @@ class StreamPull:
         self._stream = stream
         self._subject = subject
         self._poll_interval_s = poll_interval_s
+        self._created = ""
+        """When the stream was created that is read."""
         self._subscription: Any = None
         self._received = 0
         """Messages that came for the subscription."""
@@ -393,6 +400,7 @@ class StreamPull:
             Exception: of the kinds that the client raises. After `reset` it can be tried again.
         """
         if self._subscription is None:
+            await self.last_message(stream)
             config = ConsumerConfig(
                 deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
                 opt_start_seq=self.next,
@@ -414,6 +422,20 @@ class StreamPull:
         if messages:
             self.next = messages[-1].sequence + 1
         return messages
+
+    async def last_message(self, stream: Any) -> int:
+        """
+        Return the number of the last message that the stream has.
+
+        If the stream is another one than before, or the server came back with an older disk, all messages are read
+        again. Their readers know by the numbers of the events what is new.
+        """
+        info = await stream.stream_info(self._stream)
+        last, created = int(info.state.last_seq), str(info.created)
+        if self.next > last + 1 or self._created not in {"", created}:
+            self.next = 1
+        self._created = created
+        return last
 
     async def is_at_end(self) -> bool:
         """Return whether all messages of the subject were fetched; if some were lost on the way they come again."""
@@ -581,7 +603,7 @@ def copied(address: str) -> StreamCopy:
 
 class _Connection:
     """
-    A connection that is opened when it is needed, with a loop and a thread of its own, and reopened after a failure.
+    A connection that is opened when it is needed, with a loop and a thread of its own, and reopened after any failure.
 
     Args:
         servers: Tried in turn.
@@ -601,6 +623,8 @@ class _Connection:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._client: Any = None
+        self._is_good = False
+        """Whether the latest use of the client ended well."""
 
     def copy(self) -> _Connection:
         """Return an equal one, not connected."""
@@ -629,9 +653,14 @@ class _Connection:
             raise
 
     async def _with_client(self, use: Callable[[Any], Awaitable[T]], timeout_s: float) -> T:
-        if self._client is None or not self._client.is_connected:
+        if self._client is None or not self._client.is_connected or not self._is_good:
             await self._connect(timeout_s)
-        return await use(self._client.jetstream(timeout=timeout_s))
+        # Not good until it is done: where this node is cut off another one may answer, and a stream that was removed is
+        # created with a new connection.
+        self._is_good = False
+        result = await use(self._client.jetstream(timeout=timeout_s))
+        self._is_good = True
+        return result
 
     async def _connect(self, timeout_s: float) -> None:
         await self._disconnect()
