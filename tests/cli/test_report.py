@@ -175,7 +175,7 @@ class TestTop:
         """Without a terminal, top prints a line."""
         outcome = command("top", "--once", readable.parent)
         assert (outcome.code, len(outcome.lines)) == (0, 1)
-        assert "run-1: step -1, " in outcome.out
+        assert "run-1: no step yet, " in outcome.out
 
     def test_json(self, readable, command):
         """With --json, top prints an object."""

@@ -88,7 +88,8 @@ class TestRun:
         """A program that does not exist is one line, with exit code 2."""
         done = subprocess.run([*command, "no-such-program"], check=False, capture_output=True, text=True, timeout=60)
         assert done.returncode == 2
-        assert "no-such-program: cannot be run: No such file or directory" in done.stderr.splitlines()[-1]
+        said = done.stderr.splitlines()[-1]
+        assert "no-such-program: cannot be run: No such file or directory; install it or give its path" in said
 
     def test_nothing(self, command):
         """Without a command there is nothing to run: one line, exit code 2."""

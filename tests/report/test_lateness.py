@@ -152,6 +152,13 @@ class TestFindLate:
         assert (set(late), late[1].first, late[1].last) == ({1}, pytest.approx(120, abs=4), 199)
         assert late[1].level_ns == pytest.approx(0.3 * STEP_MS * MS, rel=0.2)
 
+    def test_begins_under_load(self):
+        """Of two ranks in noise that lasts, the one which is late from a quarter of the steps on is mostly named."""
+        job = {"steps": 400, "late": 0.4, "since": 100, "noise": 0.3, "lasts": 0.5, "stalls": 0.05}
+        found = [set(late_in(simulate(seed, ranks=2, **job))) for seed in range(40)]
+        assert found.count({1}) >= 30
+        assert {0} not in found
+
     def test_two(self):
         """Two of eight ranks that are late are both named."""
         rows = simulate(1, ranks=8, steps=120, late=0.3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -108,7 +109,9 @@ def _run(program: Sequence[str], variables: dict[str, str]) -> int:
     try:
         child = subprocess.Popen(program, env={**os.environ, **variables})  # noqa: S603  it is what the user asked for
     except OSError as error:
-        raise UnreadableError(program[0], f"cannot be run: {error.strerror}", "give a program that can") from error
+        is_on_path = os.sep in program[0] or shutil.which(program[0]) is not None
+        remedy = "give a program that can" if is_on_path else "install it or give its path: PATH leads to none"
+        raise UnreadableError(program[0], f"cannot be run: {error.strerror}", remedy) from error
     before = {
         # Ctrl-C reaches the whole group, the job too; what is sent to us alone is passed on.
         signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),

@@ -2,8 +2,8 @@
 The rule of lateness: which ranks are slower than their peers, in which steps, and how probable that is by chance.
 
 Ranks are compared within the same steps, so what slows the whole machine cancels. What is left is noise of single
-ranks, and two tests say how probable a rank's lateness is by that alone: the aligned ranks of many short windows,
-whatever the distribution of the noise, and Student's t of few long windows, for jobs of few windows. In both,
+ranks, and three tests say how probable a rank's lateness is by that alone: the aligned ranks of many short windows,
+whatever the distribution of the noise, and Student's t of these and of few long ones, for jobs of few windows. In all,
 neighbours that depend on each other count as the fewer events that they are. docs/verdicts.md states the rule.
 """
 
@@ -37,7 +37,7 @@ _LEAST_SAVED: Final = 1 / 3
 Of what a rank is longer by in one part, the share by which its steps would be shorter without. It is about a half where
 the noise of other parts is large, and next to nothing where the rank only does in another order what its peers do.
 """
-_TESTS: Final = 2
+_TESTS: Final = 3
 _PULLED_FROM: Final = 0.95
 """The quantile of a rank's own steps to which longer ones are pulled in: few long steps are events and no lateness."""
 _FEW_RANKS: Final = 16
@@ -225,6 +225,14 @@ class Scores:
     lasts: float
     """How many neighbours are one event, by all rows: a stretch of one row says too little of it."""
 
+    def lasts_beside(self, first: int, last: int, margin: int) -> float:
+        """Return the same; of few rows without the bounds of the stretch, as what begins there is in all of them."""
+        if len(self.rows) > _FEW_RANKS:
+            return self.lasts
+        above = [[own - mean for own, mean in zip(row, self.means, strict=True)] for row in self.rows]
+        halves = [(row[first:last], _outside(row, first, last, margin)) for row in above]
+        return dependence(*itertools.chain.from_iterable(halves))
+
     def surplus(self, at: int, first: int, last: int) -> float:
         """Return by how many standard deviations row *at* is above the mean, in columns *first* to *last*."""
         spread = math.fsum(self.variances[first:last])
@@ -235,7 +243,8 @@ class Scores:
         """Return the probability of such a surplus by chance; neighbours that depend on each other are one event."""
         above = [own - mean for own, mean in zip(self.rows[at], self.means, strict=True)]
         lasts = dependence(above[first:last], _outside(above, first, last, margin))
-        return 0.5 * math.erfc(self.surplus(at, first, last) / math.sqrt(2 * max(lasts, self.lasts)))
+        lasts = max(lasts, self.lasts_beside(first, last, margin))
+        return 0.5 * math.erfc(self.surplus(at, first, last) / math.sqrt(2 * lasts))
 
 
 def aligned_scores(rows: Rows) -> Scores:
@@ -328,13 +337,12 @@ class _Windows:
             if level_ns < least_ns or statistics.fmean(by_whole[first:last]) < LEAST_LATE_NS:
                 continue
             low, high = first * self.in_long, last * self.in_long
+            inside, outside = short[low:high], _outside(short, low, high, margin * self.in_long)
+            lasts = max(dependence(inside, outside), scores.lasts_beside(low, high, margin * self.in_long))
             chance = min(
-                student(
-                    above[first:last],
-                    _outside(above, first, last, margin),
-                    max(dependence(short[low:high], _outside(short, low, high, margin * self.in_long)), scores.lasts)
-                    / self.in_long,
-                ),
+                student(inside, outside, lasts),
+                # Of regular pauses each long window has as many.
+                student(above[first:last], _outside(above, first, last, margin), lasts / self.in_long),
                 scores.chance(row, low, high, margin=margin * self.in_long),
             )
             is_whole = last - first == len(lateness)
@@ -350,7 +358,8 @@ def dependence(*stretches: Sequence[float]) -> float:
     """
     Return how many neighbours are one event, from 1 on: what lasts for many steps, such as another process, is one.
 
-    That is the sum of the correlations of an autoregression of the first order, each stretch about its own mean.
+    That is the sum of the correlations of an autoregression of the first order, each stretch about its own mean; the
+    correlation is taken by one standard error larger than it was found (Bartlett 1946), as few values estimate it.
     """
     apart = [_centred(part) for part in stretches if part]
     squares = math.fsum(value**2 for part in apart for value in part)
@@ -360,6 +369,7 @@ def dependence(*stretches: Sequence[float]) -> float:
     products = math.fsum(one * other for part in apart for one, other in itertools.pairwise(part))
     found = products / squares
     found += (1 + 3 * found) / count  # what a short series is estimated too low (Kendall 1954)
+    found += math.sqrt(max(0.0, 1 - found**2) / count)
     return max(1.0, (1 + found) / max(1 - found, 2 / count))
 
 
@@ -374,12 +384,13 @@ def student(inside: Sequence[float], outside: Sequence[float], dependent: float 
 
     The noise is that of both stretches, each about its own mean; *dependent* neighbours are one event.
     """
-    freedom = max(0, len(inside) - 1) + max(0, len(outside) - 1)
+    dependent = max(1.0, dependent)
+    freedom = math.floor(sum(max(0.0, len(part) / dependent - 1) for part in (inside, outside)))
     if not freedom:
         return 1.0
     mean = statistics.fmean(inside)
     squares = math.fsum(value**2 for part in (inside, outside) if part for value in _centred(part))
-    error = max(math.sqrt(squares * max(1.0, dependent) / freedom / len(inside)), 1e-6 * abs(mean), 1e-9)
+    error = max(math.sqrt(squares / freedom / len(inside)), 1e-6 * abs(mean), 1e-9)
     return _beyond(mean / error, freedom)
 
 

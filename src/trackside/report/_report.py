@@ -190,7 +190,7 @@ class AttemptBar:
         took = words.seconds(self.before_start_s)
         if self.number:
             return f"Attempt {self.number}: {took} of the restart downtime were its process and imports before start()."
-        return f"The process had run for {took} when start() was called, with its imports; no figure here has that."
+        return f"The process had run for {took} when start() was called, with its imports: that is in no figure here."
 
 
 @attrs.frozen(kw_only=True)

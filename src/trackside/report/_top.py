@@ -507,7 +507,7 @@ def line(view: TopView) -> str:
     """Return *view* as one line, for where there is no terminal."""
     if not view.ranks:
         return "waiting for the first event of a rank"
-    parts = [f"step {view.step}"]
+    parts = [f"step {view.step}" if view.step >= 0 else "no step yet"]
     if view.steps_per_s is not None and not view.is_stale:
         parts.append(f"{view.steps_per_s:.2f} steps/s")
     if view.goodput is not None:

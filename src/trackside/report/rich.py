@@ -159,7 +159,7 @@ def _head(view: TopView) -> Text:
 
 def _step_line(view: TopView, width: int) -> Text:
     rate = words.NOTHING if view.steps_per_s is None else f"{view.steps_per_s:.3g}"
-    line = _text(f"step {view.step:,}   ")
+    line = _text(f"step {view.step:,}   " if view.step >= 0 else "no step yet   ")
     if view.is_stale:  # a rate of some time ago is not what happens now
         ago = words.seconds(view.rate_age_s)
         line.append_text(_text(f"no step for {ago}; before {rate} steps/s", "dim" if view.has_ended else "bold red"))
