@@ -149,6 +149,13 @@ class TestLongLogs:
         (seen,) = outline(tmp_path).sources
         assert (seen.first_ns, seen.last_ns, seen.last_step, seen.ended) == (S, 7 * S, 6, "closed")
 
+    def test_copy(self, write, tmp_path, source):
+        """Of a log and a collector's copy that holds less, the outline ends as the longer one does."""
+        write(source, [iteration(1)], [iteration(6), SourceEnded(reason="closed", at_ns=7 * S)])
+        write(source, [iteration(1)], [iteration(4)], end=False)
+        (seen,) = outline(tmp_path).sources
+        assert (seen.last_ns, seen.last_step, seen.ended) == (7 * S, 6, "closed")
+
     @pytest.mark.parametrize("cut", range(1, 400, 7))
     def test_torn(self, write, tmp_path, source, cut):
         """If a kill cut the log off, its sound part is read."""

@@ -41,6 +41,8 @@ MOST_ENDS: Final = 1024
 _HEAD_BYTES: Final = 1 << 16
 _TAIL_BYTES: Final = (1 << 18, 1 << 21, 1 << 24)
 """How many bytes at a log's end are read: more only if fewer do not hold the last event and the last step."""
+_MOST_TAILS: Final = 8
+"""Of a process's files the last ones: its own and a collector's copy, whose parts alternate."""
 
 
 def unwritten_steps(ends_ns: Iterable[int]) -> int:
@@ -327,7 +329,7 @@ def outline(*paths: str | os.PathLike[str]) -> LogOutline:
     Read the beginning and the end of logs: their sources, first and last times, and whether they ended.
 
     The time grows with the number of files and not with their size: for each process up to 64 KiB are read at the
-    beginning and usually 256 KiB at the end. `check_logs` reads everything.
+    beginning and usually 256 KiB at the end of each of its last files. `check_logs` reads everything.
 
     Args:
         paths: Log files, or directories with such at any depth.
@@ -393,9 +395,13 @@ def _first_events(files: Sequence[LogFile], source: Source, decoder: FrameDecode
 
 
 def _last_events(files: Sequence[LogFile], source: Source, decoder: FrameDecoder) -> _Tail:
-    """Return the facts at the end of the last file that holds events, reading as little as possible."""
-    tail = _Tail()
-    for file in reversed(files):
+    """
+    Return the facts at the end of the file that goes furthest, reading as little as possible.
+
+    That need not be the last one: a collector may have a copy of what the process itself wrote, and less of it.
+    """
+    furthest = _Tail()
+    for file in files[-_MOST_TAILS:]:
         size = file.path.stat().st_size
         for length in _TAIL_BYTES:
             tail = _read_tail(file, source, decoder, max(0, size - length))
@@ -403,8 +409,12 @@ def _last_events(files: Sequence[LogFile], source: Source, decoder: FrameDecoder
                 break
         if tail.last_ns is not None:
             tail.is_whole = len(files) == 1 and length >= size
-            break
-    return tail
+            furthest = max(furthest, tail, key=_reach)
+    return furthest
+
+
+def _reach(tail: _Tail) -> tuple[int, bool]:
+    return tail.last_ns or 0, tail.ended is not None
 
 
 def _read_tail(file: LogFile, source: Source, decoder: FrameDecoder, offset: int) -> _Tail:
