@@ -506,6 +506,21 @@ class TestTiles:
                     at_ns = begun_ns + 4 * MS
             assert (find_pause(ranks, ()) is None, compare_ranks([ranks]).late == ()) == (saves, saves)
 
+    def test_cost(self):
+        """What a rank costs that is late by 10 ms in each of 60 steps is 0.6 s, and the steps are counted."""
+        ranks = {rank: StepTiles() for rank in range(2)}
+        for rank, tiles in ranks.items():
+            for step in range(100):
+                at_ns, late_ns = S + 20 * step * MS, 10 * MS * (step >= 40)
+                entered_ns = at_ns + 4 * MS + late_ns * (rank == 1)
+                tiles.add_part(at_ns, entered_ns, "model_forward")
+                tiles.add_part(entered_ns, at_ns + 5 * MS + late_ns, "gradient_synchronization")
+                tiles.end_step(step, at_ns, at_ns + 5 * MS + late_ns)
+        (late,) = compare_ranks([ranks]).late
+        assert (late.rank, late.since_step, late.steps) == (1, 40, 60)
+        assert late.lateness_ns == pytest.approx(10 * MS)
+        assert late.lost_s == pytest.approx(0.6)
+
     def test_gap(self):
         """A stretch is not waiting because the part before it is: there a rank can be late."""
         assert kind_of("gradient_synchronization", set()) == "waiting"

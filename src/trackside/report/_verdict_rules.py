@@ -858,9 +858,9 @@ def _straggler(report: Report, one: LateRank, late: Sequence[LateRank]) -> Findi
         does = f"{'are' if many else 'is'} slow in {one.what}"
     else:
         does = f"{'are' if many else 'is'} slow outside measured parts, {one.where}"
-    arrived = (
-        f"arrived {words.duration(one.lateness_ns)} later than its peers, in steps {one.since_step} to {one.until_step}"
-    )
+    over = f"on average of {one.steps:,} steps," if one.steps else "in steps"
+    later = f"{words.duration(one.lateness_ns)} later than its peers"
+    arrived = f"arrived {later}, {over} {one.since_step} to {one.until_step}"
     chance = chance_words(one.chance)
     if one.by_part:
         evidence = [f"rank {one.rank} takes longer there: {chance}", f"it {arrived}; its other parts are noisy"]

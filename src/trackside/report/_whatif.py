@@ -311,6 +311,8 @@ class LateRank:
     """The probability that noise alone makes a rank of this job look so late; None where scores of windows say it."""
     by_part: bool = False
     """Whether it is `what` that noise does not explain, and not all of its time."""
+    steps: int = 0
+    """Steps in which it was late, those that were made again counted again; 0 where only windows are known."""
     also_in: tuple[str, ...] = ()
     """Other parts in which it was slower."""
     waited_in: str = ""
@@ -685,6 +687,7 @@ def _late(
         excess_s=(excess[what][0] - excess[what][1]) * steps / 1e9,
         chance=episode.chance,
         by_part=episode.by_part,
+        steps=round(steps),
         also_in=tuple(tile_words(name) for name, by in beside if by >= _PARTS_FROM * lateness_ns),
         attempt=grid.attempts[first],
     )
