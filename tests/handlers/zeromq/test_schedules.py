@@ -147,7 +147,7 @@ TABLE = {
         "_sessions": same, "_streams": lambda streams, now_s: same(list(streams.values()), now_s), "_opened": same,
         "_beat_s": age(1.0), "_now_s": age(1.0), "_answers": same, "_inbox": is_empty,
         "viewers": APART, "counts": APART, "_provider": APART, "_connects": APART, "_wake": APART, "_budget": APART,
-        "_most_viewers": APART, "_window_bytes": APART, "_on_verb": APART, "_verbs": APART, "_trouble": APART,
+        "_most_viewers": APART, "_on_verb": APART, "_verbs": APART, "_trouble": APART,
     },
     Stream: {
         "ring": same, "is_held": same, "left_s": age(31.0), "delivered": same, "_settled": same, "_given_up": same,
@@ -179,7 +179,7 @@ TABLE = {
         "_sessions": same, "_by_id": lambda producers, _: tuple((key, p.address) for key, p in producers.items()),
         "_due": names, "_share": same, "_restless": lambda some, _: frozenset(one.id for one in some),
         "_gone": lambda gone, _: tuple((producer.id, address) for producer, address in gone),
-        "producers": APART, "counts": APART, "_listener": APART, "_on_result": APART, "_limits": APART, "_most": APART,
+        "producers": APART, "counts": APART, "_listener": APART, "_on_result": APART, "_limits": APART,
         "_now": APART, "_cpu_s": APART, "_snapshots": same, "_origin_of": APART, "_origins": APART, "_swept_s": APART,
     },
     Producer: {
