@@ -201,12 +201,17 @@ class TestStreams:
 
         assert (child.returncode, err) == (0, "")
 
-    def test_reader_that_is_gone(self, start, tmp_path, write_log):
+    @pytest.mark.parametrize(
+        "command",
+        [["tail"], ["info"], ["runs"], ["report"], ["report", "--json"], ["goodput"], ["top", "--once"]],
+        ids=" ".join,
+    )
+    def test_reader_that_is_gone(self, start, tmp_path, write_log, command):
         """Nor is one whose reader had gone before there was anything to read."""
         write_log(tmp_path, steps=1)
         reader, writer = os.pipe()
         os.close(reader)
-        child = start("tail", tmp_path, stdout=writer)
+        child = start(*command, tmp_path, stdout=writer)
         os.close(writer)
         _, err = child.communicate(timeout=60)
 

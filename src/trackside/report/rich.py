@@ -31,7 +31,12 @@ def make_console(*, width: int | None = None, file: Any = None) -> Console:
     console = Console(file=file, highlight=False, markup=False, emoji=False, width=width)
     if width is None and not console.is_terminal:
         console = Console(file=file, highlight=False, markup=False, emoji=False, width=_WIDTH)
+    console.on_broken_pipe = _end
     return console
+
+
+def _end() -> None:
+    raise BrokenPipeError  # a reader that has enough is no failure, as it is to rich
 
 
 def print_report(report: Report, console: Console | None = None, *, is_explained: bool = False) -> None:
