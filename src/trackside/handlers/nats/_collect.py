@@ -19,7 +19,6 @@ from typing import Any, Final
 
 import attrs
 import msgpack
-import nats
 from nats.errors import MaxPayloadError
 from nats.js.api import KeyValueConfig, ObjectStoreConfig
 from nats.js.errors import BucketNotFoundError, KeyNotFoundError, KeyWrongLastSequenceError, NotFoundError
@@ -34,6 +33,7 @@ from trackside.handlers.nats._stream import (
     StreamAddress,
     StreamMessage,
     StreamPull,
+    connected_client,
     create_stream,
     message_headers,
     subject_token,
@@ -400,7 +400,7 @@ class NatsCollector(Closing):
 
         arguments = {"connect_timeout": _REQUEST_S, "name": "trackside-collect", **self._options, **ONE_ATTEMPT}
         self._servers.append(self._servers.pop(0))  # the next attempt uses another server
-        client = await nats.connect(self._servers[-1], error_cb=ignore, **arguments)
+        client = await connected_client(self._servers[-1], error_cb=ignore, **arguments)
         try:
             session = _NatsSession(self, client)
             await session.work()
@@ -649,7 +649,7 @@ def collected(address: str, *, models: Callable[[Publish], Sequence[Any]] = coll
         raise ConfigError("run", address, "give nats://HOST:PORT/STREAM/RUN")
 
     async def read() -> _Checkpoint:
-        client = await nats.connect(parsed.servers, connect_timeout=_REQUEST_S, allow_reconnect=False)
+        client = await connected_client(parsed.servers, connect_timeout=_REQUEST_S, allow_reconnect=False)
         try:
             store = _Store(client.jetstream(timeout=_REQUEST_S), parsed.stream)
             await store.open()

@@ -50,6 +50,7 @@ _NO_LIMIT: Final = 1 << 62
 _MAX_RETRY_S: Final = 5.0
 ONE_ATTEMPT: Final = {"allow_reconnect": False, "max_reconnect_attempts": 1, "reconnect_time_wait": 0.1}
 """Arguments of ``nats.connect``, which otherwise tries a server that refuses for two minutes, and no other one."""
+_CLOSE_S: Final = 0.5
 _PATIENCE_S: Final = 5.0
 """For how long a command tries to reach the server, in seconds."""
 _COPY_BYTES: Final = 8 << 20
@@ -164,6 +165,18 @@ class NatsSink:
 def message_headers(source_id: str, first_seq: int, source_json: str) -> dict[str, str]:
     """Return the headers of a frame: the id by which the server knows it when it comes again, and its source."""
     return {_MESSAGE_ID: f"{source_id}:{first_seq}", _SOURCE: source_json}
+
+
+async def connected_client(servers: str | Sequence[str], **options: Any) -> Any:
+    """Return what ``nats.connect`` does, which leaves the socket of an attempt that failed to the garbage collector."""
+    client = nats.NATS()
+    try:
+        await client.connect(servers, **options)
+    except BaseException:
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(client.close(), _CLOSE_S)
+        raise
+    return client
 
 
 async def create_stream(jetstream: Any, name: str, keep_s: float | None = KEEP_S, replicas: int = 1) -> None:
@@ -671,7 +684,7 @@ class _Connection:
 
         # The batch exporter reconnects: it knows which frames were acknowledged.
         arguments = {"connect_timeout": timeout_s, "name": "trackside", **self._options, **ONE_ATTEMPT}
-        self._client = await nats.connect(self._servers[-1], error_cb=ignore, **arguments)
+        self._client = await connected_client(self._servers[-1], error_cb=ignore, **arguments)
         if self._prepare is not None:
             await self._prepare(self._client.jetstream(timeout=timeout_s))
 
