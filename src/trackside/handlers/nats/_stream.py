@@ -179,6 +179,11 @@ async def connected_client(servers: str | Sequence[str], **options: Any) -> Any:
     return client
 
 
+def created_text(info: Any) -> str:
+    """Return when the stream of *info* was created; empty of older nats-py, which does not say."""
+    return str(getattr(info, "created", ""))
+
+
 async def create_stream(jetstream: Any, name: str, keep_s: float | None = KEEP_S, replicas: int = 1) -> None:
     """Create the stream *name*, as of `NatsSink`, unless it exists."""
     try:
@@ -444,7 +449,7 @@ class StreamPull:
         again. Their readers know by the numbers of the events what is new.
         """
         info = await stream.stream_info(self._stream)
-        last, created = int(info.state.last_seq), str(info.created)
+        last, created = int(info.state.last_seq), created_text(info)
         if self.next > last + 1 or self._created not in {"", created}:
             self.next = 1
         self._created = created
