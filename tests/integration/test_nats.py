@@ -17,7 +17,7 @@ import trackside
 from ports import free_port
 from trackside.bus import Bus
 from trackside.cli import main
-from trackside.events import IterationEnded, Source, SourceStarted, set_process_source
+from trackside.events import IterationEnded, SectionWindow, Source, SourceStarted, set_process_source
 from trackside.handlers import follow, replay
 from trackside.handlers.eventlog import EventLog
 from trackside.job import Remote
@@ -46,6 +46,13 @@ def sink_to(server, **options):
 def log_steps(bus, first, count):
     for step in range(first, first + count):
         bus.log(IterationEnded(step=step, duration_ns=1_000 + step, loss=float(step)))
+
+
+def section_window(time_ns):
+    """Return a window of one section, which took *time_ns* each of ten times."""
+    times = {key: [time_ns] for key in ("min_ns", "max_ns", "median_ns", "mean_ns")}
+    bounds = {"window": 0, "first_step": 0, "last_step": 9, "start_ns": 0}
+    return SectionWindow(**bounds, **times, std_ns=[0.0], names=["forward"], counts=[10], entries=[10])
 
 
 def read(server, **options):
@@ -303,6 +310,7 @@ class TestAsLog:
                     bus.subscribe(EventLog(tmp_path / "runs"))
                     bus.subscribe(sink_to(nats_server))
                     log_steps(bus, 0, 50)
+                    bus.log(section_window(time_ns=1e6 * (1 + rank)))
                     assert bus.flush(30)
         return tmp_path / "runs", f"{nats_server.url}/{STREAM}"
 
@@ -330,15 +338,21 @@ class TestAsLog:
             ("tail", "-n", "20", "-v"),
             ("export", "--jsonl", "-"),
             ("top", "--once", "--plain"),
+            ("top", "--plain"),
+            ("scores", "--json"),
+            ("trace", "--session", "first"),
+            ("info", "--json"),
         ],
     )
-    def test_commands(self, runs, command, capsys):
-        """A command prints the same for the stream as for the files."""
+    def test_commands(self, runs, command, capsys, tmp_path, monkeypatch):
+        """A command prints the same for the stream as for the files, but for the files' places."""
+        monkeypatch.chdir(tmp_path)  # a trace is written there
         outputs = []
         for where in map(str, runs):
             code = main([command[0], where, *command[1:]])
             printed = capsys.readouterr()
-            outputs.append((code, re.sub(r"[0-9:]{8}  ", "", printed.out.replace(where, "WHERE")), printed.err))
+            out = re.sub(r'[0-9:]{8}  |(?<="path": ")[^"]*/', "", printed.out.replace(where, "WHERE"))
+            outputs.append((code, out, printed.err))
         assert outputs[0] == outputs[1]
         assert outputs[0][0] == 0
 

@@ -135,7 +135,7 @@ def _attached(top: Top, attachment: Attachment, *, is_once: bool) -> Read:
 def _followed(top: Top, paths: list[str], *, ends_with_job: bool) -> Read:
     """Return what reads a growing log; a thread waits for it, so that the screen goes on when nothing comes."""
     for path in paths:
-        if not os.path.lexists(path):
+        if not is_stream(path) and not os.path.lexists(path):
             raise UnreadableError(path, "does not exist", "give an endpoint, a .tslog file or a directory")
     waiting: deque[Event] = deque()
 

@@ -22,7 +22,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamConfig
 from nats.js.errors import NotFoundError
 
 from trackside.core import Closing
-from trackside.events import ConfigError, DecodeError, Event, Source, UnreadableError
+from trackside.events import ConfigError, DecodeError, Event, Source, SourceEnded, UnreadableError
 from trackside.events._selected import EventTypes
 from trackside.handlers.export import BatchExporter, RefusedError, SourcedDecoder, StreamCursor, encoded_source
 from trackside.handlers.zeromq import MultiLogWriter
@@ -592,6 +592,8 @@ class StreamCopy:
             self.unreadable += 1
             return
         self._writer.append(frame.source, message.frame, len(frame.events))
+        if any(isinstance(event, SourceEnded) for event in frame.events):
+            self._writer.end(frame.source)
 
     def _flush(self) -> None:
         if not self._writer.flush(_FLUSH_S):
