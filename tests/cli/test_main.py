@@ -90,7 +90,7 @@ class TestCommand:
         parser = build_parser()
         (commands,) = [action.choices for action in parser._actions if isinstance(action.choices, dict)]
         for name, command in commands.items():
-            words = shlex.split(command.epilog.removeprefix("example: "))
+            words = shlex.split(command.epilog.removeprefix("example:"))
             assert words[:2] == ["trackside", name]
             assert parser.parse_args(words[1:]).command == name
 

@@ -64,15 +64,13 @@ class TestText:
                 "9.99 ms lost per step"
             ),
             "",
-            "relative, worst: rank 1 on node-0, 0.500",
-            "relative, best: rank 2 on node-1, 1.000",
+            "relative scores, the lowest first: the fastest rank's time over the rank's own",
             "    rank  node                          data           forward",
             "       1  node-0                       0.500             1.000",
             "       0  node-0                       1.000             1.000",
             "       2  node-1                       1.000             1.000",
             "",
-            "individual, worst: rank 1 on node-0, 0.500",
-            "individual, best: rank 2 on node-1, 1.000",
+            "individual scores, the lowest first: the rank's shortest time so far over the rank's own",
             "    rank  node                          data           forward",
             "       1  node-0                       0.500             1.000",
             "       0  node-0                       1.000             1.000",
@@ -87,7 +85,27 @@ class TestText:
         """--window shows any window, also one without stragglers."""
         lines = command("scores", runs, "--window", "0").lines
         assert lines[0] == "run run-1: window 0, steps 0 to 99, attempt 0, 3 of 3 rank(s)"
-        assert lines[3] == "  none"
+        assert lines[3] == "  none in these sections; trackside report also looks at what is outside of them"
+
+    def test_short_rest(self, command, tmp_path):
+        """A last window of two steps, after one of a hundred, is shown only when it is asked for."""
+        with clock.installed(lambda: START_NS, lambda: START_NS), Bus(source=Source(id="0" * 16, run_id="r")) as bus:
+            bus.subscribe(EventLog(tmp_path))
+            columns = {name: [1e6] for name in ("min_ns", "max_ns", "median_ns", "mean_ns", "std_ns")}
+            counted = {"names": ["data"], "counts": [1], "entries": [1], "start_ns": 0}
+            bus.log(SectionWindow(window=0, first_step=0, last_step=99, **counted, **columns))
+            bus.log(SectionWindow(window=1, first_step=100, last_step=101, **counted, **columns))
+        assert command("scores", tmp_path).lines[0].startswith("run r: window 0, steps 0 to 99,")
+        assert command("scores", tmp_path, "--window", "1").lines[0].startswith("run r: window 1, steps 100 to 101,")
+
+    def test_no_gpu(self, command, tmp_path):
+        """On machines without GPUs nothing is said to be missing of them."""
+        with Bus(source=Source(id="0" * 16, run_id="r")) as bus:
+            bus.subscribe(EventLog(tmp_path))
+            columns = {name: [1e6] for name in ("min_ns", "max_ns", "median_ns", "mean_ns", "std_ns")}
+            counted = {"names": ["data"], "counts": [1], "entries": [1], "start_ns": 0}
+            bus.log(SectionWindow(window=0, first_step=0, last_step=9, **counted, **columns))
+        assert "missing" not in command("scores", tmp_path).lines
 
     def test_open_window(self, command, runs):
         """A window that lacks some ranks says so, and names them."""
@@ -126,7 +144,7 @@ class TestWaiting:
             "not slow, but waiting for others",
             "  rank 0 on node-1: section all_reduce, relative score 0.038 since step 0 (window 0)",
             "",
-            "relative, worst: rank 0 on node-1, 0.038",
+            "relative scores, the lowest first: the fastest rank's time over the rank's own",
         ]
 
     def test_least_and_most(self, command, tmp_path):

@@ -44,6 +44,16 @@ class TestText:
             "22:13:20.000Z  rank 0               1  step 0      test.cli.stepped  text=rank 0 loss=0.5"
         ]
 
+    def test_ranks(self, command, tmp_path, write_log):
+        """With --ranks there are lines of these alone; if there is none, it is said, with exit code 1."""
+        for rank in range(3):
+            write_log(tmp_path, rank=rank, steps=1)
+        lines = command("tail", tmp_path, "-t", "test.*", "--ranks", "0,2").lines
+        none = command("tail", tmp_path, "--ranks", "7")
+
+        assert [line.split()[2] for line in lines] == ["0", "2"]
+        assert (none.code, none.err) == (1, "trackside tail: no event of these ranks\n")
+
     @pytest.mark.parametrize("columns", [30, 40, 80, 160])
     def test_width(self, command, tmp_path, write_log, monkeypatch, columns):
         """No line is wider than COLUMNS; a narrow terminal gets the seconds and the rank's number alone."""
@@ -329,4 +339,4 @@ class TestFollow:
         _, err = child.communicate(timeout=60)
 
         assert ("rank 0" in first, "rank 1" in second) == (True, True)
-        assert err == f"trackside tail: waiting for {tmp_path}/later: does not exist yet\n"
+        assert err == f"trackside tail: waiting for {tmp_path}/later, which does not exist yet\n"

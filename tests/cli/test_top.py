@@ -18,3 +18,14 @@ def test_ends_with_the_job(option, start, tmp_path, write_log):
     last = out.splitlines()[-1]
     assert (top.returncode, err) == (0, "")
     assert json.loads(last)["has_ended"] if option == "--json" else ", ended, " in last
+
+
+def test_waits_for_a_directory(start, tmp_path, write_log):
+    """A directory that a job has not made yet is waited for, and a line says so."""
+    top = start("top", "--plain", tmp_path / "later")
+    said = top.stderr.readline()
+    write_log(tmp_path / "later")
+    out, _ = top.communicate(timeout=60)
+
+    assert said == f"trackside top: waiting for {tmp_path}/later, which does not exist yet\n"
+    assert ", ended, " in out.splitlines()[-1]

@@ -232,6 +232,19 @@ class TestInstrument:
             train(model, optimizer, batches)
         assert [event.failed for event in capture.events if isinstance(event, IterationEnded)] == [True]
 
+    def test_batch_not_trained_on(self, capture):
+        """A loop that is left with a batch in hand has made no step of it, and a span after it is in none."""
+        model, optimizer, batches = loop_of(batches=3)
+        with trackside.instrument(model, optimizer, batches):
+            for number, batch in enumerate(batches):
+                if number == 2:
+                    break
+                train(model, optimizer, [batch])
+        with trackside.span("after"):
+            pass
+        assert sum(isinstance(event, IterationEnded) for event in capture.events) == 2
+        assert (capture.events[-1].name, capture.events[-1].step) == ("after", -1)
+
     def test_bad_forward(self, capture):
         """A forward pass that raises ends its span, and the exception is the model's own."""
         model, optimizer, _ = loop_of()

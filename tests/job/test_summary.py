@@ -119,7 +119,7 @@ class TestSummarize:
 
         assert lines[2:9] == [
             "  counters  counter0: no values",
-            "            counter1: 1 values, sum 0.5, mean 0.5, last 0.5",
+            "            counter1: 1 value, mean 0.5, last 0.5",
             "            counter2: no values",
             "            counter3: no values",
             "            counter4: no values",

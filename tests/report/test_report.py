@@ -9,11 +9,13 @@ import time
 
 import pytest
 
+from framing import write_log
 from trackside.events import (
     ConfigError,
     ConfigLogged,
     CounterWindow,
     IterationEnded,
+    MetricsLogged,
     Source,
     SourceEnded,
     SpanEnded,
@@ -151,6 +153,16 @@ class TestReport:
         read_report(made_up(ranks=3, steps=20), progress=lambda *row: reported.append(row))
         assert [row[:2] for row in reported] == [(0, 3), (1, 3), (2, 3)]
         assert reported[-1][2] == read_report(made_up(ranks=3, steps=20)).events
+
+    def test_metrics(self, tmp_path):
+        """Of values that were recorded by name the last, the least and the greatest are exact, in a short job too."""
+        source = Source(id="0" * 16, run_id="run")
+        values = [0.5, 0.25, 0.75, 0.625]
+        events = [MetricsLogged(at_ns=S * n, step=n, values={"accuracy": value}) for n, value in enumerate(values, 1)]
+        write_log(tmp_path, source, events)
+        (row,) = read_report(tmp_path).counters
+        assert (row.last, row.minimum, row.maximum, row.count) == (0.625, 0.25, 0.75, 4)
+        assert [(one.median, one.first_step) for _, one in row.level] == [(0.5, 1), (0.25, 2), (0.75, 3), (0.625, 4)]
 
     def test_hostile(self, hostile):
         """Names that contain markup are shown as text."""

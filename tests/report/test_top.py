@@ -10,7 +10,16 @@ import attrs
 import pytest
 
 from trackside.cli._main import _SIMILAR
-from trackside.events import EventsDropped, Heartbeat, IterationEnded, Source, SourceEnded, SpanStarted, StallDetected
+from trackside.events import (
+    EventsDropped,
+    Heartbeat,
+    IterationEnded,
+    MetricsLogged,
+    Source,
+    SourceEnded,
+    SpanStarted,
+    StallDetected,
+)
 from trackside.handlers import replay
 from trackside.report import Top, _top, top_line
 
@@ -55,6 +64,14 @@ class TestView:
         assert view.steps_per_s == pytest.approx(1 / 0.11, rel=0.01)
         assert 0.9 < view.goodput < 1
         assert [(one.name, one.level) for one in view.counters] == [("process.memory.usage", 8e9)]
+
+    def test_metrics(self, make_event):
+        """A value that was recorded by name is shown at once, and the latest one."""
+        top = Top()
+        for accuracy in (0.5, 0.75):
+            top.drive(make_event(MetricsLogged, values={"accuracy": accuracy, "note": "warm"}))
+        view = top.view(5 * S)
+        assert [(one.name, one.level) for one in view.counters] == [("accuracy", 0.75)]
 
     def test_ended(self, watched):
         """A job that ended has ended."""
@@ -319,6 +336,20 @@ class TestScreen:
         rows = [attrs.evolve(row, step_ns=(row.rank + 1) * 1e6) for row in view.rows]
         _, shown = rich._ranks(attrs.evolve(view, rows=tuple(rows)), sort, 80)
         assert (len(shown), shown[0][0]) == (4, first)
+
+    @pytest.mark.parametrize("width", [40, 80])
+    def test_narrow(self, watched, width):
+        """A long finding is shown whole, and the state of the ranks stands beside a name that has to be cut."""
+        rich = pytest.importorskip("trackside.report.rich", reason="rich is not installed in this environment")
+        why = "slow between model_forward and model_backward: 9.99 ms a step, since step 61"
+        worst = (_top.Worst(rank=1, host="node-1", why=why),)
+        view = attrs.evolve(watched(ranks=2, steps=60, hangs_s=1), worst=worst, session="x" * 90)
+        out = io.StringIO()
+        rich.make_console(file=out, width=width).print(rich._top(view, width, 24))
+        head, *lines = out.getvalue().splitlines()
+        assert "…  2 of 2 ranks alive" in head
+        assert why in " ".join(line.strip() for line in lines)
+        assert max(map(len, lines)) <= width
 
     def test_stale(self, watched):
         """If no step ended for long, the rate is the previous one: here for 76 s, of steps of 112 ms."""

@@ -7,7 +7,17 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-from trackside.cli._print import EventLines, add_types, event_line, globs, warn, whole_number
+from trackside.cli._print import (
+    EventLines,
+    add_ranks,
+    add_types,
+    event_line,
+    globs,
+    of_ranks,
+    rank_set,
+    warn,
+    whole_number,
+)
 from trackside.cli._serving import collecting_rarely
 from trackside.core.text import printable
 from trackside.events import Event, Priority
@@ -32,6 +42,7 @@ def add_to(commands: Any) -> None:
         help="ipc://… or tcp://… of a job or a collector, or the directory that a job on this machine writes to",
     )
     add_types(parser)
+    add_ranks(parser)
     parser.add_argument(
         "--min-priority",
         choices=[level.name.lower() for level in Priority],
@@ -48,6 +59,7 @@ def add_to(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the events until the job ends; 1 if it fell silent instead and never came back before we were stopped."""
     show: Callable[[Event], str] = to_json if options.json else event_line if options.verbose else EventLines()
+    ranks = rank_set(options)
     watching = attach(
         *options.endpoint,
         to=globs(options.type) or Event,
@@ -56,14 +68,16 @@ def run(options: argparse.Namespace) -> int:
         insecure=options.insecure,
     )
     with collecting_rarely(), watching as attachment:
-        _print(attachment, show, options.count)
+        _print(attachment, show, ranks, options.count)
     return 0
 
 
-def _print(attachment: Attachment, show: Callable[[Event], str], most: int | None) -> None:
+def _print(
+    attachment: Attachment, show: Callable[[Event], str], ranks: frozenset[int] | None, most: int | None
+) -> None:
     news, printed = _News(), 0
     while not attachment.is_over:
-        events = attachment.read(_LOOK_S)
+        events = list(of_ranks(attachment.read(_LOOK_S), ranks))
         if most is not None:
             events = events[: most - printed]
         for event in events:

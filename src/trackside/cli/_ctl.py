@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from trackside.cli._print import json_text
+from trackside.cli._print import add_ranks, json_text, rank_set
 from trackside.core.text import printable
 from trackside.events import Priority
 from trackside.handlers.zeromq import VERBS, Outcome, command
@@ -25,7 +25,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "value", nargs="?", help=f"for priority: {', '.join(Priority.__members__)}; for sample: each n-th step"
     )
-    parser.add_argument("--rank", type=int, action="append", default=[], metavar="N", help="only this rank; repeatable")
+    add_ranks(parser)
     parser.add_argument("--for", dest="seconds", type=float, metavar="SECONDS", help="end what is asked after so long")
     parser.add_argument("--keys", metavar="DIR", help="a directory with the control key")
     parser.add_argument("--timeout", type=float, default=5.0, metavar="SECONDS", help="how long to wait (default: 5)")
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
         options.endpoint,
         options.verb,
         _arguments(options),
-        targets=[f"rank:{rank}" for rank in options.rank],
+        targets=[f"rank:{rank}" for rank in sorted(rank_set(options) or ())],
         keys=options.keys,
         timeout_s=options.timeout,
     )

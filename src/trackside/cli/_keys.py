@@ -26,6 +26,7 @@ def add_to(commands: Any) -> None:
         help="make a new key for each role",
         description="Make a new key for each role. Of a role's keys the two newest are accepted: to replace one, make "
         "a new one, hand it out, and make another when the old one should end.",
+        epilog="example:\n  trackside keys new keys/",
     )
     new.add_argument("directory", metavar="DIR", help="made for this user alone if it does not exist")
     new.add_argument(

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from trackside.cli import (
     _attach,
@@ -145,8 +145,18 @@ def _similar(error: UnicodeError) -> tuple[str | bytes, int]:
     return (found, error.start + 1) if found else codecs.backslashreplace_errors(error)
 
 
+class _KeepEpilog(argparse.HelpFormatter):
+    """Leaves the example in one line, to be copied, however narrow the terminal."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if text.startswith("example:") else super()._fill_text(text, width, indent)
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser that says what was probably meant by a word that it does not know."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings, formatter_class=_KeepEpilog)
 
     def error(self, message: str) -> NoReturn:
         """Print how the command is used, and *message*, and leave with exit code 2."""
@@ -206,5 +216,5 @@ def build_parser() -> _Parser:
     for command in _COMMANDS:
         command.add_to(commands)
     for name, command_parser in commands.choices.items():
-        command_parser.epilog = f"example: trackside {name} {_EXAMPLES[name]}"
+        command_parser.epilog = f"example:\n  trackside {name} {_EXAMPLES[name]}"
     return parser

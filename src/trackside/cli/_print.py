@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import os
+import re
 import shutil
 import sys
 import time
@@ -17,12 +18,15 @@ import attrs
 
 from trackside.core import text
 from trackside.core.text import clock, duration, printable
-from trackside.events import Event, Priority, UnreadableError
+from trackside.events import ConfigError, Event, Priority, UnreadableError
 from trackside.handlers import Replay
+from trackside.handlers.eventlog import is_stream
 from trackside.wire import fields_of, wire_name_of
 
 UNREADABLE: Final = 2
 """The exit code for what cannot be read or understood."""
+_STRETCH: Final = re.compile(r"(\d{1,12})(?:-(\d{1,12}))?", re.ASCII)
+_LONGEST_STRETCH: Final = 10**7
 _PROGRESS_AFTER_S: Final = 1.0
 _PROGRESS_INTERVAL_S: Final = 0.2
 
@@ -74,9 +78,47 @@ def whole_number(least: int) -> Callable[[str], int]:
     return read
 
 
+def stretch(option: str, text: str) -> range:
+    """
+    Return the numbers that an *option* names by the first and the last, or the single one.
+
+    Raises:
+        ConfigError: if *text* is neither.
+    """
+    found = _STRETCH.fullmatch(text.strip())
+    numbers = range(int(found[1]), int(found[2] or found[1]) + 1) if found else range(0)
+    if not 0 < len(numbers) <= _LONGEST_STRETCH:
+        raise ConfigError(option, text, "give a number, or two as 4-7, the smaller one first")
+    return numbers
+
+
+def add_ranks(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that selects ranks."""
+    parser.add_argument("--ranks", metavar="LIST", help="only these ranks, as 0,4-7")
+
+
+def rank_set(options: argparse.Namespace) -> frozenset[int] | None:
+    """Return the ranks that were selected; None for all of them."""
+    if options.ranks is None:
+        return None
+    return frozenset(rank for part in options.ranks.split(",") for rank in stretch("--ranks", part))
+
+
+def of_ranks(events: Iterable[Event], ranks: frozenset[int] | None) -> Iterable[Event]:
+    """Return the events of these ranks; of all if *ranks* is None."""
+    return events if ranks is None else (event for event in events if event.source.rank in ranks)
+
+
 def warn(text: str) -> None:
     """Print a line to stderr."""
     print(printable(text), file=sys.stderr)
+
+
+def say_missing(command: str, paths: Iterable[str]) -> None:
+    """Say which *paths* a command that goes on with what is written waits for."""
+    missing = [path for path in paths if not is_stream(path) and not os.path.lexists(path)]
+    if missing:
+        warn(f"trackside {command}: waiting for {', '.join(missing)}, which does not exist yet")
 
 
 def private(path: str, flags: int) -> int:

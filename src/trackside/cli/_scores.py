@@ -19,13 +19,23 @@ from trackside.events import (
     UnreadableError,
 )
 from trackside.handlers import replay
-from trackside.handlers.models.scores import KindScores, Missing, ScoreAggregator, ScoreReport, Straggler
+from trackside.handlers.models.scores import (
+    INDIVIDUAL,
+    RELATIVE,
+    KindScores,
+    Missing,
+    ScoreAggregator,
+    ScoreReport,
+    Straggler,
+)
 from trackside.report._whatif import kind_of
 
 _READ: Final[tuple[type[Event], ...]] = (SectionWindow, KernelWindow, GpuTimingUnavailable, TrainingConfigured)
 _MOST_RANKS: Final = 32
 _ENDS: Final = 10
 """Of more ranks than fit, so many of the worst and of the best are shown."""
+
+_REFERENCES: Final = {RELATIVE: "the fastest rank's time", INDIVIDUAL: "the rank's shortest time so far"}
 
 Add = Callable[[str, ScoreReport], None]
 
@@ -39,7 +49,11 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("path", metavar="PATH", nargs="+", help="a .tslog file, or a directory with such at any depth")
     parser.add_argument(
-        "--window", metavar="N", type=int, help="show the window of this number; the latest closed one unless given"
+        "--window",
+        metavar="N",
+        type=int,
+        help="show the window of this number; unless given the latest closed one "
+        "that is at least half as long as those before",
     )
     parser.add_argument("--group", metavar="KEY", default="", help="compare ranks that share the value of this key")
     parser.add_argument("--json", action="store_true", help="print JSON: all windows, unless one is named")
@@ -128,7 +142,7 @@ def _sorted_ids(found: Any) -> Any:
 
 
 class _Text:
-    """Prints one window of each run: the one asked for, or the latest that is closed."""
+    """Prints one window of each run: the one asked for, or the latest that is closed and no mere rest of one."""
 
     def __init__(self, window: int | None) -> None:
         self._window = window
@@ -140,7 +154,8 @@ class _Text:
 
     def add(self, run_id: str, report: ScoreReport) -> None:
         if self._window is None:
-            if report.is_closed or run_id not in self._chosen:
+            known = self._chosen.get(run_id)
+            if known is None or (report.is_closed and 2 * _steps(report) >= _steps(known)):
                 self._chosen[run_id] = report
         elif self._window == report.window:
             self._chosen[run_id] = report
@@ -149,6 +164,10 @@ class _Text:
         for run_id, report in sorted(self._chosen.items()):
             for line in _lines(run_id, report):
                 print(printable(line))
+
+
+def _steps(report: ScoreReport) -> int:
+    return report.last_step - report.first_step + 1
 
 
 def _lines(run_id: str, report: ScoreReport) -> Iterator[str]:
@@ -165,7 +184,7 @@ def _lines(run_id: str, report: ScoreReport) -> Iterator[str]:
     yield "stragglers"
     yield from (f"  {_low_score(one)}, {words.seconds(one.lost_s_per_step)} lost per step" for one in slow)
     if not slow:
-        yield "  none"
+        yield "  none in these sections; trackside report also looks at what is outside of them"
     if waiting:
         yield ""
         yield "not slow, but waiting for others"
@@ -177,10 +196,12 @@ def _lines(run_id: str, report: ScoreReport) -> Iterator[str]:
         if any(waited):
             yield ""
             yield _waited(what, report.ranks, waited)
-    if report.missing:
+    has_gpus = any(any(scores.gpu) for _, scores in report.kinds())
+    missing = [one for one in report.missing if has_gpus or (one.what, one.why) != ("gpu", "no samples")]
+    if missing:
         yield ""
         yield "missing"
-        yield from _missing(report.missing)
+        yield from _missing(missing)
     yield ""
 
 
@@ -198,8 +219,7 @@ def _table(kind: str, report: ScoreReport, scores: KindScores) -> Iterator[str]:
     found = ([column[place] for _, column in columns] for place in range(len(report.ranks)))
     worst = [min((score for score in row if score is not None), default=None) for row in found]
     scored = sorted((score, place) for place, score in enumerate(worst) if score is not None)
-    for title, (score, place) in (("worst", scored[0]), ("best", scored[-1])):
-        yield f"{kind}, {title}: rank {report.ranks[place]} on {report.nodes[place]}, {score:.3f}"
+    yield f"{kind} scores, the lowest first: {_REFERENCES[kind]} over the rank's own"
     yield f"  {'rank':>6}  {'node':<16}" + "".join(f"  {name[:16]:>16}" for name, _ in columns)
     shown = [place for _, place in scored]
     if len(shown) > _MOST_RANKS:

@@ -11,10 +11,22 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
-from trackside.cli._print import EventLines, add_types, event_line, globs, readable, report_unread, warn, whole_number
+from trackside.cli._print import (
+    EventLines,
+    add_ranks,
+    add_types,
+    event_line,
+    globs,
+    of_ranks,
+    rank_set,
+    readable,
+    report_unread,
+    say_missing,
+    warn,
+    whole_number,
+)
 from trackside.events import Event
 from trackside.handlers import follow, replay
-from trackside.handlers.eventlog import is_stream
 from trackside.wire import to_json, wire_name_of
 
 _MOST_NAMED: Final = 8
@@ -32,6 +44,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("path", metavar="PATH", nargs="+", help="a .tslog file, or a directory with such at any depth")
     parser.add_argument("-f", "--follow", action="store_true", help="go on with what is written, now or later")
     add_types(parser)
+    add_ranks(parser)
     parser.add_argument(
         "-n", "--last", metavar="N", type=whole_number(0), help="only the last N events of what is there"
     )
@@ -47,7 +60,9 @@ def run(options: argparse.Namespace) -> int:
         return _follow(options, show)
     recorded = replay(*options.path)
     seen: set[str] = set()
-    events: Iterable[Event] = _by_time(_matching(readable(recorded), globs(options.type), seen))
+    events: Iterable[Event] = _by_time(
+        _matching(of_ranks(readable(recorded), rank_set(options)), globs(options.type), seen)
+    )
     if options.last is not None:
         events = collections.deque(events, maxlen=options.last)
     has_any = False
@@ -58,6 +73,7 @@ def run(options: argparse.Namespace) -> int:
     if code or has_any or options.last == 0:
         return code
     wanted = f" of type {' or '.join(options.type)}" if options.type else ""
+    wanted += " of these ranks" if options.ranks is not None else ""
     warn(f"trackside tail: no event{wanted}{_there(seen, options.type)}")
     return 1
 
@@ -74,10 +90,9 @@ def _follow(options: argparse.Namespace, show: Callable[[Event], str]) -> int:
     for path in options.path:
         if os.path.isfile(path):  # noqa: PTH113  it answers where Path.is_file may raise
             next(replay(path), None)  # a file that is no log, and will never be one, is an error now
-    missing = [path for path in options.path if not is_stream(path) and not os.path.exists(path)]  # noqa: PTH110  as above
-    if missing:
-        warn(f"trackside tail: waiting for {', '.join(missing)}: does not exist yet")
-    for event in _matching(follow(*options.path, wait=True), globs(options.type), set()):
+    say_missing("tail", options.path)
+    events = of_ranks(follow(*options.path, wait=True), rank_set(options))
+    for event in _matching(events, globs(options.type), set()):
         print(show(event), flush=True)
     return 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import threading
 import time
@@ -15,9 +14,9 @@ from typing import Any, Final
 import attrs
 
 from trackside._platform import keyboard
-from trackside.cli._print import json_text, warn
+from trackside.cli._print import json_text, say_missing, warn
 from trackside.core.text import clock, printable
-from trackside.events import ConfigError, Event, UnreadableError
+from trackside.events import ConfigError, Event
 from trackside.handlers import follow, replay
 from trackside.handlers.eventlog import is_stream
 from trackside.handlers.models.goodput import GoodputAccumulator
@@ -134,13 +133,11 @@ def _attached(top: Top, attachment: Attachment, *, is_once: bool) -> Read:
 
 def _followed(top: Top, paths: list[str], *, ends_with_job: bool) -> Read:
     """Return what reads a growing log; a thread waits for it, so that the screen goes on when nothing comes."""
-    for path in paths:
-        if not is_stream(path) and not os.path.lexists(path):
-            raise UnreadableError(path, "does not exist", "give an endpoint, a .tslog file or a directory")
+    say_missing("top", paths)
     waiting: deque[Event] = deque()
 
     def watch() -> None:
-        for event in follow(*paths, poll_interval_s=0.2):
+        for event in follow(*paths, wait=True, poll_interval_s=0.2):
             waiting.append(event)
             while len(waiting) > _MOST_WAITING:
                 time.sleep(_PAUSE_S)

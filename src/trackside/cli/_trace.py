@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import attrs
 
-from trackside.cli._print import UNREADABLE, ProgressLine, json_text, private, warn
+from trackside.cli._print import UNREADABLE, ProgressLine, add_ranks, json_text, private, rank_set, stretch, warn
 from trackside.core.text import printable
-from trackside.events import ConfigError, UnreadableError
+from trackside.events import UnreadableError
 from trackside.report import Traced, write_trace
-
-_STRETCH: Final = re.compile(r"(\d{1,12})(?:-(\d{1,12}))?", re.ASCII)
 
 
 def add_to(commands: Any) -> None:
@@ -30,8 +27,8 @@ def add_to(commands: Any) -> None:
         "-o", "--output", metavar="FILE", default="trace.json", help="write to FILE (default: trace.json)"
     )
     parser.add_argument("--session", metavar="TAG", help="the session, by its tag or, without one, its run id")
-    parser.add_argument("--steps", metavar="A-B", help="show steps A to B alone, and what was around them")
-    parser.add_argument("--ranks", metavar="LIST", help="show these ranks alone, as 0,4-7")
+    parser.add_argument("--steps", metavar="A-B", help="only steps A to B, and what was around them")
+    add_ranks(parser)
     parser.add_argument(
         "--merge", metavar="FILE", nargs="+", default=[], help="traces of torch.profiler of the same run, to be added"
     )
@@ -41,14 +38,8 @@ def add_to(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the trace, which appears under its name when it is whole; 1 if it is empty, 2 if part was not read."""
-    steps = None
-    if options.steps is not None:
-        first, last = _stretch("--steps", options.steps)
-        steps = range(first, last + 1)
-    wanted = None
-    if options.ranks is not None:
-        stretches = [_stretch("--ranks", part) for part in options.ranks.split(",")]
-        wanted = {rank for first, last in stretches for rank in range(first, last + 1)}
+    steps = None if options.steps is None else stretch("--steps", options.steps)
+    wanted = rank_set(options)
     progress = ProgressLine("trackside trace")
     target = Path(options.output)
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
@@ -95,14 +86,3 @@ def _print_summary(traced: Traced, target: Path) -> None:
     if traced.unaligned:
         ranks = ", ".join(map(str, traced.unaligned[:16]))
         warn(f"trackside trace: the clock of rank(s) {ranks} could not be aligned; they are marked")
-
-
-def _stretch(option: str, text: str) -> tuple[int, int]:
-    found = _STRETCH.fullmatch(text.strip())
-    if found is None:
-        raise ConfigError(option, text, "give a number, or two with a hyphen between them")
-    first = int(found[1])
-    last = int(found[2]) if found[2] else first
-    if last < first or last - first > 10**7:
-        raise ConfigError(option, text, "give the smaller number first")
-    return first, last

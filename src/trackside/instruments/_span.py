@@ -545,6 +545,12 @@ _OF_EVALUATION: Final = frozenset(
 )
 
 
+def withdraw(span: Span) -> None:
+    """Leave *span* unrecorded, if it is open. Nothing may have published that it began, as `SpanStarted` does."""
+    if span.is_open:
+        span._withdraw(span._around)  # noqa: SLF001  of our own class
+
+
 def is_innermost(span: Span) -> bool:
     """Return whether *span* is the innermost open one of the calling thread or task."""
     return ambient.get()[0] == span.id

@@ -14,7 +14,7 @@ from trackside.events import ConfigError, SpanEnded, clock, process_source, span
 from trackside.instruments import data_loading, is_evaluating, section, training_iteration, validation_iteration
 from trackside.instruments import torch as pytorch
 from trackside.instruments._iteration import Iteration
-from trackside.instruments._span import Span
+from trackside.instruments._span import Span, withdraw
 from trackside.integrations._parts import Parts, Patches, samples_in
 
 if TYPE_CHECKING:
@@ -97,6 +97,8 @@ class Instrumented:
         self._losses: list[Any] = []
         self._is_forward = False
         """Whether the model's own forward pass runs."""
+        self._has_forward = False
+        """Whether the open iteration had one."""
         self._evaluation = _Evaluation()
         not_compiled = pytorch.not_compiled()
         if dataloader is not None:
@@ -149,7 +151,7 @@ class Instrumented:
         if self._iteration is None:
             self._thread = threading.get_ident()
             self._parts.is_shared = pytorch.is_distributed()
-            self._iteration = training_iteration()
+            self._iteration, self._has_forward = training_iteration(), False
             self._iteration.open(at_ns=at_ns)
 
     # --- forward and backward ----------------------------------------------------------------------------------
@@ -158,6 +160,7 @@ class Instrumented:
         self._is_forward = True
         if self._model.training:
             self._begin()
+            self._has_forward = True
             self._parts.begin(span_names.MODEL_FORWARD)
         else:
             self._evaluation.begin_batch(samples_in(inputs))
@@ -236,6 +239,9 @@ class Instrumented:
         if error is not None:
             self._parts.fail(error)
         self._parts.end_all()
+        if self._iteration is not None and not self._has_forward and error is None:
+            withdraw(self._iteration)  # the loop was left with a batch that it did not train on
+            self._iteration = None
         self._end(error)
         self._evaluation.end()
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trackside.bus import BusStats, HandlerStats
-from trackside.core.text import amount, printable
+from trackside.core.text import amount, plural, printable
 from trackside.counters import CounterSnapshot
 from trackside.events import Source
 from trackside.handlers import EventLog
@@ -60,7 +60,7 @@ def _counter(counter: CounterSnapshot) -> str:
     if counter.kind == "gauge":
         return f"{counter.name}: {counter.last:,.4g}{unit}"
     return (
-        f"{counter.name}: {counter.count:,} values, sum {counter.sum:,.6g}{unit},"
+        f"{counter.name}: {plural(counter.count, 'value')},"
         f" mean {counter.sum / counter.count:,.4g}{unit}, last {counter.last:,.4g}{unit}"
     )
 

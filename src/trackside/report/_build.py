@@ -27,7 +27,7 @@ from trackside.events import (
 )
 from trackside.handlers import Replay, replay
 from trackside.handlers.eventlog import unwritten_steps
-from trackside.handlers.models import SpanReport
+from trackside.handlers.models import CounterTotals, SpanReport
 from trackside.handlers.models.goodput import AFTER_STEPS, BEFORE_STEPS, GoodputAccumulator, GoodputResult
 from trackside.handlers.models.liveness import ENDED, LifeSigns, is_gone, liveness, worst
 from trackside.handlers.models.scores import RELATIVE, ScoreAggregator, ScoreReport
@@ -711,24 +711,41 @@ def _not_finite(mains: Sequence[Watched]) -> NotFinite | None:
 
 def _counters(gathered: Gatherer) -> tuple[CounterRow, ...]:
     """Return all counters by name."""
-    found = []
-    for name, totals in list(gathered.counters.result().counters.items())[:_MOST_ROWS]:
-        level = gathered.levels.get(name)
-        found.append(
-            CounterRow(
-                name=name,
-                unit=totals.unit,
-                count=totals.count,
-                sum=totals.sum,
-                mean=totals.mean,
-                minimum=totals.minimum,
-                maximum=totals.maximum,
-                p50=totals.quantiles.get("p50"),
-                p99=totals.quantiles.get("p99"),
-                level=level.coarse(80) if level is not None else [],
-            )
-        )
-    return tuple(found)
+    totals = gathered.counters.result().counters
+    names = sorted({*totals, *gathered.latest})[:_MOST_ROWS]
+    return tuple(_counter(name, totals.get(name), gathered) for name in names)
+
+
+def _counter(name: str, totals: CounterTotals | None, gathered: Gatherer) -> CounterRow:
+    """Return one counter; *totals* is None if the job ended before the first window of its values."""
+    bins = gathered.levels.get(name)
+    level = bins.coarse(80) if bins is not None else []
+    low = min((one.low for _, one in level), default=None)
+    high = max((one.high for _, one in level), default=None)
+    count, total = sum(one.count for _, one in level), sum(one.total for _, one in level)
+    last = level[-1][1].median if level else None
+    if name in gathered.latest:
+        last = gathered.latest[name][1]
+    elif totals is not None:
+        count, total = totals.count, totals.sum
+        if totals.kind == "counter":
+            last = totals.sum
+        if totals.kind != "gauge":
+            low, high = totals.minimum, totals.maximum
+    quantiles = totals.quantiles if totals is not None else {}
+    return CounterRow(
+        name=name,
+        unit=totals.unit if totals is not None else "",
+        count=count,
+        sum=total,
+        mean=total / count if count else None,
+        last=last,
+        minimum=low,
+        maximum=high,
+        p50=quantiles.get("p50"),
+        p99=quantiles.get("p99"),
+        level=level,
+    )
 
 
 def _own_events(gathered: Gatherer) -> tuple[OwnRow, ...]:

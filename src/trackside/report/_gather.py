@@ -29,6 +29,7 @@ from trackside.events import (
     Heartbeat,
     IterationEnded,
     KernelWindow,
+    MetricsLogged,
     ProgramEnded,
     SectionWindow,
     Source,
@@ -544,7 +545,9 @@ class Gatherer:
         self.waits: set[str] = set()
         """The sections in which ranks wait for each other."""
         self.levels: dict[str, Bins] = {}
-        """By name, where counters stood."""
+        """By name, where counters stood, and the values that `trackside.metrics` recorded."""
+        self.latest: dict[str, tuple[int, float]] = {}
+        """Of these values the latest by name: its time, in ns since the epoch, and the value."""
         self.loss = Bins(_COARSE)
         self.marks: list[Mark] = []
         self.marks_left_out = 0
@@ -639,6 +642,7 @@ class Gatherer:
             (SectionWindow, self._add_window),
             (KernelWindow, self._add_window),
             (CounterWindow, self._count),
+            (MetricsLogged, self._log_metrics),
             (Heartbeat, self._beat),
             (SourceEnded, self._end),
             (ProgramEnded, self._end_program),
@@ -769,14 +773,26 @@ class Gatherer:
             self._now.last_step_by_stat[event.name] = self._now.last_step
         if level is None or not event.count or not math.isfinite(level):
             return
-        bins = self.levels.get(event.name)
-        if bins is None:
-            if len(self.levels) >= _MOST_LEVELS:
-                return
-            bins = self.levels[event.name] = Bins(_COARSE)
-        bins.add(event.end_ns, level, event.step, self._now.source.rank)
+        # Of what `trackside.metrics` records, each value is known, and the window would repeat their mean.
+        if event.name not in self.latest and not self._add_level(event.name, event.end_ns, level, event.step):
+            return
         if event.unit in BYTE_UNITS:
             self._now.memory.setdefault(event.name, Trace()).add(event.end_ns, level)
+
+    def _log_metrics(self, event: MetricsLogged) -> None:
+        for name, value in event.values.items():
+            if type(value) not in {float, int} or not math.isfinite(value):
+                continue
+            newest_ns, _ = self.latest.get(name, (0, value))
+            if self._add_level(name, event.at_ns, value, event.step) and event.at_ns >= newest_ns:
+                self.latest[name] = event.at_ns, value
+
+    def _add_level(self, name: str, at_ns: int, value: float, step: int) -> bool:
+        """Add a value to those called *name*; return False if there are too many names."""
+        if name not in self.levels and len(self.levels) >= _MOST_LEVELS:
+            return False
+        self.levels.setdefault(name, Bins(_COARSE)).add(at_ns, value, step, self._now.source.rank)
+        return True
 
     def _step_of_non_finite(self, event: CounterWindow) -> int:
         """Return the step in which the first such sample of a window came, as if each step recorded as many."""

@@ -670,7 +670,7 @@ def _spans(report: Report) -> str:
 
 def _counters(report: Report) -> str:
     rows = [
-        (row.name, words.amount(row.level[-1][1].median if row.level else None, row.unit),
+        (row.name, words.amount(row.last, row.unit),
          words.amount(row.minimum, row.unit), words.amount(row.maximum, row.unit), Markup(spark(row.level)))
         for row in report.counters if row.count
     ]  # fmt: skip

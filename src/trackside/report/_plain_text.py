@@ -291,7 +291,7 @@ def _tables(report: Report, width: int) -> Iterator[Line]:
     if report.counters:
         yield from _heading("Metrics")
         counted = [
-            (row.name, words.amount(row.level[-1][1].median if row.level else None, row.unit),
+            (row.name, words.amount(row.last, row.unit),
              words.amount(row.minimum, row.unit), words.amount(row.maximum, row.unit),
              spark([one.median for _, one in row.level], 20))
             for row in report.counters[:20] if row.count

@@ -331,6 +331,8 @@ class CounterRow:
     count: int
     sum: float
     mean: float | None
+    last: float | None
+    """The latest value; of a counter the sum. Where only windows are known, what the last ones say, by `level`."""
     minimum: float | None
     maximum: float | None
     p50: float | None

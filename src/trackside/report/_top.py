@@ -18,6 +18,7 @@ from trackside.events import (
     HandlerSuspended,
     Heartbeat,
     IterationEnded,
+    MetricsLogged,
     SectionWindow,
     Source,
     SpanEnded,
@@ -68,6 +69,8 @@ class _Process:
     loss: float | None = None
     levels: dict[str, float] = attrs.field(factory=dict)
     """Where its gauges of devices and memory stood last, by name."""
+    metrics: dict[str, float] = attrs.field(factory=dict)
+    """The values that `trackside.metrics` recorded last, by name."""
     figures: TrainingFigures | None = None
     """Of its last window of steps."""
     target: int | None = None
@@ -281,6 +284,10 @@ class Top:
             level = _level(event.values)
             if event.name in _SHOWN_LEVELS and level is not None:
                 process.levels[event.name] = level
+        elif isinstance(event, MetricsLogged):
+            for name, value in event.values.items():
+                if type(value) in {float, int} and (name in process.metrics or len(process.metrics) < _MOST):
+                    process.metrics[name] = value
         elif isinstance(event, TrainingFigures):
             process.figures = event
         elif isinstance(event, TrainingConfigured):
@@ -352,7 +359,7 @@ class Top:
             rows=tuple(_row(one, now_ns) for one in sorted(ranks, key=lambda one: one.source.rank)),
             worst=tuple(self._worst(ranks, now_ns)),
             open=tuple(self._open({one.source.id: one for one in ranks})),
-            counters=tuple(self._levels()),
+            counters=tuple(self._levels(ranks)),
             lost=sum(one.dropped for one in self._processes.values()) + self._lost_here,
             suspended=tuple(sorted(self._suspended)),
             behind_s=None if newest_ns is None else (now_ns - newest_ns) / _S,
@@ -452,14 +459,21 @@ class Top:
                 found.append(OpenNow(rank=source.rank, name=inside[-1].name, since_ns=inside[-1].start_ns))
         return sorted(found, key=lambda one: (one.since_ns, one.rank))[:_MOST]
 
-    def _levels(self) -> list[CounterNow]:
-        found = []
+    def _levels(self, ranks: Sequence[_Process]) -> list[CounterNow]:
+        found = {}
         for name, totals in self.counters.result().counters.items():
             levels = [level for window in totals.windows if (level := _level(window)) is not None]
-            # Each is divided first: the sum may be beyond the largest float, or be of inf and -inf, and fmean raises.
-            mean = sum(level / len(levels) for level in levels) if levels else None
-            found.append(CounterNow(name=name, unit=totals.unit, level=mean, total=totals.sum))
-        return found[:_MOST]
+            found[name] = CounterNow(name=name, unit=totals.unit, level=_mean(levels), total=totals.sum)
+        # These are known at once, and not when their window ends.
+        for name in {name for one in ranks for name in one.metrics}:
+            levels = [one.metrics[name] for one in ranks if name in one.metrics]
+            found[name] = CounterNow(name=name, unit="", level=_mean(levels), total=sum(levels))
+        return [found[name] for name in sorted(found)][:_MOST]
+
+
+def _mean(levels: Sequence[float]) -> float | None:
+    # Each is divided first: the sum may be beyond the largest float, or be of inf and -inf, and fmean raises.
+    return sum(level / len(levels) for level in levels) if levels else None
 
 
 def _stopping_order(one: _Process) -> tuple[int, bool, int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -91,8 +92,13 @@ class ScreenState:
 def _top(view: TopView, width: int, height: int, how: ScreenState | None = None) -> RenderableType:
     """Return the view, in at most *height* lines; with a line of keys if *how* it is shown can be changed."""
     if not view.session:
-        return _text("waiting for a job …", "dim")
-    lines: list[RenderableType] = [_head(view), _step_line(view, width), *_rates(view, width), *_goodput(view, width)]
+        return _text("waiting for the first event of a rank …  q quit", "dim")
+    lines: list[RenderableType] = [
+        _head(view, width),
+        _step_line(view, width),
+        *_rates(view, width),
+        *_goodput(view, width),
+    ]
     lost = _text(f"lost {view.lost:,}", "bold red" if view.lost else "green")
     if view.suspended:
         lost.append_text(_text(f"   suspended: {', '.join(view.suspended)}", "bold red"))
@@ -104,7 +110,13 @@ def _top(view: TopView, width: int, height: int, how: ScreenState | None = None)
         (
             f"findings{_since(view, 'ScoreAggregator')}",
             (),
-            [(f"rank {one.rank}", one.host, one.why) for one in view.worst],
+            [
+                (line,)
+                for one in view.worst
+                for line in textwrap.wrap(
+                    f"rank {one.rank} on {one.host}: {one.why}", max(width, 20), subsequent_indent="  "
+                )
+            ],
         ),
         (f"ranks by {sort}", *_ranks(view, sort, width)),
         (
@@ -153,23 +165,28 @@ def _cut(line: RenderableType, width: int) -> RenderableType:
     return line
 
 
-def _head(view: TopView) -> Text:
+def _head(view: TopView, width: int) -> Text:
     state = "ended" if view.has_ended else f"{view.alive} of {words.plural(view.ranks, 'rank')} alive"
     style = "green" if view.has_ended or view.alive >= view.ranks else "bold red"
-    head = _text(f"{view.session}  {view.application}  ", "bold").append_text(_text(state, style))
+    head = _text(f"{view.session}  {view.application}".rstrip(), "bold")
+    # Of a run without a tag the name is a long number, and the state says more.
+    head.truncate(max(8, width - len(state) - 2), overflow="ellipsis")
+    head.append_text(_text(f"  {state}", style))
     if view.behind_s is not None and not view.has_ended:
-        head.append_text(_text(f"  newest event {words.seconds(max(0.0, view.behind_s))} ago", "dim"))
+        age = f"  newest event {words.seconds(max(0.0, view.behind_s))} ago"
+        if len(head) + len(age) <= width:
+            head.append_text(_text(age, "dim"))
     return head
 
 
 def _step_line(view: TopView, width: int) -> Text:
     rate = words.NOTHING if view.steps_per_s is None else f"{view.steps_per_s:.3g}"
-    line = _text(f"step {view.step:,}   " if view.step >= 0 else "no step yet   ")
+    line = _text(f"step {view.step:,}  " if view.step >= 0 else "no step yet  ")
     if view.is_stale:  # a rate of some time ago is not what happens now
         ago = words.seconds(view.rate_age_s)
         line.append_text(_text(f"no step for {ago}; before {rate} steps/s", "dim" if view.has_ended else "bold red"))
     else:
-        line.append_text(_text(f"{rate} steps/s   {words.duration(view.step_ns)} a step   "))
+        line.append_text(_text(f"{rate} steps/s  {words.duration(view.step_ns)} a step  "))
         line.append(spark(view.lengths_ns, max(0, width - len(line) - 2)), style="green")
     return line
 
@@ -182,7 +199,7 @@ def _rates(view: TopView, width: int) -> Iterator[Text]:
         ("MFU", None if view.mfu is None else words.percent(view.mfu)),
         ("left", None if view.eta_s is None or view.has_ended else words.seconds(view.eta_s)),
     ]
-    text = "   ".join(f"{name} {value}" for name, value in known if value is not None)
+    text = "  ".join(f"{name} {value}" for name, value in known if value is not None)
     if text:
         yield _text(text[:width])
 
@@ -234,7 +251,7 @@ def _goodput(view: TopView, width: int) -> Iterator[Text]:
     line = _text(f"goodput {words.percent(view.goodput)}{since}  ")
     parts = [(PRODUCTIVE, view.goodput or 0.0), *view.badput]
     left = max(0.0, 1.0 - sum(share for _, share in parts))
-    room = max(5, min(60, width - len(line)))
+    room = max(5, min(100, width - len(line)))
     for (name, _), size in zip([*parts, ("OTHER", left)], cells([*(s for _, s in parts), left], room), strict=True):
         # Without colours the productive part still differs from the rest.
         line.append(("█" if name == PRODUCTIVE else "▒") * size, style=bucket(name).terminal)
