@@ -175,7 +175,7 @@ class Sequence:
         assert stats.logged == sum(logged for logged, _ in self.expected.values())
         assert stats.not_events == self.not_events
         for admission in self.bus._dispatcher.admissions.values():
-            waiting = sum(type(item) is admission.cls for item in self.bus._dispatcher.queue)
+            waiting = sum(type(item) is admission.cls for item in self.bus._dispatcher.queue.copy())
             assert admission.offered.value == admission.taken + admission.dropped.value + waiting
 
 

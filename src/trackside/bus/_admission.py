@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from types import CodeType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from trackside._free_threading import immortal, shared
+from trackside._free_threading import FREE_THREADED, LANES, immortal, shared
 from trackside._implementation import native
+from trackside.bus._queue import Entry, Queue, QueueByLane, now_ns
 from trackside.core import CountByLane, ThreadSafeCount
 from trackside.events import ITERATION, LIFECYCLE, PROFILE, Event, HandlerSuspended, Priority
 
@@ -26,6 +27,8 @@ NEVER: Final = immortal(math.inf)
 _SHARE: Final = {PROFILE: 1 / 2, ITERATION: 4 / 5, LIFECYCLE: 1.0}
 _WAKE_SHARE: Final = 3 / 4
 """Of its share; an event that finds so much in the queue wakes the dispatcher."""
+_ASK_EVERY: Final = 64
+"""Events of a lane, at most, of which one asks for room."""
 
 
 class Admission:
@@ -54,7 +57,7 @@ class Admission:
         "taken",
     )
 
-    def __init__(self, cls: type[Event], queue: deque[Any], limit: int, wake: Callable[[], object]) -> None:
+    def __init__(self, cls: type[Event], queue: Queue | QueueByLane, limit: int, wake: Callable[[], object]) -> None:
         self.cls = cls
         self.offered = CountByLane()
         self.dropped = ThreadSafeCount()
@@ -65,7 +68,7 @@ class Admission:
         self.invalid = 0
         self.redacted = 0
         self.ceiling: float = NEVER
-        self._queue = queue
+        self._queue: Sized = queue
         self._append = shared(queue.append)
         self._wake = wake
         self._most = immortal(max(1, int(limit * _SHARE[Priority(cls.priority)])))
@@ -79,16 +82,17 @@ class Admission:
     def admit(self, event: Event) -> None:
         """Queue *event* if there is room for its priority, else count it as dropped."""
         # Threads that ask at the same moment may overshoot by one each; a lock would cost more than that.
-        if len(self._queue) < self._limit or self._has_room():
+        if len(self._queue) < self._limit or self.has_room():
             self._append(event)  # the last line: see `is_settled`
 
-    def _has_room(self) -> bool:
-        """Return whether the full queue has room for this priority; else count the event as dropped."""
-        is_first = self._limit < self._most
+    def has_room(self) -> bool:
+        """Return whether the queue has room for this priority; else count the event as dropped."""
+        waiting = len(self._queue)
+        is_first = self._limit <= waiting and self._limit < self._most
         if is_first:  # since the dispatcher was here; the events after it pay nothing for this
             self._limit = self._most
             self._wake()
-        if len(self._queue) < self._most:
+        if waiting < self._most:
             return True
         return self.dropped.add() < 0  # the last line: see `is_settled`
 
@@ -103,7 +107,7 @@ class Admission:
 
     def interrupt(self, error: BaseException) -> None:
         """Account for an event whose admission was interrupted by *error* of a signal handler."""
-        if not is_settled(error, _ADMIT, _HAS_ROOM):
+        if not is_settled(error, *_SETTLING):
             self.dropped.add()
 
     def fail(self, error: BaseException) -> HandlerSuspended | None:  # noqa: ARG002  the protocol's
@@ -111,6 +115,55 @@ class Admission:
         self.dropped.add()
         return None
 
+
+class AdmissionByLane(Admission):
+    """
+    Admits events of one type where each lane has a deque of its own.
+
+    To add up the lengths of all deques takes time, so only one event in some asks for room: each lane may exceed the
+    share by fewer events than that.
+    """
+
+    __slots__ = ("ask_every",)
+
+    _queue: QueueByLane
+
+    def __init__(self, cls: type[Event], queue: QueueByLane, limit: int, wake: Callable[[], object]) -> None:
+        super().__init__(cls, queue, limit, wake)
+        self.ask_every = immortal(max(1, min(_ASK_EVERY, self._most // LANES)))
+
+    def of_lane(self) -> LaneAdmission:
+        """Return the admission of the events that this thread's lane logs."""
+        return LaneAdmission(self, self._queue.of_lane())
+
+    def step(self) -> Step:
+        """Return the step on a route of this thread's lane."""
+        return self.offered.add, self.of_lane().admit, None, self
+
+    def admit(self, event: Event) -> None:
+        """Queue *event* if there is room for its priority, else count it as dropped."""
+        self.of_lane().admit(event)
+
+
+class LaneAdmission:
+    """Admits the events of one type that the threads of one lane log."""
+
+    __slots__ = ("_admission", "_append", "_ask_every", "_entries")
+
+    def __init__(self, admission: AdmissionByLane, entries: deque[Entry]) -> None:
+        self._admission = admission
+        self._entries = entries
+        self._append = entries.append
+        self._ask_every = admission.ask_every
+
+    def admit(self, event: Event) -> None:
+        """Queue *event* if there is room for its priority, else count it as dropped."""
+        if len(self._entries) % self._ask_every or self._admission.has_room():
+            entry = now_ns(), event
+            self._append(entry)  # the last line: see `is_settled`
+
+
+make_admission: Final[Callable[..., Admission]] = AdmissionByLane if FREE_THREADED else Admission
 
 if native is not None:
     native.set_admission(Admission, ThreadSafeCount)
@@ -132,8 +185,7 @@ def is_settled(error: BaseException, *codes: CodeType) -> bool:
     return False
 
 
-_ADMIT: Final = Admission.admit.__code__
-_HAS_ROOM: Final = Admission._has_room.__code__  # noqa: SLF001
+_SETTLING: Final = (Admission.admit.__code__, Admission.has_room.__code__, LaneAdmission.admit.__code__)
 
 Admissions: TypeAlias = Mapping[type[Event], Admission]
 

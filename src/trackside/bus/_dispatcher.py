@@ -12,15 +12,14 @@ import os
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import attrs
 
-from trackside._free_threading import shared
-from trackside.bus._admission import Admission, dropped_by_name
+from trackside.bus._admission import Admission, dropped_by_name, make_admission
 from trackside.bus._frames import ROW_EXTRA_BYTES, FrameBatcher
+from trackside.bus._queue import make_queue
 from trackside.bus._subscribers import (
     VIEW_EVENTS,
     FrameSubscriber,
@@ -205,7 +204,7 @@ class Dispatcher:
         identity: StreamIdentity,
         redact: Callable[[Event], Event | None] | None,
     ) -> None:
-        self.queue: deque[Any] = shared(deque())
+        self.queue = make_queue()
         self.queue_peak = 0
         self.admissions: dict[type[Event], Admission] = {}
         self.redact = redact
@@ -242,7 +241,7 @@ class Dispatcher:
         known = self.admissions.get(cls)
         if known is not None:
             return known
-        return self.admissions.setdefault(cls, Admission(cls, self.queue, self._limit, self._wake))
+        return self.admissions.setdefault(cls, make_admission(cls, self.queue, self._limit, self._wake))
 
     def _wake(self) -> None:
         """Have the thread drain the queue now."""
@@ -389,7 +388,7 @@ class Dispatcher:
             Whether everything queued at first is done; what came meanwhile may wait, so that busy callers cannot keep
             the dispatcher from its other duties.
         """
-        now_s, count = time.monotonic(), len(self.queue)
+        now_s, count = time.monotonic(), self.queue.put_in_order()
         is_busy = count > _BUSY_PER_S * (now_s - self._drained_s)
         self._drained_s, self._pause_s = now_s, BUSY_POLL_S if is_busy else POLL_S
         self.queue_peak = max(self.queue_peak, count)
@@ -398,7 +397,7 @@ class Dispatcher:
             if not self._has_published:
                 break
             self._has_published = False
-            self._work_through(len(self.queue), deadline_s)
+            self._work_through(self.queue.put_in_order(), deadline_s)
         self._finish(at_once=at_once)
         for admission in list(self.admissions.values()):
             admission.reset()
@@ -406,7 +405,7 @@ class Dispatcher:
 
     def _work_through(self, count: int, deadline_s: float | None) -> bool:
         """Process the first *count* items of the queue; False if time ran out."""
-        queue, deliver, deliver_alike = self.queue, self._deliver, self._deliver_alike
+        queue, deliver, deliver_alike = self.queue.ordered, self._deliver, self._deliver_alike
         place = 0
         try:
             while place < count:
@@ -618,7 +617,8 @@ class Dispatcher:
         Returns:
             How many were delivered.
         """
-        queue, cls, batcher = self.queue, type(self.queue[0]), self._batcher
+        queue, batcher = self.queue.ordered, self._batcher
+        cls = type(queue[0])
         fan_out = self._fan_outs.get(cls)
         if fan_out is None or not fan_out.is_plain or fan_out.batch != batcher.batch or self.redact is not None:
             return 0
