@@ -186,7 +186,7 @@ def between_layers(package: Package) -> Iterator[str]:
 def inside_functions(package: Package, extras: dict[str, set[str]]) -> Iterator[str]:
     for found in package.imports:
         # A command imports a module that needs an extra when it runs: the others work without the extra.
-        is_dispatch = package.layer(found.importer) == "cli" and found.target.rsplit(".", 1)[-1] in extras
+        is_dispatch = package.layer(found.importer) == "cli" and bool(extras.keys() & set(found.target.split(".")))
         if found.late and package.is_own(found.target) and found.importer not in MAY_IMPORT_LATE and not is_dispatch:
             yield f"{found.importer} ({found.where}) imports {found.target} inside a function"
 

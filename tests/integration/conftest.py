@@ -102,6 +102,13 @@ def bits():
 
 
 @pytest.fixture
+def running_process():
+    """Return a function that runs a server as `running` does, until the test ends."""
+    with contextlib.ExitStack() as stack:
+        yield lambda *command, log: stack.enter_context(running(*command, log=log))
+
+
+@pytest.fixture
 def server(tmp_path):
     """Return a function that starts a server and waits until a page of it answers; it ends with the test."""
     with contextlib.ExitStack() as stack:
@@ -308,14 +315,15 @@ def prometheus(tmp_path):
 
 
 class NatsServer:
-    """A real server with JetStream on disk, which can be killed and started again."""
+    """A real server with JetStream on disk, which can be killed and started again; *inside* runs it elsewhere."""
 
-    def __init__(self, binary, directory, *options):
-        self._binary = binary
+    def __init__(self, binary, directory, *options, host="127.0.0.1", inside=()):
+        self._command = (*inside, binary)
         self._directory = directory
         self._options = options
+        self.host = host
         self.port = free_port()
-        self.url = f"nats://127.0.0.1:{self.port}"
+        self.url = f"nats://{host}:{self.port}"
         self._stack = contextlib.ExitStack()
         self.process = None
 
@@ -323,15 +331,15 @@ class NatsServer:
         """Listen, on the same port each time."""
         self.process = self._stack.enter_context(
             running(
-                self._binary,
-                *("-a", "127.0.0.1", "-p", str(self.port), "-js", "-sd", str(self._directory / "jetstream")),
+                *self._command,
+                *("-a", self.host, "-p", str(self.port), "-js", "-sd", str(self._directory / "jetstream")),
                 *self._options,
                 log=self._directory / "nats.log",
             )
         )
 
         def answers():
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=5) as line:
+            with contextlib.suppress(OSError), socket.create_connection((self.host, self.port), timeout=5) as line:
                 return line.recv(5) == b"INFO "
 
         wait_until(answers, what="the NATS server answers")
@@ -385,22 +393,31 @@ def nats_server(start_nats):
 
 
 @pytest.fixture
-def nats_cluster(tmp_path):
-    """Start a cluster of three NATS servers."""
-    binary = program("nats-server")
-    ports = [free_port() for _ in range(3)]
-    routes = ",".join(f"nats://127.0.0.1:{port}" for port in ports)
+def start_nats_cluster(tmp_path):
+    """Return a function that starts a cluster of a NATS server on each of *hosts*, *inside* of what runs commands."""
     nodes = []
-    for number, port in enumerate(ports):
-        (tmp_path / f"node-{number}").mkdir()
-        options = ("--cluster_name", "nodes", "-n", f"node-{number}", "--routes", routes)
-        listens = ("--cluster", f"nats://127.0.0.1:{port}")
-        nodes.append(NatsServer(binary, tmp_path / f"node-{number}", *options, *listens))
-    for node in nodes:
-        node.start()
-    yield nodes
+
+    def start(hosts, inside):
+        binary = program("nats-server")
+        listens = [f"nats://{host}:{free_port()}" for host in hosts]
+        for number, host in enumerate(hosts):
+            (tmp_path / f"node-{number}").mkdir()
+            options = ("--cluster_name", "nodes", "-n", f"node-{number}", "--routes", ",".join(listens))
+            options += ("--cluster", listens[number])
+            nodes.append(NatsServer(binary, tmp_path / f"node-{number}", *options, host=host, inside=inside[number]))
+        for node in nodes:
+            node.start()
+        return nodes
+
+    yield start
     for node in nodes:
         node.stop()
+
+
+@pytest.fixture
+def nats_cluster(start_nats_cluster):
+    """Start a cluster of three NATS servers."""
+    return start_nats_cluster(["127.0.0.1"] * 3, [()] * 3)
 
 
 # --- Google Cloud Monitoring: a stand-in -----------------------------------------------------------------------

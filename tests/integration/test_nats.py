@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import select
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -187,6 +190,18 @@ class TestWriterSide:
         assert stats.handled == 0
         assert stats.dropped == stats.logged >= 5_000
         assert sink.losses() != {}
+
+    def test_nodes_share_the_ranks(self, eventually):
+        """Of many ranks that are given the same servers some connect to each of them first."""
+        with contextlib.ExitStack() as stack:
+            nodes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+            servers = [f"nats://127.0.0.1:{node.getsockname()[1]}" for node in nodes]
+            for _ in range(40):  # with none of 40 at one of three: once in four million runs
+                bus = Bus()
+                stack.callback(bus.close, 0.0)
+                bus.subscribe(NatsSink(servers, stream=STREAM, timeout_s=60.0))
+                log_steps(bus, 0, 1)
+            eventually(lambda: len(select.select(nodes, [], [], 0)[0]) == 3, what="each has a connection")
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
     def test_fork(self, nats_server, tmp_path):

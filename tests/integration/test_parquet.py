@@ -390,6 +390,21 @@ class TestBounds:
 
 
 class TestCommand:
+    def test_runs(self, tmp_path, capsys):
+        """``trackside runs`` says of an export what it says of the logs."""
+        for rank in range(2):
+            steps = [IterationEnded(step=step, duration_ns=1) for step in range(3 + rank)]
+            record(tmp_path / "logs", *steps, rank=rank, world_size=2, perf_tags=("a",))
+        export(tmp_path / "logs", tmp_path / "parquet")
+        capsys.readouterr()
+        said = []
+        for path in ("logs", "parquet"):
+            assert cli.main(["runs", "--json", str(tmp_path / path)]) == 0
+            said.append(json.loads(capsys.readouterr().out))
+        assert said[1] == said[0]
+        [attempt] = said[1]["sessions"][0]["runs"][0]["attempts"]
+        assert [rank["last_step"] for rank in attempt["ranks"]] == [2, 3]
+
     def test_exists(self, tmp_path, capsys):
         """An existing export is not touched, but with --force replaced."""
         record(tmp_path / "logs", IterationEnded(step=0, duration_ns=1), id="a" * 16)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NoReturn
 
 from trackside.cli import (
+    _archive,
     _attach,
     _collect,
     _compare,
@@ -45,6 +46,7 @@ _COMMANDS: Final = (
     _attach,
     _info,
     _export,
+    _archive,
     _import,
     _runs,
     _scores,
@@ -56,6 +58,7 @@ _COMMANDS: Final = (
     _keys,
 )
 _EXAMPLES: Final = {
+    "archive": "nats://stream.example:4222/acme s3://telemetry/acme",
     "attach": "runs/ -t '*.iteration.ended'",
     "collect": "--bind tcp://0.0.0.0:7700 --log logs/ --keys keys/",
     "compare": "runs/before runs/after",

@@ -5,24 +5,42 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import tempfile
 import typing
 import urllib.parse
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypeGuard
 
 import attrs
 
-from trackside.events import Event, MissingExtraError, Source, UnknownEvent, __version__, lookup, own_fields
+from trackside.events import (
+    ConfigError,
+    Event,
+    Heartbeat,
+    IterationEnded,
+    MissingExtraError,
+    ProgramEnded,
+    Source,
+    SourceEnded,
+    TrainingConfigured,
+    UnknownEvent,
+    UnreadableError,
+    __version__,
+    clock,
+    lookup,
+    own_fields,
+)
 from trackside.events._fields import hints_of, is_union
+from trackside.handlers.eventlog import SourceOutline
 from trackside.wire import value_to_json
 from trackside.wire._values import weigh
 
 try:
     import pyarrow
-    from pyarrow import parquet
+    from pyarrow import dataset, fs, parquet
 except ImportError as error:
     raise MissingExtraError("Parquet", "parquet", error) from error
 
@@ -162,16 +180,22 @@ class ParquetFiles:
 
     Args:
         directory: Created if it does not exist; files of the same name are overwritten.
+        batch: The name of the files, where these tables become parts of larger ones. The sources of a session have
+            common files then, in which ``attempt`` and ``rank`` are columns: there may be many thousands.
+        sources: What is known of the sources before; it is changed.
     """
 
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
+    def __init__(
+        self, directory: str | os.PathLike[str], *, batch: str = "", sources: SourceTable | None = None
+    ) -> None:
         self.directory = Path(directory)
         self.events = 0
         """Events written so far."""
+        self.sources = SourceTable() if sources is None else sources
+        self._batch = _shortened(batch)
         self._tables: dict[tuple[str, int], _Table] = {}
         self._files: OrderedDict[tuple[str, str, int], _TableFile] = OrderedDict()
         self._parts: dict[tuple[str, str, int], int] = {}
-        self._sources: dict[str, Source] = {}
         self._waiting_rows = 0
         self._waiting_bytes = 0
 
@@ -194,6 +218,7 @@ class ParquetFiles:
         by_class: dict[type[Event], list[Event]] = defaultdict(list)
         for event in events:
             by_class[type(event)].append(event)
+        self.sources.add(events, by_class)
         for cls, alike in by_class.items():
             if cls is not UnknownEvent:
                 file = self._file(alike[0].source, cls.wire_name, cls.version)
@@ -212,25 +237,35 @@ class ParquetFiles:
         Raises:
             OSError: if something cannot be written.
         """
+        self.close_tables()
+        self.sources.write(self.directory, SOURCES)
+
+    def close_tables(self) -> None:
+        """
+        Write everything but the table of sources.
+
+        Raises:
+            OSError: if something cannot be written.
+        """
         while self._files:
             self._close_oldest()
-        _write_sources(self.directory, list(self._sources.values()))
 
     def _file(self, source: Source, name: str, version: int) -> _TableFile:
-        key = (source.id, name, version)
+        key = (_session(source) if self._batch else source.id, name, version)
         file = self._files.get(key)
         if file is not None:
             return file
         while len(self._files) >= _MAX_OPEN:
             self._close_oldest()
-        self._sources[source.id] = source
         table = self._tables.get((name, version))
         if table is None:
-            table = self._tables[name, version] = _Table(name, version)
+            table = self._tables[name, version] = _Table(name, version, has_ranks=bool(self._batch))
         part = self._parts.get(key, 0)
         self._parts[key] = part + 1
-        path = Path(table.directory) / _partition(source) / f"{_file_name(source.id)}.{part:04d}.parquet"
-        file = self._files[key] = _TableFile(self.directory, path, table, source.id)
+        partition = _partition(source)
+        place = partition.parents[1] if self._batch else partition
+        path = Path(table.directory) / place / f"{self._batch or _file_name(source.id)}.{part:04d}.parquet"
+        file = self._files[key] = _TableFile(self.directory, path, table)
         return file
 
     def _count(self, file: _TableFile, rows: int, weight: int) -> None:
@@ -257,13 +292,14 @@ class ParquetFiles:
 class _Table:
     """One version of one type of events: its columns, known at the latest when its first events are written."""
 
-    def __init__(self, name: str, version: int) -> None:
+    def __init__(self, name: str, version: int, *, has_ranks: bool) -> None:
         cls = lookup(name)
         if cls is UnknownEvent or (cls is not None and cls.version != version):
             cls = None
         named = name if _WIRE_NAME.fullmatch(name) else f"unnamed-{name.encode('utf-8', 'replace').hex()[:200]}"
         self.directory = named if cls is not None or version == 1 else f"{named}@{version}"
         self._name = name
+        self._has_ranks = has_ranks
         self._columns: list[_Column] | None = _columns_of(cls) if cls is not None else None
         fields = [column.field for column in self._columns or ()]
         self.read: Callable[[Event], Row] = attrgetter(*_ENVELOPE_OF, *fields)
@@ -288,8 +324,8 @@ class _Table:
             self._columns = _columns_in([event.fields for event in raw])
         return self._columns
 
-    def batch(self, source_id: str, rows: list[Row], raw: Sequence[UnknownEvent]) -> Any:
-        """Return events as a record batch."""
+    def batch(self, sources: Sequence[Source], rows: list[Row], raw: Sequence[UnknownEvent]) -> Any:
+        """Return events as a record batch: *rows*, of which *sources* has the source of each, and *raw*."""
         columns = self.columns(raw)
         unfit: dict[int, dict[str, Any]] = {}
         for row, event in enumerate(raw, start=len(rows)):
@@ -298,8 +334,12 @@ class _Table:
                 unfit[row] = {name: event.fields[name] for name in event.fields if name in undeclared}
         names = [column.field for column in columns]
         rows = rows + [(*_envelope_of(event), *map(event.fields.get, names)) for event in raw]
-        arrays = [pyarrow.array([source_id] * len(rows), pyarrow.string())]
+        sources = [*sources, *(event.source for event in raw)]
+        arrays = [pyarrow.array([source.id for source in sources], pyarrow.string())]
         schema = [("source", pyarrow.string())]
+        for name in ("attempt", "rank") if self._has_ranks else ():
+            arrays.append(pyarrow.array([getattr(source, name) for source in sources], pyarrow.int64()))
+            schema.append((name, pyarrow.int64()))
         column_names = (*ENVELOPE, *(column.name for column in columns))
         for name, column, values in zip(column_names, (*_ENVELOPE, *columns), zip(*rows, strict=True), strict=True):
             kind = _arrow_type(column)
@@ -313,15 +353,16 @@ class _Table:
 
 
 class _TableFile:
-    """One file: the events of one type from one source, or a part of them."""
+    """One file: the events of one type from one source or session, or a part of them."""
 
-    def __init__(self, root: Path, path: Path, table: _Table, source_id: str) -> None:
+    def __init__(self, root: Path, path: Path, table: _Table) -> None:
         self._root = root
         self._path = path
         self._table = table
-        self._source_id = source_id
         self._writer: Any = None
         self._rows: list[Row] = []
+        self._sources: list[Source] = []
+        """The source of each row."""
         self._raw: list[UnknownEvent] = []
         """Events of undeclared types."""
         self.waiting_bytes = 0
@@ -337,6 +378,7 @@ class _TableFile:
         rows = list(map(self._table.read, events))
         weight = self._table.weigh(rows)
         self._rows += rows
+        self._sources += [events[0].source] * len(rows)
         self.waiting_bytes += weight
         return weight
 
@@ -351,8 +393,8 @@ class _TableFile:
         """Write what waits."""
         if not self.waiting_rows:
             return
-        batch = self._table.batch(self._source_id, self._rows, self._raw)
-        self._rows, self._raw, self.waiting_bytes = [], [], 0
+        batch = self._table.batch(self._sources, self._rows, self._raw)
+        self._rows, self._sources, self._raw, self.waiting_bytes = [], [], [], 0
         if self._writer is None:
             path = _create_private(self._root, self._path)
             texts = [field.name for field in batch.schema if field.type == pyarrow.string()]
@@ -401,10 +443,15 @@ def _object(fields: dict[str, Any] | None) -> str | None:
 # --- files, sources and names ----------------------------------------------------------------------------------
 
 
-def _create_private(root: Path, path: Path) -> Path:
-    """Create an empty file at *path* below *root*, and the directories around it, for the owner alone; return it."""
+def _create_parents(root: Path, path: Path) -> None:
+    """Create *root*, and the directories below it around *path*, for the owner alone."""
     for directory in (root, *(root / parent for parent in reversed(path.parents[:-1]))):
         directory.mkdir(mode=_DIRECTORY_MODE, parents=directory is root, exist_ok=True)
+
+
+def _create_private(root: Path, path: Path) -> Path:
+    """Create an empty file at *path* below *root*, and the directories around it, for the owner alone; return it."""
+    _create_parents(root, path)
     os.close(os.open(root / path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _FILE_MODE))
     return root / path
 
@@ -416,10 +463,13 @@ def _session(source: Source) -> str:
 def _partition(source: Source) -> Path:
     # Hive's form, of which readers make columns; an empty value needs a name of its own.
     session = urllib.parse.quote(_session(source), safe=" ", errors="replace") or "__HIVE_DEFAULT_PARTITION__"
-    if len(session) > _MAX_NAME_BYTES:
-        digest = hashlib.sha256(session.encode()).hexdigest()[:16]
-        session = f"{session[: _MAX_NAME_BYTES - 20]}~{digest}"
-    return Path(f"session={session}", f"attempt={source.attempt}", f"rank={source.rank}")
+    return Path(f"session={_shortened(session)}", f"attempt={source.attempt}", f"rank={source.rank}")
+
+
+def _shortened(name: str) -> str:
+    if len(name) <= _MAX_NAME_BYTES:
+        return name
+    return f"{name[: _MAX_NAME_BYTES - 20]}~{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
 def _file_name(source_id: str) -> str:
@@ -428,26 +478,197 @@ def _file_name(source_id: str) -> str:
     return f"source-{hashlib.sha256(source_id.encode('utf-8', 'replace')).hexdigest()[:16]}"
 
 
-def _write_sources(root: Path, sources: Sequence[Source]) -> None:
-    rows = [{"source": source.id, "session": _session(source), **_plain(source)} for source in sources]
-    texts = pyarrow.map_(pyarrow.string(), pyarrow.string())
-    of_type = {str: pyarrow.string(), int: pyarrow.int64(), bool: pyarrow.bool_()}
-    kinds = {field.name: of_type.get(type(getattr(_SAMPLE, field.name))) for field in attrs.fields(Source)}
+# --- the table of sources --------------------------------------------------------------------------------------
+
+
+class SourceTable:
+    """
+    The table of sources: who they are, when they were first and last heard of, how far they came, how they ended.
+
+    Args:
+        outlines: What is known before.
+    """
+
+    def __init__(self, outlines: Iterable[SourceOutline] = ()) -> None:
+        self.outlines = {seen.source.id: seen for seen in outlines}
+        """By the id of the source."""
+        self._trained: set[str] = set()
+
+    def add(self, events: Sequence[Event], by_class: Mapping[type[Event], Sequence[Event]]) -> None:
+        """Account for *events* of one source, in their order, and by class."""
+        source = events[0].source
+        seen = self.outlines.setdefault(source.id, SourceOutline(source=source))
+        seen.source = source
+        seen.perf_tags = source.perf_tags or seen.perf_tags
+        times = [event.at_ns for event in events]
+        seen.first_ns = min(times) if seen.first_ns is None else min(seen.first_ns, *times)
+        seen.last_ns = max(times) if seen.last_ns is None else max(seen.last_ns, *times)
+        self._add_step(seen, events, by_class.get(IterationEnded, ()))
+        seen.ended = events[-1].reason if isinstance(events[-1], SourceEnded) else None
+        for configured in by_class.get(TrainingConfigured, ()):
+            seen.add_first(configured)
+        for heartbeat in by_class.get(Heartbeat, ()):
+            assert isinstance(heartbeat, Heartbeat)
+            seen.last_heartbeat_ns, seen.heartbeat_interval_ns = heartbeat.at_ns, clock.ns_of(heartbeat.interval_s)
+        for program in by_class.get(ProgramEnded, ()):
+            assert isinstance(program, ProgramEnded)
+            seen.exit_status = program.exit_status
+
+    def _add_step(self, seen: SourceOutline, events: Sequence[Event], iterations: Sequence[Event]) -> None:
+        for iteration in reversed(iterations):
+            if isinstance(iteration, IterationEnded) and iteration.kind == "training" and iteration.step >= 0:
+                self._trained.add(seen.source.id)
+                seen.last_step = iteration.step
+                return
+        if seen.source.id not in self._trained:
+            seen.last_step = next((event.step for event in reversed(events) if event.step >= 0), seen.last_step)
+
+    def write(self, root: Path, name: str, about: Mapping[str, str] | None = None) -> None:
+        """
+        Write the table as ``sources/NAME.parquet`` below *root*.
+
+        Args:
+            root: A directory; created if it does not exist.
+            name: The name of the file.
+            about: What is to be kept with it.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        schema = pyarrow.schema(_SOURCE_COLUMNS, metadata=about)
+        rows = [_source_row(seen) for seen in self.outlines.values()]
+        path = Path(SOURCES, f"{_shortened(name)}.parquet")
+        table = pyarrow.Table.from_pylist(rows, schema)
+        parquet.write_table(table, _create_private(root, path), compression="zstd")
+
+
+class ParquetStore:
+    """
+    A place for tables that grow batch by batch: a directory, or a bucket such as ``s3://BUCKET/PATH``.
+
+    Args:
+        where: A directory, or a URL of which Arrow's filesystems know the scheme. What is in its environment or its
+            query says how a bucket is reached, as Arrow's documentation has it.
+
+    Raises:
+        ConfigError: *where* is a URL that Arrow does not accept.
+    """
+
+    def __init__(self, where: str | os.PathLike[str]) -> None:
+        self.where = re.sub(r"(?<=://)[^/?]*@|\?.*", "", str(where)) if is_url(where) else str(where)
+        """The place without what is secret in it."""
+        self._filesystem, self._path = fs.LocalFileSystem(), str(Path(where).absolute())
+        try:
+            if is_url(where):
+                self._filesystem, self._path = fs.FileSystem.from_uri(where)
+        except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError, OSError) as error:
+            raise ConfigError(
+                "place for tables", self.where, f"give a directory or s3://BUCKET/PATH: {error}"
+            ) from error
+        self._is_local = isinstance(self._filesystem, fs.LocalFileSystem)
+
+    def scratch(self) -> tempfile.TemporaryDirectory[str]:
+        """Return a directory for a batch that is being written."""
+        if not self._is_local:
+            return tempfile.TemporaryDirectory(prefix="trackside-")
+        Path(self._path).mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(prefix=".", suffix=".part", dir=self._path)
+
+    def publish(self, directory: Path) -> None:
+        """
+        Let the files below *directory* appear, each whole and under its name, and the tables of sources last.
+
+        Raises:
+            OSError: One cannot be written. Publishing the same again makes it right.
+        """
+        found = [path.relative_to(directory) for path in directory.rglob("*.parquet")]
+        for name in sorted(found, key=lambda name: (name.parts[0] == SOURCES, name)):
+            if self._is_local:
+                with (directory / name).open("rb") as file:
+                    os.fsync(file.fileno())
+                _create_parents(Path(self._path), name)
+                (directory / name).replace(Path(self._path, name))
+            else:
+                target = f"{self._path}/{name.as_posix()}"
+                fs.copy_files(str(directory / name), target, fs.LocalFileSystem(), self._filesystem)
+
+    def read_sources(self, name: str = "") -> Any:
+        """
+        Return the table of sources, or the part of it that is called *name*, as a table of Arrow; None without one.
+
+        Raises:
+            UnreadableError: It cannot be read, or is something else.
+        """
+        path = f"{self._path}/{SOURCES}" + (f"/{_shortened(name)}.parquet" if name else "")
+        try:
+            if self._filesystem.get_file_info(path).type == fs.FileType.NotFound:
+                return None
+            found = dataset.dataset(path, filesystem=self._filesystem, format="parquet", ignore_prefixes=["."])
+            table = found.to_table()
+        except (OSError, pyarrow.ArrowException) as error:
+            raise UnreadableError(self.where, f"cannot be read: {error}", "see that it can be reached") from error
+        if not {column for column, _ in _SOURCE_COLUMNS}.issubset(table.column_names):
+            raise UnreadableError(self.where, "has another table of sources", "export it with this release")
+        return table
+
+    def outlines(self) -> list[SourceOutline]:
+        """
+        Return what the tables say of each source.
+
+        Raises:
+            UnreadableError: They cannot be read, or there are none.
+        """
+        table = self.read_sources()
+        if table is None:
+            raise UnreadableError(self.where, "holds no tables", "give what `trackside export` or `archive` wrote")
+        return outlines_in(table)
+
+
+def is_url(where: str | os.PathLike[str]) -> TypeGuard[str]:
+    """Return whether *where* is a URL and no path."""
+    return isinstance(where, str) and "://" in where
+
+
+def outlines_in(table: Any) -> list[SourceOutline]:
+    """Return what a table of sources says of each source."""
+    return [_outline(row) for row in table.to_pylist()]
+
+
+_TEXTS: Final = pyarrow.map_(pyarrow.string(), pyarrow.string())
+_PLAIN_OUTLINE: Final = (
+    *("first_ns", "last_ns", "last_heartbeat_ns", "heartbeat_interval_ns", "last_step", "ended", "exit_status"),
+)
+"""The attributes of an outline that are columns."""
+
+
+def _source_columns() -> list[tuple[str, Any]]:
+    of_type = {str: pyarrow.string(), int: pyarrow.int64(), bool: pyarrow.bool_(), float: pyarrow.float64()}
+    sample = Source.unknown("")
+    kinds = {field.name: of_type.get(type(getattr(sample, field.name))) for field in attrs.fields(Source)}
     kinds = {"source": pyarrow.string(), "session": pyarrow.string(), **kinds}
-    kinds |= {"perf_tags": pyarrow.list_(pyarrow.string()), "versions": texts, "metadata": texts}
-    kinds |= {"parent_source": pyarrow.string(), "parent_span_id": pyarrow.int64()}
-    schema = pyarrow.schema([(name, kind) for name, kind in kinds.items() if kind is not None and name != "id"])
-    path = _create_private(root, Path(SOURCES, "sources.parquet"))
-    parquet.write_table(pyarrow.Table.from_pylist(rows, schema), path, compression="zstd")
+    kinds |= {"perf_tags": pyarrow.list_(pyarrow.string()), "versions": _TEXTS, "metadata": _TEXTS}
+    kinds |= {"parent_source": pyarrow.string(), "parent_span_id": pyarrow.int64(), "started_ns": pyarrow.int64()}
+    kinds |= {name: pyarrow.string() if name == "ended" else pyarrow.int64() for name in _PLAIN_OUTLINE}
+    return [(name, kind) for name, kind in kinds.items() if kind is not None and name != "id"]
 
 
-_SAMPLE: Final = Source.unknown("")
+_SOURCE_COLUMNS: Final = _source_columns()
 
 
-def _plain(source: Source) -> dict[str, Any]:
-    values = {name: value for name, value in source.to_wire().items() if name not in {"id", "parent", "anchor"}}
-    values["perf_tags"] = list(source.perf_tags)
-    parent = source.parent
-    if parent is not None:
-        values |= {"parent_source": parent.source_id, "parent_span_id": parent.span_id}
-    return values
+def _source_row(seen: SourceOutline) -> dict[str, Any]:
+    source = seen.source
+    row = {name: value for name, value in source.to_wire().items() if name not in {"id", "parent", "anchor"}}
+    row |= {"source": source.id, "session": _session(source), "perf_tags": list(seen.perf_tags)}
+    row |= {name: getattr(seen, name) for name in _PLAIN_OUTLINE}
+    row["started_ns"] = source.anchor.wall_ns
+    if source.parent is not None:
+        row |= {"parent_source": source.parent.source_id, "parent_span_id": source.parent.span_id}
+    return row
+
+
+def _outline(row: dict[str, Any]) -> SourceOutline:
+    wire = {**row, "id": row.get("source"), "versions": dict(row["versions"]), "metadata": dict(row["metadata"])}
+    wire["parent"] = {"source_id": row["parent_source"], "span_id": row["parent_span_id"]}
+    wire["anchor"] = {"mono_ns": 0, "wall_ns": row["started_ns"], "uncertainty_ns": 0}
+    source = Source.from_wire(wire)
+    return SourceOutline(source=source, perf_tags=source.perf_tags, **{name: row[name] for name in _PLAIN_OUTLINE})

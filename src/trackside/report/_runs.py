@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import attrs
 
 from trackside.events import Source, UnreadableError
-from trackside.handlers.eventlog import SourceOutline, outline
+from trackside.handlers.eventlog import LogOutline, SourceOutline, is_stream, outline
 from trackside.handlers.models.liveness import LifeSigns, is_gone, liveness, worst
 
 _UNNAMED: Final = re.compile(r"run-[0-9a-f]{12}")
@@ -188,12 +190,17 @@ def read_runs(*paths: str | os.PathLike[str]) -> RunsReport:
     The state of a process is its `liveness` at the time of the newest event of all.
 
     Args:
-        paths: Log files, or directories with such at any depth.
+        paths: Log files, or directories with such at any depth; or Parquet that `trackside export` or `archive` wrote,
+            as a directory or a URL such as ``s3://BUCKET/PATH``, of which only the table of sources is read.
 
     Raises:
         UnreadableError: None of *paths* leads to a file that can be read.
     """
-    found = outline(*paths)
+    tables = [path for path in paths if _is_tables(path)]
+    logs = [path for path in paths if path not in tables]
+    found = outline(*logs) if logs else LogOutline([], [])
+    if tables:
+        found.sources += _archived(tables, {seen.source.id for seen in found.sources})
     newest_ns = max((seen.last_ns for seen in found.sources if seen.last_ns is not None), default=None)
     known = unified(seen.source for seen in found.sources)
     ranked = [attrs.evolve(seen, source=known[seen.source.id]) for seen in found.sources if seen.source.id in known]
@@ -206,6 +213,19 @@ def read_runs(*paths: str | os.PathLike[str]) -> RunsReport:
         newest_ns=newest_ns,
         problems=tuple(found.problems),
     )
+
+
+def _is_tables(path: str | os.PathLike[str]) -> bool:
+    """Return whether *path* is a place for Parquet and none for logs."""
+    is_bucket = isinstance(path, str) and "://" in path and not is_stream(path)
+    return is_bucket or any(Path(path, "sources").glob("*.parquet"))
+
+
+def _archived(paths: Iterable[str | os.PathLike[str]], known: Container[str]) -> list[SourceOutline]:
+    """Return the sources that tables have besides those that are *known*."""
+    tables = importlib.import_module("trackside.handlers.parquet")  # it needs an extra
+    found = {seen.source.id: seen for path in paths for seen in tables.ParquetStore(path).outlines()}
+    return [seen for name, seen in found.items() if name not in known]
 
 
 def _grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:

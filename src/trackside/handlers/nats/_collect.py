@@ -36,7 +36,9 @@ from trackside.handlers.nats._stream import (
     connected_client,
     create_stream,
     created_text,
+    disconnect,
     message_headers,
+    shuffled,
     subject_token,
 )
 from trackside.handlers.zeromq._collector import CollectedStreams, collector_models
@@ -362,7 +364,7 @@ class NatsCollector(Closing):
         ``checkpoints`` written and events ``published``.
         """
         self.is_stopped = threading.Event()
-        self._servers = self.address.servers
+        self._servers = shuffled(self.address.servers)
         self._options = options
         self._trouble = RateLimitedLog()
 
@@ -406,8 +408,7 @@ class NatsCollector(Closing):
             session = _NatsSession(self, client)
             await session.work()
         finally:
-            with contextlib.suppress(Exception):
-                await client.close()
+            await disconnect(client)
 
 
 class _NatsSession:

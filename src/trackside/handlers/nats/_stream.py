@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import random
 import re
 import tempfile
 import threading
@@ -93,8 +94,8 @@ class NatsSink:
         self._keep_s = keep_s
         self._replicas = replicas
         self._timeout_s = timeout_s
-        self._connection = _Connection(servers, options, self._create_stream)
-        self._abandoned: list[_Connection] = []
+        self._connection = StreamConnection(servers, options, self._create_stream)
+        self._abandoned: list[StreamConnection] = []
         self._exporter: BatchExporter[bytes] = BatchExporter(
             self._deliver, name="nats", max_events=_NO_LIMIT, max_bytes=buffer_bytes, max_batch_items=1
         )
@@ -173,10 +174,26 @@ async def connected_client(servers: str | Sequence[str], **options: Any) -> Any:
     try:
         await client.connect(servers, **options)
     except BaseException:
-        with contextlib.suppress(Exception):
-            await asyncio.wait_for(client.close(), _CLOSE_S)
+        await disconnect(client)
         raise
     return client
+
+
+async def disconnect(client: Any) -> None:
+    """Close the connection of *client*, and in any case its socket: a server that hangs may make it take too long."""
+    try:
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(client.close(), _CLOSE_S)
+    finally:
+        if client._transport:  # noqa: SLF001  there is no other way to it
+            client._transport.close()  # noqa: SLF001
+
+
+def shuffled(servers: str | Sequence[str]) -> list[str]:
+    """Return the servers in random order: otherwise all ranks of a job would connect to the first one."""
+    found = [servers] if isinstance(servers, str) else list(servers)
+    random.SystemRandom().shuffle(found)  # the program's own random numbers stay what its seed says
+    return found
 
 
 def created_text(info: Any) -> str:
@@ -241,8 +258,8 @@ class NatsReader(Iterator[Event], Closing):
         poll_interval_s: float = 0.5,
         **options: Any,
     ) -> None:
-        self._messages = _Messages(
-            _Connection(servers, options), stream, follow=follow, stop=stop, poll_interval_s=poll_interval_s
+        self._messages = StreamMessages(
+            StreamConnection(servers, options), stream, follow=follow, stop=stop, poll_interval_s=poll_interval_s
         )
         self._selection = EventSelection(to, keep)
         self._position = StreamCursor(cursor)
@@ -306,7 +323,7 @@ class StreamMessage(NamedTuple):
         return cls(about.sequence.stream, message.data, source_json, message.subject, stored_s, pending)
 
 
-class _Messages:
+class StreamMessages:
     """
     The messages of a stream, in order.
 
@@ -326,7 +343,7 @@ class _Messages:
 
     def __init__(
         self,
-        connection: _Connection,
+        connection: StreamConnection,
         stream: str,
         subject: str = ">",
         *,
@@ -435,6 +452,7 @@ class StreamPull:
         self._empty_polls = 0 if found else self._empty_polls + 1
         if self._empty_polls >= _POLLS_TO_CHECK:
             await self.is_at_end()  # the consumer was on one node of the server, which may be gone
+            await stream.stream_info(self._stream)  # fails at a node that is cut off from the others
             self._empty_polls = 0
         messages = [StreamMessage.read(message) for message in found]
         if messages:
@@ -562,8 +580,8 @@ class StreamCopy:
             UnreadableError: The server cannot be reached, has no such stream, or the disk is full.
         """
         address = self._address
-        messages = _Messages(
-            _Connection(address.servers, {}), address.stream, address.subject, follow=False, patience_s=_PATIENCE_S
+        messages = StreamMessages(
+            StreamConnection(address.servers, {}), address.stream, address.subject, follow=False, patience_s=_PATIENCE_S
         )
         waiting_bytes = 0
         try:
@@ -621,12 +639,12 @@ def copied(address: str) -> StreamCopy:
     return copy
 
 
-class _Connection:
+class StreamConnection:
     """
     A connection that is opened when it is needed, with a loop and a thread of its own, and reopened after any failure.
 
     Args:
-        servers: Tried in turn.
+        servers: Tried in turn, in random order.
         options: Arguments of ``nats.connect``.
         prepare: Called with the JetStream context of each new connection.
     """
@@ -637,7 +655,7 @@ class _Connection:
         options: Mapping[str, Any],
         prepare: Callable[[Any], Awaitable[None]] | None = None,
     ) -> None:
-        self._servers = [servers] if isinstance(servers, str) else list(servers)
+        self._servers = shuffled(servers)
         self._options = options
         self._prepare = prepare
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -646,9 +664,9 @@ class _Connection:
         self._is_good = False
         """Whether the latest use of the client ended well."""
 
-    def copy(self) -> _Connection:
+    def copy(self) -> StreamConnection:
         """Return an equal one, not connected."""
-        return _Connection(self._servers, self._options, self._prepare)
+        return StreamConnection(self._servers, self._options, self._prepare)
 
     def call(self, use: Callable[[Any], Awaitable[T]], *, timeout_s: float) -> T:
         """
@@ -698,8 +716,7 @@ class _Connection:
     async def _disconnect(self) -> None:
         client, self._client = self._client, None
         if client is not None:
-            with contextlib.suppress(Exception):
-                await client.close()
+            await disconnect(client)
 
     def close(self, timeout_s: float = 0.5) -> None:
         """Close the connection and end the thread, as far as that is possible within *timeout_s*."""
@@ -715,6 +732,7 @@ class _Connection:
             for task in others:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
+            await asyncio.sleep(0)  # sockets that were closed just now are given back
             loop.stop()
 
         asyncio.run_coroutine_threadsafe(shut_down(), loop)

@@ -1,0 +1,164 @@
+"""
+The archive of a stream: its events as Parquet files, run by run and period by period.
+
+The place in the stream up to which a run is archived is kept with the run's part of the table of sources, which is
+written after all other files of a batch. A batch begins at that place, and its files are named after it: whatever ends
+a worker, the next one writes the same files again, and no event is in the tables twice or in none.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from trackside.core import Closing, RateLimitedLog, described
+from trackside.events import ConfigError, UnreadableError
+from trackside.handlers.export import StreamCursor
+from trackside.handlers.nats._stream import StreamAddress, StreamConnection, StreamMessages
+from trackside.handlers.parquet import ParquetFiles, ParquetStore, SourceTable, outlines_in
+
+PERIOD_S: Final = 3_600.0
+_CURSOR: Final = "trackside.cursor"
+_GRACE_S: Final = 2.0
+"""For how long after the end of a period messages may come that the server stored within it."""
+_REQUEST_S: Final = 10.0
+_LEAST_LOOK_S: Final = 1.0
+_LOOKS: Final = 10
+"""In a period."""
+
+
+class NatsArchive(Closing):
+    """
+    A worker that writes the events of a stream as Parquet, to a directory or an object store.
+
+    ::
+
+        with NatsArchive("nats://stream.example:4222/acme", "s3://telemetry/acme") as archive:
+            archive.serve()
+
+    The tables are those of `ParquetFiles`. A run's events appear in them within a period after they were published.
+    A worker that ends, in whatever way, is replaced by starting another: it goes on where the tables end. Two at the
+    same time do the same work twice, and no harm.
+
+    Args:
+        address: ``nats://HOST:PORT/STREAM``; with ``/RUN`` or ``/RUN/RANK`` behind it, a part of the stream.
+        where: A directory, or a URL such as ``s3://BUCKET/PATH``: see `ParquetStore`.
+        period_s: How much time each batch of a run covers, in seconds: more makes larger files, and fewer.
+        options: Arguments of ``nats.connect``.
+
+    Raises:
+        ConfigError: *address* or *where* is not one, or *period_s* is not positive.
+    """
+
+    def __init__(self, address: str, where: str, *, period_s: float = PERIOD_S, **options: Any) -> None:
+        if not period_s > 0:
+            raise ConfigError("period_s", period_s, "give a positive number of seconds")
+        self.address = StreamAddress.parse(address)
+        self.store = ParquetStore(where)
+        self.period_s = period_s
+        self.counts = Counter(dict.fromkeys(("batches", "events", "missing", "unreadable"), 0))
+        """``batches`` and ``events`` written; events ``missing`` from the stream; messages that were ``unreadable``."""
+        self._connection = StreamConnection(self.address.servers, options)
+        self._archived: dict[str, int] = {}
+        """By run, how many messages the stream had when all of them were archived."""
+        self._due_s: dict[str, float] = {}
+        """By run, when its next period is over, in seconds since the epoch."""
+        self._stop = threading.Event()
+        self._trouble = RateLimitedLog()
+
+    def serve(self) -> None:
+        """Work until `stop` is called. A server or a store that is away is waited for."""
+        pause_s = max(_LEAST_LOOK_S, self.period_s / _LOOKS)
+        while not self._stop.is_set():
+            try:
+                self.turn(time.time())
+            except Exception as error:  # whatever the libraries raise, the next turn begins from what is stored
+                self._trouble.complain("%s: tried again: %s", self.address, described(error))
+            finally:
+                self._connection.close()
+            self._stop.wait(pause_s)
+
+    def stop(self) -> None:
+        """Have `serve` return, without the batch that it writes; on any thread, and from a signal handler."""
+        self._stop.set()
+
+    def close(self) -> None:
+        """Stop, and disconnect."""
+        self.stop()
+        self._connection.close()
+
+    def turn(self, now_s: float) -> None:
+        """
+        Archive the periods that are over at *now_s*, in seconds since the epoch.
+
+        Raises:
+            OSError: The store does not take it.
+            UnreadableError: What the store has is not what this wrote.
+            Exception: Of the kinds that the NATS client raises.
+        """
+        amounts = self._connection.call(self._amounts, timeout_s=_REQUEST_S)
+        for run, amount in amounts.items():
+            while not self._stop.is_set() and self._archived.get(run) != amount and now_s >= self._due_s.get(run, 0.0):
+                if not self._write_batch(run, now_s):
+                    self._archived[run] = amount
+        for known in (self._archived, self._due_s):
+            for run in known.keys() - amounts.keys():
+                del known[run]
+
+    async def _amounts(self, stream: Any) -> Counter[str]:
+        """Return how many messages there are of each run."""
+        info = await stream.stream_info(self.address.stream, subjects_filter=self.address.subject)
+        amounts: Counter[str] = Counter()
+        for subject, count in (info.state.subjects or {}).items():
+            amounts[subject.split(".")[1]] += count
+        return amounts
+
+    def _write_batch(self, run: str, now_s: float) -> bool:
+        """Archive the next period of a run if it is over; return whether the run has messages that are not archived."""
+        name = f"{self.address.stream}.{run}"
+        known = self.store.read_sources(name)
+        cursor = StreamCursor(None if known is None else _cursor(known.schema.metadata, self.store.where))
+        subject = attrs.evolve(self.address, run=run).subject
+        reader = StreamMessages(self._connection, self.address.stream, subject, follow=False, stop=self._stop)
+        messages = reader.read_from(cursor.sequence)
+        first = next(messages, None)
+        if first is None:
+            return False
+        end_s = (first.stored_s // self.period_s + 1) * self.period_s
+        if now_s < end_s + _GRACE_S:
+            self._due_s[run] = end_s + _GRACE_S
+            return True
+        stored = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(first.stored_s))
+        batch = f"{name}.{stored}.{first.sequence}"
+        with self.store.scratch() as directory:
+            sources = SourceTable(() if known is None else outlines_in(known))
+            files = ParquetFiles(directory, batch=batch, sources=sources)
+            for message in chain((first,), messages):
+                if message.stored_s >= end_s:
+                    break
+                events = list(cursor.read(message.sequence, message.frame, message.source_json))
+                if events:
+                    files.add(events)
+            if self._stop.is_set():
+                return False  # the next worker begins with this batch
+            files.close_tables()
+            sources.write(Path(directory), name, {_CURSOR: json.dumps(cursor.cursor)})
+            self.store.publish(Path(directory))
+        self.counts.update(batches=1, events=files.events, missing=cursor.missing, unreadable=cursor.unreadable)
+        return True
+
+
+def _cursor(metadata: Mapping[bytes, bytes] | None, where: str) -> Any:
+    try:
+        return json.loads((metadata or {})[_CURSOR.encode()])
+    except (KeyError, ValueError) as error:
+        what = "has tables that no archive of a stream wrote"
+        raise UnreadableError(where, what, "give another directory") from error
