@@ -217,10 +217,11 @@ class Protocol:
         if field.name in {"names", "models", "targets"}:
             return rng.choice((["*"], ["trackside.*"], ["SpanBuilder"], ["rank:0"], [], ["a", "b"]))
         by_type = {
-            "int": rng.choice(SMALL),
-            "str": rng.choice(known),
-            "bool": rng.random() < 0.5,
-            "dict[str, Any]": rng.choice(
+            "Whole": rng.choice(SMALL),
+            "Number": rng.choice(SMALL),
+            "Text": rng.choice(known),
+            "Flag": rng.random() < 0.5,
+            "Table": rng.choice(
                 ({}, {"seq": 1}, {"relays": True}, {"open_spans": [{"name": "x"}]}, {"a": frames.anything(rng, 3)})
             ),
         }

@@ -107,7 +107,7 @@ class TestFunctions:
     def test_failing(self):
         """A function that raises names its field."""
         with pytest.raises(
-            ConfigError, match=r"seq_length: .* the function raised ZeroDivisionError: integer division"
+            ConfigError, match=r"seq_length: .* the function raised ZeroDivisionError: .*division"
         ):
             TrainingConfig(perf_tag="a", seq_length=lambda: 1 // 0).resolved()
 

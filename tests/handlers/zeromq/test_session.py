@@ -67,13 +67,14 @@ ALL_CELLS = [
     for (role, state), letter in zip(COLUMNS, row[1:], strict=True)
 ]
 VALUES = {
-    "int": 1,
-    "str": "x",
-    "bool": False,
-    "bytes": b"",
-    "list[str]": ["x"],
-    "list[Any] | None": None,
-    "dict[str, Any]": {},
+    "Whole": 1,
+    "Number": 1,
+    "Text": "x",
+    "Flag": False,
+    "Body": b"",
+    "Texts": ["x"],
+    "WireRule": None,
+    "Table": {},
 }
 EXAMPLES = [cls(*(VALUES[field.type] for field in attrs.fields(cls))) for cls in KINDS.values()]
 

@@ -7,6 +7,7 @@ import enum
 import logging
 import os
 import statistics
+import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypedDict
@@ -214,6 +215,8 @@ def get_gcp_metadata(category: str, attribute: str, timeout: float = _METADATA_S
         with opener.open(request, timeout=timeout) as answer:
             found: str = answer.read(_METADATA_BYTES).decode()
     except (OSError, ValueError) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()  # it is the answer, too, and still open
         logger.info("the metadata server has no %s/%s: %s", category, attribute, error)
         return None
     return found

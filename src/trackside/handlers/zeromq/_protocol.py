@@ -8,8 +8,8 @@ sizes first, then at types and ranges; what is wrong in any of them is a `Decode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Final, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final, TypeAlias, get_origin, get_type_hints
 
 import attrs
 import msgpack
@@ -302,43 +302,24 @@ VERBS: Final = ("status", "priority", "sample", "pause", "resume", "flush")
 
 _MOST: Final = 1 << 62
 
-Check: TypeAlias = Callable[[Any], bool]
-
-
-def _is_whole(value: Any) -> bool:
-    return type(value) is int and 0 <= value < _MOST
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) is int and -_MOST < value < _MOST
-
-
-def _is_flag(value: Any) -> bool:
-    return type(value) is bool
-
 
 def _is_text(value: Any) -> bool:
     return type(value) is str and len(value) <= MAX_TEXT
 
 
-def _is_table(value: Any) -> bool:
-    return type(value) is dict and is_sound(value)
-
-
-def _is_texts(value: Any) -> bool:
-    return type(value) is list and len(value) <= MAX_NAMES and all(map(_is_text, value))
-
-
-def _is_rule(value: Any) -> bool:
-    return value is None or (type(value) is list and is_sound(value))
-
-
-def _is_bytes(value: Any) -> bool:
-    return type(value) is bytes
-
-
-def _one(check: Check) -> Any:
-    return attrs.field(metadata={"check": check})
+# The types of fields, each with the check of what a peer sent for it.
+Whole: TypeAlias = Annotated[int, lambda value: type(value) is int and 0 <= value < _MOST]
+Number: TypeAlias = Annotated[int, lambda value: type(value) is int and -_MOST < value < _MOST]
+Flag: TypeAlias = Annotated[bool, lambda value: type(value) is bool]
+Text: TypeAlias = Annotated[str, _is_text]
+Texts: TypeAlias = Annotated[
+    list[str], lambda value: type(value) is list and len(value) <= MAX_NAMES and all(map(_is_text, value))
+]
+Table: TypeAlias = Annotated[dict[str, Any], lambda value: type(value) is dict and is_sound(value)]
+WireRule: TypeAlias = Annotated[
+    "list[Any] | None", lambda value: value is None or (type(value) is list and is_sound(value))
+]
+Body: TypeAlias = Annotated[bytes, lambda value: type(value) is bytes]
 
 
 @attrs.frozen
@@ -359,12 +340,12 @@ class Hello(Message):
     """The first message of an end that connects, sent again until it is answered."""
 
     kind = 1
-    version: int = _one(_is_whole)
-    end: str = _one(_is_text)
+    version: Whole
+    end: Text
     """`SOURCE_END` or `VIEWER_END`."""
-    id: str = _one(_is_text)
+    id: Text
     """Of this end, random, the same after it has reconnected."""
-    text: str = _one(_is_text)
+    text: Text
     """Who that is, for people: program, host, process."""
 
 
@@ -373,10 +354,10 @@ class Welcome(Message):
     """The answer to `Hello`, with the same fields about the other end."""
 
     kind = 2
-    version: int = _one(_is_whole)
-    end: str = _one(_is_text)
-    id: str = _one(_is_text)
-    text: str = _one(_is_text)
+    version: Whole
+    end: Text
+    id: Text
+    text: Text
 
 
 @attrs.frozen
@@ -391,11 +372,11 @@ class Refused(Message):
     """Something that was asked for is not done."""
 
     kind = 4
-    request: int = _one(_is_whole)
+    request: Whole
     """The number of what was asked; 0 for none."""
-    code: str = _one(_is_text)
+    code: Text
     """``version``, ``busy``, ``malformed``, ``forbidden`` or ``unsupported``; only ``busy`` may be asked again."""
-    text: str = _one(_is_text)
+    text: Text
 
 
 @attrs.frozen
@@ -403,7 +384,7 @@ class Bye(Message):
     """This end leaves in good order; nothing more comes from it, and nothing need be kept for it."""
 
     kind = 5
-    reason: str = _one(_is_text)
+    reason: Text
 
 
 # --- alive, and at what time ------------------------------------------------------------------------------------------
@@ -414,7 +395,7 @@ class Ping(Message):
     """Asked by either end, once a second by a viewer's."""
 
     kind = 6
-    sent_ns: int = _one(_is_number)
+    sent_ns: Number
     """The asker's clock."""
 
 
@@ -423,9 +404,9 @@ class Pong(Message):
     """Answered at once. Offset of the other clock: ``((received - sent) + (replied - now)) / 2``."""
 
     kind = 7
-    sent_ns: int = _one(_is_number)
-    received_ns: int = _one(_is_number)
-    replied_ns: int = _one(_is_number)
+    sent_ns: Number
+    received_ns: Number
+    replied_ns: Number
 
 
 @attrs.frozen
@@ -433,12 +414,12 @@ class Beat(Message):
     """From a source end once a second: where the stream stands, also when nothing is in it."""
 
     kind = 8
-    stream: str = _one(_is_text)
-    next_index: int = _one(_is_whole)
+    stream: Text
+    next_index: Whole
     """Of the next entry that this peer will be sent: a viewer that has fewer has lost some."""
-    before: int = _one(_is_whole)
+    before: Whole
     """Events in all entries before that one."""
-    status: dict[str, Any] = _one(_is_table)  # noqa: RUF009
+    status: Table
     """What the job says of itself: ``seq``, ``counts``, ``open_spans``; of a collector what it likes."""
 
 
@@ -450,20 +431,20 @@ class Subscribe(Message):
     """From a viewer end: let me have this; repeated until `Subscribed` or `Refused`. Replaces what was asked before."""
 
     kind = 9
-    request: int = _one(_is_whole)
-    names: list[str] = _one(_is_texts)  # noqa: RUF009
+    request: Whole
+    names: Texts
     """Wire names or globs; a name also means the types derived from it."""
-    min_priority: int = _one(_is_number)
+    min_priority: Number
     """The lowest priority."""
-    rule: list[Any] | None = _one(_is_rule)  # noqa: RUF009
+    rule: WireRule
     """As a rule's ``to_wire`` gives it."""
-    models: list[str] = _one(_is_texts)  # noqa: RUF009
+    models: Texts
     """Whose dumped states are wanted."""
-    resume_stream: str = _one(_is_text)
+    resume_stream: Text
     """The stream that broke off; empty for none."""
-    resume_index: int = _one(_is_whole)
+    resume_index: Whole
     """What is due of it."""
-    window_bytes: int = _one(_is_whole)
+    window_bytes: Whole
 
 
 @attrs.frozen
@@ -471,15 +452,15 @@ class Subscribed(Message):
     """The answer to `Subscribe`: what follows begins with *next_index*, as of the snapshot if there is one."""
 
     kind = 10
-    request: int = _one(_is_whole)
-    stream: str = _one(_is_text)
-    next_index: int = _one(_is_whole)
-    before: int = _one(_is_whole)
-    resumed: bool = _one(_is_flag)
+    request: Whole
+    stream: Text
+    next_index: Whole
+    before: Whole
+    resumed: Flag
     """Whether it goes on where *resume_index* was; then there is no snapshot."""
-    window_bytes: int = _one(_is_whole)
-    snapshot_bytes: int = _one(_is_whole)
-    snapshot_chunks: int = _one(_is_whole)
+    window_bytes: Whole
+    snapshot_bytes: Whole
+    snapshot_chunks: Whole
 
 
 @attrs.frozen
@@ -487,10 +468,10 @@ class Fetch(Message):
     """From a viewer end: send me these chunks of the snapshot, at most 4; repeated if they do not come."""
 
     kind = 11
-    request: int = _one(_is_whole)
+    request: Whole
     """The number of the `Subscribe` whose snapshot it is."""
-    first: int = _one(_is_whole)
-    count: int = _one(_is_whole)
+    first: Whole
+    count: Whole
 
 
 @attrs.frozen
@@ -499,9 +480,9 @@ class Chunk(Message):
 
     kind = 12
     has_body = True
-    request: int = _one(_is_whole)
-    number: int = _one(_is_whole)
-    data: bytes = _one(_is_bytes)
+    request: Whole
+    number: Whole
+    data: Body
 
 
 # --- the stream -------------------------------------------------------------------------------------------------------
@@ -513,14 +494,14 @@ class FrameEntry(Message):
 
     kind = 13
     has_body = True
-    stream: str = _one(_is_text)
-    index: int = _one(_is_whole)
+    stream: Text
+    index: Whole
     """Entries before it: without a hole, whatever the sources' own numbers are."""
-    before: int = _one(_is_whole)
+    before: Whole
     """Events in all entries before it."""
-    events: int = _one(_is_whole)
+    events: Whole
     """Rows in the frame."""
-    frame: bytes = _one(_is_bytes)
+    frame: Body
 
 
 @attrs.frozen
@@ -528,14 +509,14 @@ class LossEntry(Message):
     """An entry of a stream: events of one source that were lost on the way to this source end."""
 
     kind = 14
-    stream: str = _one(_is_text)
-    index: int = _one(_is_whole)
-    before: int = _one(_is_whole)
-    source_id: str = _one(_is_text)
-    first_seq: int = _one(_is_whole)
-    last_seq: int = _one(_is_whole)
+    stream: Text
+    index: Whole
+    before: Whole
+    source_id: Text
+    first_seq: Whole
+    last_seq: Whole
     """The numbers that are missing, both ends included."""
-    reason: str = _one(_is_text)
+    reason: Text
 
 
 @attrs.frozen
@@ -543,10 +524,10 @@ class Skipped(Message):
     """Entries from *index* to before *next_index* are no longer here: this peer was too slow, or away too long."""
 
     kind = 15
-    stream: str = _one(_is_text)
-    index: int = _one(_is_whole)
-    next_index: int = _one(_is_whole)
-    before: int = _one(_is_whole)
+    stream: Text
+    index: Whole
+    next_index: Whole
+    before: Whole
     """Events in all entries before *next_index*; less those before *index*, what was skipped."""
 
 
@@ -555,8 +536,8 @@ class Ack(Message):
     """From a viewer end: everything below *next_index* was taken."""
 
     kind = 16
-    stream: str = _one(_is_text)
-    next_index: int = _one(_is_whole)
+    stream: Text
+    next_index: Whole
 
 
 @attrs.frozen
@@ -564,8 +545,8 @@ class ReplayRequest(Message):
     """From a viewer end: *next_index* is due and has not come; send from there again."""
 
     kind = 17
-    stream: str = _one(_is_text)
-    next_index: int = _one(_is_whole)
+    stream: Text
+    next_index: Whole
 
 
 # --- control ----------------------------------------------------------------------------------------------------------
@@ -577,13 +558,13 @@ class Verb(Message):
 
     kind = 18
     max_head_bytes = MAX_VERB_BYTES  # who asks what is recorded by each job that it reaches
-    request: int = _one(_is_whole)
-    verb: str = _one(_is_text)
+    request: Whole
+    verb: Text
     """One of `VERBS`."""
-    targets: list[str] = _one(_is_texts)  # noqa: RUF009
+    targets: Texts
     """Ids of sources, or ``rank:N``; empty for all."""
-    arguments: dict[str, Any] = _one(_is_table)  # noqa: RUF009
-    within_ms: int = attrs.field(default=5000, metadata={"check": _is_whole})
+    arguments: Table
+    within_ms: Whole = 5000
     """How long the asker waits for results. An end that passes the verb on reports a failure before that."""
 
 
@@ -592,16 +573,22 @@ class Result(Message):
     """The answer to `Verb`: one for each source that it is meant for, from that source or from an end on the way."""
 
     kind = 19
-    request: int = _one(_is_whole)
-    source_id: str = _one(_is_text)
-    done: bool = _one(_is_flag)
-    values: dict[str, Any] = _one(_is_table)  # noqa: RUF009
+    request: Whole
+    source_id: Text
+    done: Flag
+    values: Table
 
 
 _KINDS: Final[dict[int, type[Message]]] = {cls.kind: cls for cls in Message.__subclasses__()}
-_FIELDS: Final = {
-    cls: tuple((field.name, field.metadata["check"]) for field in attrs.fields(cls)) for cls in _KINDS.values()
+_CHECKS: Final = {
+    cls: {
+        name: hint.__metadata__[0]
+        for name, hint in get_type_hints(cls, include_extras=True).items()
+        if get_origin(hint) is Annotated
+    }
+    for cls in _KINDS.values()
 }
+"""For each kind of message, the check of each field."""
 
 
 def encode(message: Message) -> list[bytes]:
@@ -612,7 +599,7 @@ def encode(message: Message) -> list[bytes]:
         ValueError: if it would be larger than any reader accepts.
         TypeError: if it holds what is no plain data.
     """
-    values = [getattr(message, name) for name, _ in _FIELDS[type(message)]]
+    values = [getattr(message, name) for name in _CHECKS[type(message)]]
     body = [values.pop()] if message.has_body else []
     head = pack([message.kind, *values])
     if len(head) > message.max_head_bytes or (body and len(body[0]) > MAX_BODY_BYTES):
@@ -643,10 +630,10 @@ def decode(parts: Sequence[bytes]) -> Message:
         if len(parts[1]) > MAX_BODY_BYTES:
             raise DecodeError(f"a {cls.__name__} of {len(parts[1])} bytes; at most {MAX_BODY_BYTES}")
         values.append(parts[1])
-    fields = _FIELDS[cls]
-    if len(values) != len(fields):
-        raise DecodeError(f"a {cls.__name__} has {len(fields)} fields")
-    for (name, check), value in zip(fields, values, strict=True):
+    checks = _CHECKS[cls]
+    if len(values) != len(checks):
+        raise DecodeError(f"a {cls.__name__} has {len(checks)} fields")
+    for (name, check), value in zip(checks.items(), values, strict=True):
         if not check(value):
             raise DecodeError(f"the {name} of a {cls.__name__} is not what it should be")
     return cls(*values)
