@@ -108,44 +108,34 @@ class TestEveryPython:
         assert self.every_python.provide(["3.14", "3.15"]) == ([], missing)
 
 
-class TestInTurn:
-    """``--in-turn`` with two further interpreters, the runs themselves replaced by a record of their arguments."""
+class TestMeasure:
+    """``--measure`` with four further interpreters, the runs themselves replaced by a record of their arguments."""
 
     every_python = load("every_python")
 
     @pytest.fixture
     def runs(self, monkeypatch, tmp_path):
-        """Give a function that returns, for a number of commits, the interpreters that ran all their tests."""
+        """Give the runs on further interpreters: their names, whether all tests run, and whether they are measured."""
         interpreter = self.every_python.Interpreter
-        found = [interpreter((3, minor, 0), Path("python")) for minor in (10, 12, 13)]
+        found = [interpreter((3, minor, 0), Path("python")) for minor in (10, 12, 13, 14)]
+        monkeypatch.setattr(self.every_python, "COVERAGE", tmp_path)  # not that of the run this test is part of
         monkeypatch.setattr(self.every_python, "others", lambda this: found)
         monkeypatch.setattr(self.every_python.subprocess, "run", lambda *command, **options: Finished())
         outcome = self.every_python.Outcome
         ran = []
 
-        def note(interpreter, python, *arguments, **variables):
-            ran.append((interpreter.name + "".join(variables), "tests/bus" not in arguments))
+        def note(interpreter, python, *arguments, is_measured=False, **variables):
+            ran.append((interpreter.name + "".join(variables), "tests/bus" not in arguments, is_measured))
             return outcome(interpreter, "passed", 0.0)
 
-        monkeypatch.setattr(self.every_python, "test", note)
-
-        def run(commits):
-            monkeypatch.setattr(self.every_python, "commits", lambda: commits)
-            ran.clear()
-            assert self.every_python.main(["--in-turn"]) == 0
-            (first, _), (second, is_second_whole), *others = ran
-            assert (second, is_second_whole) == (f"{first}TRACKSIDE_PURE_PYTHON", False)
-            return [name for name, whole in others if whole], [name for name, _ in others]
-
-        return run
+        monkeypatch.setattr(self.every_python, "run_tests", note)
+        assert self.every_python.main(["--measure"]) == 0
+        assert ran[:2] == [(ran[0][0], True, False), (f"{ran[0][0]}TRACKSIDE_PURE_PYTHON", False, False)]
+        return ran[2:]
 
     def test_one_runs_all(self, runs):
-        """After each commit another one runs all its tests, and each of the others those of the core."""
-        assert [runs(commits)[0] for commits in range(4)] == [["3.10"], ["3.12"], ["3.10"], ["3.12"]]
-
-    def test_left_out(self, runs):
-        """Tests that are left to ``make test-all`` do not run."""
-        assert runs(0)[1] == ["3.10", "3.12"]
+        """3.14 runs all its tests and is measured; the others run those of the core, and 3.13 is left to test-all."""
+        assert runs == [("3.10", False, False), ("3.12", False, False), ("3.14", True, True)]
 
     def test_core_exists(self):
         """Each folder of the core's tests exists: pytest would end the run at a missing one."""

@@ -1,7 +1,7 @@
 """
 Run the tests on every Python that this machine has, and say which ones it lacks.
 
-    .venv/bin/python tools/every_python.py [--provide] [--in-turn] [pytest's arguments]
+    .venv/bin/python tools/every_python.py [--provide] [--measure] [pytest's arguments]
 
 First comes the interpreter that runs this script, in its own environment and with all tests; then the same without the
 compiled core, and with those tests that this takes part in; then each
@@ -9,8 +9,8 @@ other CPython from 3.10 on that is on the PATH or known to pyenv and, with ``--p
 `tools/interpreters.py` can provide; each in an environment of its own under .venvs/, without torch, with the long
 recipes cut shorter still and without what only reads the sources.
 
-With ``--in-turn`` one of the machine's others runs that much, another one after each commit, and the rest run the tests
-of the core. Interpreters that were left out are listed at the end.
+With ``--measure`` one of the others, 3.14, runs all tests and leaves in build/coverage which lines and branches of the
+package they reach; the rest run the tests of the core. Interpreters that were left out are listed at the end.
 
 Failed tests are run once more: `tools/twice.py`.
 """
@@ -39,7 +39,10 @@ CORE = ("bus", "core", "counters", "events", "instruments", "wire", "handlers/ev
 PURE = ("bus", "core", "counters", "events", "wire")
 """The folders of the tests that run without the compiled core, too: all that it takes part in."""
 LEFT_OUT = ("3.13",)
-"""The minor versions that ``--in-turn`` leaves to ``make test-all``: the versions before and after them run."""
+"""The minor versions that ``--measure`` leaves to ``make test-all``: the versions before and after them run."""
+MEASURED = "3.14"
+"""From this version on, an interpreter reports branches at little cost, and without a trace function."""
+COVERAGE = ROOT / "build" / "coverage"
 OLDEST = (3, 10)
 NO_TESTS = 5
 PROBE = """
@@ -88,36 +91,42 @@ class Outcome(NamedTuple):
 
 
 def main(arguments: Sequence[str]) -> int:
-    options = {"--provide", "--in-turn"}.intersection(arguments)
+    options = {"--provide", "--measure"}.intersection(arguments)
     arguments = [argument for argument in arguments if argument not in options]
-    in_turn = "--in-turn" in options
+    measures = "--measure" in options
     this = this_interpreter()
-    outcomes = [test(this, this.path, *arguments)]
+    outcomes = [run_tests(this, this.path, *arguments)]
     pure = [f"tests/{folder}" for folder in PURE]
-    outcome = test(this, this.path, "--scale", "0.01", *pure, *arguments, TRACKSIDE_PURE_PYTHON="1")
+    outcome = run_tests(this, this.path, "--scale", "0.01", *pure, *arguments, TRACKSIDE_PURE_PYTHON="1")
     outcomes.append(outcome._replace(extent="pure Python, the core's tests, recipes cut short"))
-    left_out = LEFT_OUT if in_turn else ()
+    left_out = LEFT_OUT if measures else ()
     found = [interpreter for interpreter in others(this) if interpreter.name not in left_out]
-    whole = found[commits() % len(found)] if in_turn and found else None
     missing: dict[str, str] = {}
     if "--provide" in options:
         present = {this.name, *left_out, *(interpreter.name for interpreter in found)}
         provided, missing = provide([name for name in SUPPORTED if name not in present])
         found += provided
     for interpreter in found:
+        is_measured = measures and interpreter.name == MEASURED
         environment = ROOT / ".venvs" / interpreter.name
         script = str(ROOT / "tools" / "environment.py")
         make = [*interpreter.launcher, str(interpreter.path), script, str(environment), "--group", "test"]
+        make += ["--group", "coverage"] if is_measured else []
         if subprocess.run(make, check=False, stdin=subprocess.DEVNULL).returncode:
             outcomes.append(Outcome(interpreter, "could not be set up", 0.0))
             continue
         # A hundredth of the long recipes: differences between interpreters show early.
-        shorter = ["--scale", "0.01", "-m", "not integration and not once", "--ignore=tests/integration"]
+        chosen = f"not integration and not {'unmeasured' if is_measured else 'once'}"
+        shorter = ["--scale", "0.01", "-m", chosen, "--ignore=tests/integration"]
         extent = "all tests but those marked once, recipes cut short"
-        if in_turn and interpreter is not whole:
+        if is_measured:
+            shutil.rmtree(COVERAGE, ignore_errors=True)
+            extent = "all tests that can be measured, recipes cut short"
+        elif measures:
             shorter += [f"tests/{folder}" for folder in CORE]
             extent = "the core's tests, recipes cut short"
-        outcome = test(interpreter, environment / "bin" / "python", *shorter, *arguments)
+        python = environment / "bin" / "python"
+        outcome = run_tests(interpreter, python, *shorter, *arguments, is_measured=is_measured)
         outcomes.append(outcome._replace(extent=extent))
     report(outcomes, missing, left_out)
     return 0 if all(outcome.good for outcome in outcomes) else 1
@@ -128,19 +137,14 @@ def this_interpreter() -> Interpreter:
     return Interpreter(sys.version_info[:3], Path(sys.executable), free_threaded=free_threaded)
 
 
-def commits() -> int:
-    """Return how many commits lie behind this checkout, which selects the interpreter; 0 outside of a clone."""
-    git = ["git", "-C", str(ROOT), "rev-list", "--count", "HEAD"]
-    try:
-        return int(subprocess.run(git, check=True, capture_output=True, text=True).stdout)
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return 0
-
-
-def test(interpreter: Interpreter, python: Path, *arguments: str, **variables: str) -> Outcome:
+def run_tests(
+    interpreter: Interpreter, python: Path, *arguments: str, is_measured: bool = False, **variables: str
+) -> Outcome:
     print(f"\n== {interpreter} {' '.join(f'{name}={value}' for name, value in variables.items())}".rstrip(), flush=True)
     started = time.monotonic()
-    pytest = [*interpreter.launcher, str(python), str(ROOT / "tools" / "twice.py"), "--numprocesses", "2", *arguments]
+    measure = ["-m", "coverage", "run", f"--data-file={COVERAGE / f'data.{MEASURED}'}"] if is_measured else []
+    twice = [*measure, str(ROOT / "tools" / "twice.py"), "--numprocesses", "2"]
+    pytest = [*interpreter.launcher, str(python), *twice, *arguments]
     environ = {**os.environ, **variables}
     status = subprocess.run(pytest, check=False, cwd=ROOT, stdin=subprocess.DEVNULL, env=environ).returncode
     verdict = {0: "passed", NO_TESTS: "no tests"}.get(status, "FAILED")

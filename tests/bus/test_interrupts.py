@@ -167,6 +167,7 @@ class TestSignalHandlers:
         assert [ticked.number for ticked in got] == [7]
 
 
+@pytest.mark.unmeasured
 @pytest.mark.hang_guard(60)
 class TestRecursionLimit:
     @pytest.mark.parametrize("keep", [None, every(1)], ids=["plain", "ruled"])

@@ -85,6 +85,7 @@ class TestFrom:
                     thread.join()
             assert len(capture.handler.events) == 4 * each
 
+    @pytest.mark.unmeasured
     def test_exit(self):
         """A process that ends with the bridge open ends well, and the events logged last arrive."""
         source = """

@@ -473,6 +473,7 @@ class TestTrouble:
 
         assert (closed, stats.logged, stats.handled, stats.dropped, stats.balance) == (False, 1, 0, 1, 0)
 
+    @pytest.mark.unmeasured
     def test_limited_files(self, tmp_path):
         """
         With a limit on the size of files (RLIMIT_FSIZE) the next part gets the lines that do not fit into the last.

@@ -106,9 +106,7 @@ class TestFunctions:
 
     def test_failing(self):
         """A function that raises names its field."""
-        with pytest.raises(
-            ConfigError, match=r"seq_length: .* the function raised ZeroDivisionError: .*division"
-        ):
+        with pytest.raises(ConfigError, match=r"seq_length: .* the function raised ZeroDivisionError: .*division"):
             TrainingConfig(perf_tag="a", seq_length=lambda: 1 // 0).resolved()
 
     def test_throughput(self):

@@ -48,14 +48,14 @@ class BadConnection(threading.Thread):
         self.is_over = False
         self.faults = {"dropped": 0, "repeated": 0, "cuts": 0}
         self._publisher = endpoint
-        self._context = zmq.Context()
-        self._front = self._context.socket(zmq.ROUTER)
+        self._sockets = zmq.Context()
+        self._front = self._sockets.socket(zmq.ROUTER)
         self._front.linger = 0
         self._front.bind(self.endpoint)
         self._viewer = None
 
     def _connect(self):
-        back = self._context.socket(zmq.DEALER)
+        back = self._sockets.socket(zmq.DEALER)
         back.linger = 0
         back.connect(self._publisher)
         return back
@@ -89,7 +89,7 @@ class BadConnection(threading.Thread):
                     messages.clear()
         for each in (back, self._front):
             each.close(0)
-        self._context.term()
+        self._sockets.term()
 
     def _spoilt(self, messages):
         if self.is_good:
