@@ -1058,11 +1058,21 @@ class TestEverySchedule:
 
 
 class TestFound:
-    """Schedules that failed once, with a ring of two events."""
+    """Schedules that failed once."""
+
+    def test_name_of_a_forgotten_sender(self):
+        """
+        A sender that comes back after it was forgotten is known by its name; `check_receiver` checks it.
+
+        What is left of the one before was due to be forgotten for its silence, and took the name with it.
+        """
+        assert play(Model(BEHIND), [(12, "cut", 1), (44, "replace_key", 0)]) <= 4 * WITHIN_S
 
     @pytest.mark.parametrize("fault", [(4, "lose", 0, UP), (8, "die", 0), (8, "cut", 0)])
     def test_claims_no_more_than_came(self, fault):
-        """The rank counts at most the collector's events as delivered; `Model.is_settled` checks it."""
+        """
+        The rank counts at most the collector's events as delivered, with a ring of two; `Model.is_settled` checks it.
+        """
         model = Model(DIRECT, ring_bytes=LEAST_RING_BYTES, events=6)
         assert play(model, [fault]) <= WITHIN_S
 

@@ -917,6 +917,8 @@ class Receiver:
         turn, self._due = self._due[: self._share], self._due[self._share :]
         restless, self._restless = self._restless, set()
         for producer in {*turn, *restless}:
+            if self._by_id.get(producer.id) is not producer:
+                continue  # it was forgotten since; another one may have its name by now
             if now_s - producer.heard_s > FORGET_AFTER_S:
                 self._forget(producer)
             elif not producer.has_left and not producer.buckets.is_empty(now_s):
@@ -1026,7 +1028,10 @@ class Receiver:
             self._post(producer.address, Ping(clock.now_ns()))
 
     def _forget(self, producer: Producer) -> None:
-        if self._by_id.pop(producer.id, None) is not None and producer.origin is not None:
+        if self._by_id.get(producer.id) is not producer:
+            return
+        del self._by_id[producer.id]
+        if producer.origin is not None:
             producer.origin.producers -= 1
         if self.producers.get(producer.address) is producer:
             del self.producers[producer.address]
