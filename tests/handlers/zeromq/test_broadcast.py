@@ -138,6 +138,58 @@ class TestBroadcast:
             connection.close()
 
 
+class TestTopics:
+    """The bound on what readers subscribe to."""
+
+    @pytest.fixture
+    def bound(self):
+        """Give a socket that broadcasts."""
+        connection = Connection("tcp://127.0.0.1:*", binds=True, broadcasts=True, insecure=True)
+        yield connection
+        connection.close()
+
+    @pytest.fixture
+    def readers(self, bound):
+        """Give a function that connects a reader from an address of this machine, and one that serves until a check."""
+        port = bound.endpoint.rpartition(":")[2]
+        with contextlib.ExitStack() as stack:
+            context = stack.enter_context(zmq.Context())
+
+            def connect(address):
+                sub, monitor = (stack.enter_context(context.socket(kind)) for kind in (zmq.SUB, zmq.PAIR))
+                sub.linger = sub.sndhwm = 0
+                sub.reconnect_ivl = -1
+                sub.monitor(f"inproc://{address}", zmq.EVENT_DISCONNECTED)
+                stack.callback(sub.monitor, None, 0)
+                monitor.connect(f"inproc://{address}")
+                sub.connect(f"tcp://{address}:0;127.0.0.1:{port}")
+                return sub, lambda: bool(monitor.poll(0))
+
+            yield connect
+
+    @pytest.mark.parametrize(
+        ("topics", "is_kept"),
+        [
+            ([b"%d" % number for number in range(1000)], True),
+            ([b"%d" % number for number in range(1100)], False),
+            ([b"same"] * 1100, False),
+            ([b"%d" % number + bytes(900) for number in range(100)], False),
+            ([bytes(1100)], False),
+        ],
+        ids=["a thousand", "too many", "too often", "too much", "too long"],
+    )
+    def test_of_an_address(self, bound, readers, until, topics, is_kept):
+        """A reader may subscribe to a thousand short topics or 64 KiB of them; beyond that its address is cut off."""
+        other, other_is_cut = readers("127.0.0.1")
+        other.subscribe(b"t")
+        sub, is_cut = readers("127.0.0.2")
+        for topic in topics:
+            sub.subscribe(topic)
+        sub.subscribe(b"t")
+        until(lambda: (bound.wait(0.01), bound.send(b"t", [b""]), other.poll(0) and (is_cut() or sub.poll(0)))[2])
+        assert (is_cut(), other_is_cut()) == (not is_kept, False)
+
+
 class TestSafety:
     def test_tcp_needs_keys(self, socket_directory):
         """Without keys a port is bound only if the caller asks for an insecure one, as everywhere."""

@@ -57,7 +57,13 @@ LIFE_MS: Final = 15_000
 RECONNECT_MS: Final = 100
 MOST_RECONNECT_MS: Final = 2000
 SUBSCRIPTIONS_AT_ONCE: Final = 8
-"""The most subscriptions of one reader that may wait. A send by a PUB reads all that wait; a flood would block it."""
+"""The most subscriptions of one reader that may wait. A send reads all that wait; a flood would block it."""
+MOST_SUBSCRIPTION_BYTES: Final = 1 << 10
+"""The longest topic that a reader may name, and the longest message of its handshake; it is disconnected otherwise."""
+MOST_TOPICS_BYTES: Final = 64 << 10
+"""What the readers of an address may subscribe to while one of them is connected: libzmq keeps a node for each byte."""
+_TOPIC_BYTES: Final = 64
+"""The size that a subscription counts for at least."""
 _ZERO_COPY_RECEIVE: Final = 10
 """``ZMQ_ZERO_COPY_RECV``, which pyzmq has no name for."""
 BACKLOG: Final = 4096
@@ -285,12 +291,12 @@ class SilenceTimer:
 
 class Connection:
     """
-    A ROUTER or PUB that binds, or a DEALER that connects. For one thread, except `wake`.
+    A ROUTER or XPUB that binds, or a DEALER that connects. For one thread, except `wake`.
 
     Args:
         endpoint: ``ipc:///path`` or ``tcp://host:port``.
         binds: Whether it is bound there.
-        broadcasts: Whether the bound socket is a PUB: addresses are topics then, and nothing is received.
+        broadcasts: Whether the bound socket is an XPUB: addresses are topics then, and only subscriptions are received.
         role: Whose key to use when connecting; ``viewer`` unless another is given.
         keys: A directory of keys; None for none.
         insecure: Allow an endpoint without keys where they are required.
@@ -338,7 +344,7 @@ class Connection:
             if binds:
                 self._accepted = AcceptedConnections(self._context, self._socket, limits)
             if keys is not None and binds:
-                # A PUB reads no messages, so peers that may not watch are refused in the handshake.
+                # Subscriptions are taken in by libzmq itself, so peers that may not watch are refused in the handshake.
                 roles = (VIEWER, CONTROL) if broadcasts else ROLES
                 self._authenticator = Authenticator(self._context, AllowList(keys), roles)
                 secure_server(self._socket, load_server_key(keys))
@@ -354,16 +360,23 @@ class Connection:
             self._duties[self._authenticator.socket] = self._authenticator.answer
         if self._accepted is not None:
             self._duties[self._accepted.socket] = self._accepted.follow
-        for readable in (self._socket, self._woken, *self._duties):
+            if broadcasts:
+                self._duties[self._socket] = self._follow_subscriptions
+        for readable in {self._socket, self._woken, *self._duties}:
             self._poller.register(readable, zmq.POLLIN)
 
     def _new_socket(self) -> zmq.Socket[bytes]:
-        return open_socket(
-            self._context,
-            zmq.PUB if self._broadcasts else zmq.ROUTER if self._binds else zmq.DEALER,
-            send_high_water=SEND_MESSAGES,
-            receive_high_water=SUBSCRIPTIONS_AT_ONCE if self._broadcasts else self._receive_messages,
+        if not self._broadcasts:
+            kind = zmq.ROUTER if self._binds else zmq.DEALER
+            return open_socket(
+                self._context, kind, send_high_water=SEND_MESSAGES, receive_high_water=self._receive_messages
+            )
+        socket = open_socket(
+            self._context, zmq.XPUB, send_high_water=SEND_MESSAGES, receive_high_water=SUBSCRIPTIONS_AT_ONCE
         )
+        socket.setsockopt(zmq.XPUB_VERBOSE, 1)  # each subscription costs memory, also one to a known topic
+        socket.setsockopt(zmq.MAXMSGSIZE, MOST_SUBSCRIPTION_BYTES)
+        return socket
 
     def renew(self, now_s: float) -> bool:
         """
@@ -457,6 +470,18 @@ class Connection:
             user = ":".join(user_of(frames[-1])).strip(":") if self._authenticator is not None else ""
             yield address, [frame.bytes for frame in frames], user
 
+    def _follow_subscriptions(self) -> None:
+        """Have the connections of an address ended that subscribes to too much; libzmq forgets what they asked for."""
+        assert self._accepted is not None
+        for _ in range(RECEIVE_MESSAGES):
+            try:
+                self._latest = self._socket.recv(self._no_wait, copy=False)
+            except zmq.Again:
+                return
+            subscription = self._latest.bytes
+            if not subscription.startswith(_UNSUBSCRIBED):
+                self._accepted.subscribe(self.origin(), len(subscription))
+
     def origin(self) -> str:
         """
         Return the origin of the message that `receive` yielded last; empty if that is not known.
@@ -536,12 +561,17 @@ def is_served(endpoint: str) -> bool:
 _EVENT: Final = struct.Struct("=HI")
 """Of a monitor's message: what happened, and the descriptor of the connection."""
 _ENDPOINT: Final = "inproc://accepted"
+_UNSUBSCRIBED: Final = b"\0"
+_THIS_MACHINE: Final = ""
+"""The origin of connections to a Unix socket."""
 _NETWORK_BITS: Final = 64
 
 
 class AcceptedConnections:
     """
     Counts the connections of a bound socket, and ends those beyond its limits, whether they ever say anything or not.
+
+    It ends those of an address, too, that subscribes to more than `MOST_TOPICS_BYTES`.
 
     libzmq accepts who comes, and a connection holds a descriptor from then on. Has no thread: the loop that polls the
     socket polls `socket` too, and calls `follow` when it can be read. To be made before the socket is bound.
@@ -562,6 +592,8 @@ class AcceptedConnections:
         self._origins: dict[int, str] = {}
         """By descriptor."""
         self._of_address: Counter[str] = Counter()
+        self._topics_bytes: Counter[str] = Counter()
+        """By address, what was subscribed to since it had no connection."""
         self._trouble = RateLimitedLog()
         watched.monitor(_ENDPOINT, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self.socket: zmq.Socket[Any] = context.socket(zmq.PAIR)
@@ -583,6 +615,18 @@ class AcceptedConnections:
             if what == zmq.EVENT_ACCEPTED:
                 self._come(descriptor)
 
+    def subscribe(self, origin: str, size_bytes: int) -> None:
+        """Note a subscription from *origin*; one too many ends all its connections."""
+        origin = origin if origin in self._of_address else _THIS_MACHINE
+        self._topics_bytes[origin] += max(size_bytes, _TOPIC_BYTES)
+        if self._topics_bytes[origin] <= MOST_TOPICS_BYTES:
+            return
+        self.follow()
+        for descriptor in [one for one, known in self._origins.items() if known == origin]:
+            with contextlib.suppress(OSError), _duplicate(descriptor) as connection:
+                if _origin_of(connection) == origin:  # else it has just been closed, and the system gave it out again
+                    self._end(connection, origin, "it subscribes to too much")
+
     def close(self) -> None:
         """Follow no more; the watched socket is to be closed after it."""
         self._watched.monitor(None, 0)
@@ -594,20 +638,32 @@ class AcceptedConnections:
             self._of_address[origin] -= 1
             if not self._of_address[origin]:
                 del self._of_address[origin]
+                del self._topics_bytes[origin]
 
     def _come(self, descriptor: int) -> None:
-        # A descriptor of one's own: libzmq may close its at any time. One that has gone already is no trouble.
-        with contextlib.suppress(OSError), network.socket(fileno=os.dup(descriptor)) as connection:
-            peer = connection.getpeername()
-            origin = origin_of(peer[0]) if isinstance(peer, tuple) else ""
+        with contextlib.suppress(OSError), _duplicate(descriptor) as connection:  # one that has gone is no trouble
+            origin = _origin_of(connection)
             limits = self._limits
             if len(self._origins) >= limits.of_all or self._of_address[origin] >= limits.of_address:
-                self.ended += 1
-                connection.shutdown(network.SHUT_RDWR)
-                self._trouble.complain("a connection of %s is ended: there are too many", origin or "this machine")
+                self._end(connection, origin, "there are too many")
                 return
             self._origins[descriptor] = origin
             self._of_address[origin] += 1
+
+    def _end(self, connection: network.socket, origin: str, reason: str) -> None:
+        self.ended += 1
+        connection.shutdown(network.SHUT_RDWR)
+        self._trouble.complain("a connection of %s is ended: %s", origin or "this machine", reason)
+
+
+def _duplicate(descriptor: int) -> network.socket:
+    """Return a socket of one's own: libzmq may close its at any time."""
+    return network.socket(fileno=os.dup(descriptor))
+
+
+def _origin_of(connection: network.socket) -> str:
+    peer = connection.getpeername()
+    return origin_of(peer[0]) if isinstance(peer, tuple) else _THIS_MACHINE
 
 
 def origin_of(peer: str) -> str:
