@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from interrupting import Interruption, interrupting_once
 from ticking import Ticked
 from trackside.bus import Bus
 from trackside.events import RunsOn
@@ -168,6 +169,60 @@ class TestSignalHandlers:
 
 
 @pytest.mark.unmeasured
+@pytest.mark.hang_guard(60)
+class TestFrameSinks:
+    """Exceptions of signal handlers in what a frame sink does in the thread that flushes or closes."""
+
+    @pytest.fixture
+    def sink(self, make_frames):
+        """Give a frame sink in which a signal handler of the program raises, in the first flush() or close()."""
+        with interrupting_once() as interrupt:
+
+            class Interrupted(make_frames):
+                closes = 0
+
+                def flush(self, timeout_s):
+                    interrupt()
+                    return super().flush(timeout_s)
+
+                def close(self, timeout_s):
+                    interrupt()
+                    self.closes += 1
+                    return super().close(timeout_s)
+
+            yield Interrupted()
+
+    def test_flush(self, bus, sink):
+        """One that comes while the bus flushes reaches the program, and the next flush is done."""
+        bus.subscribe(sink, to=Ticked)
+        bus.log(Ticked())
+        with pytest.raises(Interruption):
+            bus.flush(20)
+        assert bus.flush(20)
+        assert (sink.flushes, len(sink.frames)) == (1, 1)
+
+    def test_close(self, bus, sink):
+        """One that comes while a subscription is closed reaches the program; closing it again closes the sink."""
+        subscription = bus.subscribe(sink, to=Ticked)
+        bus.log(Ticked())
+        with pytest.raises(Interruption):
+            subscription.close(20)
+        assert [(stats.logged, stats.handled) for stats in bus.stats().handlers] == [(1, 1)]
+        assert subscription.close(20)
+        assert subscription.close(20)
+        assert sink.closes == 1
+        assert [(stats.logged, stats.handled) for stats in bus.stats().handlers] == [(1, 1)]
+
+    def test_closed_with_the_bus(self, bus, sink):
+        """A subscription whose close() was interrupted, and not called again, is closed with the bus."""
+        subscription = bus.subscribe(sink, to=Ticked)
+        bus.log(Ticked())
+        with pytest.raises(Interruption):
+            subscription.close(20)
+        assert bus.close(20)
+        assert sink.closes == 1
+
+
 @pytest.mark.hang_guard(60)
 class TestRecursionLimit:
     @pytest.mark.parametrize("keep", [None, every(1)], ids=["plain", "ruled"])

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from interrupting import interrupter
 from trackside.core import Worker
 
 DEADLINE_S = 20.0
@@ -156,3 +157,15 @@ class TestClose:
         worker = make(work)
         assert [worker.close(DEADLINE_S), worker.close(DEADLINE_S)] == [True, True]
         assert work.rounds == [(True, True)]
+
+
+@pytest.mark.hang_guard(60)
+class TestInterrupted:
+    def test_leaves_nothing_locked(self, work):
+        """Exceptions of the program's signal handlers in flush() come out, and the worker goes on."""
+        worker = make(work)
+        worker.start()
+        with interrupter() as handler:
+            outcome = handler.interrupt(lambda: worker.flush(DEADLINE_S), 1000)
+        assert outcome.came == outcome.raised == 1000
+        assert worker.close(DEADLINE_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
+from interrupting import Interruption, interrupting_once
 from trackside.bus import Bus
 from trackside.events import ITERATION, ConfigError, IterationEnded, Parent, ProfileSpanEnded, Source, event
 from trackside.events import Event as AnyEvent
@@ -101,6 +102,11 @@ class TestSource:
         """A function that raises names its field."""
         with pytest.raises(ConfigError, match=r"world_size: .* the function raised KeyError: 'WORLD_SIZE'"):
             self.fields(world_size=lambda: {}["WORLD_SIZE"])
+
+    def test_interrupted_function(self):
+        """What a signal handler of the program raises while a function is called comes out as it is."""
+        with interrupting_once() as interrupt, pytest.raises(Interruption):
+            self.fields(world_size=interrupt)
 
     def test_wrong_answer(self):
         """A function's result is checked like a value."""

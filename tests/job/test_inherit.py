@@ -239,10 +239,10 @@ class TestAnnounce:
     SOURCE = Source(id="0123456789abcdef", run_id="run-1", rank=3)
 
     @pytest.fixture(autouse=True)
-    def clean(self):
+    def clean(self, tmp_path):
         """Leave nothing in the environment."""
         yield
-        withdraw()
+        withdraw(tmp_path)
 
     def test_note(self, tmp_path):
         """The environment variable says where the log is, of which process, and in which span that process was."""
@@ -258,7 +258,7 @@ class TestAnnounce:
         assert not [name for name, value in os.environ.items() if "s3cret" in value]
         path = Path(json.loads(os.environ[VARIABLE])["metadata"])
         assert (path.stat().st_mode & 0o777, json.loads(path.read_text())) == (0o600, {"token": "s3cret"})
-        withdraw()
+        withdraw(tmp_path)
         assert not path.exists()
 
     def test_another_id(self, tmp_path):
@@ -270,7 +270,7 @@ class TestAnnounce:
         other = attrs.evolve(self.SOURCE, id="f" * 16)
         set_process_source(other, instead_of=self.SOURCE)
         recorded = Source.from_wire(json.loads(os.environ[VARIABLE])["source"])
-        withdraw()
+        withdraw(tmp_path)
         set_process_source(self.SOURCE, instead_of=other)
         set_process_source(None)
 
@@ -280,10 +280,16 @@ class TestAnnounce:
     def test_withdraw(self, tmp_path):
         """After the withdrawal nothing of it is left; withdrawing again is harmless."""
         announce(tmp_path, self.SOURCE)
-        withdraw()
-        withdraw()
+        withdraw(tmp_path)
+        withdraw(tmp_path)
 
         assert VARIABLE not in os.environ
+
+    def test_withdraw_of_another_job(self, tmp_path):
+        """A job that ends leaves the note of another one, which began later on another bus."""
+        announce(tmp_path, self.SOURCE)
+        withdraw(tmp_path / "other")
+        assert json.loads(os.environ[VARIABLE])["directory"] == str(tmp_path)
 
     def test_much_metadata(self, tmp_path):
         """With any amount of metadata in a job, programs can still be started: the environment variable stays short."""
@@ -312,7 +318,7 @@ class TestLeftBehind:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         monkeypatch.setattr(_inherit, "_NEW_S", -1.0)
         yield tmp_path
-        withdraw()
+        withdraw(tmp_path / "log")
 
     def announce(self, tmp_path):
         """Leave a note with metadata."""
@@ -352,7 +358,7 @@ class TestLeftBehind:
         assert values == ["other", "secret"]
         child.kill()
         child.communicate()
-        withdraw()
+        withdraw(temporary / "log")
         self.announce(temporary)
         values = [json.loads(path.read_text())["token"] for path in temporary.glob("trackside-*.json")]
         assert values == ["secret"]

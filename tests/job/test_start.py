@@ -17,6 +17,7 @@ import pytest
 
 import trackside
 from children import in_child
+from interrupting import Interruption, interrupter, interrupting_once
 from trackside.events import (
     ClockAnchored,
     ConfigError,
@@ -114,6 +115,17 @@ class TestStart:
         assert type(events[0]) is SourceStarted
         assert type(events[-1]) is SourceEnded
         assert events[-1].reason == "closed"
+
+    def test_interrupted(self, run, bus, monkeypatch):
+        """A start that an exception of the program's signal handler interrupts at its end leaves nothing behind."""
+        with interrupting_once() as interrupt:
+            monkeypatch.setattr("trackside.job._start.announce", lambda *_: interrupt())
+            with pytest.raises(Interruption):
+                run()
+            assert (bus.is_idle, VARIABLE in os.environ) == (True, False)
+            job = run()
+            assert job.close()
+        assert [ended.reason for ended in recorded(job, SourceEnded)] == ["not started", "closed"]
 
     def test_every_number_once(self, run, bus):
         """The numbers of the stream are dense from 0, also where others listened before."""
@@ -494,6 +506,52 @@ class TestClose:
 
         assert set(ended) == {True}
         assert len(recorded(job, SourceEnded)) == 1
+
+    def test_interrupted(self, run, bus):
+        """What an exception of the program's signal handler interrupts, a second close() does: nothing is lost."""
+
+        class Interrupted:
+            """A frame sink that keeps nothing."""
+
+            def open(self, source):
+                pass
+
+            def accept(self, frame, *, events):
+                return True
+
+            def after_fork(self, source):
+                return False
+
+            def flush(self, timeout_s):
+                return True
+
+            def close(self, timeout_s):
+                interrupt()
+                return True
+
+        with interrupting_once() as interrupt:
+            job = run(handlers=[Interrupted()])
+            bus.log(Said(text="last"))
+            with pytest.raises(Interruption):
+                job.close(timeout_s=DEADLINE_S)
+            assert (job.is_open, job.close(timeout_s=DEADLINE_S), job.is_open) == (True, True, False)
+        assert [said.text for said in recorded(job, Said)] == ["last"]
+        assert len(recorded(job, SourceEnded)) == len(recorded(job, SourceStarted)) == 1
+        assert bus.is_idle
+
+    @pytest.mark.hang_guard(120)
+    def test_interrupted_anywhere(self, run, bus):
+        """The same at random moments, again and again."""
+        with interrupter() as handler:
+            for number in range(12):
+                job = run(heartbeat_interval_s=1000.0)
+                bus.log(Said(text=str(number)))
+                outcome = handler.interrupt(lambda: job.close(timeout_s=DEADLINE_S), 3, 0.004)  # noqa: B023
+                assert outcome.came == outcome.raised
+                assert job.close(timeout_s=DEADLINE_S)
+                assert bus.is_idle
+        assert [said.text for said in recorded(job, Said)] == [str(number) for number in range(12)]
+        assert len(recorded(job, SourceEnded)) == 12
 
     def test_by_two(self, run, bus, capsys):
         """Of two threads that close a job one does, and one summary is printed."""

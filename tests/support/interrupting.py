@@ -76,3 +76,23 @@ def interrupter() -> Iterator[Interrupter]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         gc.enable()
         signal.signal(signal.SIGALRM, before)
+
+
+@contextlib.contextmanager
+def interrupting_once() -> Iterator[Callable[[], None]]:
+    """Give a function whose first call sends this process a signal, whose handler raises an `Interruption`."""
+
+    def handle(_number: int, _frame: object) -> None:
+        raise Interruption
+
+    def interrupt() -> None:
+        if calls:
+            calls.pop()
+            signal.raise_signal(signal.SIGUSR1)
+
+    calls = [None]
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        yield interrupt
+    finally:
+        signal.signal(signal.SIGUSR1, before)

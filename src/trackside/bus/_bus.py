@@ -38,6 +38,7 @@ from trackside.bus._subscribers import (
 )
 from trackside.core import (
     Closing,
+    Once,
     ThreadSafeCount,
     complain,
     deadline_in,
@@ -70,16 +71,17 @@ class Subscription(Closing):
     Dropping the object changes nothing: the handler stays subscribed.
     """
 
-    __slots__ = ("_bus", "_subscriber", "handler")
+    __slots__ = ("_bus", "_closing", "_subscriber", "handler")
 
     def __init__(self, bus: Bus, subscriber: Subscriber, handler: Any) -> None:
         self._bus = bus
+        self._closing = Once()
         self._subscriber = subscriber
         self.handler = handler
 
     def close(self, timeout_s: float = 2.0) -> bool:
         """
-        Give the handler no more events; closing twice is harmless.
+        Give the handler no more events; closing twice is harmless, and finishes what an exception interrupted.
 
         A handler behind the queue first gets what was logged before, then its own ``close`` is called if it has one.
 
@@ -89,7 +91,7 @@ class Subscription(Closing):
         Returns:
             Whether it was done in time. Events not delivered by then are counted as dropped.
         """
-        return self._bus._unsubscribe(self._subscriber, timeout_s)  # noqa: SLF001
+        return self._closing.run(lambda: self._bus._unsubscribe(self._subscriber, timeout_s))  # noqa: SLF001
 
     @property
     def closed(self) -> bool:
@@ -413,11 +415,17 @@ class Bus(Closing):
             ConfigError: if an argument is invalid.
         """
         subscriber = self._subscriber_for(handler, to, keep, min_priority, runs_on)
+        subscription = Subscription(self, subscriber, handler)
         if not self._is_closed:
             if isinstance(subscriber, ModelSubscriber) and getattr(handler, "publish", self) is None:
                 handler.publish = self.publish  # type: ignore[union-attr]
-            self._add(subscriber)
-        return Subscription(self, subscriber, handler)
+            try:
+                self._add(subscriber)
+            except BaseException:  # a signal handler's, after which nobody could end the subscription
+                self._subscribers.setdefault(subscriber)
+                self._unsubscribe(subscriber, 0.0)
+                raise
+        return subscription
 
     def _subscriber_for(
         self, handler: Any, to: object, keep: Rule | None, min_priority: Priority | None, runs_on: RunsOn | None
@@ -460,7 +468,7 @@ class Bus(Closing):
         return subscriber in self._subscribers
 
     def _unsubscribe(self, subscriber: Subscriber, timeout_s: float) -> bool:
-        if self._subscribers.pop(subscriber, self) is self:
+        if not self._retired.take(subscriber, self._subscribers):
             return True
         self._routes = {}
         if native is not None:
@@ -563,6 +571,8 @@ class Bus(Closing):
         queued = self._queued()
         for place, subscriber in enumerate(queued):
             done = subscriber.close(left_s(deadline_s) / (len(queued) - place)) and done
+        for leaving in self._retired.leaving():  # an exception interrupted that
+            done = self._unsubscribe(leaving, left_s(deadline_s)) and done
         self._dispatcher.halt(left_s(deadline_s))
         _report_losses(self.stats(left_s(deadline_s)))
         self._is_over = True

@@ -153,15 +153,32 @@ class RetiredStatistics(Generic[S]):
     def __init__(self, read: Callable[[S], HandlerStats], suppressed: Callable[[S], int]) -> None:
         self._read = read
         self._suppressed_at = suppressed
-        self._leaving: dict[S, None] = {}
+        self._leaving: dict[S, bool] = {}
+        """Subscribers whose counts do not balance yet, and whether they have left whole."""
         self._merged: dict[str, HandlerStats] = {}
         self._suppressed = 0
         self._merging = threading.Lock()
 
+    def take(self, subscriber: S, subscribers: dict[S, None]) -> bool:
+        """
+        Move *subscriber* here from *subscribers*; return whether it has to leave yet, or an exception interrupted that.
+        """
+        try:
+            # No call between the two steps, so that no signal handler runs there: its counts are always somewhere.
+            del subscribers[subscriber]
+            self._leaving[subscriber] = False
+        except KeyError:
+            return not self._leaving.get(subscriber, True)
+        return True
+
     def add(self, subscriber: S) -> None:
-        """Keep the counts of a subscriber that is no longer on the bus."""
-        self._leaving[subscriber] = None
+        """Keep the counts of a subscriber that has left whole."""
+        self._leaving[subscriber] = True
         self._merge()
+
+    def leaving(self) -> list[S]:
+        """Return the subscribers that have not left whole."""
+        return [subscriber for subscriber, has_left in list(self._leaving.items()) if not has_left]
 
     def stats(self) -> tuple[HandlerStats, ...]:
         """Return the counts: merged ones first, then those of subscribers that are still busy."""
@@ -178,14 +195,16 @@ class RetiredStatistics(Generic[S]):
         if not self._merging.acquire(blocking=False):
             return
         try:
-            for subscriber in list(self._leaving):
+            for subscriber, has_left in list(self._leaving.items()):
                 stats = self._read(subscriber)
-                if stats.balance == 0 and stats.in_queue == 0:
+                if has_left and stats.balance == 0 and stats.in_queue == 0:
                     known = stats.name in self._merged or len(self._merged) < _MAX_NAMES
                     name = stats.name if known else "(others)"
                     before = self._merged.get(name) or HandlerStats(name=name, runs_on=stats.runs_on)
-                    self._merged[name] = before.plus(stats)
-                    self._suppressed += self._suppressed_at(subscriber)
+                    merged, suppressed = before.plus(stats), self._suppressed_at(subscriber)
+                    # No call from here on, so that no signal handler runs between these.
+                    self._merged[name] = merged
+                    self._suppressed += suppressed
                     del self._leaving[subscriber]
         finally:
             self._merging.release()

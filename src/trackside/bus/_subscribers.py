@@ -352,8 +352,9 @@ class QueuedSubscriber:
 
     def unsubscribe(self, admissions: Admissions) -> None:
         """Count nothing that is dropped from now on; in the thread that unsubscribes."""
-        self._dropped_until = {admission: admission.dropped.value for admission in list(admissions.values())}
-        self.closing = True
+        if not self.closing:
+            self._dropped_until = {admission: admission.dropped.value for admission in list(admissions.values())}
+            self.closing = True
 
     def join(self, admissions: Admissions) -> None:
         """Begin at this place of the queue; on the dispatcher."""
@@ -362,7 +363,7 @@ class QueuedSubscriber:
 
     def leave(self, admissions: Admissions) -> None:
         """End at this place of the queue; on the dispatcher."""
-        self._at_leave = self._at_queue(admissions, in_queue=0)
+        self._at_leave = self._at_leave or self._at_queue(admissions, in_queue=0)
 
     # --- deciding ----------------------------------------------------------------------------------------------
 
@@ -663,6 +664,8 @@ class FrameSubscriber(QueuedSubscriber):
         try:
             return bool(getattr(self.handler, method)(timeout_s))
         except Exception as error:  # whatever is wrong with a sink, the others get theirs
+            if is_from_signal_handler(error):
+                raise
             self.circuit_breaker.report(error)
             return False
 

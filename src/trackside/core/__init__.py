@@ -1,7 +1,7 @@
 """Mechanisms that several layers share. No module here knows of a subscriber or a file."""
 
 from trackside.core._circuit_breaker import CircuitBreaker
-from trackside.core._closing import Closing, deadline_in, left_s
+from trackside.core._closing import Closing, Once, deadline_in, left_s
 from trackside.core._count import CountByLane, ThreadSafeCount
 from trackside.core._logging import LOGGER, RateLimitedLog, complain, described, is_power_of_two
 from trackside.core._signal_handlers import is_from_signal_handler
@@ -13,6 +13,7 @@ __all__ = [
     "Closing",
     "CountByLane",
     "LateThread",
+    "Once",
     "RateLimitedLog",
     "ThreadSafeCount",
     "Work",

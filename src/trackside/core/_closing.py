@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,33 @@ def deadline_in(timeout_s: float) -> float:
 def left_s(deadline_s: float) -> float:
     """Return the seconds until *deadline_s*, at least 0."""
     return max(0.0, deadline_s - time.monotonic())
+
+
+class Once:
+    """
+    Work that is done once, by one caller: others that come meanwhile, or from within it, do not wait.
+
+    What an exception interrupts, the next caller begins anew, so the work must allow for what was done before.
+    """
+
+    __slots__ = ("_callers", "_outcome")
+
+    def __init__(self) -> None:
+        self._callers: dict[str, object] = {}
+        self._outcome = True
+
+    def run(self, work: Callable[[], bool]) -> bool:
+        """Return what *work* returned; True while another caller does it."""
+        mine = object()
+        try:
+            # One step of a dict says who is first; a lock would stay locked if a signal handler raised after `acquire`.
+            if self._callers.setdefault("first", mine) is mine:
+                self._outcome = work()
+        except BaseException:
+            if self._callers.get("first") is mine:
+                self._callers.clear()
+            raise
+        return self._outcome
 
 
 class Closing:

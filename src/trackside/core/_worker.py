@@ -2,16 +2,17 @@
 Two kinds of thread that others are built on.
 
 A `LateThread` is started once, by the first caller that needs it. A `Worker` works at an interval, when there is enough
-to do, and on request; `flush` waits for it with a ticket.
+to do, and on request; `flush` and `close` wait for it with a ticket.
 """
 
 from __future__ import annotations
 
 import contextlib
+import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from trackside.core._closing import deadline_in, left_s
 from trackside.core._logging import RateLimitedLog, described
@@ -99,7 +100,7 @@ class LateThread:
 
 
 class Work(Protocol):
-    """One round of work, called without `Worker.changed` and never by two threads at once."""
+    """One round of work, called without `Worker.lock` and never by two threads at once."""
 
     def __call__(self, *, insist: bool, is_last: bool) -> object:
         """
@@ -111,17 +112,24 @@ class Work(Protocol):
         """
 
 
+class _Ticket(NamedTuple):
+    """A caller that waits for a round, and whether one was done for it."""
+
+    done: threading.Lock
+    outcome: list[bool]
+
+
 class Worker:
     """
     A daemon thread for I/O, which its owner never waits for except in `flush` and `close`.
 
-    The owner keeps its queue under `changed`, a condition over a re-entrant lock, and holds it for a few instructions::
+    The owner keeps its queue under `lock`, which is re-entrant, and holds it for a few instructions::
 
         def accept(self, item):
-            with self._worker.changed:
+            with self._worker.lock:
                 self._queue.append(item)
                 if len(self._queue) >= ENOUGH:
-                    self._worker.changed.notify_all()
+                    self._worker.wake()
                 return self._worker.start()
 
 
@@ -135,14 +143,15 @@ class Worker:
     Args:
         work: One round; what it raises is reported once a minute, and the thread goes on.
         name: For the thread's name and for reports.
-        pause_s: Returns the longest wait before the next round, in seconds; called with `changed` held.
-        is_wanted: Returns whether a round is due at once; called with `changed` held.
+        pause_s: Returns the longest wait before the next round, in seconds; called with `lock` held.
+        is_wanted: Returns whether a round is due at once; called with `lock` held.
     """
 
     def __init__(
         self, work: Work, *, name: str, pause_s: Callable[[], float], is_wanted: Callable[[], bool] = bool
     ) -> None:
-        self.changed = threading.Condition()
+        # No condition: a signal handler that raises as one is entered, in Python, would leave it locked for ever.
+        self.lock = threading.RLock()
         self.is_closing = False
         """Whether `close` was called."""
         self.is_closed = False
@@ -151,8 +160,7 @@ class Worker:
         self._name = name
         self._pause_s = pause_s
         self._is_wanted = is_wanted
-        self._requested = 0
-        self._completed = 0
+        self._requests: queue.SimpleQueue[_Ticket | None] = queue.SimpleQueue()
         self._working = threading.Lock()
         self._log = RateLimitedLog()
         self._thread = LateThread(self._serve, f"trackside-{name}")
@@ -164,38 +172,41 @@ class Worker:
 
     def start(self) -> bool:
         """Start the thread unless it was started; False if none can be started any more."""
-        with self.changed:  # a flush must not take a thread that is just starting for none
+        with self.lock:  # a flush must not take a thread that is just starting for none
             return self._thread.start()
+
+    def wake(self) -> None:
+        """Have the thread see whether a round is due."""
+        self._requests.put(None)
 
     def flush(self, timeout_s: float) -> bool:
         """Return whether a round that began after this call has ended within *timeout_s*; False on its own thread."""
         if self.is_current:
             return False
-        deadline_s = deadline_in(timeout_s)
-        with self.changed:
-            self._requested += 1
-            ticket = self._requested
-            self.changed.notify_all()
-            has_thread = self._thread.is_started
-        if not has_thread:
-            return self._run_here(deadline_s, is_last=False)
-        with self.changed:
-            self.changed.wait_for(lambda: self._completed >= ticket or self.is_closed, left_s(deadline_s))
-            return self._completed >= ticket
+        return self._request(deadline_in(timeout_s), is_last=False)
 
     def close(self, timeout_s: float) -> bool:
         """Have the last round done; return whether it has ended within *timeout_s*. Safe to call twice."""
-        deadline_s = deadline_in(timeout_s)
-        with self.changed:
+        with self.lock:
             self.is_closing = True
-            self.changed.notify_all()
+        if self.is_current:
+            self.wake()
+        else:
+            self._request(deadline_in(timeout_s), is_last=True)
+        return self.is_closed
+
+    def _request(self, deadline_s: float, *, is_last: bool) -> bool:
+        """Wait until *deadline_s* for the end of a round that begins after this call; return whether it came."""
+        with self.lock:
             has_thread = self._thread.is_started
         if not has_thread:
-            return self._run_here(deadline_s, is_last=True)
-        with self.changed:
-            if not self.is_current:
-                self.changed.wait_for(lambda: self.is_closed, left_s(deadline_s))
-            return self.is_closed
+            return self._run_here(deadline_s, is_last=is_last)
+        ticket = _Ticket(threading.Lock(), [])
+        ticket.done.acquire()
+        self._requests.put(ticket)
+        if self.is_closed:
+            self._dismiss()
+        return ticket.done.acquire(timeout=left_s(deadline_s)) and bool(ticket.outcome)
 
     def _run_here(self, deadline_s: float, *, is_last: bool) -> bool:
         """Do a round in the calling thread; False if another thread is still in one at *deadline_s*."""
@@ -210,18 +221,36 @@ class Worker:
 
     def _serve(self) -> None:
         while not self.is_closed:
-            with self.changed:
-                self.changed.wait_for(self._is_due, self._pause_s())
-                requested, is_last = self._requested, self.is_closing
-                insist = is_last or requested > self._completed
+            tickets, is_last = self._wait(), self.is_closing
             with self._working:
-                self._run(insist=insist, is_last=is_last)
-            with self.changed:
-                self._completed = requested
-                self.changed.notify_all()
+                self._run(insist=is_last or bool(tickets), is_last=is_last)
+            for ticket in tickets:
+                ticket.outcome.append(True)
+                ticket.done.release()
+        self._dismiss()
 
-    def _is_due(self) -> bool:
-        return self.is_closing or self._requested > self._completed or self._is_wanted()
+    def _wait(self) -> list[_Ticket]:
+        """Return when a round is due, with the tickets of those that wait for it."""
+        tickets: list[_Ticket] = []
+        with self.lock:
+            deadline_s = deadline_in(self._pause_s())
+        while True:
+            with self.lock:
+                is_due = bool(tickets) or self.is_closing or self._is_wanted()
+            try:
+                request = self._requests.get(timeout=0.0 if is_due else left_s(deadline_s))
+            except queue.Empty:
+                return tickets
+            if request is not None:
+                tickets.append(request)
+
+    def _dismiss(self) -> None:
+        """Release those that no round is done for any more."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                request = self._requests.get_nowait()
+                if request is not None:
+                    request.done.release()
 
     def _run(self, *, insist: bool, is_last: bool) -> None:
         try:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from trackside.core import CircuitBreaker, Closing, ThreadSafeCount, complain
+from trackside.core import CircuitBreaker, Closing, ThreadSafeCount, complain, is_from_signal_handler
 from trackside.counters._aggregation import EXTREMES, SKETCH, SPREAD, Aggregation, needs_of
 from trackside.counters._samples import ALL_FINITE, NonFinite, SampleChunk, SampleSummary, Total, as_float
 from trackside.events import CounterWindow
@@ -337,6 +337,8 @@ class CounterCollector(Closing):
         try:
             self._raw(name, raw)
         except Exception as error:
+            if is_from_signal_handler(error):
+                raise
             self._circuit_breaker.record_failure(error, self._handed)
         else:
             self._handed += 1

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 
+from trackside.core import is_from_signal_handler
 from trackside.events import Ambient, ConfigError, SpanEnded, Value, span_names
 from trackside.instruments._defaults import training_defaults
 from trackside.instruments._iteration import next_step
@@ -62,6 +63,8 @@ def _count(field: str, given: Target) -> int | None:
     try:
         value = given() if callable(given) else given
     except Exception as error:
+        if is_from_signal_handler(error):
+            raise
         value, given = None, f"{type(error).__name__}: {error}"  # type: ignore[assignment]
     else:
         if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):

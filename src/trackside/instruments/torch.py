@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
 
-from trackside.core import complain
+from trackside.core import complain, is_from_signal_handler
 from trackside.events import ConfigError, MissingExtraError
 from trackside.instruments._span import set_annotator
 
@@ -239,6 +239,8 @@ def agree_in_group(key: str, value: str) -> str:
         agreed: bytes = store.compare_set(key, "", value)
         return agreed.decode()
     except Exception as error:  # a backend without a store, or a store that is gone
+        if is_from_signal_handler(error):
+            raise
         complain("the processes of this job cannot agree on %s: %s", key, error)
         return value
 

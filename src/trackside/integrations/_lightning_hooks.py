@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from trackside.bus import default_bus
+from trackside.core import is_from_signal_handler
 from trackside.events import LIFECYCLE, span_names
 from trackside.instruments import callbacks, config, metrics
 from trackside.instruments._checkpoint import CheckpointSave, checkpoint_load, checkpoint_save
@@ -567,8 +568,8 @@ class LightningHooks:
             watch.close()
 
     def _give_up(self, trainer: Any, error: Exception) -> None:
-        """Do without the rest of this run, because of *error*; a strict bus raises it."""
-        if default_bus.strict:
+        """Do without the rest of this run, because of *error*, unless it is to come out."""
+        if default_bus.strict or is_from_signal_handler(error):
             raise error
         LOGGER.warning("trackside records no more of this run", exc_info=error)
         _watching.pop(trainer, None)

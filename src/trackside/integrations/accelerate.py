@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trackside.bus import default_bus
+from trackside.core import is_from_signal_handler
 from trackside.events import MissingExtraError, clock, span_names
 from trackside.instruments import callbacks, config, metrics
 from trackside.instruments._checkpoint import checkpoint_load, checkpoint_save
@@ -67,13 +68,13 @@ class AcceleratorWatch:
             close_section_window()
 
     def _safely(self, record: Callable[..., None], *args: Any) -> None:
-        """Keep what *record* raises out of the training, unless the bus is strict; nothing more is recorded then."""
+        """Keep what *record* raises out of training, except on a strict bus; nothing more is recorded then."""
         if self._is_off:
             return
         try:
             record(*args)
         except Exception as error:
-            if default_bus.strict:
+            if default_bus.strict or is_from_signal_handler(error):
                 raise
             self._is_off = True
             LOGGER.warning("trackside records no more of this loop", exc_info=error)

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from trackside.bus import default_bus
+from trackside.core import is_from_signal_handler
 from trackside.events import LIFECYCLE, MissingExtraError, clock, span_names
 from trackside.instruments import callbacks, config, metrics
 from trackside.instruments._checkpoint import CheckpointSave, checkpoint_load, checkpoint_save
@@ -291,7 +292,7 @@ def _span_of(trainer: Any, find: _Find, made: _Method, given: list[Any]) -> Abst
         begin(trainer.args)
         found: AbstractContextManager[Any] = made(trainer, given[0] if given else None)
     except Exception as error:
-        if default_bus.strict:
+        if default_bus.strict or is_from_signal_handler(error):
             raise
         LOGGER.warning("trackside does not record this load", exc_info=error)
         return nullcontext()
@@ -401,7 +402,7 @@ class TracksideCallback(TrainerCallback):  # type: ignore[misc]  # its types are
                 return
             getattr(watch, method)(*args, **more)
         except Exception as error:
-            if default_bus.strict:
+            if default_bus.strict or is_from_signal_handler(error):
                 raise
             LOGGER.warning("trackside records no more of this trainer", exc_info=error)
             self._watch = None

@@ -22,6 +22,7 @@ import attrs
 import cattrs
 
 from trackside.bus import Bus, Subscription, default_bus
+from trackside.core import is_from_signal_handler
 from trackside.events import (
     ITERATION,
     PROFILE,
@@ -136,6 +137,8 @@ def _resolved(field: str, given: OrFunction[Any], *, owner: Any) -> Any:
     try:
         value = given()
     except Exception as error:
+        if is_from_signal_handler(error):
+            raise
         raise ConfigError(field, given, f"the function raised {type(error).__name__}: {error}") from error
     attribute = getattr(attrs.fields(type(owner)), field)
     if callable(value):

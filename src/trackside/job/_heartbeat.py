@@ -59,20 +59,21 @@ class HeartbeatThread:
             self._thread.join(timeout_s)
         self.beat(max(0.0, deadline_s - time.monotonic()))
 
-    def cancel(self) -> None:
-        """End the thread soon, if it was started, and publish nothing more."""
+    def cancel(self, timeout_s: float) -> None:
+        """End the thread, if it was started, and publish nothing more."""
         self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        while True:
+        while not self._stop.is_set():
             now_s = time.monotonic()
             if now_s >= self._clock_due_s:
                 self._clock_due_s = now_s + CLOCK_EVERY_S
                 self.anchor()
             self.beat()
             self._on_beat()
-            if self._stop.wait(self._interval_s):
-                return
+            self._stop.wait(self._interval_s)
 
     def beat(self, timeout_s: float = 1.0) -> None:
         """Publish one heartbeat, after *timeout_s* also if the counts do not stand still."""

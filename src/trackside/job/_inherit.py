@@ -126,12 +126,14 @@ def _read_private(path: str) -> dict[str, str]:
     return {}
 
 
-def withdraw() -> None:
-    """Remove the note for spawned children."""
+def withdraw(directory: Path) -> None:
+    """Remove the note for spawned children, if it is of the job that logs to *directory*."""
     global _announced  # noqa: PLW0603
-    _announced = None
+    if _announced != directory:
+        return
     _remove_private()
     os.environ.pop(VARIABLE, None)
+    _announced = None  # last: what an exception interrupts can be done again
 
 
 def _announce_again(source: Source) -> None:

@@ -23,7 +23,7 @@ import attrs
 
 from trackside._later import load_all
 from trackside.bus import Bus, Subscription, default_bus
-from trackside.core import LateThread
+from trackside.core import LateThread, Once
 from trackside.counters import CounterCollector
 from trackside.events import (
     ITERATION,
@@ -357,8 +357,9 @@ class Job:
         self._began_s = time.monotonic()
         self._pid = os.getpid()
         self._is_closed = False
-        self._closing = threading.Lock()
-        """Never released: one thread closes."""
+        self._closing = Once()
+        self._is_ending = False
+        """Whether all that belongs before the end of the stream was logged."""
         self._subscriptions: list[Subscription] = []
         self._redact_before = bus.redact
         self._applied: AppliedConfig | None = None
@@ -367,11 +368,11 @@ class Job:
         self._remote: RemoteAccess | None = None
         self._system: SystemSampling | None = None
         self._uncaught: UncaughtExceptions | None = None
-        set_process_source(source)
-        if redact is not None:
-            bus.redact = redact
-        bus.end("succeeded by another job")  # of a stream that was open before; ours begins when the log joins
         try:
+            set_process_source(source)
+            if redact is not None:
+                bus.redact = redact
+            bus.end("succeeded by another job")  # of a stream that was open before; ours begins when the log joins
             if log is not None:
                 handlers = with_goodput_monitor(handlers, publish=bus.publish, directory=log.directory, source=source)
                 for handler in (log, TrainingMetrics(publish=bus.publish), *handlers):
@@ -389,18 +390,19 @@ class Job:
                 )
                 self._heartbeat.start()
                 self._uncaught = UncaughtExceptions(bus)
+                announce(log.directory, source)
+                self._invite(log)
+            _running[bus] = self
+            atexit.register(self._close_at_exit)
         except BaseException:
             if self._heartbeat is not None:
-                self._heartbeat.cancel()
+                self._heartbeat.cancel(_UNDO_S)
             if self._collector is not None:
                 self._collector.close()
+            bus.end("not started")
             self._leave(time.monotonic() + _UNDO_S)
+            self._be_over()
             raise
-        if log is not None:
-            announce(log.directory, source)
-            self._invite(log)
-        _running[bus] = self
-        atexit.register(self._close_at_exit)
 
     def _watch_stalls(self, least_s: float | None) -> Callable[[], object]:
         """Return the function that says whether training stalls; one that never does for None."""
@@ -465,6 +467,8 @@ class Job:
         """
         Turn telemetry off: publish the last windows, write everything, print the summary.
 
+        Closing twice is harmless, and finishes what an exception interrupted.
+
         Args:
             reason: Why, as recorded in the log.
             timeout_s: The longest this may take, in seconds, whatever is stalled.
@@ -472,16 +476,39 @@ class Job:
         Returns:
             Whether everything was written.
         """
-        if not self.is_open or not self._closing.acquire(blocking=False):
-            return True
+        return self._closing.run(lambda: self._close(reason, timeout_s)) if os.getpid() == self._pid else True
+
+    def _close(self, reason: str, timeout_s: float) -> bool:
         self._is_closed = True
+        try:
+            return self._finish(reason, timeout_s)
+        except BaseException:  # a signal handler's; another call finishes this
+            self._is_closed = False
+            raise
+
+    def _finish(self, reason: str, timeout_s: float) -> bool:
+        deadline_s = time.monotonic() + timeout_s
         if self._uncaught is not None:
             self._uncaught.close()
             reason = self._uncaught.ended_program or reason
-        _running.pop(self.bus, None)
-        atexit.unregister(self._close_at_exit)
-        withdraw()
-        deadline_s = time.monotonic() + timeout_s
+        if not self._is_ending:  # else what was logged now would begin another stream
+            self._log_last_events(timeout_s)
+            self._is_ending = True
+        counters = self.bus.registry.snapshots()
+        self.bus.end(reason)
+        done = self.bus.flush(max(0.0, deadline_s - time.monotonic()))
+        done = self._leave(deadline_s) and done
+        # Not before every handler has left: some lose events as they do.
+        stats = self.bus.stats(max(_LOOK_S, deadline_s - time.monotonic()))
+        is_reported = self.source.rank == 0 or losses(stats, is_done=done) if self._report is None else self._report
+        if self.log is not None and is_reported:
+            elapsed_s = time.monotonic() - self._began_s
+            _say(summarize(self.source, stats, counters, self.log, elapsed_s, is_done=done))
+        self._be_over()
+        return done
+
+    def _log_last_events(self, timeout_s: float) -> None:
+        """Have everything logged that belongs before the end of the stream."""
         ask_for_goodput(subscription.handler for subscription in self._subscriptions)  # by the last heartbeat
         if self._heartbeat is not None:
             self._heartbeat.stop(timeout_s / 10)
@@ -496,20 +523,20 @@ class Job:
             self._collector.close()
         if self.bus is default_bus:
             close_section_window()  # the sections speak to the default bus
-        counters = self.bus.registry.snapshots()
         # What models publish when they read the last events belongs before the end, too.
         self.bus.flush(timeout_s / 4)
         end_watching((subscription.handler for subscription in self._subscriptions), timeout_s / 4)
-        self.bus.end(reason)
-        done = self.bus.flush(max(0.0, deadline_s - time.monotonic()))
-        done = self._leave(deadline_s) and done
-        # Not before every handler has left: some lose events as they do.
-        stats = self.bus.stats(max(_LOOK_S, deadline_s - time.monotonic()))
-        is_reported = self.source.rank == 0 or losses(stats, is_done=done) if self._report is None else self._report
-        if self.log is not None and is_reported:
-            elapsed_s = time.monotonic() - self._began_s
-            _say(summarize(self.source, stats, counters, self.log, elapsed_s, is_done=done))
-        return done
+
+    def _be_over(self) -> None:
+        """Let another job start in this process, whose children do not find this one any more."""
+        if self._uncaught is not None:
+            self._uncaught.close()
+        if self.directory is not None:
+            withdraw(self.directory)
+        self._is_closed = True
+        if _running.get(self.bus) is self:
+            del _running[self.bus]
+        atexit.unregister(self._close_at_exit)
 
     def _leave(self, deadline_s: float) -> bool:
         """Close what was subscribed, each with a fair share of the time, and leave the bus as it was found."""

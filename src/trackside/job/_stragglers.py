@@ -13,6 +13,7 @@ import attrs
 import msgpack
 
 from trackside.bus import Bus, Subscription
+from trackside.core import is_from_signal_handler
 from trackside.events import (
     ConfigError,
     Event,
@@ -279,7 +280,9 @@ class StragglerWatch:
             if self._on_straggler is not None:
                 try:
                     self._on_straggler(report)
-                except Exception:
+                except Exception as error:
+                    if is_from_signal_handler(error):
+                        raise
                     LOGGER.warning("what is to be done about stragglers failed", exc_info=True)
 
     # --- reports -----------------------------------------------------------------------------------------------

@@ -124,7 +124,7 @@ def main():
         log.accept(frame_of(source, first, 7), events=7)
         first += 7
         if n % 3 == 0:
-            moment = held(log._buffer.changed)
+            moment = held(log._buffer.lock)
         elif n % 3 == 1:
             moment = held(log._worker._working)
         else:

@@ -10,6 +10,7 @@ import msgpack
 import pytest
 
 import framing
+from interrupting import Interruption, interrupting_once
 from trackside.events import (
     ClockCompared,
     DecodeError,
@@ -27,7 +28,7 @@ from trackside.handlers.eventlog._reader import LogReader
 from trackside.handlers.models import ClockOffsets, CounterBoard, SpanBuilder
 from trackside.handlers.models.goodput import GoodputAccumulator
 from trackside.handlers.models.scores import ScoreAggregator
-from trackside.handlers.zeromq import PeerLimits, _collector
+from trackside.handlers.zeromq import Collector, PeerLimits, _collector
 from trackside.handlers.zeromq._collector import CollectedStreams, MultiLogWriter
 from trackside.handlers.zeromq._connection import new_context
 from trackside.handlers.zeromq._receiver import SourceRegistry
@@ -429,3 +430,17 @@ class TestDescriptors:
 
         with pytest.raises(Exception, match=r"it must be 4\.3\.5 or newer"):
             new_context()
+
+
+class TestServe:
+    @pytest.mark.parametrize("place", ["the loop", "a message"])
+    def test_exceptions_of_signal_handlers(self, place):
+        """What a signal handler of the program raises, as to end it, comes out of serve()."""
+        with Collector("tcp://127.0.0.1:*", insecure=True) as collector, interrupting_once() as interrupt:
+            if place == "the loop":
+                collector.receiver.tick = interrupt
+            else:
+                collector.receiver._receive = lambda *_, **__: interrupt()
+                collector._receiving.receive = lambda _most: iter([(b"peer", [b""], "")])
+            with pytest.raises(Interruption):
+                collector.serve()

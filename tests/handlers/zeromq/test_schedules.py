@@ -1051,7 +1051,7 @@ class TestEverySchedule:
         """Holds for every two faults from the first message until long after all events have arrived."""
         if scale < 1:
             pytest.skip("minutes")
-        for model, deliveries in ((Model(DIRECT), 40), (Model(BEHIND), 16)):
+        for model, deliveries in ((Model(DIRECT), 40), (Model(BEHIND), 56)):
             schedules, _ = explore(model, 2, deliveries)
             print(f"{schedules} schedules, {model.worlds} worlds")
             assert schedules > 50_000

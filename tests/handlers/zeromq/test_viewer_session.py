@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
+from interrupting import Interruption, interrupting_once
 from trackside.handlers.zeromq._attachment import ViewerSession
 from trackside.handlers.zeromq._protocol import Filter, FrameEntry, encode
-from trackside.handlers.zeromq._session import Sent
+from trackside.handlers.zeromq._session import Action, Sent
 
 
 class FullConnection:
@@ -34,3 +37,14 @@ class TestReceive:
         assert session.receive() == 3
         assert session.receive() == 3
         assert len(connection.waiting) == 94
+
+    def test_exceptions_of_signal_handlers(self):
+        """What a signal handler of the program raises while a message is dealt with comes out, and the next is read."""
+        with interrupting_once() as interrupt:
+            session = ViewerSession(
+                FullConnection(), wanted=Filter(), models=(), deliver=lambda _: None, introduce=lambda _: None
+            )
+            session._sessions.receive = lambda *_: interrupt() or (Action.IGNORE, None)
+            with pytest.raises(Interruption):
+                session.receive()
+            assert (session.receive(), session.malformed) == (3, 0)

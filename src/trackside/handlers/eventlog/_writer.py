@@ -118,11 +118,11 @@ class WriteBuffer:
     Args:
         most_bytes: The most that may wait.
         now_ns: The clock, in ns since the epoch.
-        changed: The writer's condition, which guards all state here.
+        lock: The writer's, which guards all state here.
     """
 
-    def __init__(self, most_bytes: int, now_ns: Callable[[], int], changed: threading.Condition) -> None:
-        self.changed = changed
+    def __init__(self, most_bytes: int, now_ns: Callable[[], int], lock: threading.RLock) -> None:
+        self.lock = lock
         self.size_bytes = 0
         self.taken = 0
         """Frames accepted so far."""
@@ -138,7 +138,7 @@ class WriteBuffer:
         self._refused: Loss | None = None
 
     def put(self, frame: bytes, events: int) -> bool:
-        """Append *frame* if there is room; the caller holds `changed`."""
+        """Append *frame* if there is room; the caller holds `lock`."""
         if self.size_bytes + len(frame) > self._most_bytes:
             self.refuse(frame, events, self.trouble or "the disk is slower than the stream")
             return False
@@ -150,7 +150,7 @@ class WriteBuffer:
         return True
 
     def refuse(self, frame: bytes, events: int, reason: str) -> None:
-        """Count *frame* as lost here; the caller holds `changed`."""
+        """Count *frame* as lost here; the caller holds `lock`."""
         self.refused_events += events
         loss = self._refused
         if loss is None:
@@ -159,18 +159,18 @@ class WriteBuffer:
         loss.size_bytes += len(frame)
 
     def note(self, loss: Loss) -> None:
-        """Append *loss*, which happened before the frames got here; the caller holds `changed`."""
+        """Append *loss*, which happened before the frames got here; the caller holds `lock`."""
         self._place_refused()
         self._entries.append(loss)
 
     def describe(self, source: Source) -> None:
-        """Append *source* as the description of the source from here on; the caller holds `changed`."""
+        """Append *source* as the description of the source from here on; the caller holds `lock`."""
         self._place_refused()
         self._entries.append(source)
 
     def put_first(self, loss: Loss) -> None:
         """Put *loss* before all waiting entries."""
-        with self.changed:
+        with self.lock:
             self._entries.appendleft(loss)
 
     def batch(self, most_bytes: int) -> list[Entry]:
@@ -179,7 +179,7 @@ class WriteBuffer:
 
         A description of the source is returned alone.
         """
-        with self.changed:
+        with self.lock:
             self._join_refused()
             self._place_refused()
             chosen: list[Entry] = []
@@ -197,7 +197,7 @@ class WriteBuffer:
 
     def settle(self, entries: list[Entry]) -> None:
         """Remove *entries*, which are the oldest ones and were written."""
-        with self.changed:
+        with self.lock:
             for entry in entries:
                 self._entries.popleft()
                 if isinstance(entry, WaitingFrame):
@@ -279,7 +279,7 @@ class EventLog:
     def _begin(self) -> None:
         """Set the initial state, from which a forked child starts too."""
         self._worker = Worker(self._work, name="event-log", pause_s=self._pause_s, is_wanted=self._is_wanted)
-        self._buffer = WriteBuffer(self._buffer_bytes, clock.now_ns, self._worker.changed)
+        self._buffer = WriteBuffer(self._buffer_bytes, clock.now_ns, self._worker.lock)
         self._appender: Appender | None = None
         self._series: RecordWriter | None = None
         self._is_overdue = False
@@ -317,7 +317,7 @@ class EventLog:
         encode_header(source, 0)
         self._source = source
         if self._series is not None:
-            with self._buffer.changed:
+            with self._buffer.lock:
                 self._buffer.describe(source)
             return
         self._appender = Appender(self.directory, self._name_of, rotate_bytes=self._rotate_bytes, fsync_s=self._fsync_s)
@@ -330,7 +330,7 @@ class EventLog:
     def accept(self, frame: bytes, *, events: int) -> bool:
         """Accept *frame* for writing; False if there is no room, or it cannot be written at all."""
         buffer = self._buffer
-        with buffer.changed:
+        with buffer.lock:
             if self._worker.is_closing or self._series is None:
                 buffer.refuse(frame, events, "the log is closed")
                 return False
@@ -339,7 +339,7 @@ class EventLog:
                 return False
             is_taken = buffer.put(frame, events)
             if buffer.size_bytes >= self._wake_bytes:
-                buffer.changed.notify_all()
+                self._worker.wake()
             self._worker.start()
         return is_taken
 
@@ -353,16 +353,16 @@ class EventLog:
         if self._worker.is_current:  # a logging handler that flushes while it handles our report
             return False
         buffer = self._buffer
-        with buffer.changed:
+        with buffer.lock:
             due, lost = buffer.taken, self._vanished_events
         self._worker.flush(timeout_s)
-        with buffer.changed:
+        with buffer.lock:
             return buffer.settled >= due and lost == self._vanished_events and not self._unwritten_events
 
     def close(self, timeout_s: float = 2.0) -> bool:
         """Write all accepted frames, finish the file and stop; True if all were written. Safe to call twice."""
         self._worker.close(timeout_s)
-        with self._buffer.changed:
+        with self._buffer.lock:
             self._is_overdue = True  # what still waits now counts as lost, even if the disk recovers
             return not self._buffer.waiting_events and not self._unwritten_events and not self._vanished_events
 

@@ -99,12 +99,12 @@ class BatchExporter(Generic[T]):
 
     def losses(self) -> dict[str, int]:
         """Return the number of lost events by reason."""
-        with self._worker.changed:
+        with self._worker.lock:
             return dict(self._losses)
 
     def put(self, item: T, *, events: int = 1, size_bytes: int = 0) -> bool:
         """Accept *item* for delivery; False, without counting a loss, if the queue is full or the exporter closed."""
-        with self._worker.changed:
+        with self._worker.lock:
             is_full = self._items and (
                 self.waiting_events + events > self._max_events or self._waiting_bytes + size_bytes > self._max_bytes
             )
@@ -115,7 +115,7 @@ class BatchExporter(Generic[T]):
             self._waiting_bytes += size_bytes
             self._accepted += 1
             if len(self._items) == self._max_batch_items:
-                self._worker.changed.notify_all()
+                self._worker.wake()
             self._worker.start()
         return True
 
@@ -126,22 +126,22 @@ class BatchExporter(Generic[T]):
 
     def drop(self, events: int, reason: str) -> None:
         """Count *events* as lost."""
-        with self._worker.changed:
+        with self._worker.lock:
             self._losses[reason] += events
 
     def flush(self, timeout_s: float) -> bool:
         """Deliver what waits, now; True if everything accepted before was delivered within *timeout_s*."""
-        with self._worker.changed:
+        with self._worker.lock:
             due, lost = self._accepted, sum(self._losses.values())
         is_done = self._worker.flush(timeout_s)
-        with self._worker.changed:
+        with self._worker.lock:
             return is_done and self._settled >= due and lost == sum(self._losses.values())
 
     def close(self, timeout_s: float) -> bool:
         """Deliver what waits, once, and stop; count the rest as lost. False if any event was lost. Safe to repeat."""
         # The caller gives up after timeout_s, and the losses must be counted by then.
         self._worker.close(timeout_s * _DELIVERY_SHARE)
-        with self._worker.changed:
+        with self._worker.lock:
             self._is_closed = True
             undelivered = self.waiting_events
             if undelivered:
@@ -159,10 +159,10 @@ class BatchExporter(Generic[T]):
         """Deliver batch by batch until one fails."""
         if not insist and time.monotonic() < self._retry_at_s:
             return
-        with self._worker.changed:
+        with self._worker.lock:
             due = self._accepted
         while True:
-            with self._worker.changed:
+            with self._worker.lock:
                 count = min(len(self._items), self._max_batch_items, max(0, due - self._settled))
                 batch = [self._items[index] for index in range(count)]
             if not batch or self._is_closed or not self._attempt(batch):
@@ -186,7 +186,7 @@ class BatchExporter(Generic[T]):
         except Exception as error:  # the thread must outlive whatever a client library raises
             self._schedule_retry(error)
             return False
-        with self._worker.changed:
+        with self._worker.lock:
             self.last_error, self._retry_pause_s, self._retry_at_s = refusal, 0.0, 0.0
             if self._is_closed:  # the delivery outlasted close(), which counted this batch as lost
                 return False
@@ -203,7 +203,7 @@ class BatchExporter(Generic[T]):
         return True
 
     def _schedule_retry(self, error: Exception) -> None:
-        with self._worker.changed:
+        with self._worker.lock:
             self.last_error = described(error)
             self._retry_pause_s = min(max(_FIRST_RETRY_S, 2 * self._retry_pause_s), _MAX_RETRY_S)
             self._retry_at_s = time.monotonic() + self._retry_pause_s

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import attrs
 
-from trackside.core import Closing, RateLimitedLog, described
+from trackside.core import Closing, RateLimitedLog, described, is_from_signal_handler
 from trackside.events import ConfigError, DecodeError, Event, Priority, Source, UnknownEvent, UnreadableError, clock
 from trackside.events._selected import EventTypes, checked_rule
 from trackside.handlers.zeromq._connection import Connection
@@ -127,6 +127,8 @@ class ViewerSession:
             except DecodeError:
                 self.malformed += 1
             except Exception as error:  # whatever it holds, the next may be read
+                if is_from_signal_handler(error):
+                    raise
                 self.malformed += 1
                 self._trouble.complain("a message from %s could not be dealt with: %s", self.peer, described(error))
             if taken_bytes >= _BYTES_AT_ONCE:
@@ -384,6 +386,8 @@ class Attachment(Closing):
             try:
                 joined.model.load(snapshot.models[name])
             except Exception as error:  # it may be of another version, or from anybody
+                if is_from_signal_handler(error):
+                    raise
                 joined.complete, joined.reason = False, f"its state could not be read: {error}"
             else:
                 joined.complete, joined.reason = True, ""

@@ -16,7 +16,7 @@ import attrs
 import msgpack
 
 from trackside._platform import raise_descriptor_limit
-from trackside.core import RateLimitedLog, Worker, described
+from trackside.core import RateLimitedLog, Worker, described, is_from_signal_handler
 from trackside.events import (
     DecodeError,
     Event,
@@ -136,13 +136,13 @@ class MultiLogWriter:
             pause_s=lambda: FLUSH_S,
             is_wanted=lambda: self._waiting_bytes >= _WAKE_BYTES,
         )
-        self._changed = self._worker.changed
+        self._lock = self._worker.lock
         """Guards all state here, that of the buffers too."""
         self._worker.start()
 
     def append(self, source: Source, frame: bytes, events: int) -> bool:
         """Have *frame* written to the file of *source*; False, and counted, if there is no room for it."""
-        with self._changed:
+        with self._lock:
             log = self._log(source)
             if self._waiting_bytes + len(frame) > BUFFER_BYTES:
                 log.buffer.refuse(frame, events, log.buffer.trouble or "the disk is slower than the stream")
@@ -152,19 +152,19 @@ class MultiLogWriter:
             self._waiting_bytes += len(frame)
             self._dirty[source.id] = log
             if self._waiting_bytes >= _WAKE_BYTES:
-                self._changed.notify_all()
+                self._worker.wake()
             return is_taken
 
     def lose(self, source: Source, events: int, reason: str) -> None:
         """Have it written that *events* of *source* are missing here."""
-        with self._changed:
+        with self._lock:
             log = self._log(source)
             log.buffer.note(Loss(events, 0, reason, clock.now_ns()))
             self._dirty[source.id] = log
 
     def end(self, source: Source) -> None:
         """Have the file of *source* finished: nothing more is expected of it. If it does come, a new part begins."""
-        with self._changed:
+        with self._lock:
             log = self._logs.get(source.id)
             if log is not None:
                 log.is_ended = True
@@ -180,7 +180,7 @@ class MultiLogWriter:
 
     def stats(self) -> dict[str, int]:
         """Return the counts: files, bytes written and waiting, events refused."""
-        with self._changed:
+        with self._lock:
             logs = list(self._logs.values())
             return {
                 "files": self._finished_files + sum(len(log.appender.paths) for log in logs),
@@ -195,7 +195,7 @@ class MultiLogWriter:
             appender = Appender(
                 self.directory, lambda part: log_name(source, part), rotate_bytes=ROTATE_BYTES, fsync_s=self._fsync_s
             )
-            buffer = WriteBuffer(BUFFER_BYTES, clock.now_ns, self._changed)
+            buffer = WriteBuffer(BUFFER_BYTES, clock.now_ns, self._lock)
             log = _SourceLog(buffer, appender, RecordWriter(appender, source))
             self._logs[source.id] = log
         return log
@@ -203,7 +203,7 @@ class MultiLogWriter:
     # --- on the worker's thread ---------------------------------------------------------------------------------------
 
     def _work(self, *, insist: bool, is_last: bool) -> None:
-        with self._changed:
+        with self._lock:
             dirty, self._dirty = self._dirty, {}
         for name, log in dirty.items():
             self._write(name, log, insist=insist)
@@ -220,7 +220,7 @@ class MultiLogWriter:
         except Exception as error:  # no other thread writes the others
             log.buffer.trouble = repr(error)
         if log.buffer.waiting_events or log.buffer.size_bytes:
-            with self._changed:
+            with self._lock:
                 self._dirty.setdefault(name, log)
             self._complain(log)
         elif log.is_ended:
@@ -232,7 +232,7 @@ class MultiLogWriter:
             self._open.popitem(last=False)[1].appender.park()
 
     def _finish(self, name: str, log: _SourceLog) -> None:
-        with self._changed:
+        with self._lock:
             if name in self._dirty:  # more came meanwhile
                 return
             self._logs.pop(name, None)
@@ -254,7 +254,7 @@ class MultiLogWriter:
                 return
             buffer.settle(entries)
             buffer.trouble = ""
-            with self._changed:
+            with self._lock:
                 self._waiting_bytes -= sum(len(entry.frame) for entry in entries if isinstance(entry, WaitingFrame))
 
     def _complain(self, log: _SourceLog) -> None:
@@ -647,6 +647,8 @@ class CollectedStreams:
         try:
             yield
         except Exception as error:
+            if is_from_signal_handler(error):
+                raise
             self.counts["failed"] += 1
             self._trouble.complain("a model failed: %s", described(error))
 

@@ -1021,7 +1021,11 @@ class Publisher(Closing):
             if self._promised is not None:
                 self._promised.stream = stream
         self._thread = threading.Thread(target=self._run, name="trackside-publisher", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # a signal handler's: nobody could close this
+            self._close_soon(0.0)
+            raise
 
     # --- what the server is supplied with, on the thread --------------------------------------------------------------
 
@@ -1116,11 +1120,14 @@ class Publisher(Closing):
         if os.getpid() != self._pid:
             return True
         if not self._is_closing.is_set():
-            self._close_by_s = time.monotonic() + timeout_s
-            self._is_closing.set()
-            self._connection.wake()
+            self._close_soon(timeout_s)
         self._thread.join(timeout_s + 1.0)
         return self._drained
+
+    def _close_soon(self, timeout_s: float) -> None:
+        self._close_by_s = time.monotonic() + timeout_s
+        self._is_closing.set()
+        self._connection.wake()
 
     @property
     def is_watched(self) -> bool:

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from trackside.core import Closing, RateLimitedLog, described
+from trackside.core import Closing, RateLimitedLog, described, is_from_signal_handler
 from trackside.events import clock
 from trackside.handlers.zeromq._connection import Connection, wait_for
 
@@ -77,6 +77,8 @@ class Service(Closing, ABC):
             try:
                 self.turn(_TICK_S)
             except Exception as error:  # the other peers are still to be served
+                if is_from_signal_handler(error):
+                    raise
                 trouble.complain("the %s goes on after an error: %s", type(self).__name__.lower(), described(error))
                 self._stop.wait(_TICK_S)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
-from trackside.core import RateLimitedLog, described
+from trackside.core import RateLimitedLog, described, is_from_signal_handler
 from trackside.events import clock
 from trackside.handlers.zeromq._keys import CONTROL, RANK, VIEWER
 from trackside.handlers.zeromq._protocol import (
@@ -301,7 +301,9 @@ class Sessions(Generic[P]):
         self.post(address, Refused(request, code, text[:1000]))
 
     def note_failure(self, error: Exception) -> None:
-        """Count and report an *error* in dealing with a message."""
+        """Count and report an *error* in dealing with a message; raise it if a signal handler of the program did."""
+        if is_from_signal_handler(error):
+            raise error
         self.counts["failed"] += 1
         self._trouble.complain("a message could not be dealt with, and its sender is let go: %s", described(error))
 
