@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from interrupting import interrupter
-from trackside.core import Worker
+from trackside.core import StopEvent, Worker
 
 DEADLINE_S = 20.0
 
@@ -169,3 +169,19 @@ class TestInterrupted:
             outcome = handler.interrupt(lambda: worker.flush(DEADLINE_S), 1000)
         assert outcome.came == outcome.raised == 1000
         assert worker.close(DEADLINE_S)
+
+
+class TestStopEvent:
+    def test_wakes(self):
+        """A thread that waits goes on as soon as the event is set, and at once when it was set before."""
+        stop, came = StopEvent(), []
+        thread = threading.Thread(target=lambda: came.extend([stop.wait(DEADLINE_S), stop.wait(DEADLINE_S)]))
+        thread.start()
+        stop.set()
+        thread.join(DEADLINE_S / 2)
+        assert came == [True, True]
+
+    def test_timeout(self):
+        """Waiting ends after the timeout if nobody sets it."""
+        stop = StopEvent()
+        assert (stop.wait(0.001), stop.is_set()) == (False, False)

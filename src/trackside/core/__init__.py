@@ -5,7 +5,7 @@ from trackside.core._closing import Closing, Once, deadline_in, left_s
 from trackside.core._count import CountByLane, ThreadSafeCount
 from trackside.core._logging import LOGGER, RateLimitedLog, complain, described, is_power_of_two
 from trackside.core._signal_handlers import is_from_signal_handler
-from trackside.core._worker import LateThread, Work, Worker
+from trackside.core._worker import LateThread, StopEvent, Work, Worker
 
 __all__ = [
     "LOGGER",
@@ -15,6 +15,7 @@ __all__ = [
     "LateThread",
     "Once",
     "RateLimitedLog",
+    "StopEvent",
     "ThreadSafeCount",
     "Work",
     "Worker",

@@ -1,5 +1,5 @@
 """
-Two kinds of thread that others are built on.
+Two kinds of thread that others are built on, and the event that stops one.
 
 A `LateThread` is started once, by the first caller that needs it. A `Worker` works at an interval, when there is enough
 to do, and on request; `flush` and `close` wait for it with a ticket.
@@ -18,6 +18,35 @@ from trackside.core._closing import deadline_in, left_s
 from trackside.core._logging import RateLimitedLog, described
 
 _MOMENT_S: Final = 0.0001
+
+
+class StopEvent(threading.Event):
+    """
+    An event that is set once, for one thread that waits for it.
+
+    A signal handler may set it, or raise while it is being set: no lock is taken in Python, which would stay locked.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_set = False
+        self._calls: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def is_set(self) -> bool:
+        """Return whether it was set."""
+        return self._is_set
+
+    def set(self) -> None:
+        """Set it, and wake the thread that waits."""
+        self._is_set = True
+        self._calls.put(None)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set, at most *timeout* seconds; return whether it is."""
+        if not self._is_set:
+            with contextlib.suppress(queue.Empty):
+                self._calls.get(timeout=timeout)
+        return self._is_set
 
 
 class LateThread:

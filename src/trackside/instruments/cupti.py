@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, Final
 
+from trackside.core import StopEvent
 from trackside.instruments._section import CHUNK, SectionSummary, SectionTimes
 
 BUFFER_BYTES: Final = 1 << 20
@@ -60,7 +61,7 @@ class KernelRecorder:
         self._times: dict[str, SectionTimes] = {}
         self._names: dict[tuple[Any, ...], str] = {}
         self._launches = self._lost = 0
-        self._stop = threading.Event()
+        self._stop = StopEvent()
         self._thread: threading.Thread | None = None
         try:
             # First of all calls: it fails where another profiler is at work, before anything of that is disturbed.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from trackside.bus import Bus, default_bus
-from trackside.core import Closing
+from trackside.core import Closing, StopEvent
 from trackside.counters import Gauge
 from trackside.events import MissingExtraError, SystemSamplingStarted, process_source
 from trackside.instruments import nvml, psutil
@@ -49,7 +49,7 @@ class SystemSampling(Closing):
             raise MissingExtraError("system sampling", "psutil,nvml")
         self._bus = bus
         self._every_s = every_s
-        self._stop = threading.Event()
+        self._stop = StopEvent()
         self._thread = threading.Thread(target=self._run, name="trackside-system", daemon=True)
         self._thread.start()
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from trackside._platform import clock_through_sleep_ns
 from trackside.bus import Bus, BusStats
+from trackside.core import StopEvent
 from trackside.events import ClockAnchored, Heartbeat, clock
 
 CLOCK_EVERY_S: Final = 60.0
@@ -41,7 +42,7 @@ class HeartbeatThread:
         self._interval_s = interval_s
         self._read_open_spans = read_open_spans
         self._on_beat = on_beat
-        self._stop = threading.Event()
+        self._stop = StopEvent()
         self._sequence = 0
         self._clock_due_s = 0.0
         self._suspended_before_ns: int | None = None

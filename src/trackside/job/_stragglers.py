@@ -13,7 +13,7 @@ import attrs
 import msgpack
 
 from trackside.bus import Bus, Subscription
-from trackside.core import is_from_signal_handler
+from trackside.core import StopEvent, is_from_signal_handler
 from trackside.events import (
     ConfigError,
     Event,
@@ -155,7 +155,7 @@ class StragglerWatch:
         self._makes_reports = True
         self._reads_log = False
         self._reader: threading.Thread | None = None
-        self._ends = threading.Event()
+        self._ends = StopEvent()
         self._group: RankGroup | None = None
         self._is_alone = False
         self._is_detected = self._is_agreed = False
@@ -210,7 +210,7 @@ class StragglerWatch:
             source: Who this process is.
             directory: Where the logs of all ranks are.
         """
-        self._publish, self._attempt, self._ends = bus.publish, source.attempt, threading.Event()
+        self._publish, self._attempt, self._ends = bus.publish, source.attempt, StopEvent()
         is_first = source.rank == 0
         self._makes_reports = is_first or self._windows_from == CALLS
         if self._windows_from == LOG and is_first and source.world_size > 1:

@@ -14,6 +14,7 @@ import attrs
 from trackside.bus import Bus, default_bus
 from trackside.compat.goodput._calculator import GoodputCalculator
 from trackside.compat.goodput.goodput_utils import GCPOptions
+from trackside.core import StopEvent
 from trackside.events import GoodputUpdated, Handler
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ class _Uploader:
         self._name = name
         self._every_s = every_s
         self._upload = upload
-        self._is_over = threading.Event()
+        self._is_over = StopEvent()
         self._is_final = False
         self._thread = threading.Thread(target=self._run, name=f"trackside-{name}", daemon=True)
         self._thread.start()

@@ -11,7 +11,7 @@ from typing import Any, Final
 import attrs
 
 from trackside.bus import Bus, default_bus
-from trackside.core import Closing
+from trackside.core import Closing, StopEvent
 from trackside.events import ITERATION, CounterWindow, Event, RunsOn, event, own_fields
 from trackside.instruments import torch as pytorch
 
@@ -61,7 +61,7 @@ class TorchMonitorTap(Closing):
         self._received: deque[Any] = deque()
         self._totals: dict[str, tuple[float, float]] = {}
         self._ends_ns: dict[str, int] = {}
-        self._stop = threading.Event()
+        self._stop = StopEvent()
         self._closing = threading.Lock()
         self._handle: Any = self._monitor.register_event_handler(self._received.append)
         self._thread = threading.Thread(target=self._serve, name="trackside-torch-monitor", daemon=True)

@@ -11,7 +11,6 @@ import base64
 import contextlib
 import json
 import os
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ from nats.errors import MaxPayloadError
 from nats.js.api import KeyValueConfig, ObjectStoreConfig
 from nats.js.errors import BucketNotFoundError, KeyNotFoundError, KeyWrongLastSequenceError, NotFoundError
 
-from trackside.core import Closing, RateLimitedLog, described
+from trackside.core import Closing, RateLimitedLog, StopEvent, described
 from trackside.core.leases import Lease, LeaseTable, LeaseWrite
 from trackside.events import ConfigError, DecodeError, Event, Publish, Source, UnreadableError
 from trackside.handlers.export import SourcedDecoder, encoded_source
@@ -363,7 +362,7 @@ class NatsCollector(Closing):
         Runs taken (``runs``), let go because they were ``over``, and ``given up`` after an error; ``messages`` read,
         ``checkpoints`` written and events ``published``.
         """
-        self.is_stopped = threading.Event()
+        self.is_stopped = StopEvent()
         self._servers = shuffled(self.address.servers)
         self._options = options
         self._trouble = RateLimitedLog()

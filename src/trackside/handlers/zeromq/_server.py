@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import attrs
 
-from trackside.core import Closing, RateLimitedLog, described
+from trackside.core import Closing, RateLimitedLog, StopEvent, described
 from trackside.events import DecodeError, Source, TracksideError, UnreadableError, clock
 from trackside.events._selected import EVERYTHING
 from trackside.handlers.eventlog import create_file
@@ -1012,7 +1012,7 @@ class Publisher(Closing):
             on_verb=on_verb,
         )
         self._promised: CollectorStream | None = None
-        self._is_closing = threading.Event()
+        self._is_closing = StopEvent()
         self._close_by_s = 0.0
         self._drained = False
         self._trouble = RateLimitedLog()

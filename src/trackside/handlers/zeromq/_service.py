@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from trackside.core import Closing, RateLimitedLog, described, is_from_signal_handler
+from trackside.core import Closing, RateLimitedLog, StopEvent, described, is_from_signal_handler
 from trackside.events import clock
 from trackside.handlers.zeromq._connection import Connection, wait_for
 
@@ -49,7 +48,7 @@ class Service(Closing, ABC):
     _verbs: VerbForwarder | None = None
 
     def __init__(self) -> None:
-        self._stop = threading.Event()
+        self._stop = StopEvent()
         self._is_closed = False
         self._closed_whole = False
         """What the first `close` returned, which every further one returns again."""
