@@ -67,6 +67,8 @@ copybutton_prompt_is_regexp = True
 html_theme = "furo"
 html_copy_source = False
 html_static_path = ["_static"]
+html_css_files = ["code.css"]
+html_show_copyright = False
 html_favicon = "_static/favicon.svg"
 # Links to edit a page lead to the repository that the pages are built in, where the builder names it.
 if "GITHUB_REPOSITORY" in os.environ:

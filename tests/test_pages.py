@@ -67,6 +67,7 @@ RUN_BY = {
     "pytorch.md": "integrations/test_pytorch_page.py",
     "reading-logs.md": "handlers/eventlog/test_reading_page.py",
     "recipes.md": "test_recipes.py",
+    "quickstart.md": "integration/test_tutorial.py",
     "report.md": "integration/test_tutorial.py",
     "security.md": "test_pages.py",
     "spans.md": "instruments/test_one_logger_names.py",

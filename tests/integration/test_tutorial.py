@@ -1,4 +1,4 @@
-"""The tutorial, and the code of the pages on reports and comparisons, do as they say."""
+"""The quickstart, the tutorial, and the code of the pages on reports and comparisons, do as they say."""
 
 from __future__ import annotations
 
@@ -76,6 +76,19 @@ class TestTutorial:
         assert "attempt 0" in followed[1]
         assert "attempt 1" in followed[1]
         assert "died: no end record, and its rank was launched again" in followed[1]
+
+
+@pytest.mark.hang_guard(300)
+class TestQuickstart:
+    def test_verdict(self, tmp_path):
+        """What is copied from the page ends in the verdict that the page shows: rank 1 is slow in forward."""
+        (program,) = blocks("quickstart.md", "python")
+        (tmp_path / "train.py").write_text(program)
+        install, *scripts = blocks("quickstart.md", "shell")
+        assert install.startswith("pip install")
+        child = shell("\n".join(scripts), tmp_path)
+        assert child.returncode == 0, child.stderr
+        assert "[straggler] Rank 1 is slow in forward since step 0: " in child.stdout
 
 
 @pytest.mark.hang_guard(300)

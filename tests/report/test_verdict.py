@@ -6,7 +6,15 @@ import re
 
 import pytest
 
-from trackside.events import Heartbeat, IterationEnded, ProfileSpanEnded, Source, SourceEnded, StallDetected
+from trackside.events import (
+    Heartbeat,
+    IterationEnded,
+    ProfileSpanEnded,
+    SectionWindow,
+    Source,
+    SourceEnded,
+    StallDetected,
+)
 from trackside.handlers.models.steps import StepTimer
 from trackside.report import read_report
 from trackside.report._lateness import _onset
@@ -408,6 +416,34 @@ class TestUneven:
         assert (second.kind, second.rank) == ("input-bound", None)
         # 30 ms in each of 300 steps.
         assert second.cost_s == pytest.approx(9.0, rel=0.05)
+
+    def test_rank_that_waits(self, tmp_path, write_events):
+        """
+        Where windows alone show that a rank got slow, the one that waits for it is not the one to look at.
+
+        From step 100 on rank 1 computes for 20 ms in place of 10, and rank 0 waits for it.
+        """
+        for own, late in enumerate(([10e6, 11e6], [20e6, 1e6])):
+            source = Source(id=f"000{own}", run_id="run", rank=own, world_size=2)
+            events, at_ns = [], START_NS
+            for step in range(200):
+                took_ns = (11 if step < 100 else 21) * MS
+                at_ns += took_ns
+                events.append(IterationEnded(at_ns=at_ns, step=step, span_id=step + 1, duration_ns=took_ns))
+                if step % 100 == 99:
+                    took = late if step > 100 else [10e6, 1e6]
+                    events.append(
+                        SectionWindow(
+                            at_ns=at_ns, step=step, start_ns=0,
+                            window=step // 100, first_step=step - 99, last_step=step,
+                            names=["forward", "all_reduce"], counts=[100, 100], entries=[100, 100], std_ns=[0.0, 0.0],
+                            **dict.fromkeys(("min_ns", "max_ns", "median_ns", "mean_ns"), took),
+                        )
+                    )  # fmt: skip
+            write_events(tmp_path, source, [*events, SourceEnded(at_ns=at_ns, step=-1, span_id=0, reason="closed")])
+        (found,) = read_report(tmp_path).verdict.findings
+        assert (found.kind, found.title.split(",")[0]) == ("waiting", "Steps take 90.9 % longer since step 100")
+        assert found.look.startswith("Rank 1 waits least in all_reduce: see whether the others wait for it.")
 
     def test_even(self, made_up):
         """Noise of a few percent makes no rank stand out."""

@@ -96,12 +96,13 @@ svg .checkpoint, svg .restore, svg .validation { stroke-opacity: .55; }
 table { border-collapse: collapse; width: 100%; font-size: .86rem; }
 th { text-align: left; color: var(--dim); font-weight: 500; } th, td { padding: 4px 10px 4px 0; vertical-align: top;
   border-bottom: 1px solid var(--line); } tr:last-child td { border-bottom: 0; }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; } td.n { white-space: nowrap; }
 .whole { white-space: nowrap; } td.name { min-width: 10rem; }
 .trends { grid-template-columns: repeat(auto-fit, minmax(180px, 1fr)); margin: 0 0 14px; }
 .trends .spark { width: 100%; height: 34px; display: block; margin-bottom: 4px; }
 .wide { overflow-x: auto; } .wide th, .wide td { white-space: nowrap; }
 .wide td:last-child { white-space: normal; min-width: 14rem; }
+.wide td:first-child { white-space: normal; overflow-wrap: anywhere; min-width: 9rem; }
 a { color: var(--mark); } .tag { font-size: .76rem; border: 1px solid var(--line); border-radius: 999px;
   padding: 1px 7px; color: var(--dim); white-space: nowrap; }
 td .spark { width: 120px; height: 22px; display: block; }

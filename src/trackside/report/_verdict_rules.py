@@ -23,6 +23,7 @@ from trackside.report._report import (
     AttemptBar,
     ErrorRow,
     Finding,
+    Heatmap,
     RankRow,
     Report,
     Ruling,
@@ -773,6 +774,12 @@ def _uneven(report: Report) -> tuple[str, int, float] | None:
     return max(found)[1:] if found else None
 
 
+def _fastest_in(heatmap: Heatmap, part: str) -> int:
+    """Return the rank that takes least time for *part*, a section of the *heatmap*."""
+    column = heatmap.scores[heatmap.names.index(part)]
+    return max(heatmap.ranks, key=dict(zip(heatmap.ranks, (score or 0.0 for score in column), strict=True)).__getitem__)
+
+
 def worthy(report: Report) -> list[LateRank]:
     """Return the late ranks whose cost is worth a finding, without one that its regular pauses explain."""
     return [
@@ -1008,7 +1015,12 @@ def _slowdown(report: Report) -> _Ruled:
     if kind == "waiting" and uneven is not None:
         part, rank, factor = uneven
         evidence.append(f"rank {rank} takes {factor:.2g} times as long over {part} as the fastest rank")
-        look = f"Ranks wait longer for each other: look at {part} of rank {rank} first, then at the network."
+        if report.heatmap is not None and kind_of(part, set()) == "waiting":  # who waits long is not the late one
+            look = (
+                f"Rank {_fastest_in(report.heatmap, part)} waits least in {part}: see whether the others wait for it."
+            )
+        else:
+            look = f"Ranks wait longer for each other: look at {part} of rank {rank} first, then at the network."
     finding = Finding(
         kind=kind,
         title=f"Steps take {words.percent(grew)} longer since step {one.step}"
