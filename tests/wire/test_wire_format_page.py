@@ -54,14 +54,14 @@ class TestFigures:
 
 
 KINDS = {
-    _protocol._is_whole: "whole",
-    _protocol._is_number: "number",
-    _protocol._is_flag: "flag",
-    _protocol._is_text: "text",
-    _protocol._is_table: "map",
-    _protocol._is_texts: "texts",
-    _protocol._is_rule: "rule",
-    _protocol._is_bytes: "body",
+    "Whole": "whole",
+    "Number": "number",
+    "Flag": "flag",
+    "Text": "text",
+    "Table": "map",
+    "Texts": "texts",
+    "WireRule": "rule",
+    "Body": "body",
 }
 
 
@@ -73,7 +73,7 @@ class TestMessages:
             (
                 str(cls.kind),
                 cls.__name__,
-                ", ".join(f"`{one.name}` {KINDS[one.metadata['check']]}" for one in attrs.fields(cls)) or "none",
+                ", ".join(f"`{one.name}` {KINDS[one.type]}" for one in attrs.fields(cls)) or "none",
             )
             for cls in sorted(_protocol.Message.__subclasses__(), key=lambda cls: cls.kind)
         ]
