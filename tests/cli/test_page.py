@@ -19,7 +19,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text(encod
 SAMPLES = dict(re.findall(r"```console\n\$ (.*?)\n(.*?)```", PAGE, re.DOTALL))
 
 # Commands about jobs that run, or about events that the page's job does not write: other pages show them.
-SHOWN_ELSEWHERE = {"attach", "collect", "ctl", "forward", "import", "run"}
+SHOWN_ELSEWHERE = {"archive", "attach", "collect", "ctl", "forward", "import", "run"}
 
 # The parts that differ from run to run: times, durations, ids of processes, all other numbers, and their pictures.
 MASKS = (
