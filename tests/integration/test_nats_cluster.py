@@ -82,19 +82,6 @@ class Network:
         """Connect it again."""
         ip("link", "set", self.machines[number], "up")
 
-    def cut_from_machines(self, number):
-        """Cut a machine off from the other two, and not from who publishes and reads."""
-        for other in self._others(number):
-            ip("-n", self.machines[number], "route", "add", "blackhole", other)
-
-    def mend_to_machines(self, number):
-        """Connect it to them again."""
-        for other in self._others(number):
-            ip("-n", self.machines[number], "route", "del", "blackhole", other)
-
-    def _others(self, number):
-        return [host for host in self.hosts if host != self.hosts[number]]
-
 
 @pytest.fixture
 def network():
@@ -233,9 +220,3 @@ class TestLost:
         """Nothing reaches the machine, and nothing comes from it, until it is connected again."""
         nodes = start_nats_cluster(network.hosts, network.inside)
         check_loses_the_leader(nodes, ranks, eventually, lose=network.cut, give_back=network.mend)
-
-    def test_cut_off_from_the_others(self, network, start_nats_cluster, ranks, eventually):
-        """The machine is reached by ranks and readers, but not by the other two."""
-        nodes = start_nats_cluster(network.hosts, network.inside)
-        lose, give_back = network.cut_from_machines, network.mend_to_machines
-        check_loses_the_leader(nodes, ranks, eventually, lose=lose, give_back=give_back)
