@@ -60,8 +60,8 @@ def _calculate(loops: int) -> None:
 
 
 def _log_to(bus: trackside.Bus) -> Callable[[int], None]:
-    # A default is loaded as a global is, without counting a reference. What is loaded from a closure is counted, and so is
-    # a bound method that two threads share: they would be what the threads wait for.
+    # A default is loaded as a global is, without counting a reference. What is loaded from a closure is counted, and so
+    # is a bound method that two threads share: they would be what the threads wait for.
     def work(loops: int, to: trackside.Bus = bus) -> None:
         for index in range(loops):
             to.log(ThreadWorked(index=index, value=1.0))
