@@ -135,7 +135,7 @@ class NatsSink:
     def close(self, timeout_s: float = 2.0) -> bool:
         """Publish what waits and disconnect; frames without acknowledgement are counted as lost. Safe to repeat."""
         done = self._exporter.close(timeout_s)
-        self._connection.close()
+        self._connection.close(is_last=True)  # an export that goes on would connect anew
         return done
 
     def after_fork(self, source: Source) -> None:
@@ -658,6 +658,8 @@ class StreamConnection:
         self._servers = shuffled(servers)
         self._options = options
         self._prepare = prepare
+        self._lock = threading.Lock()
+        self._is_over = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._client: Any = None
@@ -674,16 +676,22 @@ class StreamConnection:
 
         Raises:
             Exception: of the kinds that the client raises, and a timeout one second after *timeout_s*.
+            ConnectionError: if it was closed for the last time.
         """
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(
-                target=self._loop.run_forever, name="trackside-nats-connection", daemon=True
-            )
-            self._thread.start()
-        pending = asyncio.run_coroutine_threadsafe(
-            asyncio.wait_for(self._with_client(use, timeout_s), timeout_s + 1), self._loop
-        )
+
+        async def within_time() -> T:
+            return await asyncio.wait_for(self._with_client(use, timeout_s), timeout_s + 1)
+
+        with self._lock:  # what the loop is given before close() gives it the last call is run, or cancelled
+            if self._is_over:
+                raise ConnectionError("the connection was closed")
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=_run, args=(self._loop,), name="trackside-nats-connection", daemon=True
+                )
+                self._thread.start()
+            pending = asyncio.run_coroutine_threadsafe(within_time(), self._loop)
         try:
             return pending.result(timeout_s + 2)
         except futures.TimeoutError:
@@ -718,12 +726,8 @@ class StreamConnection:
         if client is not None:
             await disconnect(client)
 
-    def close(self, timeout_s: float = 0.5) -> None:
+    def close(self, timeout_s: float = 0.5, *, is_last: bool = False) -> None:
         """Close the connection and end the thread, as far as that is possible within *timeout_s*."""
-        loop, thread = self._loop, self._thread
-        self._loop = self._thread = None
-        if loop is None or thread is None:
-            return
 
         async def shut_down() -> None:
             with contextlib.suppress(Exception):
@@ -733,12 +737,22 @@ class StreamConnection:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
             await asyncio.sleep(0)  # sockets that were closed just now are given back
-            loop.stop()
+            asyncio.get_running_loop().stop()
 
-        asyncio.run_coroutine_threadsafe(shut_down(), loop)
+        with self._lock:
+            self._is_over = self._is_over or is_last
+            loop, thread = self._loop, self._thread
+            self._loop = self._thread = None
+            if loop is None or thread is None:
+                return
+            asyncio.run_coroutine_threadsafe(shut_down(), loop)
         thread.join(timeout_s)
-        if not thread.is_alive():
-            loop.close()
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Run *loop* until it is stopped, and close it in its own thread, which may end after close() has given up."""
+    loop.run_forever()
+    loop.close()
 
 
 def _checked(stream: str) -> str:
