@@ -55,6 +55,32 @@ def may_run(pid: int) -> bool:
     return True
 
 
+def process_handle(pid: int) -> int | None:
+    """
+    Return a descriptor that becomes readable when the process *pid* has exited, to be closed by the caller.
+
+    None if there is no such process, or where the system has no such descriptors (Linux has).
+    """
+    try:
+        return int(_os.pidfd_open(pid))
+    except (AttributeError, OSError):
+        return None
+
+
+def exit_status_of(pid: int) -> int | None:
+    """
+    Return the exit code of the process *pid*, or the negated number of the signal that ended it.
+
+    None if it still runs, if its parent has read its status already, or where the system does not show it (Linux does).
+    """
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+            fields = file.read().rpartition(")")[2].split()  # from the third on; see proc(5)
+        return os.waitstatus_to_exitcode(int(fields[-1])) if fields[0] == "Z" else None
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def user_id() -> int | None:
     """Return the id of the user that this process acts as; None where files have no such owner."""
     return _os.geteuid() if hasattr(os, "geteuid") else None

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 import trackside
 from trackside.events import IterationEnded
+from trackside.report import read_report
 
 pytestmark = pytest.mark.once
 
@@ -68,6 +70,36 @@ class TestRun:
         """A job that a signal ended gives the exit code that a shell would give."""
         kill = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
         assert subprocess.run([*command, *kill], check=False, capture_output=True, timeout=60).returncode == 137
+
+    @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="the system does not show how other processes exit")
+    def test_exits(self, command, tmp_path):
+        """Of two ranks the one that was killed is named, though the launcher kills the other one at once."""
+        rank = """
+            import os, signal, sys, time, trackside
+            trackside.start(sys.argv[1], report=False)
+            for step in range(2_000):
+                with trackside.training_iteration(step=step):
+                    time.sleep(0.01)
+                if step == 50 and os.environ["RANK"] == "1":
+                    os.kill(os.getpid(), signal.SIGKILL)
+        """
+        launcher = """
+            import os, subprocess, sys
+            ranks = [
+                subprocess.Popen([sys.executable, *sys.argv[1:]], env={**os.environ, "RANK": rank, "WORLD_SIZE": "2"})
+                for rank in "01"
+            ]
+            os.waitid(os.P_PID, ranks[1].pid, os.WEXITED | os.WNOWAIT)
+            ranks[0].terminate()
+            ranks[0].wait()
+            sys.exit(1)
+        """
+        for name, text in (("rank.py", rank), ("launcher.py", launcher)):
+            (tmp_path / name).write_text(textwrap.dedent(text))
+        line = [*command, sys.executable, tmp_path / "launcher.py", tmp_path / "rank.py", tmp_path / "own"]
+        subprocess.run(line, check=False, capture_output=True, timeout=60)
+        (found,) = (one for one in read_report(tmp_path / "logs").verdict.findings if one.kind == "died")
+        assert (found.rank, found.ranks) == (1, (0, 1))
 
     @pytest.mark.hang_guard(60)
     def test_terminated(self, command, tmp_path):

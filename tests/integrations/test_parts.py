@@ -152,7 +152,7 @@ class TestParts:
         parts = Parts()
         with trackside.training_iteration(0):
             parts.begin("model_forward")
-            parts.fail(ValueError())
+            parts.end_all(ValueError())
             end_with(ValueError())
         trackside.instruments.close_section_window()
         windows = of(SectionWindow, events)

@@ -5,7 +5,7 @@ import time
 import pytest
 
 import trackside
-from trackside.events import ConfigError, IterationEnded, SpanEnded
+from trackside.events import ConfigError, ExceptionRaised, IterationEnded, SpanEnded
 from trackside.handlers import Capture
 
 torch = pytest.importorskip("torch")
@@ -251,6 +251,56 @@ class TestInstrument:
         with trackside.instrument(model, optimizer), pytest.raises(RuntimeError, match="shapes"):
             model(torch.randn(1, 5))
         assert recorded(capture)[0][0] == "model_forward"
+
+    @pytest.mark.parametrize(
+        ("where", "part"),
+        [
+            ("load", "data_loading"),
+            ("forward", "model_forward"),
+            ("backward", "model_backward"),
+            ("evaluate", "validation_single_iteration"),
+        ],
+    )
+    def test_where_it_was_raised(self, where, part):
+        """An exception is recorded with the part of the step that it leaves, in evaluation too."""
+        model, optimizer, batches = loop_of()
+        model[0].register_forward_hook(lambda *_: 1 / 0 if where in {"forward", "evaluate"} else None)
+        batches.collate_fn = lambda samples: 1 / 0 if where == "load" else data.default_collate(samples)
+        if where == "backward":
+            model.register_forward_hook(lambda _, __, outputs: outputs.register_hook(lambda _: 1 / 0) and None)
+        model.train(where != "evaluate")
+        with (
+            trackside.subscribe(Capture(), to=(ExceptionRaised, SpanEnded)) as subscription,
+            pytest.raises(ZeroDivisionError),
+            trackside.instrument(model, optimizer, batches),
+        ):
+            train(model, optimizer, batches)
+        raised = [event for event in subscription.handler.events if isinstance(event, ExceptionRaised)]
+        assert [(event.type, event.span_name) for event in raised] == [("ZeroDivisionError", part)]
+
+    @pytest.mark.parametrize(
+        ("is_training", "span"), [(True, "training_single_iteration"), (False, "validation_single_iteration")]
+    )
+    def test_raised_between_the_parts(self, is_training, span, tmp_path):
+        """An exception between the parts that ends the job is recorded with the iteration that it leaves."""
+
+        def job():
+            model, optimizer, _ = loop_of()
+            with trackside.instrument(model, optimizer), trackside.start(tmp_path, report=False):
+                model.train(is_training)(torch.randn(2, 4))
+                raise MemoryError
+
+        with pytest.raises(MemoryError):
+            job()
+        (raised,) = trackside.replay(tmp_path, to=ExceptionRaised)
+        assert raised.span_name == span
+
+    def test_last_evaluation(self, tmp_path):
+        """An evaluation that no step follows is recorded when the job ends."""
+        model, optimizer, _ = loop_of()
+        with trackside.instrument(model, optimizer), trackside.start(tmp_path, report=False):
+            model.eval()(torch.randn(2, 4))
+        assert [event.name for event in trackside.replay(tmp_path, to=SpanEnded)][-1] == "validation_loop"
 
     def test_sections(self):
         """Each part is a section too, so that stragglers are found in it."""

@@ -159,6 +159,19 @@ class TestFindLate:
         assert found.count({1}) >= 30
         assert {0} not in found
 
+    def test_late_for_a_while(self):
+        """A rank late in the second quarter is named, though small noise before it has another level than after it."""
+        named = []
+        for seed in range(10):
+            rng = random.Random(seed)
+            before = [rng.gauss(15.8, 0.3) for _ in range(60)]
+            late = [rng.gauss(25.0, 0.3) for _ in range(60)]
+            after = [rng.gauss(14.8, 0.3) for _ in range(120)]
+            peer = [rng.gauss(15.0, 0.3) for _ in range(240)]
+            rows = [[MS * took for took in row] for row in (peer, [*before, *late, *after])]
+            named += [(rank, one.first, one.last) for rank, one in late_in(rows).items()]
+        assert named == [(1, 60, 119)] * 10
+
     def test_two(self):
         """Two of eight ranks that are late are both named."""
         rows = simulate(1, ranks=8, steps=120, late=0.3)

@@ -12,9 +12,9 @@ from trackside.events import Source
 from trackside.report import read_report
 from trackside.report._build import find_rises
 from trackside.report._gather import Trace, Watched
-from trackside.report._report import Finding, NotFinite, Ruling, Slowdown, StallRow, StepQuantiles
+from trackside.report._report import ErrorRow, Finding, NotFinite, Ruling, Slowdown, StallRow, StepQuantiles
 from trackside.report._statistics import Difference
-from trackside.report._verdict_rules import RULES, explained
+from trackside.report._verdict_rules import RULES, explained, judge
 from trackside.report._whatif import LateRank, Pause
 
 pytestmark = pytest.mark.once
@@ -172,6 +172,12 @@ def alive(report, *last_s, state="running", stepped_s=0.0):
     return attrs.evolve(report, ranks=tuple(rows), goodput=goodput, age_s=0.0, open=(), ranks_total=len(rows))
 
 
+def raised_on(rank, at_ns, kind, message):
+    """Return an exception that ended a rank."""
+    place = {"attempt": 0, "name": "", "step": 9}
+    return ErrorRow(rank=rank, at_ns=at_ns, type=kind, message=message, is_out_of_memory=False, is_fatal=True, **place)
+
+
 class TestFailures:
     """Just below and just above each threshold of the rules about failures."""
 
@@ -195,6 +201,37 @@ class TestFailures:
         """Of two ranks that died the first is named if it was silent a second before the other."""
         report = alive(healthy, 10.0, 10.0 + apart_s, state="died", stepped_s=9.9)
         assert [one.rank for one in RULES["died"](report)[0]] == [named]
+
+    def test_first_to_exit(self, healthy):
+        """Of ranks whose exits were seen the first one is named with its status, though its log is the longer one."""
+        report = alive(healthy, 10.0, 9.9, state="died", stepped_s=9.9)
+        exits = ((10 * S, -9), (10 * S + 1, -15))
+        rows = [
+            attrs.evolve(row, exited_ns=report.goodput.start_ns + at_ns, exit_status=status)
+            for row, (at_ns, status) in zip(report.ranks, exits, strict=True)
+        ]
+        (found,) = RULES["died"](attrs.evolve(report, ranks=tuple(rows)))[0]
+        assert found.title == "Rank 0 died after step 9 (signal 9), then rank 1: their logs have no end."
+        assert (found.rank, found.since_ns) == (0, rows[0].exited_ns)
+
+    def test_died_after_an_exception(self, healthy):
+        """A rank without an end may have lived a second longer than its log: an exception in that second is first."""
+        report = alive(healthy, 10.0, 9.5, state="died", stepped_s=9.4)
+        rows = (attrs.evolve(report.ranks[0], state="ended", error="KeyError"), report.ranks[1])
+        at_ns = report.goodput.start_ns + 10 * S
+        error = raised_on(0, at_ns, "KeyError", "no such key")
+        kinds = [one.kind for one in judge(attrs.evolve(report, ranks=rows, errors=(error,))).findings]
+        assert kinds[:2] == ["exception", "died"]
+
+    @pytest.mark.parametrize(("message", "named"), [("Connection closed by peer", [0]), ("no such key", [])])
+    def test_left_early(self, message, named, healthy):
+        """A rank that ended well is why others lost the connection to it, and not why they raised something else."""
+        report = alive(healthy, 10.0, 10.1, stepped_s=9.9)
+        left, lost = report.ranks
+        rows = (attrs.evolve(left, state="ended", has_good_end=True), attrs.evolve(lost, state="ended", error="Error"))
+        error = raised_on(1, lost.last_ns, "Error", message)
+        found = RULES["exit"](attrs.evolve(report, ranks=rows, errors=(error,)))[0]
+        assert [one.rank for one in found] == named
 
     @pytest.mark.parametrize(
         ("usual_s", "silent_s", "found"), [(0.1, 59.9, 0), (0.1, 60.0, 1), (8.0, 79.9, 0), (8.0, 80.0, 1)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import select
 import shutil
 import signal
 import subprocess
@@ -14,16 +15,19 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
+from trackside._platform import exit_status_of, process_handle
 from trackside.bus import Bus
 from trackside.cli._print import warn
 from trackside.cli._report import run as report
 from trackside.core.text import printable
-from trackside.events import ProgramEnded, Source, TracksideError, UnreadableError, __version__
+from trackside.events import ProcessExited, ProgramEnded, Source, TracksideError, UnreadableError, __version__
 from trackside.handlers import EventLog
 from trackside.handlers.zeromq import Collector
 from trackside.report import read_runs
 
 _STOP_S: Final = 10.0
+_LOOK_MS: Final = 100
+"""Between two looks for new processes."""
 _SIGNALLED: Final = 128
 """Added, as shells do, to the number of the signal that ended a program."""
 
@@ -53,25 +57,84 @@ def run(options: argparse.Namespace) -> int:
         collector = Collector(f"ipc://{sockets}/ranks", publish=f"ipc://{sockets}/viewers", log=options.log)
         thread = threading.Thread(target=collector.serve, name="trackside-collector")
         thread.start()
+        exits = _ExitWatch(collector)
         try:
             warn(f"watch it: trackside attach {collector.viewer_endpoint}")
             began_ns = time.time_ns()
             status = _run(program, {"TRACKSIDE_COLLECTOR": collector.endpoint})
         finally:
+            exits.close()
             collector.stop()
             thread.join(_STOP_S)
             collector.close()
     totals = collector.totals()
     if totals["sources"]:
-        _record_exit(options.log, status, began_ns)
+        _record_exit(options.log, status, began_ns, exits.seen)
     warn(f"trackside run: {totals['events']:,} events of {totals['sources']:,} process(es) in {printable(options.log)}")
     if not options.no_report and totals["sources"]:
         _report_on(options.log)
     return status if status >= 0 else _SIGNALLED - status
 
 
-def _record_exit(directory: str, status: int, began_ns: int) -> None:
-    """Write how the program ended into the logs of its job, where the report finds it."""
+class _ExitWatch:
+    """
+    Notes when the processes of the job exit, and how.
+
+    A launcher ends all ranks within moments of the first, and a killed rank records no end: which one was first is
+    seen from outside alone. Where the system does not show it, nothing is noted.
+    """
+
+    def __init__(self, collector: Collector) -> None:
+        self._states = collector.streams.registry.states
+        self._is_over = threading.Event()
+        self._watched: set[str] = set()
+        self._by_handle: dict[int, Source] = {}
+        self.seen: list[ProcessExited] = []
+        """The exits, in their order."""
+        self._thread = threading.Thread(target=self._watch, name="trackside-exits")
+        self._thread.start()
+
+    def _watch(self) -> None:
+        is_last = False
+        while not is_last:
+            is_last = self._is_over.is_set()
+            self._open_new()
+            if self._by_handle:
+                poll = select.poll()
+                for handle in self._by_handle:
+                    poll.register(handle, select.POLLIN)
+                for handle, _ in poll.poll(0 if is_last else _LOOK_MS):
+                    self._note(handle)
+            else:
+                self._is_over.wait(_LOOK_MS / 1e3)
+
+    def _open_new(self) -> None:
+        for name, state in list(self._states.items()):
+            source = state.source
+            if name in self._watched or source.host != platform.node():
+                continue
+            self._watched.add(name)
+            handle = process_handle(source.pid)
+            if handle is not None:
+                self._by_handle[handle] = source
+
+    def _note(self, handle: int) -> None:
+        source = self._by_handle.pop(handle)
+        status = exit_status_of(source.pid)
+        os.close(handle)
+        event = ProcessExited(source_id=source.id, exit_status=status, at_ns=time.time_ns(), span_id=0, step=-1)
+        self.seen.append(event)
+
+    def close(self) -> None:
+        """Note what has exited by now, and end."""
+        self._is_over.set()
+        self._thread.join(_STOP_S)
+        for handle in self._by_handle:
+            os.close(handle)
+
+
+def _record_exit(directory: str, status: int, began_ns: int, exits: Sequence[ProcessExited]) -> None:
+    """Write how the program and its processes ended into the logs of its job, where the report finds it."""
     try:
         sessions = [
             session for session in read_runs(directory).sessions
@@ -91,6 +154,8 @@ def _record_exit(directory: str, status: int, began_ns: int) -> None:
         )
         with Bus(source=source) as bus:
             bus.subscribe(EventLog(directory))
+            for event in exits:
+                bus.log(event)
             bus.log(ProgramEnded(exit_status=status, span_id=0, step=-1))
     except (TracksideError, OSError) as error:  # the job is over, and its exit code counts
         warn(f"trackside run: {error}")

@@ -103,6 +103,19 @@ class ClockCompared(Event):
     """Round trips looked at."""
 
 
+@event("trackside.process.exited", priority=LIFECYCLE)
+class ProcessExited(Event):
+    """
+    A process of the program that `trackside run` started is gone, at the time of this event.
+
+    Published by `trackside run` on Linux, into the logs of its job: a process that is killed records no end.
+    """
+
+    source_id: str
+    exit_status: int | None = None
+    """Its exit code; of a process that a signal ended, the signal's number negated; None if it is not known."""
+
+
 @event("trackside.program.ended", priority=LIFECYCLE)
 class ProgramEnded(Event):
     """The program that `trackside run` started has ended. Published by `trackside run`, into the logs of its job."""

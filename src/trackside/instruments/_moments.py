@@ -1,9 +1,11 @@
-"""The spans that callbacks have opened and not closed yet."""
+"""The spans that callbacks have opened and not closed yet, and the loops that end with the job."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
+from collections.abc import Callable
 from typing import Final, TypeVar
 
 from trackside._platform import after_fork_in_child
@@ -18,6 +20,12 @@ S = TypeVar("S", bound=Span)
 _get_ident: Final = threading.get_ident
 _open: Final[dict[tuple[str, int], Span]] = {}
 """By name and thread: of each name one may be open in a thread."""
+watched_loops: Final[list[Callable[[BaseException | None], object]]] = []
+"""
+Of each loop that an integration watches without a hook for its end, the function that ends what is open.
+
+It is called when the job ends, with the exception that ends it or None.
+"""
 
 
 def begin(span: S, start_time_msec: float | None) -> S:
@@ -85,6 +93,15 @@ def end_with(error: BaseException) -> None:
             _open.pop(key, None)
             span.close(error=error)
     record_exception(error)
+
+
+def end_loops(error: BaseException | None) -> None:
+    """End the loops that are watched, as the job ends: by *error*, with what callbacks have left open, or well."""
+    with contextlib.suppress(Exception):  # a strict bus raises what handlers raise; the program's error comes first
+        for end_loop in watched_loops[::-1]:
+            end_loop(error)
+        if error is not None:
+            end_with(error)
 
 
 def _report_left_open(span: Span, when: str) -> None:

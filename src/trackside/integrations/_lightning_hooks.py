@@ -397,7 +397,7 @@ class Watch:
 
     def failed(self, error: BaseException) -> None:
         """Learn that *error* ended the run: it ends every open span, and what is known is written."""
-        self._parts.fail(error)
+        self._parts.end_all(error)
         end_with(error)
         self._step, self._is_in_batch, self._evaluates = None, False, ""
         close_section_window()

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from trackside.events import ProfileSpanEnded, clock, span_names
 from trackside.instruments import callbacks
 from trackside.instruments import torch as pytorch
+from trackside.instruments._moments import pop_open
 from trackside.instruments._section import Section
 from trackside.instruments._span import Span
 from trackside.instruments.section_windows import section, waiting
@@ -70,10 +71,18 @@ class Parts:
             return waiting(name) if self._forget_loss is None else section(name)
         return section(name, gpu=self.gpu and name != span_names.DATA_LOADING)
 
-    def end(self, name: str) -> None:
-        """End the part *name*."""
+    def end(self, name: str, error: BaseException | None = None) -> None:
+        """End the part *name*; the time of a section that an *error* ended is not kept."""
         timed = self._open.pop(name, None)
         if timed is None:
+            return
+        if error is not None:
+            if name == span_names.MODEL_BACKWARD:
+                self._forget()
+            timed.__exit__(type(error), error, None)
+            span = pop_open(name)
+            if span is not None:
+                span.close(error=error)
             return
         if name == span_names.MODEL_BACKWARD and self._forget_loss is not None:
             self._end_backward(timed)
@@ -108,17 +117,10 @@ class Parts:
         timed.__exit__(None, None, None)
         Span(name, ProfileSpanEnded, {}).open(at_ns=began_ns).close(at_ns=ended_ns)
 
-    def end_all(self) -> None:
-        """End what is open, the latest first."""
+    def end_all(self, error: BaseException | None = None) -> None:
+        """End what is open, the latest first; an *error* ended it."""
         for name in reversed(list(self._open)):
-            self.end(name)
-
-    def fail(self, error: BaseException) -> None:
-        """Let an exception end what is open; the times of such sections are not kept. Their spans end elsewhere."""
-        self._forget()
-        while self._open:
-            _, timed = self._open.popitem()
-            timed.__exit__(type(error), error, None)
+            self.end(name, error)
 
 
 def _shift(timed: Section, by_ns: int) -> None:

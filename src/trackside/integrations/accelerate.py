@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -94,13 +95,23 @@ class AcceleratorWatch:
 
     # --- the step ----------------------------------------------------------------------------------------------
 
+    @contextmanager
+    def _ending(self, part: str) -> Iterator[None]:
+        """End *part* with the block, and with what it raises."""
+        error = None
+        try:
+            yield
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            self._safely(self._parts.end, part, error)
+
     def _backward(self, backward: Any) -> Any:
         def timed(accelerator: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
             self._safely(self._backward_begins, accelerator, loss)
-            try:
+            with self._ending(span_names.MODEL_BACKWARD):
                 return backward(accelerator, loss, *args, **kwargs)
-            finally:
-                self._safely(self._parts.end, span_names.MODEL_BACKWARD)
 
         return timed
 
@@ -129,10 +140,8 @@ class AcceleratorWatch:
             if not optimizer.gradient_state.sync_gradients:
                 return step(optimizer, *args, **kwargs)
             self._safely(self._parts.begin, span_names.OPTIMIZER_UPDATE)
-            try:
+            with self._ending(span_names.OPTIMIZER_UPDATE):
                 done = step(optimizer, *args, **kwargs)
-            finally:
-                self._safely(self._parts.end, span_names.OPTIMIZER_UPDATE)
             self._safely(self._close_iteration)
             return done
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -14,6 +15,7 @@ from trackside.events import ConfigError, SpanEnded, clock, process_source, span
 from trackside.instruments import data_loading, is_evaluating, section, training_iteration, validation_iteration
 from trackside.instruments import torch as pytorch
 from trackside.instruments._iteration import Iteration
+from trackside.instruments._moments import watched_loops
 from trackside.instruments._span import Span, withdraw
 from trackside.integrations._parts import Parts, Patches, samples_in
 
@@ -120,6 +122,7 @@ class Instrumented:
         if not _instrumented:
             _patch_torch()
         _instrumented.append(self)
+        watched_loops.append(self._end_with_job)
 
     # --- data --------------------------------------------------------------------------------------------------
 
@@ -132,6 +135,10 @@ class Instrumented:
                     batch = next(iterator)
             except StopIteration:
                 return
+            except BaseException as error:
+                if self._model.training:
+                    data_loading().open(at_ns=begun_ns).close(error=error)
+                raise
             self._take_batch(batch, begun_ns)
             yield batch
 
@@ -167,9 +174,10 @@ class Instrumented:
 
     def _after_forward(self, _module: Any, _inputs: Any, outputs: Any) -> None:
         self._is_forward = False
-        self._parts.end(span_names.MODEL_FORWARD)
+        error = _error_of(outputs)
+        self._parts.end(span_names.MODEL_FORWARD, error)
         if self._evaluation.is_open:
-            self._evaluation.end_forward()
+            self._evaluation.end_forward(error)
         elif self._iteration is not None and self._model.training and len(_instrumented) > 1:
             for tensor in _differentiable(outputs):
                 tensor.register_hook(self._on_gradient)
@@ -178,9 +186,9 @@ class Instrumented:
         if not self._is_forward and not module.training:
             self._evaluation.begin_batch(samples_in(inputs))
 
-    def _after_inner(self, _module: Any, _inputs: Any, _outputs: Any) -> None:
+    def _after_inner(self, _module: Any, _inputs: Any, outputs: Any) -> None:
         if not self._is_forward and self._evaluation.is_open:
-            self._evaluation.end_forward()
+            self._evaluation.end_forward(_error_of(outputs))
 
     def _on_gradient(self, _gradient: Any) -> None:
         """Begin the backward pass with the first gradient of the model's outputs: it is this one of several models."""
@@ -196,10 +204,10 @@ class Instrumented:
             if getattr(loss, "ndim", None) == 0:
                 self._losses.append(getattr(loss, _UNSCALED, loss).detach())
 
-    def end_backward(self) -> None:
-        """Read that it ended, with all that distributed training waits for in it."""
+    def end_backward(self, error: BaseException | None = None) -> None:
+        """Read that it ended, with all that distributed training waits for in it, or by an *error*."""
         if threading.get_ident() == self._thread:
-            self._parts.end(span_names.MODEL_BACKWARD)
+            self._parts.end(span_names.MODEL_BACKWARD, error)
 
     # --- update ------------------------------------------------------------------------------------------------
 
@@ -220,6 +228,13 @@ class Instrumented:
             iteration.set(samples=samples, loss=loss)
             iteration.__exit__(None if error is None else type(error), error, None)
 
+    def _end_with_job(self, error: BaseException | None) -> None:
+        """End what is open as the job does; without an error, an iteration that has no update yet is none."""
+        if error is not None:
+            self._parts.end_all(error)
+            self._end(error)
+        self._evaluation.end(error=error)
+
     def close(self, *, error: BaseException | None = None) -> None:
         """
         Undo it: the model, the optimizer and the data loader are as they were.
@@ -229,6 +244,7 @@ class Instrumented:
         """
         if self in _instrumented:
             _instrumented.remove(self)
+            watched_loops.remove(self._end_with_job)
             if not _instrumented:
                 _patches.remove()
         for hook in self._hooks:
@@ -236,14 +252,12 @@ class Instrumented:
         self._hooks = []
         if getattr(type(self._dataloader), _WATCHED, False):
             object.__setattr__(self._dataloader, "__class__", self._dataloader_class)
-        if error is not None:
-            self._parts.fail(error)
-        self._parts.end_all()
+        self._parts.end_all(error)
         if self._iteration is not None and not self._has_forward and error is None:
             withdraw(self._iteration)  # the loop was left with a batch that it did not train on
             self._iteration = None
         self._end(error)
-        self._evaluation.end()
+        self._evaluation.end(error=error)
 
     def __enter__(self) -> Self:
         return self
@@ -281,23 +295,34 @@ class _Evaluation:
         self._batch_ns, self._latest_ns = now_ns, now_ns
         self._samples = None if samples is None else samples * max(1, process_source().world_size)
 
-    def end_forward(self) -> None:
-        """Read that the forward pass is over."""
+    def end_forward(self, error: BaseException | None = None) -> None:
+        """Read that the forward pass is over, or the whole loop by an *error*."""
         self._latest_ns = clock.now_ns()
+        if error is not None:
+            self.end(error=error)
 
-    def end(self, at_ns: int | None = None) -> None:
-        """Record the end of the loop: at *at_ns*, in ns since the epoch, or with its last forward pass."""
+    def end(self, at_ns: int | None = None, error: BaseException | None = None) -> None:
+        """
+        Record the end of the loop: at *at_ns*, in ns since the epoch, or with its last forward pass.
+
+        Its last iteration has failed if there is an *error*.
+        """
         if not self.is_open:
             return
         self.is_open = False
         at_ns = self._latest_ns if at_ns is None else max(at_ns, self._latest_ns)
-        self._record_batch(at_ns)
+        self._record_batch(at_ns, error)
         Span(span_names.VALIDATION_LOOP, SpanEnded, {}).open(at_ns=self._began_ns).close(at_ns=at_ns)
 
-    def _record_batch(self, at_ns: int) -> None:
+    def _record_batch(self, at_ns: int, error: BaseException | None = None) -> None:
         iteration = validation_iteration(samples=self._samples)
         iteration.open(at_ns=self._batch_ns)
-        iteration.close(at_ns=at_ns)
+        iteration.close(at_ns=at_ns, error=error)
+
+
+def _error_of(outputs: Any) -> BaseException | None:
+    """Return the exception that ends the forward pass whose hook asks: torch calls it while it handles that."""
+    return sys.exc_info()[1] if outputs is None else None
 
 
 def _patch_torch() -> None:
@@ -317,11 +342,15 @@ def _watching_backward(backward: Callable[..., Any]) -> Callable[..., Any]:
         watched = list(_instrumented)
         for one in watched:
             one.begin_backward(tensors)
+        error = None
         try:
             return backward(tensors, *args, **kwargs)
+        except BaseException as raised:
+            error = raised
+            raise
         finally:
             for one in watched:
-                one.end_backward()
+                one.end_backward(error)
 
     return watching
 

@@ -75,7 +75,7 @@ class TrainerWatch:
         if self._is_training:  # the one before ended with an exception, which the trainer does not report
             error = RunError()
             withhold(error)
-            self._parts.fail(error)
+            self._parts.end_all(error)
             end_with(error)
         self.release()
         self._is_training = True

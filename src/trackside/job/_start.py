@@ -47,6 +47,7 @@ from trackside.instruments import (
     record_exception,
     set_training_defaults,
 )
+from trackside.instruments._moments import end_loops
 from trackside.instruments.system import SystemSampling
 from trackside.instruments.torch import is_distributed
 from trackside.job._config import LOGGER
@@ -509,6 +510,8 @@ class Job:
 
     def _log_last_events(self, timeout_s: float) -> None:
         """Have everything logged that belongs before the end of the stream."""
+        if self.bus is default_bus:
+            end_loops(None)
         ask_for_goodput(subscription.handler for subscription in self._subscriptions)  # by the last heartbeat
         if self._heartbeat is not None:
             self._heartbeat.stop(timeout_s / 10)
@@ -577,8 +580,15 @@ class Job:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None and self.log is not None:
-            record_exception(error, self.bus)
+            _record_end(error, self.bus)
         self.close(reason="closed" if kind is None else kind.__name__)
+
+
+def _record_end(error: BaseException, bus: Bus) -> None:
+    """Record that *error* ends the program; the loops that it leaves say in which of their parts it was raised."""
+    if bus is default_bus:
+        end_loops(error)
+    record_exception(error, bus)
 
 
 def _say(text: str) -> None:
@@ -607,7 +617,7 @@ class UncaughtExceptions:
     def _end_program(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if self._is_on:
             self.ended_program = kind.__name__
-            record_exception(error, self._bus)
+            _record_end(error, self._bus)
         self._program_hook(kind, error, trace)
 
     def _end_thread(self, arguments: Any) -> None:

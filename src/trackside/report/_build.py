@@ -8,7 +8,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any, Final
@@ -20,6 +20,7 @@ from trackside.events import (
     Event,
     GpuTimingUnavailable,
     KernelWindow,
+    ProcessExited,
     SectionWindow,
     Source,
     UnreadableError,
@@ -309,22 +310,29 @@ _MOST_ROWS: Final = 200
 _MOST_GROWTHS: Final = 8
 
 
-def rank_rows(processes: Sequence[Watched], exit_status: int | None = None) -> list[RankRow]:
+def rank_rows(
+    processes: Sequence[Watched], exit_status: int | None = None, exits: Mapping[str, ProcessExited] | None = None
+) -> list[RankRow]:
     """Return every rank of every attempt, with what became of it; *exit_status* is the launcher's."""
     newest_ns = max(process.last_ns for process in processes)
     mains = [process for process in processes if process.is_rank]
     latest: dict[int, int] = {}
     for process in mains:
         latest[process.source.rank] = max(process.first_ns, latest.get(process.source.rank, 0))
-    return [_rank(process, newest_ns, latest[process.source.rank], exit_status) for process in mains]
+    return [
+        _rank(process, newest_ns, latest[process.source.rank], exit_status, (exits or {}).get(process.source.id))
+        for process in mains
+    ]
 
 
-def _rank(process: Watched, newest_ns: int, latest_ns: int, exit_status: int | None) -> RankRow:
+def _rank(
+    process: Watched, newest_ns: int, latest_ns: int, exit_status: int | None, own: ProcessExited | None
+) -> RankRow:
     signs = LifeSigns(
         last_ns=process.last_ns,
         heartbeat_interval_ns=process.heartbeat_interval_ns,
         end_reason=process.end_reason,
-        exit_status=exit_status,
+        exit_status=exit_status if own is None or own.exit_status is None else own.exit_status,
     )
     source = process.source
     life = liveness(signs, newest_ns, is_replaced=latest_ns > process.last_ns, is_gone=is_gone(source))
@@ -345,6 +353,8 @@ def _rank(process: Watched, newest_ns: int, latest_ns: int, exit_status: int | N
         error=life.error,
         interval_s=(process.heartbeat_interval_ns or 10**9) / 1e9,
         before_start_s=process.source.before_start_s,
+        exited_ns=None if own is None else own.at_ns,
+        exit_status=None if own is None else own.exit_status,
     )
 
 
@@ -981,7 +991,7 @@ def _report(gathered: Gatherer, chosen: Chosen, scored: tuple[Episodes, ScoreAgg
         raise UnreadableError(f"session {chosen.session}", "holds nothing of any rank", "give the logs of its ranks")
     result = gathered.goodput.result(session=chosen.session)
     mains = [process for process in gathered.processes if process.is_rank]
-    every_rank = rank_rows(gathered.processes, gathered.exit_status)
+    every_rank = rank_rows(gathered.processes, gathered.exit_status, gathered.exits)
     attempts = _attempts(gathered.goodput, result, every_rank)
     last = [row for row in every_rank if row.last_ns >= attempts[-1].start_ns] or every_rank
     spans = gathered.spans.result()

@@ -30,6 +30,7 @@ from trackside.events import (
     IterationEnded,
     KernelWindow,
     MetricsLogged,
+    ProcessExited,
     ProgramEnded,
     SectionWindow,
     Source,
@@ -559,6 +560,8 @@ class Gatherer:
         self.events = 0
         self.exit_status: int | None = None
         """Of the program that `trackside run` started; None if it is not known."""
+        self.exits: dict[str, ProcessExited] = {}
+        """Of its processes, by source."""
         self._leads: dict[tuple[str, int], str] = {}
         self._begun: dict[str, Watched] = {}
         self._iterations: list[IterationEnded] = []
@@ -645,6 +648,7 @@ class Gatherer:
             (MetricsLogged, self._log_metrics),
             (Heartbeat, self._beat),
             (SourceEnded, self._end),
+            (ProcessExited, self._exit),
             (ProgramEnded, self._end_program),
             (ExceptionRaised, self._add_exception),
             (StallDetected, self._stall),
@@ -804,6 +808,9 @@ class Gatherer:
     def _beat(self, event: Heartbeat) -> None:
         self._now.heartbeat_interval_ns = clock.ns_of(event.interval_s)
         self._now.counts = event.counts
+
+    def _exit(self, event: ProcessExited) -> None:
+        self.exits[event.source_id] = event
 
     def _end_program(self, event: ProgramEnded) -> None:
         self.exit_status = event.exit_status

@@ -202,9 +202,9 @@ def _above_mean(rows: Rows, at: int, rest: Sequence[int]) -> list[float]:
     return [own - statistics.fmean(values) for own, values in zip(rows[at], columns, strict=True)]
 
 
-def _outside(values: Sequence[float], first: int, last: int, margin: int) -> list[float]:
-    """Return what is not from *first* to *last*, nor so near that lateness may have begun or ended there."""
-    return [*values[: max(0, first - margin)], *values[last + margin :]]
+def _beside(values: Sequence[float], first: int, last: int, margin: int) -> tuple[Sequence[float], Sequence[float]]:
+    """Return what is before *first* and after *last*, and not so near that lateness may have begun or ended there."""
+    return values[: max(0, first - margin)], values[last + margin :]
 
 
 def _is_enough(first: int, last: int, bounds: Sequence[int], counts: Sequence[float]) -> bool:
@@ -230,8 +230,8 @@ class Scores:
         if len(self.rows) > _FEW_RANKS:
             return self.lasts
         above = [[own - mean for own, mean in zip(row, self.means, strict=True)] for row in self.rows]
-        halves = [(row[first:last], _outside(row, first, last, margin)) for row in above]
-        return dependence(*itertools.chain.from_iterable(halves))
+        thirds = [(row[first:last], *_beside(row, first, last, margin)) for row in above]
+        return dependence(*itertools.chain.from_iterable(thirds))
 
     def surplus(self, at: int, first: int, last: int) -> float:
         """Return by how many standard deviations row *at* is above the mean, in columns *first* to *last*."""
@@ -242,7 +242,7 @@ class Scores:
     def chance(self, at: int, first: int, last: int, *, margin: int = 0) -> float:
         """Return the probability of such a surplus by chance; neighbours that depend on each other are one event."""
         above = [own - mean for own, mean in zip(self.rows[at], self.means, strict=True)]
-        lasts = dependence(above[first:last], _outside(above, first, last, margin))
+        lasts = dependence(above[first:last], *_beside(above, first, last, margin))
         lasts = max(lasts, self.lasts_beside(first, last, margin))
         return 0.5 * math.erfc(self.surplus(at, first, last) / math.sqrt(2 * lasts))
 
@@ -337,12 +337,16 @@ class _Windows:
             if level_ns < least_ns or statistics.fmean(by_whole[first:last]) < LEAST_LATE_NS:
                 continue
             low, high = first * self.in_long, last * self.in_long
-            inside, outside = short[low:high], _outside(short, low, high, margin * self.in_long)
-            lasts = max(dependence(inside, outside), scores.lasts_beside(low, high, margin * self.in_long))
+            inside, sides = short[low:high], _beside(short, low, high, margin * self.in_long)
+            lasts = max(dependence(inside, *sides), scores.lasts_beside(low, high, margin * self.in_long))
             chance = min(
-                student(inside, outside, lasts),
+                student(inside, [*itertools.chain(*sides)], lasts),
                 # Of regular pauses each long window has as many.
-                student(above[first:last], _outside(above, first, last, margin), lasts / self.in_long),
+                student(
+                    above[first:last],
+                    [*itertools.chain(*_beside(above, first, last, margin))],
+                    lasts / self.in_long,
+                ),
                 scores.chance(row, low, high, margin=margin * self.in_long),
             )
             is_whole = last - first == len(lateness)

@@ -164,6 +164,10 @@ class RankRow:
     """Between two of its heartbeats."""
     before_start_s: float = 0.0
     """How long its process had run when the job was started, in seconds; 0 where not known."""
+    exited_ns: int | None = None
+    """When `trackside run` saw its process exit; None if it did not."""
+    exit_status: int | None = None
+    """The exit code of its process, or the negated number of the signal that ended it; None where not known."""
 
 
 @attrs.frozen(kw_only=True)

@@ -116,9 +116,12 @@ def _failure_order(finding: Finding, report: Report) -> tuple[int, int]:
         return len(FAILURES), 0
     if finding.kind == "not-finite":  # of a job that ran to its end nothing else is worse
         return (0 if all(row.has_good_end for row in report.ranks) else 3), 0
+    since_ns = finding.since_ns or 0
     if finding.kind == "exception" and _PEER_LOST.search(finding.title):
-        return 2, finding.since_ns or 0
-    return 1, finding.since_ns or 0
+        return 2, since_ns
+    if finding.kind == "died" and not any(row.exited_ns == since_ns for row in report.ranks):
+        since_ns += round(UNWRITTEN_S * 1e9)  # it may have lived so much longer than its log says
+    return 1, since_ns
 
 
 def _summary(report: Report, bound: str) -> str:
@@ -265,8 +268,13 @@ def _where(row: RankRow) -> str:
 # --- failures ------------------------------------------------------------------------------------------------------
 
 
+def _fatal(report: Report) -> list[ErrorRow]:
+    """Return the exceptions that ended ranks of the last attempt."""
+    return [error for error in report.errors if error.is_fatal and error.at_ns >= report.attempts[-1].start_ns]
+
+
 def _raised(report: Report) -> _Ruled:
-    fatal = [error for error in report.errors if error.is_fatal and error.at_ns >= report.attempts[-1].start_ns]
+    fatal = _fatal(report)
     if not fatal:
         other = len(report.errors)
         because = (
@@ -335,8 +343,10 @@ def _died(report: Report) -> _Ruled:
     first, is_clear = _first_dead(dead)
     ranks = sorted(row.rank for row in dead)
     span = next((row.name for row in report.open if row.rank == first.rank), "")
-    after = f"after step {first.last_step}" if first.last_step >= 0 else "before its first step"
+    after = _after(first)
     within = f", in {span}" if span else ""
+    if first.exit_status is not None:
+        within += f" ({words.exit_words(first.exit_status)})"
     look = (
         f"{'It' if is_clear else f'Rank {first.rank}'} was {_where(first)}: see the launcher's output and the kernel's "
         f"log (dmesg) for a signal or the OOM killer. Its last events: {_paste(report, 'tail', '-n', '40')}"
@@ -347,16 +357,18 @@ def _died(report: Report) -> _Ruled:
         look = f"Look for the whole file where it was written; which bytes are damaged: {_paste(report, 'info')}"
     elif len(dead) == 1:
         title = f"Rank {first.rank} died {after}{within}: its log has no end."
+    elif is_clear:
+        others = _ranks([rank for rank in ranks if rank != first.rank])
+        title = f"Rank {first.rank} died {after}{within}, then {others}: their logs have no end."
     else:
         who = f"All {len(dead)} ranks" if len(dead) == report.ranks_total else f"Ranks {_ranges(ranks)}"
-        order = f"rank {first.rank} first, {after}{within}" if is_clear else after
-        title = f"{who} died, {order}: their logs have no end."
+        title = f"{who} died, {after}: their logs have no end."
     latest = report.attempts[-1].number if report.attempts else 0
     unwritten = {one.rank: one.steps for one in report.losses.unwritten if one.attempt == latest}
     evidence = [
         f"rank {row.rank}: last heard of at {words.clock(row.last_ns)}, last step {row.last_step}; "
-        f"up to {words.plural(unwritten.get(row.rank, 0), 'step')} of it may be in no log"
-        for row in sorted(dead, key=lambda row: row.last_ns)[:_MOST_LISTED]
+        f"up to {words.plural(unwritten.get(row.rank, 0), 'step')} of it may be in no log{_exited(row)}"
+        for row in sorted(dead, key=lambda row: row.exited_ns or row.last_ns)[:_MOST_LISTED]
     ]
     if not is_clear:
         evidence.append("they were last heard of within a second of each other: which one was first cannot be seen")
@@ -373,7 +385,7 @@ def _died(report: Report) -> _Ruled:
             look=look,
             rank=first.rank if is_clear else None,
             section=span if is_clear else "",
-            since_ns=first.last_ns,
+            since_ns=first.exited_ns or first.last_ns,
             since_step=first.last_step if first.last_step >= 0 else None,
             ranks=tuple(ranks),
         )
@@ -384,15 +396,48 @@ def _first_dead(dead: Sequence[RankRow]) -> tuple[RankRow, bool]:
     """
     Return which one died first, and whether that is certain.
 
-    A launcher kills the other ranks within moments, and the last second of each may be in no log.
+    A launcher kills the other ranks within moments, and the last second of each may be in no log: then only who saw
+    the processes exit knows.
     """
+    exits_ns = {row.rank: row.exited_ns for row in dead if row.exited_ns is not None}
+    if len(exits_ns) == len(dead):
+        return min(dead, key=lambda row: exits_ns[row.rank]), True
     ordered = sorted(dead, key=lambda row: (row.last_ns, row.last_step, row.rank))
     is_clear = len(ordered) == 1 or (ordered[1].last_ns - ordered[0].last_ns) / 1e9 >= UNWRITTEN_S
     return ordered[0], is_clear
 
 
+def _after(row: RankRow) -> str:
+    return f"after step {row.last_step}" if row.last_step >= 0 else "before its first step"
+
+
+def _exited(row: RankRow) -> str:
+    """Return how the process of *row* exited, as the end of a sentence; empty if nobody saw it."""
+    if row.exited_ns is None:
+        return ""
+    how = "" if row.exit_status is None else f" with {words.exit_words(row.exit_status)}"
+    return f"; its process exited{how} at {words.clock(row.exited_ns, has_ms=True)}"
+
+
 def _exit(report: Report) -> _Ruled:
-    """Find a program that failed although its ranks ended well: what they did last may not be all that it did."""
+    """Find a program or a rank that ended well as its log says, and yet did not do all that it should."""
+    left = _left_early(report)
+    if left is not None:
+        row, error = left
+        finding = Finding(
+            kind="exit",
+            title=f"Rank {row.rank} ended {_after(row)}, before the others, which lost the connection to it.",
+            evidence=(
+                f"its log ends in good order at {words.clock(row.last_ns)}: its program returned, or called sys.exit()",
+                f"rank {error.rank} after that: {_one_line(error.error)}",
+            ),
+            look=f"See why its program ended there. Its last events: {_paste(report, 'tail', '-n', '40')}",
+            rank=row.rank,
+            since_step=row.last_step if row.last_step >= 0 else None,
+            since_ns=row.last_ns,
+            ranks=(row.rank,),
+        )
+        return [finding], "a rank ended in good order before others lost the connection to it"
     if not report.exit_status:
         because = "the launcher exited with status 0" if report.exit_status == 0 else "no launcher was recorded"
         return [], because
@@ -407,6 +452,18 @@ def _exit(report: Report) -> _Ruled:
         since_ns=report.goodput.end_ns,
     )
     return [finding], f"its launcher saw it exit with {how}"
+
+
+def _left_early(report: Report) -> tuple[RankRow, ErrorRow] | None:
+    """Return the first rank that ended well, if all others lost the connection to it, and the first such exception."""
+    lost = [error for error in _fatal(report) if _PEER_LOST.search(error.message)]
+    ended = [row for row in report.ranks if row.has_good_end]
+    if not lost or not ended or len({error.rank for error in lost}) + len(ended) < len(report.ranks):
+        return None
+    error = min(lost, key=lambda error: error.at_ns)
+    row = min(ended, key=lambda row: row.last_ns)
+    # Connections are closed about when the end is recorded, before or after.
+    return (row, error) if row.last_ns <= error.at_ns + UNWRITTEN_S * 1e9 else None
 
 
 def _is_dead(report: Report, row: RankRow) -> bool:
