@@ -393,6 +393,19 @@ def nats_server(start_nats):
 
 
 @pytest.fixture
+def nats_addresses(start_nats, monkeypatch, tmp_path):
+    """Start a server with examples/deploy/nats-server.conf; return the address of the stream that each user has."""
+    users = ("rank", "collector", "viewer", "control")
+    for user in users:
+        monkeypatch.setenv(f"{user.upper()}_PASSWORD", f"{user}-secret")
+    text = (Path(__file__).parents[2] / "examples/deploy/nats-server.conf").read_text("utf-8")
+    path = tmp_path / "nats-server.conf"
+    path.write_text(re.sub(r"jetstream \{.*?\}", "", text, flags=re.DOTALL), "utf-8")  # the fixture says where
+    host = start_nats("-c", str(path)).url.removeprefix("nats://")
+    return {user: f"nats://{user}:{user}-secret@{host}/acme" for user in users}
+
+
+@pytest.fixture
 def start_nats_cluster(tmp_path):
     """Return a function that starts a cluster of a NATS server on each of *hosts*, *inside* of what runs commands."""
     nodes = []

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -123,31 +124,29 @@ class Controls:
         self.record(verb, arguments, by, done=done, outcome=str(values.get("error", "")))
         return done, values
 
-    def on_verb(self, publisher: Publisher, address: bytes, verb: Verb, user: str) -> None:
+    def on_verb(self, verb: Verb, by: str, is_allowed: bool, answer: Callable[[Result], object]) -> None:  # noqa: FBT001  a callback
         """
-        Carry out a request to *publisher*, if it is meant for this process and its sender may ask, and answer.
+        Carry out a request, if it is meant for this process and its sender may ask, and answer. Waits for nothing.
 
         Args:
-            publisher: The publisher that received the request and sends the answer.
-            address: The sender's address on *publisher*.
             verb: The request.
-            user: The role and fingerprint of the sender's key; empty without a key.
+            by: The sender, for people.
+            is_allowed: Whether the sender may use verbs.
+            answer: Sends the answer; called on another thread.
         """
         source = self._source
         if not is_target(source.id, source.rank, verb.targets):
             return
-        if publisher.connects:  # to a collector, which decides who may command; its key proves who it is
-            is_allowed, by = publisher.safety.takes_control, "the collector"
-        else:
-            is_allowed, by = may_command(publisher.safety, user), user or "this machine"
+
+        def reply(done: bool, values: dict[str, Any]) -> None:  # noqa: FBT001  one of two values
+            answer(Result(verb.request, source.id, done, {"rank": source.rank, **values}))
 
         if not self._waiting.acquire(blocking=False):
-            busy = {"rank": source.rank, "error": f"{MOST_WAITING} verbs are being done already; ask again"}
-            publisher.server.answer(address, Result(verb.request, source.id, done=False, values=busy))
+            reply(False, {"error": f"{MOST_WAITING} verbs are being done already; ask again"})  # noqa: FBT003
             return
 
         def work() -> None:
-            # Not on the publisher's thread, because a flush waits for that thread; and one verb at a time.
+            # Not on the thread that received it, because a flush waits for that thread; and one verb at a time.
             try:
                 with self._performing:
                     done, values = self.perform(verb.verb, verb.arguments, by) if is_allowed else self._refuse(verb, by)
@@ -155,18 +154,16 @@ class Controls:
                 done, values = False, {"error": described(error)}
             finally:
                 self._waiting.release()
-            values = {"rank": source.rank, **values}
-            publisher.server.answer(address, Result(verb.request, source.id, done, values))
+            reply(done, values)
 
         try:
             threading.Thread(target=work, name="trackside-control", daemon=True).start()
         except RuntimeError as error:  # no thread can be started now
             self._waiting.release()
-            failure = {"rank": source.rank, "error": described(error)}
-            publisher.server.answer(address, Result(verb.request, source.id, done=False, values=failure))
+            reply(False, {"error": described(error)})  # noqa: FBT003
 
     def _refuse(self, verb: Verb, by: str) -> Answer:
-        reason = "it takes the control key, or a socket of this user's own"
+        reason = "it takes the control key, a socket of this user's own, or a NATS server that has users"
         self.record(verb.verb, verb.arguments, by, done=False, outcome=reason)
         return False, {"error": reason}
 
@@ -415,7 +412,7 @@ class RemoteAccess:
         return None
 
     def _subscribe_to_stream(self, address: str) -> Subscription:
-        return self._bus.subscribe(stream_module().sink_to(address))
+        return self._bus.subscribe(stream_module().sink_to(address, on_verb=self._controls.on_verb))
 
     def _new_directory(self) -> Path:
         self._made = Path(tempfile.mkdtemp(prefix="trackside-"))
@@ -435,7 +432,11 @@ class RemoteAccess:
             return lambda: subscription.close(0.0)
 
         def on_verb(address: bytes, verb: Verb, user: str) -> None:
-            self._controls.on_verb(publisher, address, verb, user)
+            if publisher.connects:  # to a collector, which decides who may command; its key proves who it is
+                is_allowed, by = publisher.safety.takes_control, "the collector"
+            else:
+                is_allowed, by = may_command(publisher.safety, user), user or "this machine"
+            self._controls.on_verb(verb, by, is_allowed, partial(publisher.server.answer, address))
 
         publisher = Publisher(
             endpoint,

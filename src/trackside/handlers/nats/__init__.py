@@ -9,6 +9,7 @@ except ImportError as error:
 
 from trackside.handlers.nats._collect import CollectedRun, NatsCollector, collected
 from trackside.handlers.nats._stream import NatsReader, NatsSink, StreamAddress, StreamCopy, copied, sink_to
+from trackside.handlers.nats._verbs import command
 
 __all__ = [
     "CollectedRun",
@@ -18,6 +19,7 @@ __all__ = [
     "StreamAddress",
     "StreamCopy",
     "collected",
+    "command",
     "copied",
     "sink_to",
 ]

@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from concurrent import futures
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import attrs
 import msgpack
@@ -26,7 +26,8 @@ from trackside.core import Closing
 from trackside.events import ConfigError, DecodeError, Event, Source, SourceEnded, UnreadableError
 from trackside.events._selected import EventTypes
 from trackside.handlers.export import BatchExporter, RefusedError, SourcedDecoder, StreamCursor, encoded_source
-from trackside.handlers.zeromq import MultiLogWriter
+from trackside.handlers.zeromq import MultiLogWriter, Result, Verb
+from trackside.handlers.zeromq._protocol import VERBS_AT_ONCE, VERBS_PER_S, TokenBucket, decode, encode
 from trackside.rules import EventSelection, Rule
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ KEEP_S: Final = 7 * 86_400.0
 """How long a stream that is created here keeps messages, in seconds."""
 _DUPLICATE_WINDOW_S: Final = 600.0
 """How long the server remembers message ids, in a stream that is created here."""
+INBOX: Final = "_INBOX."
+"""The beginning of the subjects that answers go to."""
 _NOT_IN_SUBJECTS: Final = re.compile(r"[^A-Za-z0-9_-]+")
 _STREAM_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _FETCH_MESSAGES: Final = 64
@@ -73,6 +76,7 @@ class NatsSink:
         replicas: On how many of a cluster's nodes a stream that is created here is kept: 1, 3 or 5.
         buffer_bytes: How many bytes may wait for the server.
         timeout_s: For each frame, in seconds.
+        on_verb: Carries out the verbs of `trackside ctl`; None to listen to none.
         options: Arguments of ``nats.connect``: ``user_credentials``, ``token``, ``tls``, …
 
     Raises:
@@ -88,18 +92,21 @@ class NatsSink:
         replicas: int = 1,
         buffer_bytes: int = 32 << 20,
         timeout_s: float = 5.0,
+        on_verb: OnVerb | None = None,
         **options: Any,
     ) -> None:
         self._stream = _checked(stream)
         self._keep_s = keep_s
         self._replicas = replicas
         self._timeout_s = timeout_s
-        self._connection = StreamConnection(servers, options, self._create_stream)
+        self._verbs = _VerbListener(on_verb) if on_verb is not None else None
+        self._connection = StreamConnection(servers, options, self._prepare)
         self._abandoned: list[StreamConnection] = []
         self._exporter: BatchExporter[bytes] = BatchExporter(
             self._deliver, name="nats", max_events=_NO_LIMIT, max_bytes=buffer_bytes, max_batch_items=1
         )
         self._subject = ""
+        self._control_subject = ""
         self._source_id = ""
         self._source_json = ""
 
@@ -117,6 +124,7 @@ class NatsSink:
         self._source_id = source.id
         tokens = (self._stream, source.run_id, str(source.rank), source.id)
         self._subject = ".".join(map(subject_token, tokens))
+        self._control_subject = control_subject(self._stream, source.run_id)
         self._source_json = encoded_source(source)
 
     def accept(self, frame: bytes, *, events: int) -> bool:
@@ -145,8 +153,10 @@ class NatsSink:
         self._exporter.reset()
         self.open(source)
 
-    async def _create_stream(self, stream: Any) -> None:
-        await create_stream(stream, self._stream, self._keep_s, self._replicas)
+    async def _prepare(self, client: Any) -> None:
+        await create_stream(client.jetstream(timeout=self._timeout_s), self._stream, self._keep_s, self._replicas)
+        if self._verbs is not None:
+            await self._verbs.listen(client, self._control_subject)
 
     def _deliver(self, frames: list[bytes]) -> None:
         for frame in frames:
@@ -163,14 +173,60 @@ class NatsSink:
                 raise RefusedError(f"the server's max_payload is below {len(frame):,} bytes") from error
 
 
+OnVerb: TypeAlias = Callable[[Verb, str, bool, Callable[[Result], object]], object]
+"""Called with a verb, who asks, whether they may, and what sends the answer; on a thread that must not wait."""
+
+
+class _VerbListener:
+    """
+    Receives the verbs for the processes of a run over a connection of its own process.
+
+    The server's permissions say who may ask. Where it lets in anybody, every verb is refused.
+    """
+
+    def __init__(self, on_verb: OnVerb) -> None:
+        self._on_verb = on_verb
+        self._allowed = TokenBucket(VERBS_PER_S, VERBS_AT_ONCE)
+
+    async def listen(self, client: Any, subject: str) -> None:
+        """Listen for as long as the connection lasts."""
+        loop = asyncio.get_running_loop()
+        has_users = bool(client._server_info.get("auth_required"))  # noqa: SLF001  the client shows it nowhere else
+
+        async def receive(message: Any) -> None:
+            def answer(result: Result) -> None:
+                sending = client.publish(message.reply, encode(result)[0])
+                try:
+                    asyncio.run_coroutine_threadsafe(sending, loop)
+                except RuntimeError:  # the connection was closed meanwhile
+                    sending.close()
+
+            with contextlib.suppress(DecodeError):
+                verb = decode([message.data])
+                # What a consumer of some stream delivers here is no request: its answers would go elsewhere.
+                if not isinstance(verb, Verb) or not message.reply.startswith(INBOX):
+                    return
+                if self._allowed.take(time.monotonic()):
+                    self._on_verb(verb, f"nats:{message.subject.rpartition('.')[2]}", has_users, answer)
+
+        await client.subscribe(subject, cb=receive)
+
+
 def message_headers(source_id: str, first_seq: int, source_json: str) -> dict[str, str]:
     """Return the headers of a frame: the id by which the server knows it when it comes again, and its source."""
     return {_MESSAGE_ID: f"{source_id}:{first_seq}", _SOURCE: source_json}
 
 
 async def connected_client(servers: str | Sequence[str], **options: Any) -> Any:
-    """Return what ``nats.connect`` does, which leaves the socket of an attempt that failed to the garbage collector."""
+    """
+    Return what ``nats.connect`` does, which leaves the socket of an attempt that failed to the garbage collector.
+
+    A user's answers come to subjects of that user, so that the server can keep others from listening to them.
+    """
     client = nats.NATS()
+    first_server = servers if isinstance(servers, str) else servers[0]
+    if user := options.get("user") or user_of(first_server):
+        options = {"inbox_prefix": f"{INBOX}{subject_token(user)}", **options}
     try:
         await client.connect(servers, **options)
     except BaseException:
@@ -412,14 +468,24 @@ class StreamPull:
         subject: The subjects to read.
         first: The number of the first message to read.
         poll_interval_s: How long one request waits for new messages, in seconds.
+        begin: Fields of ``ConsumerConfig`` that say where to begin, in place of *first*.
     """
 
-    def __init__(self, stream: str, subject: str, first: int = 1, *, poll_interval_s: float = 0.5) -> None:
+    def __init__(
+        self,
+        stream: str,
+        subject: str,
+        first: int = 1,
+        *,
+        poll_interval_s: float = 0.5,
+        begin: Mapping[str, Any] | None = None,
+    ) -> None:
         self.next = first
         """The number of the next message, at least."""
         self._stream = stream
         self._subject = subject
         self._poll_interval_s = poll_interval_s
+        self._begin = begin
         self._created = ""
         """When the stream was created that is read."""
         self._subscription: Any = None
@@ -436,12 +502,10 @@ class StreamPull:
         """
         if self._subscription is None:
             await self.last_message(stream)
-            config = ConsumerConfig(
-                deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
-                opt_start_seq=self.next,
-                ack_policy=AckPolicy.NONE,
-                inactive_threshold=300.0,
-            )
+            begin = {"deliver_policy": DeliverPolicy.BY_START_SEQUENCE, "opt_start_seq": self.next}
+            if self._begin is not None and self.next == 1:
+                begin = dict(self._begin)
+            config = ConsumerConfig(**begin, ack_policy=AckPolicy.NONE, inactive_threshold=300.0)
             self._received = self._empty_polls = 0
             self._subscription = await stream.pull_subscribe(self._subject, stream=self._stream, config=config)
         try:
@@ -544,15 +608,19 @@ class StreamAddress:
         return "/".join(part for part in (server, self.stream, self.run, self.rank) if part)
 
 
-def sink_to(address: str) -> NatsSink:
+def sink_to(address: str, *, on_verb: OnVerb | None = None) -> NatsSink:
     """
     Return a sink that publishes to the stream at *address*, all runs and ranks of it.
+
+    Args:
+        address: The stream.
+        on_verb: As of `NatsSink`.
 
     Raises:
         ConfigError: *address* is not one.
     """
     parsed = StreamAddress.parse(address)
-    return NatsSink(parsed.servers, stream=parsed.stream)
+    return NatsSink(parsed.servers, stream=parsed.stream, on_verb=on_verb)
 
 
 class StreamCopy:
@@ -646,7 +714,7 @@ class StreamConnection:
     Args:
         servers: Tried in turn, in random order.
         options: Arguments of ``nats.connect``.
-        prepare: Called with the JetStream context of each new connection.
+        prepare: Called with the client of each new connection.
     """
 
     def __init__(
@@ -719,7 +787,7 @@ class StreamConnection:
         arguments = {"connect_timeout": timeout_s, "name": "trackside", **self._options, **ONE_ATTEMPT}
         self._client = await connected_client(self._servers[-1], error_cb=ignore, **arguments)
         if self._prepare is not None:
-            await self._prepare(self._client.jetstream(timeout=timeout_s))
+            await self._prepare(self._client)
 
     async def _disconnect(self) -> None:
         client, self._client = self._client, None
@@ -759,6 +827,17 @@ def _checked(stream: str) -> str:
     if not _STREAM_NAME.fullmatch(stream):
         raise ConfigError("stream", stream, "give letters, digits, _ and -, at most 100")
     return stream
+
+
+def user_of(server: str) -> str:
+    """Return the name of the user in a server's URL; empty if there is none, or a token."""
+    user, _, password = server.partition("://")[2].rpartition("@")[0].partition(":")
+    return user if password else ""
+
+
+def control_subject(stream: str, run: str, user: str = "*") -> str:
+    """Return where *user* asks something of the processes of a run; it is outside of the stream, so not stored."""
+    return ".".join((f"{stream}-control", subject_token(run), user))
 
 
 def subject_token(text: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Final
 import attrs
 
 from trackside.events import ConfigError, ControlUsed, DecodeError, Event, UnreadableError, clock
+from trackside.handlers.eventlog import is_stream, stream_module
 from trackside.handlers.zeromq._connection import Connection, Safety
 from trackside.handlers.zeromq._keys import CONTROL
 from trackside.handlers.zeromq._protocol import (
@@ -50,6 +51,23 @@ def may_command(safety: Safety, user: str) -> bool:
 def is_target(source_id: str, rank: int, targets: list[str]) -> bool:
     """Return whether a source is among *targets*; all are if there are none."""
     return not targets or source_id in targets or f"{_RANK}{rank}" in targets
+
+
+def meant_sources(registry: SourceRegistry, targets: list[str], now_s: float) -> list[SourceState]:
+    """Return the sources that a verb is meant for, also those that cannot be reached now."""
+    states = [state for state in registry.states.values() if state.source.role != _COLLECTOR]
+    attempts: dict[tuple[str, int], int] = {}
+    for state in states:
+        rank = (state.source.run_id, state.source.rank)
+        attempts[rank] = max(state.source.attempt, attempts.get(rank, 0))
+    return [
+        state
+        for state in states
+        if state.ended is None
+        and state.source.attempt >= attempts[state.source.run_id, state.source.rank]
+        and is_target(state.source.id, state.source.rank, targets)
+        and (targets or not registry.is_gone(state, now_s))
+    ]
 
 
 @attrs.define
@@ -111,7 +129,7 @@ class VerbForwarder:
         if len(self._waiting) >= _MOST_WAITING:
             self._refuse(address, verb, by, "too many verbs are waiting for their results")
             return
-        meant = self._meant(verb.targets, now_s)
+        meant = meant_sources(self._registry, verb.targets, now_s)
         self._record(verb, by, done=True, outcome=f"passed on to {len(meant)} source(s)")
         values = {"expected": len(meant), **(totals if verb.verb == "status" else {})}
         self._answer(address, Result(verb.request, self._source_id, done=True, values=values))
@@ -154,22 +172,6 @@ class VerbForwarder:
     def refuse(self, address: bytes, verb: Verb, by: str) -> None:
         """Refuse *verb* for lack of the right to use it."""
         self._refuse(address, verb, by, "it takes the control key; this is not it")
-
-    def _meant(self, targets: list[str], now_s: float) -> list[SourceState]:
-        """Return the sources that a verb is meant for, also those that cannot be reached now."""
-        states = [state for state in self._registry.states.values() if state.source.role != _COLLECTOR]
-        attempts: dict[tuple[str, int], int] = {}
-        for state in states:
-            rank = (state.source.run_id, state.source.rank)
-            attempts[rank] = max(state.source.attempt, attempts.get(rank, 0))
-        return [
-            state
-            for state in states
-            if state.ended is None
-            and state.source.attempt >= attempts[state.source.run_id, state.source.rank]
-            and is_target(state.source.id, state.source.rank, targets)
-            and (targets or not self._registry.is_gone(state, now_s))
-        ]
 
     def _is_relay(self, source_id: str) -> bool:
         state = self._registry.states.get(source_id)
@@ -235,7 +237,7 @@ def command(
     Have *verb* done, and return what each source that it reached said.
 
     Args:
-        endpoint: Where a job publishes, or a collector does.
+        endpoint: Where a job publishes, or a collector does; or a run in a stream, ``nats://HOST:PORT/STREAM/RUN``.
         verb: ``status``, ``priority``, ``sample``, ``pause``, ``resume`` or ``flush``.
         arguments: ``{"level": "ITERATION"}`` for ``priority``, ``{"every": 10}`` for ``sample``; ``{"seconds": 60}``
             for how long either, or ``pause``, holds at most.
@@ -249,6 +251,11 @@ def command(
     """
     if verb not in VERBS:
         raise ConfigError("verb", verb, f"give one of {', '.join(VERBS)}")
+    if is_stream(endpoint):
+        if keys is not None:
+            raise ConfigError("keys", str(keys), "leave them out: a stream has users, and its address names one")
+        outcomes: list[Outcome] = stream_module().command(endpoint, verb, arguments, targets, timeout_s)
+        return outcomes
     connection = Connection(endpoint, binds=False, role=CONTROL, keys=keys)
     try:
         if connection.safety is Safety.INSECURE:
