@@ -7,7 +7,7 @@ import types
 import pytest
 
 from trackside.bus import Bus
-from trackside.events import Source
+from trackside.events import IterationEnded, RunsOn, Source
 from trackside.job._remote_access import Controls
 
 
@@ -24,6 +24,20 @@ class TestClose:
 
             assert controls.perform(verb, arguments, "somebody") == (False, {"error": "the job is closing"})
             assert bus.redact is None
+
+
+class TestPause:
+    def test_holds_from_request_to_request(self):
+        """Recorded is what was logged before a pause and after its end, however late the queue is emptied."""
+        seen = []
+        with Bus() as bus:
+            bus.subscribe(seen.append, to=IterationEnded, runs_on=RunsOn.DISPATCHER)
+            controls = Controls(bus, Source(run_id="run-1"))
+            for step, verb in enumerate(("pause", "resume", "pause")):
+                bus.log(IterationEnded(step=step, duration_ns=1))
+                assert controls.perform(verb, {}, "viewer")[0]
+            bus.log(IterationEnded(step=3, duration_ns=1))
+        assert [event.step for event in seen] == [0, 2]
 
 
 class TestTimedPause:

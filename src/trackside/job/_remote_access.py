@@ -105,6 +105,8 @@ class Controls:
 
     def __init__(self, bus: Bus, source: Source) -> None:
         self.restriction = NOTHING
+        self._applied = NOTHING
+        """What the dispatcher goes by: *restriction*, from the place in the stream on at which it was asked for."""
         self._bus = bus
         self._source = source
         self._redact = bus.redact
@@ -179,7 +181,8 @@ class Controls:
         """Lift all restrictions for good, even if a verb comes later or is still being carried out."""
         with self._restricting:
             self._is_closed = True
-            self._install(NOTHING)
+            self.restriction = NOTHING
+            self._apply(NOTHING)
 
     # --- the verbs ----------------------------------------------------------------------------------------------------
 
@@ -233,19 +236,22 @@ class Controls:
         with self._restricting:
             if self._is_closed:
                 raise _ArgumentError("the job is closing")
-            self._install(restriction)
+            self.restriction = restriction
+        # What was logged before is in the queue still: it is recorded by the rule of the time when it was logged.
+        self._bus.at_barrier(lambda _: self._apply(restriction))
 
-    def _install(self, restriction: Restriction) -> None:
-        self.restriction = restriction
-        if restriction == NOTHING:
-            if self._is_installed:
-                self._bus.redact, self._is_installed = self._redact, False
-        elif not self._is_installed:
-            self._redact = self._bus.redact
-            self._bus.redact, self._is_installed = self._gate, True
+    def _apply(self, restriction: Restriction) -> None:
+        with self._restricting:
+            self._applied = restriction = NOTHING if self._is_closed else restriction
+            if restriction == NOTHING:
+                if self._is_installed:
+                    self._bus.redact, self._is_installed = self._redact, False
+            elif not self._is_installed:
+                self._redact = self._bus.redact
+                self._bus.redact, self._is_installed = self._gate, True
 
     def _gate(self, event: Event) -> Event | None:
-        if not self.restriction.admits(event):
+        if not self._applied.admits(event):
             return None
         return self._redact(event) if self._redact is not None else event
 
