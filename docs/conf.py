@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+os.environ["TRACKSIDE_PURE_PYTHON"] = "1"  # the compiled methods have no annotations
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
 project = "trackside"

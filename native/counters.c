@@ -30,6 +30,19 @@ typedef struct {
     Kind kind;        /* of all samples, if there are any */
 } Recorder;
 
+enum { COUNTER, STAT, GAUGE, KINDS_OF_INSTRUMENTS };
+
+/*
+ * What each kind of instrument records with: a method descriptor, as C types have, because the interpreter calls those,
+ * and no other callables, without a detour through their class. It tells its function the object alone, so what else a call
+ * needs is here. All set once, and kept for ever.
+ */
+static struct {
+    PyTypeObject *owner;
+    PyObject *python;
+    PyMethodDef definition;
+} methods[KINDS_OF_INSTRUMENTS];
+
 static PyTypeObject *recorder_type;
 static PyObject *make_room_name;
 
@@ -97,34 +110,42 @@ make_room(Recorder *self)
     return has_room;
 }
 
+/* Have Python record. */
+static PyObject *
+record_in_python(int which, PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    PyObject *bound = PyMethod_New(methods[which].python, self);
+    PyObject *result = bound == NULL ? NULL : PyObject_Vectorcall(bound, args, count, keywords);
+    Py_XDECREF(bound);
+    return result;
+}
+
 /* Record what record() does not. */
 static __attribute__((noinline)) PyObject *
-record_any(PyObject *about, PyObject *const *args, Py_ssize_t count, PyObject *keywords, int only_grows)
+record_any(int which, PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
-    if (count == 0 || (PyObject *)Py_TYPE(args[0]) != about) {
-        return TS_TO_PYTHON;
-    }
-    Recorder *self = (Recorder *)args[0];
+    int only_grows = which == COUNTER;
+    Recorder *self = (Recorder *)object;
     /* A strict bus has a list of its own class, which checks what it is given. */
-    if (self->list == NULL || !PyList_CheckExact(self->list)) {
-        return TS_TO_PYTHON;
+    if (Py_TYPE(object) != methods[which].owner || self->list == NULL || !PyList_CheckExact(self->list)) {
+        return record_in_python(which, object, args, count, keywords);
     }
-    if (count != 2 || keywords != NULL || PyList_GET_SIZE(self->list) != 0) {
+    if (count != 1 || keywords != NULL || PyList_GET_SIZE(self->list) != 0) {
         goto python;
     }
     Sample sample;
     Kind kind;
-    if (PyFloat_CheckExact(args[1])) {
+    if (PyFloat_CheckExact(args[0])) {
         kind = FLOATS;
-        sample.real = PyFloat_AS_DOUBLE(args[1]);
+        sample.real = PyFloat_AS_DOUBLE(args[0]);
         if (!isfinite(sample.real) || (only_grows && sample.real < 0.0)) {
             goto python;
         }
     }
-    else if (PyLong_CheckExact(args[1])) {
+    else if (PyLong_CheckExact(args[0])) {
         int overflow;
         kind = WHOLES;
-        sample.whole = PyLong_AsLongLongAndOverflow(args[1], &overflow);
+        sample.whole = PyLong_AsLongLongAndOverflow(args[0], &overflow);
         if (overflow || sample.whole > MOST_WHOLE || sample.whole < (only_grows ? 0 : -MOST_WHOLE)) {
             goto python;
         }
@@ -161,42 +182,48 @@ record_any(PyObject *about, PyObject *const *args, Py_ssize_t count, PyObject *k
     Py_RETURN_NONE;
 
 keep: /* as Python does with a sample for which room was made */
-    if (spill(self) < 0 || PyList_Append(self->list, args[1]) < 0) {
+    if (spill(self) < 0 || PyList_Append(self->list, args[0]) < 0) {
         return NULL;
     }
     Py_RETURN_NONE;
 
 python:
-    return spill(self) < 0 ? NULL : TS_TO_PYTHON;
+    return spill(self) < 0 ? NULL : record_in_python(which, object, args, count, keywords);
 }
 
 /* Record what nearly all samples are: a finite float after another one, with room for it. */
 static inline PyObject *
-record(PyObject *about, PyObject *const *args, Py_ssize_t count, PyObject *keywords, int only_grows)
+record(int which, PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
-    if (count == 2 && keywords == NULL && (PyObject *)Py_TYPE(args[0]) == about && PyFloat_CheckExact(args[1])) {
-        Recorder *self = (Recorder *)args[0];
-        double real = PyFloat_AS_DOUBLE(args[1]);
+    if (count == 1 && keywords == NULL && Py_TYPE(object) == methods[which].owner && PyFloat_CheckExact(args[0])) {
+        Recorder *self = (Recorder *)object;
+        double real = PyFloat_AS_DOUBLE(args[0]);
         if (self->count > 0 && self->count < FOLD_AT && self->kind == FLOATS && self->list != NULL
             && PyList_CheckExact(self->list) && PyList_GET_SIZE(self->list) == 0 && isfinite(real)
-            && !(only_grows && real < 0.0)) {
+            && !(which == COUNTER && real < 0.0)) {
             self->samples[self->count++].real = real;
             Py_RETURN_NONE;
         }
     }
-    return record_any(about, args, count, keywords, only_grows);
+    return record_any(which, object, args, count, keywords);
 }
 
 static PyObject *
-record_amount(PyObject *about, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+add(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
-    return record(about, args, count, keywords, 1);
+    return record(COUNTER, self, args, count, keywords);
 }
 
 static PyObject *
-record_value(PyObject *about, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+record_value(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
-    return record(about, args, count, keywords, 0);
+    return record(STAT, self, args, count, keywords);
+}
+
+static PyObject *
+set(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
+{
+    return record(GAUGE, self, args, count, keywords);
 }
 
 /*
@@ -354,28 +381,59 @@ static PyType_Spec recorder_spec = {
     .slots = recorder_slots,
 };
 
-PyDoc_STRVAR(recording_doc,
-"recording(cls, python, only_grows, /)\n--\n\n"
-"Return the method *python* of *cls*, which records a sample, compiled.");
+PyDoc_STRVAR(compile_doc,
+"compile_recording(counter, stat, gauge, /)\n--\n\n"
+"Return the methods with which each of the three classes records a sample, compiled: add, record and set.");
 
 static PyObject *
-recording(PyObject *Py_UNUSED(module), PyObject *args)
+compile_recording(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyTypeObject *owner;
-    PyObject *python;
-    int only_grows;
-    if (!PyArg_ParseTuple(args, "O!Op", &PyType_Type, &owner, &python, &only_grows)) {
+    static const struct {
+        const char *name, *sample;
+        PyCFunction function;
+    } each[] = {
+        [COUNTER] = {"add", "amount", (PyCFunction)(void (*)(void))add},
+        [STAT] = {"record", "value", (PyCFunction)(void (*)(void))record_value},
+        [GAUGE] = {"set", "value", (PyCFunction)(void (*)(void))set},
+    };
+    PyTypeObject *owners[KINDS_OF_INSTRUMENTS];
+    if (!PyArg_ParseTuple(args, "O!O!O!", &PyType_Type, &owners[0], &PyType_Type, &owners[1], &PyType_Type,
+                          &owners[2])) {
         return NULL;
     }
-    if (!PyType_IsSubtype(owner, recorder_type)) {
-        PyErr_SetString(PyExc_TypeError, "not a class of recorders");
-        return NULL;
+    PyObject *compiled = PyTuple_New(KINDS_OF_INSTRUMENTS);
+    for (int which = 0; compiled != NULL && which < KINDS_OF_INSTRUMENTS; which++) {
+        PyObject *owner = (PyObject *)owners[which];
+        PyObject *python = PyObject_GetAttrString(owner, each[which].name);
+        PyObject *about = python == NULL ? NULL : PyObject_GetAttrString(python, "__doc__");
+        PyObject *text = about == NULL ? NULL
+                                       : PyUnicode_FromFormat("%s($self, %s)\n--\n\n%U", each[which].name,
+                                                              each[which].sample, about);
+        const char *doc = text == NULL ? NULL : PyUnicode_AsUTF8(text); /* valid as long as the text, which stays */
+        Py_XDECREF(about);
+        if (doc == NULL || !PyType_IsSubtype(owners[which], recorder_type)) {
+            Py_XDECREF(python);
+            Py_XDECREF(text);
+            Py_DECREF(compiled);
+            return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "not a class of recorders");
+        }
+        methods[which].definition =
+            (PyMethodDef){each[which].name, each[which].function, METH_FASTCALL | METH_KEYWORDS, doc};
+        Py_XSETREF(methods[which].python, python);
+        Py_XSETREF(methods[which].owner, (PyTypeObject *)Py_NewRef(owner));
+        PyObject *method = PyDescr_NewMethod(owners[which], &methods[which].definition);
+        if (method == NULL) {
+            Py_CLEAR(compiled);
+        }
+        else {
+            PyTuple_SET_ITEM(compiled, which, method);
+        }
     }
-    return ts_method((PyObject *)owner, only_grows ? record_amount : record_value, python);
+    return compiled;
 }
 
 static PyMethodDef functions[] = {
-    {"recording", recording, METH_VARARGS, recording_doc},
+    {"compile_recording", compile_recording, METH_VARARGS, compile_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -250,17 +250,14 @@ ts_drop_number(PyObject *number)
 static inline PyObject *
 as_number(long long value)
 {
-    int place = 0;
-    for (long long rest = value >> PyLong_SHIFT; rest > 0; rest >>= PyLong_SHIFT) {
-        place++;
-    }
+    int place = value >> PyLong_SHIFT == 0 ? 0 : (63 - __builtin_clzll(value)) / PyLong_SHIFT;
     if (value <= LARGEST_SHARED || numbers[place].count == 0) {
         return PyLong_FromLongLong(value);
     }
     PyObject *number = numbers[place].kept[--numbers[place].count];
-    for (digit *each = DIGITS_OF(number); place >= 0; place--, each++) {
-        *each = (digit)(value & PyLong_MASK);
-        value >>= PyLong_SHIFT;
+    digit *digits = DIGITS_OF(number);
+    for (int each = 0; each <= place; each++, value >>= PyLong_SHIFT) {
+        digits[each] = (digit)(value & PyLong_MASK);
     }
     return number;
 }

@@ -27,7 +27,7 @@ typedef struct {
     PyObject *method, *object;
 } Bound;
 
-enum { MOST_FREE = 8, MOST_ARGUMENTS = 3 };
+enum { MOST_FREE = 8 };
 
 static PyTypeObject *method_type, *bound_type;
 static Bound *free_bound[MOST_FREE];
@@ -62,23 +62,31 @@ ts_method(PyObject *about, ts_plain plain, PyObject *python)
 
 /* --- binding ----------------------------------------------------------------------------------------------------- */
 
+/* The interpreter's calls of special methods leave room for the object before the arguments. */
 static PyObject *
 bound_vectorcall(PyObject *callable, PyObject *const *args, size_t flags, PyObject *keywords)
 {
     Bound *self = (Bound *)callable;
-    PyObject *all[MOST_ARGUMENTS + 1];
+    Method *method = (Method *)self->method;
     Py_ssize_t count = PyVectorcall_NARGS(flags);
-    if (keywords != NULL || count > MOST_ARGUMENTS) {
-        PyObject *plain = PyMethod_New(self->method, self->object);
-        PyObject *result = plain == NULL ? NULL : PyObject_Vectorcall(plain, args, flags, keywords);
-        Py_XDECREF(plain);
+    if (keywords == NULL && count == 0) {
+        PyObject *result = method->plain(method->about, &self->object, 1, NULL);
+        return result != TS_TO_PYTHON ? result : PyObject_CallOneArg(method->python, self->object);
+    }
+    if (keywords == NULL && (flags & PY_VECTORCALL_ARGUMENTS_OFFSET)) {
+        PyObject **all = (PyObject **)args - 1, *before = all[0];
+        all[0] = self->object;
+        PyObject *result = method->plain(method->about, all, count + 1, NULL);
+        if (result == TS_TO_PYTHON) {
+            result = PyObject_Vectorcall(method->python, all, count + 1, NULL);
+        }
+        all[0] = before;
         return result;
     }
-    all[0] = self->object;
-    for (Py_ssize_t place = 0; place < count; place++) {
-        all[place + 1] = args[place];
-    }
-    return method_vectorcall(self->method, all, count + 1, NULL);
+    PyObject *plain = PyMethod_New(self->method, self->object);
+    PyObject *result = plain == NULL ? NULL : PyObject_Vectorcall(plain, args, flags, keywords);
+    Py_XDECREF(plain);
+    return result;
 }
 
 static PyObject *
@@ -87,7 +95,7 @@ bind(PyObject *method, PyObject *object)
     Bound *self;
     if (free_count > 0) {
         self = free_bound[--free_count]; /* with its reference to the class */
-        _Py_NewReference((PyObject *)self);
+        Py_SET_REFCNT(self, 1);
     }
     else {
         self = PyObject_New(Bound, bound_type);

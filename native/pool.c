@@ -82,7 +82,7 @@ ts_new(Pool *pool)
 {
     if (pool->kept_count > 0) {
         PyObject *self = pool->kept[--pool->kept_count];
-        _Py_NewReference(self);
+        Py_SET_REFCNT(self, 1);
         return self;
     }
     PyObject *made = pool->type->tp_alloc(pool->type, 0);

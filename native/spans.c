@@ -595,6 +595,24 @@ is_plain_exit(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject
     return count == 4 && keywords == NULL && (PyObject *)Py_TYPE(args[0]) == owner && args[2] == Py_None;
 }
 
+/* Return whether ATTRIBUTES are scalars, which nobody can change: a copy of the dict is all that an event needs. */
+static int
+are_scalars(PyObject *attributes)
+{
+    PyObject *value;
+    Py_ssize_t place = 0;
+    if (attributes == NULL || !PyDict_CheckExact(attributes)) {
+        return attributes == NULL;
+    }
+    while (PyDict_Next(attributes, &place, NULL, &value)) {
+        if (!PyUnicode_CheckExact(value) && !PyLong_CheckExact(value) && !PyFloat_CheckExact(value)
+            && !PyBool_Check(value) && value != Py_None && !PyBytes_CheckExact(value)) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
 static PyObject *
 leave_span(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
@@ -603,7 +621,7 @@ leave_span(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *k
     }
     PyObject *span = args[0];
     int which = class_of(span);
-    if (which == NONE) {
+    if (which == NONE || !are_scalars(SPAN(span, ATTRIBUTES))) {
         return TS_TO_PYTHON;
     }
     Py_INCREF(span);
@@ -612,10 +630,21 @@ leave_span(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *k
         const Py_ssize_t *offsets = of_span_event[which];
         PyObject *attributes = SPAN(span, ATTRIBUTES);
         if (attributes == NULL || (PyDict_CheckExact(attributes) && PyDict_GET_SIZE(attributes) == 0)) {
-            attributes = no_attributes;
+            attributes = Py_NewRef(no_attributes);
+        }
+        else {
+            /* A copy: the span's own can be changed while the event waits. */
+            Py_INCREF(attributes);
+            PyObject *copy = PyDict_Copy(attributes);
+            if (copy == NULL) {
+                PyErr_Clear();
+            }
+            else {
+                Py_SETREF(attributes, copy);
+            }
         }
         *slot(event, offsets[E_NAME]) = Py_NewRef(SPAN(span, NAME) ? SPAN(span, NAME) : Py_None);
-        *slot(event, offsets[E_ATTRIBUTES]) = Py_NewRef(attributes);
+        *slot(event, offsets[E_ATTRIBUTES]) = attributes;
         *slot(event, offsets[E_ERROR]) = Py_NewRef(Py_None);
         if (attributes != no_attributes || !is_scalar(SPAN(span, NAME)) || !has_scalars(event, which)) {
             PyObject_GC_Track(event);

@@ -6,13 +6,14 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sized
 from types import CodeType
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from trackside._free_threading import FREE_THREADED, LANES, immortal, shared
 from trackside._implementation import native
 from trackside.bus._queue import Entry, Queue, QueueByLane, now_ns
 from trackside.core import CountByLane, ThreadSafeCount
 from trackside.events import ITERATION, LIFECYCLE, PROFILE, Event, HandlerSuspended, Priority
+from trackside.wire import changeable_fields, detached
 
 if TYPE_CHECKING:
     from trackside.bus._subscribers import Step
@@ -41,6 +42,7 @@ class Admission:
 
     __slots__ = (
         "_append",
+        "_changeable",
         "_limit",
         "_most",
         "_queue",
@@ -70,6 +72,7 @@ class Admission:
         self.ceiling: float = NEVER
         self._queue: Sized = queue
         self._append = shared(queue.append)
+        self._changeable = shared(changeable_fields(cls))
         self._wake = wake
         self._most = immortal(max(1, int(limit * _SHARE[Priority(cls.priority)])))
         self._wake_at = self._limit = immortal(max(1, int(self._most * _WAKE_SHARE)))
@@ -77,7 +80,13 @@ class Admission:
 
     def step(self) -> Step:
         """Return this admission's step on a route."""
-        return self.offered.add, self.admit, None, self
+        return self.offered.add, self._admit_detached if self._changeable else self.admit, None, self
+
+    def _admit_detached(self, event: Any) -> None:
+        """Admit *event* with copies of the values that its owner could change while it waits."""
+        for name in self._changeable:
+            setattr(event, name, detached(getattr(event, name)))
+        self.admit(event)
 
     def admit(self, event: Event) -> None:
         """Queue *event* if there is room for its priority, else count it as dropped."""

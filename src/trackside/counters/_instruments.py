@@ -617,5 +617,4 @@ if FREE_THREADED:
     Counter.waiting = property(lambda self: sum(map(len, self._buffers())))  # type: ignore[assignment,method-assign]
 
 if native is not None:
-    for _cls, _name in ((Counter, "add"), (Stat, "record"), (Gauge, "set")):
-        setattr(_cls, _name, native.recording(_cls, getattr(_cls, _name), _cls is Counter))
+    Counter.add, Stat.record, Gauge.set = native.compile_recording(Counter, Stat, Gauge)  # type: ignore[method-assign]

@@ -232,8 +232,10 @@ class Event(_Stamped):
     """
     The envelope of every event.
 
-    Type checkers see events as frozen. At run time nothing stops a mutation, and since encoding happens
-    later, on another thread, a mutable value changed after `log()` may be recorded changed.
+    Type checkers see events as frozen. At run time nothing stops a mutation, and encoding happens later, on another
+    thread: a field that is assigned anew after `log()`, or a list that is changed through the event, may be recorded
+    changed. The lists, maps and other values that an event was built from can be changed: `log()` puts copies of them
+    into an event that it queues.
     """
 
     wire_name: ClassVar[str] = ""

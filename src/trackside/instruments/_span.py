@@ -40,6 +40,7 @@ from trackside.events import (
 )
 from trackside.events._ambient import next_id
 from trackside.instruments._raised import NO_ERRORS, describe
+from trackside.wire import detached
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -290,7 +291,7 @@ class Span:
             ended.step = around[1]
             ended.name = self.name
             ended.duration_ns = end_ns - self.start_ns
-            ended.attributes = attributes or _NO_ATTRIBUTES
+            ended.attributes = detached(attributes) if attributes else _NO_ATTRIBUTES
             if error is None or isinstance(error, NO_ERRORS):
                 ended.error = None
             else:

@@ -7,6 +7,7 @@ Readers' names load their modules when they are first used.
 from typing import TYPE_CHECKING
 
 from trackside._later import load_later
+from trackside.wire._detached import changeable_fields, detached
 from trackside.wire._encoder import RowEncoder, Schema, encode_frame
 from trackside.wire._values import pack, saturated
 from trackside.wire._view import EventColumns, FrameView, deliver, views
@@ -25,7 +26,9 @@ __all__ = [
     "RowEncoder",
     "Schema",
     "SequenceTracker",
+    "changeable_fields",
     "deliver",
+    "detached",
     "encode_frame",
     "fields_of",
     "pack",

@@ -1,0 +1,83 @@
+"""
+The copying of values that their owner could change while an event that has them waits to be encoded.
+
+Only fields whose declared type admits more than scalars are looked at, so events of scalars pay nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Final
+
+import attrs
+
+from trackside.core import is_from_signal_handler
+from trackside.events._event import Event, is_declared
+from trackside.events._fields import MAX_MAP_LENGTH, SCALARS, hints_of, is_flat, own_fields
+from trackside.events.vocabulary import SpanEnded, UnknownEvent
+from trackside.wire._values import MAX_ARRAY_LENGTH, MAX_DEPTH, MAX_ROW_BYTES
+
+_EXACT: Final = frozenset(SCALARS)
+_SMALL_BYTES: Final = 64
+"""Of an array or a tensor that may be recorded: one of a single element."""
+
+
+def changeable_fields(cls: type[Event]) -> tuple[str, ...]:
+    """
+    Return the fields of *cls* whose declared types admit values that can be changed.
+
+    None of a span's end: spans detach the attributes themselves, nearly always none.
+    """
+    if cls is UnknownEvent:
+        return ("fields",)
+    if not is_declared(cls) or issubclass(cls, SpanEnded):
+        return ()
+    try:
+        hints = hints_of(cls)
+    except Exception:  # a type that cannot be found: such events are counted as invalid when they are encoded
+        return ()
+    return tuple(name for name in own_fields(cls) if not is_flat([hints[name]]))
+
+
+def detached(value: Any, depth: int = MAX_DEPTH) -> Any:
+    """
+    Return *value* with everything in it copied that its owner could change.
+
+    What no event can record, such as an array of several elements or what is nested too deep, is returned as it is:
+    it is refused when it is encoded.
+    """
+    kind = type(value)
+    if kind in _EXACT or not depth:
+        return value
+    if kind is dict:
+        if len(value) > MAX_MAP_LENGTH:
+            return value
+        fresh = value.copy()  # in one go, whatever another thread does to it meanwhile
+        if not _EXACT.issuperset(map(type, fresh.values())):
+            for key, entry in fresh.items():
+                fresh[key] = detached(entry, depth - 1)
+        return fresh
+    if kind is list or kind is tuple:
+        if len(value) > MAX_ARRAY_LENGTH or (kind is tuple and _EXACT.issuperset(map(type, value))):
+            return value
+        return kind([detached(entry, depth - 1) for entry in value])
+    try:
+        return _copied(value)
+    except Exception as error:
+        if is_from_signal_handler(error):
+            raise
+        return value  # it is refused when it is encoded, or it cannot be copied
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of *value*, which is of none of the usual types, if an event may record it."""
+    if isinstance(value, (dict, list, set)):
+        return copy.deepcopy(value) if len(value) <= MAX_ARRAY_LENGTH else value
+    if isinstance(value, (bytearray, memoryview)):
+        return bytes(value) if memoryview(value).nbytes <= MAX_ROW_BYTES else value
+    if attrs.has(type(value)):
+        return copy.deepcopy(value)
+    if callable(getattr(value, "item", None)) and getattr(value, "nbytes", _SMALL_BYTES) < _SMALL_BYTES:
+        detach = getattr(value, "detach", None)  # a tensor's: only what has no history can be copied
+        return copy.deepcopy(value if detach is None else detach())
+    return value

@@ -1,0 +1,97 @@
+"""Values that the program changes after it logged them: recorded as they were."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+
+import trackside
+from trackside.bus import default_bus
+from trackside.events import Event, SpanEnded, event
+
+
+@attrs.define
+class Shape:
+    """A value that can be changed."""
+
+    sizes: list[int]
+
+
+@event("test.changed.any")
+class Noted(Event):
+    value: Any = None
+    table: dict[str, Any] = attrs.field(factory=dict)
+
+
+def recorded(bus, frames, held_still, value, change):
+    """Return the field of an event whose value was changed while it waited."""
+    bus.subscribe(frames)
+    bus.flush()
+    go_on = held_still(bus)
+    bus.log(Noted(value=value))
+    change(value)
+    go_on()
+    bus.flush()
+    (noted,) = frames.events(Noted)
+    return noted.value
+
+
+@pytest.mark.parametrize(
+    ("value", "change", "expected"),
+    [
+        pytest.param({"a": 1}, lambda it: it.update(a=2), {"a": 1}, id="dict"),
+        pytest.param({}, lambda it: it.update(a=2), {}, id="empty dict"),
+        pytest.param([1, 2], lambda it: it.append(3), [1, 2], id="list"),
+        pytest.param({"a": [{"b": 1}]}, lambda it: it["a"][0].update(b=2), {"a": [{"b": 1}]}, id="nested"),
+        pytest.param(([1],), lambda it: it[0].append(2), [[1]], id="in a tuple"),
+        pytest.param({3}, lambda it: it.add(4), [3], id="set"),
+        pytest.param(bytearray(b"ab"), lambda it: it.extend(b"c"), b"ab", id="bytearray"),
+        pytest.param(Shape([1]), lambda it: it.sizes.append(2), {"sizes": [1]}, id="attrs object"),
+    ],
+)
+def test_recorded_as_logged(bus, frames, held_still, *, value, change, expected):
+    """A value that is changed after log() is recorded as it was when it was logged."""
+    assert recorded(bus, frames, held_still, value, change) == expected
+
+
+def test_array(bus, frames, held_still):
+    """An array of one number is recorded with the number that it had."""
+    numpy = pytest.importorskip("numpy")
+    assert recorded(bus, frames, held_still, numpy.array(1.5), lambda it: it.fill(2.5)) == 1.5
+
+
+def test_tensor(bus, frames, held_still):
+    """A tensor of one number that was computed with gradients is recorded with the number that it had."""
+    torch = pytest.importorskip("torch")
+    loss = torch.ones(1, requires_grad=True) * 3
+    assert recorded(bus, frames, held_still, loss, lambda it: it.detach().zero_()) == 3.0
+
+
+def test_what_cannot_be_recorded(bus, frames):
+    """A list that holds itself costs its own event, and the next one is recorded."""
+    endless: list[Any] = []
+    endless.append(endless)
+    bus.subscribe(frames)
+    bus.log(Noted(value=endless))
+    bus.log(Noted(value=1))
+    bus.flush()
+    assert [noted.value for noted in frames.events(Noted)] == [1]
+
+
+@pytest.mark.parametrize(("value", "expected"), [(1, 1), ([1], [1])], ids=["scalar", "list"])
+def test_attributes_of_a_span(frames, held_still, value, expected):
+    """Attributes of a span that are changed after its end are recorded as they were."""
+    with default_bus.subscribe(frames):
+        default_bus.flush()
+        go_on = held_still(default_bus)
+        with trackside.span("changed", a=value) as span:
+            pass
+        span.attributes["b"] = 2
+        if isinstance(value, list):
+            value.append(2)
+        go_on()
+        default_bus.flush()
+    (ended,) = frames.events(SpanEnded)
+    assert ended.attributes == {"a": expected}
