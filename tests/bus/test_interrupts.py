@@ -168,7 +168,6 @@ class TestSignalHandlers:
         assert [ticked.number for ticked in got] == [7]
 
 
-@pytest.mark.unmeasured
 @pytest.mark.hang_guard(60)
 class TestFrameSinks:
     """Exceptions of signal handlers in what a frame sink does in the thread that flushes or closes."""
@@ -224,6 +223,7 @@ class TestFrameSinks:
 
 
 @pytest.mark.hang_guard(60)
+@pytest.mark.unmeasured
 class TestRecursionLimit:
     @pytest.mark.parametrize("keep", [None, every(1)], ids=["plain", "ruled"])
     def test_at_any_depth(self, bus, caplog, keep):

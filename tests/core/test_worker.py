@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 
 import pytest
@@ -161,6 +162,7 @@ class TestClose:
 
 @pytest.mark.hang_guard(60)
 class TestInterrupted:
+    @pytest.mark.skipif(sys.version_info[:2] == (3, 14), reason="3.14 runs signal handlers before the block of a with")
     def test_leaves_nothing_locked(self, work):
         """Exceptions of the program's signal handlers in flush() come out, and the worker goes on."""
         worker = make(work)
