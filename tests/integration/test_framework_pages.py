@@ -58,7 +58,8 @@ def commands(page):
     """Return the commands of a page, without their comments, as a shell would split them."""
     text = (DOCS / page).read_text(encoding="utf-8")
     found = re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    return [shlex.split(line, comments=True) for block in found for line in block.splitlines()]
+    split = (shlex.split(line, comments=True) for block in found for line in block.splitlines())
+    return [command for command in split if command]
 
 
 def output_of(*command, **variables):
