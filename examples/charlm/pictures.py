@@ -44,7 +44,7 @@ def unfinished_spans(report: SpanReport) -> Iterator[str]:
             spans = ", ".join(
                 f"{span.name} ({(source.last_ns - span.start_ns) / NS_PER_S:.1f} s)" for span in source.open
             )
-            yield f"Rank {source.rank}, attempt {source.attempt}, broke off within: {spans}."
+            yield f"Rank {source.rank}, attempt {source.attempt}, open: {spans}."
 
 
 def metrics_table(result: MetricsResult) -> Iterator[tuple[str, ...]]:

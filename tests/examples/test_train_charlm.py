@@ -297,7 +297,7 @@ class TestSummary:
 
         assert names[0] == "application"
         recorded = ", ".join(rf"{name} \([\d.]+ s\)" for name in names)
-        assert re.search(rf"^ +Rank 1, attempt 0, broke off within: {recorded}\.$", demo.printed, re.MULTILINE)
+        assert re.search(rf"^ +Rank 1, attempt 0, open: {recorded}\.$", demo.printed, re.MULTILINE)
 
     @pytest.mark.parametrize(("rank", "attempt"), [(0, 0), (0, 1), (1, 1)])
     def test_metrics(self, demo, rank, attempt):
