@@ -125,7 +125,7 @@ class TestAdmissionByLane:
         admission = AdmissionByLane(Often, lanes.queue, 16_384, lambda: woken.append(len(lanes.queue)))
         for lane, count in ((1, 8_191), (2, 200)):
             lanes.lane = lane
-            admit = admission.of_lane().admit
+            admit = admission.admit_of_lane()
             for _ in range(count):
                 admit(Often())
         # Half of 16,384 is for PROFILE. One of 64 asks: the first of the second lane finds one place left.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sized
+from functools import partial
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -80,13 +81,14 @@ class Admission:
 
     def step(self) -> Step:
         """Return this admission's step on a route."""
-        return self.offered.add, self._admit_detached if self._changeable else self.admit, None, self
+        admit = self.admit_of_lane()
+        if self._changeable:
+            admit = partial(admit_detached, self._changeable, admit)
+        return self.offered.add, admit, None, self
 
-    def _admit_detached(self, event: Any) -> None:
-        """Admit *event* with copies of the values that its owner could change while it waits."""
-        for name in self._changeable:
-            setattr(event, name, detached(getattr(event, name)))
-        self.admit(event)
+    def admit_of_lane(self) -> Callable[[Any], None]:
+        """Return what admits the events that this thread's lane logs."""
+        return self.admit
 
     def admit(self, event: Event) -> None:
         """Queue *event* if there is room for its priority, else count it as dropped."""
@@ -141,17 +143,13 @@ class AdmissionByLane(Admission):
         super().__init__(cls, queue, limit, wake)
         self.ask_every = immortal(max(1, min(_ASK_EVERY, self._most // LANES)))
 
-    def of_lane(self) -> LaneAdmission:
-        """Return the admission of the events that this thread's lane logs."""
-        return LaneAdmission(self, self._queue.of_lane())
-
-    def step(self) -> Step:
-        """Return the step on a route of this thread's lane."""
-        return self.offered.add, self.of_lane().admit, None, self
+    def admit_of_lane(self) -> Callable[[Any], None]:
+        """Return what admits the events that this thread's lane logs."""
+        return LaneAdmission(self, self._queue.of_lane()).admit
 
     def admit(self, event: Event) -> None:
         """Queue *event* if there is room for its priority, else count it as dropped."""
-        self.of_lane().admit(event)
+        self.admit_of_lane()(event)
 
 
 class LaneAdmission:
@@ -172,6 +170,13 @@ class LaneAdmission:
             self._append(entry)  # the last line: see `is_settled`
 
 
+def admit_detached(names: tuple[str, ...], admit: Callable[[Any], None], event: Any) -> None:
+    """Admit *event* with copies of its fields *names*, whose values their owner could change while it waits."""
+    for name in names:
+        setattr(event, name, detached(getattr(event, name)))
+    admit(event)  # the last line: see `is_settled`
+
+
 make_admission: Final[Callable[..., Admission]] = AdmissionByLane if FREE_THREADED else Admission
 
 if native is not None:
@@ -180,21 +185,27 @@ if native is not None:
 
 def is_settled(error: BaseException, *codes: CodeType) -> bool:
     """
-    Return whether *error* interrupted one of *codes* on its last line.
+    Return whether *error* interrupted the innermost of *codes* on its last line.
 
     Python runs signal handlers after a call has returned. So if the last line of a function is the call that counts an
     event, an exception of a signal handler on that line comes after the event was counted.
     """
+    is_last = False
     trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
-        if code in codes and trace.tb_lineno == max(line for *_, line in code.co_lines() if line is not None):
-            return True
+        if code in codes:
+            is_last = trace.tb_lineno == max(line for *_, line in code.co_lines() if line is not None)
         trace = trace.tb_next
-    return False
+    return is_last
 
 
-_SETTLING: Final = (Admission.admit.__code__, Admission.has_room.__code__, LaneAdmission.admit.__code__)
+_SETTLING: Final = (
+    Admission.admit.__code__,
+    Admission.has_room.__code__,
+    LaneAdmission.admit.__code__,
+    admit_detached.__code__,
+)
 
 Admissions: TypeAlias = Mapping[type[Event], Admission]
 
