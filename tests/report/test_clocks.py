@@ -92,6 +92,13 @@ class TestBySteps:
         assert found["1"].by == "steps"
         assert "+3.000 s off" in found["1"].note
 
+    def test_one_machine(self):
+        """Of two ranks on one host, whose steps end 20 ms apart, neither is moved: there is one wall clock."""
+        late = readings(1, lambda true_ns: true_ns + 20 * MS, right, host="node1")
+        late.ends_ns = {step: at_ns + 20 * MS for step, at_ns in late.ends_ns.items()}
+        found = align([readings(0, right, right, host="node1"), late])
+        assert (found["1"].by, found["1"].note) == ("clock", "")
+
     def test_without_readings(self):
         """A rank that reads no clock is aligned by its steps alone."""
         found = align([readings(0, right, right), readings(1, wrong, None)])

@@ -303,7 +303,7 @@ class TestHostilePeers:
         peer.connect(endpoint)
         return peer
 
-    def test_whatever_is_sent(self, jobs, attached, read_until, rng, scaled):
+    def test_whatever_is_sent(self, jobs, attached, read_until, *, until, rng, scaled):
         """Peers that send garbage, floods, giant messages and endless handshakes change nothing (S7)."""
         job = jobs(models=False)
         viewer = attached(job.endpoint, to=STEP)
@@ -331,14 +331,13 @@ class TestHostilePeers:
             plain.sendall(rng.randbytes(1000))
             job.log(count=100)
             got = numbers_of(read_until(viewer, lambda events: len(events) >= 100))
+            until(lambda: all(job.stats()["remote"][0][count] for count in ("malformed", "refused")))
             plain.close()
             for each in (peer, giant, *others):
                 each.close(0)
 
         assert got == list(range(100))
         (counts,) = job.stats()["remote"]
-        assert counts["malformed"] > 0
-        assert counts["refused"] > 0
         assert counts["viewers"] <= 64
         assert job.memory()[1] - before <= 16 * MIB
 
