@@ -84,13 +84,16 @@ MEASURED_TESTS := $(patsubst %,tests/integration/test_%.py,$(FLOOR_TESTS) cupti 
 	one_logger_exporter one_logger_lightning pytorch pytorch_loop straggler_watch) tests/integrations/test_pytorch.py \
 	$(patsubst %,tests/compat/test_%.py,straggler torch_monitor torch_monitor_names) tests/instruments/test_collectives.py
 
+# Two processes share the files, not the tests: a file's servers and jobs are set up once.
+BY_FILE := --numprocesses 2 --dist loadfile
+
 .PHONY: test-integrations
 test-integrations:  ## run the tests that need heavy third-party systems, most of them measured
 	@$(ENVIRONMENT) .venv-integrations --extra torch --group integrations --group coverage
 	@rm -f build/coverage/data.integrations.*
 	@.venv-integrations/bin/python -m coverage run --data-file=build/coverage/data.integrations tools/twice.py \
-		-m "not unmeasured" $(MEASURED_TESTS) $(ARGS) || [ $$? -eq 5 ]  # 5: there are none
-	@.venv-integrations/bin/python tools/twice.py -m integration $(addprefix --ignore=,$(MEASURED_TESTS)) $(ARGS) || [ $$? -eq 5 ]
+		$(BY_FILE) -m "not unmeasured" $(MEASURED_TESTS) $(ARGS) || [ $$? -eq 5 ]  # 5: there are none
+	@.venv-integrations/bin/python tools/twice.py $(BY_FILE) -m integration $(addprefix --ignore=,$(MEASURED_TESTS)) $(ARGS) || [ $$? -eq 5 ]
 
 .PHONY: bench
 bench:  ## measure speed against the peers; ONLY=emission runs one family

@@ -87,10 +87,11 @@ async def _ask(address: StreamAddress, verb: Verb, deadline_s: float) -> list[Ou
             is_heard = bool(answer.data)  # the server itself answers without, where nobody listens
             _record(answer.data, outcomes)
     finally:
+        refused = refusals.copy()  # to close a connection with TLS may end in an error that is no refusal
         await client.close()
-    if refusals:
+    if refused:
         remedy = f"it takes a user who may publish to {address.stream}-control.>; see docs/nats.md"
-        raise UnreadableError(str(address), f"refused ({refusals[0]})", remedy)
+        raise UnreadableError(str(address), f"refused ({refused[0]})", remedy)
     for name in states.keys() - outcomes.keys():
         error = f"no answer; it last published {now_s - states[name].heard_s:.0f} s before the newest of the run"
         outcomes[name] = Outcome(name, done=False, values={"rank": states[name].source.rank, "error": error})
