@@ -100,7 +100,11 @@ class TestSignatures:
 
 
 class TestBehaviour:
-    @pytest.mark.parametrize("obj", [math, Outer, Outer(), Outer.Inner, Outer.Inner()], ids=["module", "class", "object", "nested class", "nested object"])
+    @pytest.mark.parametrize(
+        "obj",
+        [math, Outer, Outer(), Outer.Inner, Outer.Inner()],
+        ids=["module", "class", "object", "nested class", "nested object"],
+    )
     def test_callable_text(self, theirs, obj):
         """A callable's text, the name of its section, is the same."""
         name = "sqrt" if obj is math else "method"
