@@ -30,6 +30,9 @@ test-all:  ## run the tests on every supported Python, those too that the machin
 	@$(ENVIRONMENT) .venv --extra torch --group test
 	@$(BIN)/python tools/every_python.py --provide $(ARGS)
 
+# Two processes share the files, not the tests: a file's servers and jobs are set up once.
+BY_FILE := --numprocesses 2 --dist loadfile
+
 FLOOR_EXTRAS := accelerate completion google-cloud-logging google-cloud-monitoring lightning mlflow nats nvml \
 	opentelemetry parquet prometheus-client psutil pytorch-lightning rich tensorboard torch transformers wandb
 FLOOR_TESTS := accelerate fabric google_cloud_logging google_cloud_monitoring lightning lightning_alone mlflow nats \
@@ -42,7 +45,7 @@ test-floors:  ## run the tests beside the oldest libraries that are allowed (Pyt
 		tests/wire tests/events tests/counters tests/handlers/eventlog --ignore tests/wire/test_hostile.py \
 		$(addprefix tests/handlers/zeromq/test_,attach.py bounds.py reconnecting.py) $(ARGS)
 	@# Some of the oldest clients leave sockets to the garbage collector.
-	@.venv-floors/bin/python tools/twice.py -m integration -W ignore::pytest.PytestUnraisableExceptionWarning \
+	@.venv-floors/bin/python tools/twice.py $(BY_FILE) -m integration -W ignore::pytest.PytestUnraisableExceptionWarning \
 		$(patsubst %,tests/integration/test_%.py,$(FLOOR_TESTS)) $(ARGS)
 
 .PHONY: test-measured
@@ -83,9 +86,6 @@ verdicts:  ## judge every labelled job of the test bed; ARGS=--write renews the 
 MEASURED_TESTS := $(patsubst %,tests/integration/test_%.py,$(FLOOR_TESTS) cupti nats_archive nats_collect nats_control \
 	one_logger_exporter one_logger_lightning pytorch pytorch_loop straggler_watch) tests/integrations/test_pytorch.py \
 	$(patsubst %,tests/compat/test_%.py,straggler torch_monitor torch_monitor_names) tests/instruments/test_collectives.py
-
-# Two processes share the files, not the tests: a file's servers and jobs are set up once.
-BY_FILE := --numprocesses 2 --dist loadfile
 
 .PHONY: test-integrations
 test-integrations:  ## run the tests that need heavy third-party systems, most of them measured
