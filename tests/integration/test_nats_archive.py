@@ -137,6 +137,18 @@ class TestTables:
             assert (archive.counts["missing"], archive.counts["unreadable"]) == (0, 0)
             assert archived(place) == published(nats_server)
 
+    def test_have_a_stream_that_was_created_anew(self, nats_server, address, tmp_path):
+        """After a stream was removed the tables get all of the one that is created in its place."""
+        place = str(tmp_path / "tables")
+        counts = []
+        for steps in (10, 40):
+            publish(nats_server, steps)
+            with NatsArchive(address, place, period_s=86_400.0) as archive:
+                archive.turn(time.time() + 86_410)
+            counts.append(len(published(nats_server)))
+            assert len(archived(place)) == sum(counts)
+            nats_server.call(lambda jetstream: jetstream.delete_stream(STREAM))
+
     def test_wait_until_the_period_is_over(self, nats_server, address, tmp_path):
         """As long as a period lasts nothing of it is written; afterwards all of it is."""
         publish(nats_server, 10)

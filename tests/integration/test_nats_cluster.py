@@ -82,6 +82,19 @@ class Network:
         """Connect it again."""
         ip("link", "set", self.machines[number], "up")
 
+    def part(self, number):
+        """Cut a machine off from the other two, and from nobody else."""
+        self._route_to_nowhere("add", number)
+
+    def join(self, number):
+        """Connect it to the other two again."""
+        self._route_to_nowhere("del", number)
+
+    def _route_to_nowhere(self, verb, number):
+        for other in {0, 1, 2} - {number}:
+            ip("-n", self.machines[number], "route", verb, "blackhole", self.hosts[other])
+            ip("-n", self.machines[other], "route", verb, "blackhole", self.hosts[number])
+
 
 @pytest.fixture
 def network():
@@ -220,3 +233,8 @@ class TestLost:
         """Nothing reaches the machine, and nothing comes from it, until it is connected again."""
         nodes = start_nats_cluster(network.hosts, network.inside)
         check_loses_the_leader(nodes, ranks, eventually, lose=network.cut, give_back=network.mend)
+
+    def test_cut_off_from_the_others(self, network, start_nats_cluster, ranks, eventually):
+        """The machine still reaches the ranks, and neither of the other two, until it is connected to them again."""
+        nodes = start_nats_cluster(network.hosts, network.inside)
+        check_loses_the_leader(nodes, ranks, eventually, lose=network.part, give_back=network.join)

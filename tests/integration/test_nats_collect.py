@@ -385,6 +385,22 @@ class TestOne:
             assert events.missing == 0
         assert answers(found.models) == replayed(address, "run")[0]
 
+    def test_cursor_of_a_removed_stream(self, nats_server, address, collecting, eventually):
+        """The cursor of what is stored skips nothing of a stream that is created anew after it."""
+        collector = collecting()
+        publish_job(nats_server, "run", 0, random.Random(1), windows=2)
+        eventually(lambda: is_read(address, "run"), what="it is read")
+        collector.stop()
+        cursor = collected(f"{address}/run").cursor
+        nats_server.call(lambda jetstream: jetstream.delete_stream(STREAM))
+        publish_job(nats_server, "run", 1, random.Random(1), windows=4)
+
+        def count(begin):
+            with NatsReader(nats_server.url, stream=STREAM, cursor=begin, follow=False) as events:
+                return len(list(events))
+
+        assert count(cursor) == count(None) > 0
+
     def test_missing_events_are_named(self, nats_server, address, collecting, eventually):
         """Events that the stream no longer has when a run is read are published as lost, with their numbers."""
         with Bus(source=Source.detect({}, run_id="run")) as bus:

@@ -14,6 +14,7 @@ import pytest
 from trackside.bus import Bus
 from trackside.cli import main
 from trackside.events import IterationEnded, Source
+from trackside.handlers import replay
 
 pytest.importorskip("nats")
 
@@ -179,6 +180,25 @@ class TestAnotherStream:
         assert follower(10 + count) == list(range(10 + count))
         assert read(nats_server)[:2] == (list(range(10, 10 + count)), 1 + 10)
 
+    def test_cursor_of_the_removed(self, nats_server, bus, eventually):
+        """A cursor that was saved before the stream was removed skips nothing of the new one, however long that is."""
+        publisher = Publisher(bus, nats_server.url)
+        publisher.publish(3)
+        cursor = read(nats_server)[2]
+        nats_server.call(lambda jetstream: jetstream.delete_stream(STREAM))
+        publisher.publish(20, eventually=eventually)
+        assert read(nats_server, cursor=cursor)[:2] == (list(range(3, 23)), 0)
+
+    def test_copy_of_the_removed(self, nats_server, bus, eventually):
+        """A process that reads a stream like a log, again after it was removed, has all of both."""
+        address = f"{nats_server.url}/{STREAM}"
+        publisher = Publisher(bus, nats_server.url)
+        publisher.publish(3)
+        assert [event.step for event in replay(address, to=IterationEnded)] == [0, 1, 2]
+        nats_server.call(lambda jetstream: jetstream.delete_stream(STREAM))
+        publisher.publish(20, eventually=eventually)
+        assert [event.step for event in replay(address, to=IterationEnded)] == list(range(23))
+
     def test_old_disk(self, nats_server, bus, follower, eventually, tmp_path):
         """
         A server comes back with an older disk, as from a backup: who follows reads what is new, once; who begins to
@@ -312,6 +332,20 @@ def has_all(node, steps, eventually):
 @pytest.mark.hang_guard(300)
 class TestCluster:
     """A cluster of which one node has no room, or knows less than the others."""
+
+    def test_read(self, cluster, bus, eventually):
+        """Readers get the copy of the node that leads the stream, whichever node they are connected to."""
+        publisher = Publisher(bus, [node.url for node in cluster])
+        publisher.publish(5, eventually=eventually)
+        for node in cluster * 2:
+            read(node)
+
+        async def nodes_read(jetstream):
+            found = await jetstream.consumers_info(STREAM)
+            return [consumer.cluster.leader for consumer in found if consumer.delivered.consumer_seq]
+
+        leading = cluster.index(leader(cluster))
+        assert cluster[0].call(nodes_read) == [f"node-{leading}"] * 6
 
     def test_disk_of_the_leader_is_full(self, cluster, bus, eventually, tmp_path):
         """

@@ -28,6 +28,8 @@ class StreamCursor:
     def __init__(self, cursor: Mapping[str, Any] | None = None) -> None:
         self.sequence = 1
         """The number of the next message."""
+        self.created = ""
+        """When the stream was created that has the number; empty if that is not known."""
         self.unreadable = 0
         """Messages that were not frames."""
         self._events = 0
@@ -40,7 +42,12 @@ class StreamCursor:
     @property
     def cursor(self) -> dict[str, Any]:
         """The position after the event that was yielded last, as plain data."""
-        return {"sequence": self.sequence, "events": self._events, "sources": dict(self._settled)}
+        return {
+            "sequence": self.sequence,
+            "created": self.created,
+            "events": self._events,
+            "sources": dict(self._settled),
+        }
 
     @property
     def missing(self) -> int:
@@ -55,6 +62,7 @@ class StreamCursor:
     def _restore(self, cursor: Mapping[str, Any]) -> None:
         try:
             self.sequence, self._events = int(cursor["sequence"]), int(cursor["events"])
+            self.created = str(cursor.get("created", ""))
             self._settled = {str(source): int(due) for source, due in cursor["sources"].items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DecodeError(f"not a cursor of a stream: {type(error).__name__}: {error}") from error

@@ -668,4 +668,4 @@ def collected(address: str, *, models: Callable[[Publish], Sequence[Any]] = coll
     if checkpoint.state is None:
         raise UnreadableError(str(parsed), "has no checkpoint", "is it the id of a run?")
     run = loaded(checkpoint.state, models)
-    return CollectedRun(run.streams.models, run.cursor)
+    return CollectedRun(run.streams.models, {**run.cursor, "created": checkpoint.created})

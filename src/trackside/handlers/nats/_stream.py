@@ -50,6 +50,8 @@ _STREAM_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _FETCH_MESSAGES: Final = 64
 _POLLS_TO_CHECK: Final = 10
 """After how many requests without an answer to ask whether there still is a consumer."""
+_SUBSCRIPTIONS: Final = 20
+"""How often to subscribe until the server chooses the node that leads; of three nodes it never does once in 3,300."""
 _NO_LIMIT: Final = 1 << 62
 _MAX_RETRY_S: Final = 5.0
 ONE_ATTEMPT: Final = {"allow_reconnect": False, "max_reconnect_attempts": 1, "reconnect_time_wait": 0.1}
@@ -257,6 +259,11 @@ def created_text(info: Any) -> str:
     return str(getattr(info, "created", ""))
 
 
+def _leader(info: Any) -> str:
+    """Return the node that leads a stream or has a consumer; empty if the server is no cluster."""
+    return (info.cluster.leader or "") if info.cluster else ""
+
+
 async def create_stream(jetstream: Any, name: str, keep_s: float | None = KEEP_S, replicas: int = 1) -> None:
     """Create the stream *name*, as of `NatsSink`, unless it exists."""
     try:
@@ -353,7 +360,8 @@ class NatsReader(Iterator[Event], Closing):
         return next(self._read)
 
     def _iterate(self) -> Generator[Event, None, None]:
-        for message in self._messages.read_from(self._position.sequence):
+        for message in self._messages.read_from(self._position.sequence, self._position.created):
+            self._position.created = self._messages.created
             for event in self._position.read(message.sequence, message.frame, message.source_json):
                 yield from self._selection.of(event.source.id, (event,))
 
@@ -418,14 +426,19 @@ class StreamMessages:
         self._last: int | None = None
         """The number of the last message that the stream had at first; None until it is known."""
 
-    def read_from(self, sequence: int) -> Iterator[StreamMessage]:
+    @property
+    def created(self) -> str:
+        """When the stream was created that the latest messages are from."""
+        return self._pull.created
+
+    def read_from(self, sequence: int, created: str = "") -> Iterator[StreamMessage]:
         """
-        Yield the messages from the number *sequence* on.
+        Yield the messages from the number *sequence* on; all of them if the stream was not *created* then.
 
         Raises:
             Exception: of the kinds that the client raises, if the server was not reached within *patience_s*.
         """
-        self._pull.next = sequence
+        self._pull.next, self._pull.created = sequence, created
         retry_s, give_up_s = 0.1, time.monotonic() + self._patience_s
         while not self._is_over():
             try:
@@ -486,8 +499,10 @@ class StreamPull:
         self._subject = subject
         self._poll_interval_s = poll_interval_s
         self._begin = begin
-        self._created = ""
+        self.created = ""
         """When the stream was created that is read."""
+        self._leader = ""
+        """The node that leads the stream; empty if the server is no cluster."""
         self._subscription: Any = None
         self._received = 0
         """Messages that came for the subscription."""
@@ -505,9 +520,8 @@ class StreamPull:
             begin = {"deliver_policy": DeliverPolicy.BY_START_SEQUENCE, "opt_start_seq": self.next}
             if self._begin is not None and self.next == 1:
                 begin = dict(self._begin)
-            config = ConsumerConfig(**begin, ack_policy=AckPolicy.NONE, inactive_threshold=300.0)
             self._received = self._empty_polls = 0
-            self._subscription = await stream.pull_subscribe(self._subject, stream=self._stream, config=config)
+            self._subscription = await self._subscribe(stream, begin)
         try:
             found = await self._subscription.fetch(_FETCH_MESSAGES, timeout=self._poll_interval_s)
         except (TimeoutError, asyncio.TimeoutError):
@@ -516,12 +530,29 @@ class StreamPull:
         self._empty_polls = 0 if found else self._empty_polls + 1
         if self._empty_polls >= _POLLS_TO_CHECK:
             await self.is_at_end()  # the consumer was on one node of the server, which may be gone
-            await stream.stream_info(self._stream)  # fails at a node that is cut off from the others
+            info = await stream.stream_info(self._stream)  # fails at a node that is cut off from the others
+            if _leader(info) != self._leader:
+                self.reset()
             self._empty_polls = 0
         messages = [StreamMessage.read(message) for message in found]
         if messages:
             self.next = messages[-1].sequence + 1
         return messages
+
+    async def _subscribe(self, stream: Any, begin: Mapping[str, Any]) -> Any:
+        """
+        Subscribe to the copy of the node that leads the stream.
+
+        The server reads that of any node. With nats-server 2.9 a node that was cut off keeps a copy that differs: it
+        has what was never acknowledged, and lacks messages that were.
+        """
+        for _ in range(_SUBSCRIPTIONS):
+            config = ConsumerConfig(**begin, ack_policy=AckPolicy.NONE, inactive_threshold=300.0)
+            subscription = await stream.pull_subscribe(self._subject, stream=self._stream, config=config)
+            if _leader(await subscription.consumer_info()) == self._leader:
+                return subscription
+            await subscription.unsubscribe()
+        raise ConnectionError("no consumer on the node that leads the stream")
 
     async def last_message(self, stream: Any) -> int:
         """
@@ -531,10 +562,11 @@ class StreamPull:
         again. Their readers know by the numbers of the events what is new.
         """
         info = await stream.stream_info(self._stream)
+        self._leader = _leader(info)
         last, created = int(info.state.last_seq), created_text(info)
-        if self.next > last + 1 or self._created not in {"", created}:
+        if self.next > last + 1 or self.created not in {"", created}:
             self.next = 1
-        self._created = created
+        self.created = created
         return last
 
     async def is_at_end(self) -> bool:
@@ -638,7 +670,7 @@ class StreamCopy:
         """Messages that are no frames, and were left out."""
         self._writer = MultiLogWriter(self.directory, fsync_s=None)
         self._decoder = SourcedDecoder()
-        self._next = 1
+        self._next, self._created = 1, ""
 
     def update(self) -> None:
         """
@@ -653,13 +685,13 @@ class StreamCopy:
         )
         waiting_bytes = 0
         try:
-            for message in messages.read_from(self._next):
+            for message in messages.read_from(self._next, self._created):
                 if waiting_bytes + len(message.frame) > _COPY_BYTES:
                     self._flush()
                     waiting_bytes = 0
                 waiting_bytes += len(message.frame)
                 self._write(message)
-                self._next = message.sequence + 1
+                self._next, self._created = message.sequence + 1, messages.created
         except UnreadableError:
             raise
         except NotFoundError as error:

@@ -128,7 +128,7 @@ class NatsArchive(Closing):
         cursor = StreamCursor(None if known is None else _cursor(known.schema.metadata, self.store.where))
         subject = attrs.evolve(self.address, run=run).subject
         reader = StreamMessages(self._connection, self.address.stream, subject, follow=False, stop=self._stop)
-        messages = reader.read_from(cursor.sequence)
+        messages = reader.read_from(cursor.sequence, cursor.created)
         first = next(messages, None)
         if first is None:
             return False
@@ -141,6 +141,7 @@ class NatsArchive(Closing):
         with self.store.scratch() as directory:
             sources = SourceTable(() if known is None else outlines_in(known))
             files = ParquetFiles(directory, batch=batch, sources=sources)
+            cursor.created = reader.created
             for message in chain((first,), messages):
                 if message.stored_s >= end_s:
                     break
