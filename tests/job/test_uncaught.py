@@ -14,6 +14,7 @@ BEGIN = """
 import sys, threading
 import trackside
 """
+BLOCK = "with trackside.start(sys.argv[1], report=False): "
 
 
 def run(tmp_path, program):
@@ -41,6 +42,33 @@ class TestProgram:
         assert raised(events) == [("ValueError", "bad batch", "")]
         assert reasons(events) == ["ValueError"]
         assert done.returncode == 1
+
+    @pytest.mark.parametrize("begin", ["trackside.start(sys.argv[1], report=False)\n", BLOCK])
+    def test_exit(self, tmp_path, begin):
+        """A program that ends itself with a status of failure has no good end."""
+        done, events = run(tmp_path, begin + "sys.exit(3)")
+        assert raised(events) == [("SystemExit", "3", "")]
+        assert reasons(events) == ["SystemExit"]
+        assert done.returncode == 3
+
+    def test_exit_with_success(self, tmp_path):
+        """A program that leaves the block of start() by sys.exit(0) has a good end."""
+        _, events = run(tmp_path, BLOCK + "sys.exit(0)")
+        assert raised(events) == []
+        assert reasons(events) == ["closed"]
+
+    def test_exit_that_was_caught(self, tmp_path):
+        """Of several calls of sys.exit() the last one counts: the others did not end the program."""
+        program = """
+trackside.start(sys.argv[1], report=False)
+try:
+    sys.exit(2)
+except SystemExit:
+    sys.exit()
+"""
+        _, events = run(tmp_path, program)
+        assert raised(events) == []
+        assert reasons(events) == ["exit"]
 
     def test_prints_the_same(self, tmp_path):
         """The program prints what it would print without telemetry."""
@@ -74,9 +102,9 @@ class TestProgram:
         """When telemetry is turned off, the hooks are restored."""
         program = """
 import cattrs  # on Python 3.10 its dependency exceptiongroup has a hook of its own
-before = sys.excepthook, threading.excepthook
+before = sys.excepthook, threading.excepthook, sys.exit
 trackside.start(sys.argv[1], report=False).close()
-print(before == (sys.excepthook, threading.excepthook))
+print(before == (sys.excepthook, threading.excepthook, sys.exit))
 """
         done, _ = run(tmp_path, program)
         assert done.stdout == "True\n"

@@ -40,7 +40,7 @@ from trackside.instruments._phases import (
     training_loop,
     validation_loop,
 )
-from trackside.instruments._raised import record_exception
+from trackside.instruments._raised import is_good_end, record_exception
 from trackside.instruments._section import Section
 from trackside.instruments._span import Span, SpanOrderError, is_evaluating, open_spans, span
 from trackside.instruments._wrapping import (
@@ -80,6 +80,7 @@ __all__ = [
     "distributed_init",
     "environ_for_child",
     "is_evaluating",
+    "is_good_end",
     "metrics",
     "model_backward",
     "model_forward",

@@ -60,14 +60,18 @@ def record_exception(error: BaseException, bus: Bus = default_bus) -> None:
 
     For exceptions that leave no span: what a framework caught, or nothing did.
     """
-    is_good_end = isinstance(error, NO_ERRORS) or (isinstance(error, SystemExit) and not error.code)
-    if is_good_end or _origin(error, 0) is not None:
+    if is_good_end(error) or _origin(error, 0) is not None:
         return
     span_id, step = ambient.get()
     described = {"type": type_name(error), "message": message_of(error), "traceback": _traceback_of(error)}
     with contextlib.suppress(Exception):  # a strict bus raises what handlers raise; the program's own error comes first
         _publish(error, bus, described, span_id=span_id, span_name="", step=step, at_ns=clock.now_ns())
     _remember(error, span_id)
+
+
+def is_good_end(error: BaseException) -> bool:
+    """Return whether a program that *error* ends did all that it should: a generator ended, or ``sys.exit(0)``."""
+    return isinstance(error, NO_ERRORS) or (isinstance(error, SystemExit) and not error.code)
 
 
 def withhold(error: BaseException) -> None:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import attrs
 
@@ -43,6 +43,7 @@ from trackside.instruments import (
     TrainingDefaults,
     annotate,
     close_section_window,
+    is_good_end,
     open_spans,
     record_exception,
     set_training_defaults,
@@ -490,6 +491,7 @@ class Job:
     def _finish(self, reason: str, timeout_s: float) -> bool:
         deadline_s = time.monotonic() + timeout_s
         if self._uncaught is not None:
+            self._uncaught.record(SystemExit(self._uncaught.exit_status))
             self._uncaught.close()
             reason = self._uncaught.ended_program or reason
         if not self._is_ending:  # else what was logged now would begin another stream
@@ -579,16 +581,9 @@ class Job:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None and self.log is not None:
-            _record_end(error, self.bus)
-        self.close(reason="closed" if kind is None else kind.__name__)
-
-
-def _record_end(error: BaseException, bus: Bus) -> None:
-    """Record that *error* ends the program; the loops that it leaves say in which of their parts it was raised."""
-    if bus is default_bus:
-        end_loops(error)
-    record_exception(error, bus)
+        if error is not None and self._uncaught is not None:
+            self._uncaught.record(error)
+        self.close(reason="closed" if error is None or is_good_end(error) else type(error).__name__)
 
 
 def _say(text: str) -> None:
@@ -602,22 +597,25 @@ class UncaughtExceptions:
     Publishes the exceptions that end the program or one of its threads.
 
     The hooks that were there before are called as if this one did not exist, so the program prints what it always did.
+    Python calls no hook for a `SystemExit`, so ``sys.exit`` is replaced too. One that is raised otherwise is not seen.
     """
 
     def __init__(self, bus: Bus) -> None:
         self.ended_program: str = ""
         """The name of the exception that ends the program; empty while there is none."""
+        self.exit_status: str | int | None = None
+        """As the program gave it to ``sys.exit``."""
         self._bus = bus
         self._is_on = True
-        self._program_hook, self._thread_hook = sys.excepthook, threading.excepthook
+        self._program_hook, self._thread_hook, self._exit_before = sys.excepthook, threading.excepthook, sys.exit
         # A bound method is made anew by each look-up, and is to be recognised later.
-        self._own_program_hook, self._own_thread_hook = self._end_program, self._end_thread
+        self._own_program_hook, self._own_thread_hook, self._own_exit = self._end_program, self._end_thread, self._exit
         sys.excepthook, threading.excepthook = self._own_program_hook, self._own_thread_hook
+        sys.exit = self._own_exit
 
     def _end_program(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if self._is_on:
-            self.ended_program = kind.__name__
-            _record_end(error, self._bus)
+            self.record(error)
         self._program_hook(kind, error, trace)
 
     def _end_thread(self, arguments: Any) -> None:
@@ -625,9 +623,26 @@ class UncaughtExceptions:
             record_exception(arguments.exc_value, self._bus)
         self._thread_hook(arguments)
 
+    def _exit(self, status: str | int | None = None, /) -> NoReturn:
+        """Note with which *status* the program asks to end; of several calls the last counts, as others were caught."""
+        if self._is_on and threading.current_thread() is threading.main_thread():
+            self.exit_status = status
+        self._exit_before(status)
+
+    def record(self, error: BaseException) -> None:
+        """Publish that *error* ends the program, unless another one does or it is a good end."""
+        if not self.ended_program and not is_good_end(error):
+            self.ended_program = type(error).__name__
+            # The loops that it leaves say in which of their parts it was raised.
+            if self._bus is default_bus:
+                end_loops(error)
+            record_exception(error, self._bus)
+
     def close(self) -> None:
         """Take the hooks back; those that other code has put before them stay, and lead through."""
         self._is_on = False
+        if sys.exit is self._own_exit:
+            sys.exit = self._exit_before
         if sys.excepthook is self._own_program_hook:
             sys.excepthook = self._program_hook
         if threading.excepthook is self._own_thread_hook:
