@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -235,6 +236,26 @@ class TestStreams:
 
         assert (child.returncode, err) == (0, "")
         assert r"text=lo\xdf" in out
+
+    @pytest.mark.parametrize("locale", [{"LANG": "C"}, {"LANG": "C.UTF-8", "LC_ALL": "POSIX"}])
+    def test_locale_of_ascii(self, start, tmp_path, write_log, *, locale):
+        """A terminal whose locale is C gets ASCII alone, though Python itself takes that locale for UTF-8."""
+        write_log(tmp_path)
+        chosen = {"PYTHONIOENCODING", "PYTHONUTF8", "LC_ALL", "LC_CTYPE"}
+        master, slave = os.openpty()
+        env = {name: value for name, value in os.environ.items() if name not in chosen}
+        child = start("report", tmp_path, stdout=slave, env={**env, **locale})
+        os.close(slave)
+        written = b""
+        with contextlib.suppress(OSError):  # the end of a terminal
+            while more := os.read(master, 1 << 16):
+                written += more
+        os.close(master)
+
+        assert child.wait(60) == 0
+        assert b"Where the time went" in written
+        assert written.isascii()
+        assert b"\\u" not in written
 
     def test_ellipsis_in_ascii(self, start, tmp_path, write_log):
         """Signs of trackside's own become similar ones of ASCII, of the same width."""

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from trackside.cli._print import event_line, json_text
-from trackside.events import ExceptionRaised, IterationEnded, Source
+from trackside.cli._print import EventLines, event_line, json_text
+from trackside.events import ExceptionRaised, IterationEnded, SectionWindow, Source
 
 pytestmark = pytest.mark.once
 
@@ -24,6 +24,17 @@ class TestEventLine:
             "00:00:00.000Z  rank 12            345  step 7      trackside.iteration.ended"
             "  parent_span_id=0 kind=training duration_ns=250 ms samples=- tokens=- flops=- loss=0.333333 failed=true"
         )
+
+
+def test_line_of_sections():
+    """A window of sections is one line: its steps, and how long each section takes, the longest first."""
+    times = {name: [0.0, 0.0] for name in ("min_ns", "max_ns", "median_ns", "std_ns")} | {"mean_ns": [2e6, 3.5e6]}
+    counted = {"counts": [9, 9], "entries": [9, 9]}
+    steps = {"window": 3, "first_step": 20, "last_step": 29, "start_ns": 0}
+    given = SectionWindow(at_ns=0, step=29, names=["load", "forward"], **steps, **counted, **times)
+    given._source = Source()
+
+    assert EventLines(width=200)(given).endswith("section.window  steps 20-29  forward 3.5 ms  load 2 ms")
 
 
 def test_json_has_no_nan():

@@ -7,6 +7,7 @@ import json
 import re
 import time
 
+import attrs
 import pytest
 
 from framing import write_log
@@ -25,7 +26,7 @@ from trackside.events import (
 from trackside.report import read_report, report_page
 from trackside.report._html import heat
 from trackside.report._plain_text import report_lines
-from trackside.report._report import Heatmap
+from trackside.report._report import CounterRow, Heatmap
 from trackside.report._verdict_rules import lost_words
 
 pytestmark = pytest.mark.once
@@ -334,6 +335,22 @@ class TestText:
     def test_little_before_start(self, printed, made_up):
         """Less than half a second before telemetry began is not worth a line."""
         assert "start() was called" not in printed(read_report(made_up(before_start_s=0.4)))
+
+    def test_many_settings(self, printed, made_up):
+        """Of 45 hyper-parameters a terminal shows 40, and says how to see the others."""
+        config = {f"option_{number:02}": number for number in range(45)}
+        text = " ".join(printed(attrs.evolve(read_report(made_up()), config=config)).split())
+        assert "option_39=39 and 5 more: trackside report --html" in text
+        assert "option_40" not in text
+
+    def test_columns_without_values(self, printed, made_up):
+        """A column of which no row has a value is left out, here the extremes of a stat that records its mean alone."""
+        row = CounterRow(
+            name="x", unit="s", count=3, sum=6.0, mean=2.0, last=2.0, minimum=None, maximum=None, p50=None, p99=None
+        )
+        text = printed(attrs.evolve(read_report(made_up()), counters=(row,)))
+        lines = text.partition("\nMetrics\n")[2].splitlines()[:2]
+        assert [line.split() for line in lines] == [["metric", "last"], ["x", "2", "s"]]
 
     def test_plain(self, printed, made_up):
         """Without a terminal it has no control characters, and no line is longer than 100 characters."""

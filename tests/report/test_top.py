@@ -351,6 +351,21 @@ class TestScreen:
         assert why in " ".join(line.strip() for line in lines)
         assert max(map(len, lines)) <= width
 
+    def test_narrow_names(self, watched):
+        """On a narrow screen the names of what the time went into take more lines: none is cut or left out."""
+        rich = pytest.importorskip("trackside.report.rich", reason="rich is not installed in this environment")
+        badput = (("DATA_LOADING", 0.3), ("RESTART_DOWNTIME", 0.2), ("UNACCOUNTED", 0.1))
+        view = attrs.evolve(watched(steps=60), goodput=0.4, badput=badput)
+        out = io.StringIO()
+        rich.make_console(file=out, width=40).print(rich._top(view, 40, 24))
+        names = out.getvalue().partition("goodput 40.0 %")[2].splitlines()[1:5]
+        assert [line.rstrip() for line in names] == [
+            "█ productive 40.0 %",
+            "▒ data loading 30.0 %",
+            "▒ restart downtime 20.0 %",
+            "▒ unaccounted 10.0 %",
+        ]
+
     def test_stale(self, watched):
         """If no step ended for long, the rate is the previous one: here for 76 s, of steps of 112 ms."""
         view = watched(noise=0, stumbles=0, hangs_s=1, later_s=75)

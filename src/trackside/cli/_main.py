@@ -108,7 +108,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = f"trackside {options.command}"
         codecs.register_error("trackside.similar", _similar)
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="trackside.similar")  # a terminal of few letters is no reason to stop
+            # A terminal of few letters is no reason to stop.
+            sys.stdout.reconfigure(encoding="ascii" if _is_ascii_terminal() else None, errors="trackside.similar")
         code: int = options.run(options)
         sys.stdout.flush()
     except TracksideError as error:
@@ -124,6 +125,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warn(f"{command}: {error.strerror or error}")
         return UNREADABLE
     return code
+
+
+def _is_ascii_terminal() -> bool:
+    """Return whether stdout is a terminal for which LC_ALL or LANG asks for ASCII; Python writes UTF-8 there."""
+    # Python itself sets LC_CTYPE to one of these where LANG is C: only another value is the user's.
+    ctype = os.environ.get("LC_CTYPE", "UTF-8")
+    locale = os.environ.get("LC_ALL") or (os.environ.get("LANG") if ctype in {"C.UTF-8", "C.utf8", "UTF-8"} else ctype)
+    is_given = not {"PYTHONIOENCODING", "PYTHONUTF8"}.isdisjoint(os.environ)
+    return locale in {"C", "POSIX"} and not is_given and sys.stdout.isatty()
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

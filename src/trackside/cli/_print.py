@@ -18,7 +18,7 @@ import attrs
 
 from trackside.core import text
 from trackside.core.text import clock, duration, printable
-from trackside.events import ConfigError, Event, Priority, UnreadableError
+from trackside.events import ConfigError, Event, KernelWindow, Priority, SectionWindow, UnreadableError
 from trackside.handlers import Replay
 from trackside.handlers.eventlog import is_stream
 from trackside.wire import fields_of, wire_name_of
@@ -274,6 +274,11 @@ def said(event: Event) -> Iterator[str]:
                 yield f"{key}={_short_value(values[key])} {unit}".rstrip()
         return
     defaults = _defaults(type(event))
+    if isinstance(event, (SectionWindow, KernelWindow)):
+        yield f"steps {event.first_step}-{event.last_step}"
+        means = sorted(zip(event.mean_ns, event.names, strict=False), reverse=True)
+        yield from (f"{name} {duration(mean)}" for mean, name in means)
+        return
     for plain in ("name", "kind"):
         if isinstance(fields.get(plain), str) and fields[plain] and fields[plain] != defaults.get(plain):
             yield fields.pop(plain)

@@ -229,7 +229,8 @@ class Watch:
 
     def _logging(self, log_metrics: Any) -> Any:
         def logged(values: Any, *args: Any, **kwargs: Any) -> Any:
-            metrics(values, step=self.trainer.global_step - 1)
+            if values:  # between the steps that are logged there are none
+                metrics(values, step=self.trainer.global_step - 1)
             return log_metrics(values, *args, **kwargs)
 
         return logged

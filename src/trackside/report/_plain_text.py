@@ -20,6 +20,7 @@ BLOCKS: Final = "▁▂▃▄▅▆▇█"
 STATES: Final = {"ended": "ended", "died": "died", "silent": "silent", "running": "running, or died"}
 _MOST: Final = 10
 _MOST_ATTEMPTS: Final = 20
+_MOST_SETTINGS: Final = 40
 _LEAST_SHARE: Final = 0.0005
 """A share that would be shown as 0.0 % is left out."""
 _SLOW: Final = 0.75
@@ -307,22 +308,25 @@ def _tables(report: Report, width: int) -> Iterator[Line]:
         yield from table_lines(("event", "count", "last", "with"), own, right={1})
     if report.config:
         yield from _heading("Hyper-parameters")
-        yield from _wrapped(", ".join(f"{k}={v}" for k, v in report.config.items()), width, "  ", "  ")
+        shown_values = [f"{name}={value}" for name, value in itertools.islice(report.config.items(), _MOST_SETTINGS)]
+        hidden = len(report.config) - len(shown_values)
+        more = f" and {hidden} more: trackside report --html" if hidden else ""
+        yield from _wrapped(", ".join(shown_values) + more, width, "  ", "  ")
 
 
 def table_lines(names: Sequence[str], rows: Sequence[Sequence[str]], *, right: set[int]) -> Iterator[Line]:
-    """Yield a table, its columns in line; those in *right* end in line."""
+    """Yield a table, its columns in line; those in *right* end in line. Named columns without a value are left out."""
     shown_rows = [tuple(map(words.printable, row)) for row in ((names,) if names else ()) + tuple(rows)]
-    if not shown_rows:
+    if not rows:
         return
-    widths = [max(len(row[at]) for row in shown_rows) for at in range(len(shown_rows[0]))]
+    kept = [at for at in range(len(rows[0])) if not names or any(row[at] not in {"", words.NOTHING} for row in rows)]
+    widths = {at: max(len(row[at]) for row in shown_rows) for at in kept}
     for number, row in enumerate(shown_rows):
         style = "bold" if names and not number else ""
         line = [
-            (f"  {cell:>{size}}" if at in right else f"  {cell:<{size}}", style)
-            for at, (cell, size) in enumerate(zip(row, widths, strict=True))
+            (f"  {row[at]:>{size}}" if at in right else f"  {row[at]:<{size}}", style) for at, size in widths.items()
         ]
-        line[-1] = (line[-1][0].rstrip() if len(row) - 1 not in right else line[-1][0], style)
+        line[-1] = (line[-1][0].rstrip(), style)
         yield line
 
 

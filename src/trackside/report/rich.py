@@ -258,10 +258,15 @@ def _goodput(view: TopView, width: int) -> Iterator[Text]:
     yield line
     names = Text()
     for name, share in [(PRODUCTIVE, view.goodput or 0.0), *view.badput]:
-        text = f"{words.printable(bucket(name).name)} {words.percent(share)}  "
-        if share >= _LEAST_SHARE and len(names) + len(text) <= width:
-            names.append("█ " if name == PRODUCTIVE else "▒ ", style=bucket(name).terminal)
-            names.append(text)
+        text = f"{words.printable(bucket(name).name)} {words.percent(share)}"
+        if share < _LEAST_SHARE:
+            continue
+        if names and len(names) + len("  █ ") + len(text) > width:
+            yield names
+            names = Text()
+        names.append("  " if names else "")
+        names.append("█ " if name == PRODUCTIVE else "▒ ", style=bucket(name).terminal)
+        names.append(text)
     yield names
 
 
