@@ -41,9 +41,9 @@ def main():
     while waiting and time.monotonic() < give_up_s:
         waiting = [bus for bus in waiting if not bus.flush(5)]
     dropped = sum(handler.dropped for bus in buses for handler in bus.stats().handlers)
+    lost = sum(sink.lost for sink in sinks)  # what close() logs has less time
     for bus in buses:
         bus.close()
-    lost = sum(sink.lost for sink in sinks)
     print(json.dumps({"steps": step, "longest_s": longest_s, "acknowledged": not waiting, "lost": lost + dropped}))
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
+import json
 import os
 import re
 import select
@@ -20,7 +22,7 @@ import trackside
 from ports import free_port
 from trackside.bus import Bus
 from trackside.cli import main
-from trackside.events import IterationEnded, SectionWindow, Source, SourceStarted, set_process_source
+from trackside.events import IterationEnded, ProgramEnded, SectionWindow, Source, SourceStarted, set_process_source
 from trackside.handlers import follow, replay
 from trackside.handlers.eventlog import EventLog
 from trackside.job import Remote
@@ -402,12 +404,84 @@ class TestAsLog:
         assert job.close(timeout_s=60)
         assert list(replay(address)) == list(replay(tmp_path / "runs"))
 
+    def test_since(self, nats_server, bus):
+        """With a time behind the address what the server stored earlier is not read."""
+        bus.subscribe(sink_to(nats_server))
+        log_steps(bus, 0, 3)
+        assert bus.flush(30)
+        since = datetime.datetime.now(datetime.timezone.utc).isoformat()
+        log_steps(bus, 3, 3)
+        assert bus.flush(30)
+        events = replay(f"{nats_server.url}/{STREAM}?since={since}", to=IterationEnded)
+        assert [event.step for event in events] == [3, 4, 5]
+
+    def test_attach(self, nats_server, bus, capsys):
+        """`trackside attach` prints what is published from then on, and nothing of before."""
+        bus.subscribe(sink_to(nats_server))
+        log_steps(bus, 0, 3)
+        assert bus.flush(30)
+        is_over = threading.Event()
+
+        def publish_more():
+            step = 3
+            while not is_over.wait(0.01):
+                log_steps(bus, step, 1)
+                step += 1
+
+        publisher = threading.Thread(target=publish_more)
+        publisher.start()
+        try:
+            address = f"{nats_server.url}/{STREAM}"
+            assert main(["attach", address, "--json", "-n", "5", "-t", "*.iteration.ended", "--ranks", "0"]) == 0
+        finally:
+            is_over.set()
+            publisher.join()
+        steps = [json.loads(line)["step"] for line in capsys.readouterr().out.splitlines()]
+        assert steps == list(range(steps[0], steps[0] + 5))
+        assert steps[0] >= 3
+
+    def test_attach_by_priority(self, nats_server, bus, capsys):
+        """Of a stream, as of a job, `trackside attach` prints only events of the priority that is asked for."""
+        bus.subscribe(sink_to(nats_server))
+        log_steps(bus, 0, 3)
+        bus.log(ProgramEnded(exit_status=0))
+        assert bus.flush(30)
+        address = f"{nats_server.url}/{STREAM}?since=1"
+        assert main(["attach", address, "--json", "-n", "2", "--min-priority", "lifecycle"]) == 0
+        printed = [json.loads(line)["type"] for line in capsys.readouterr().out.splitlines()]
+        assert printed == ["trackside.source.started", "trackside.program.ended"]
+
+    def test_attach_to_nothing(self, nats_server, capsys):
+        """A stream that does not exist cannot be watched: one line, and exit code 2."""
+        assert main(["attach", f"{nats_server.url}/elsewhere"]) == 2
+        (printed,) = capsys.readouterr().err.splitlines()
+        assert "has no stream elsewhere" in printed
+
+    def test_run(self, nats_server, tmp_path, monkeypatch, capfd):
+        """`trackside run --collector` has the job publish to the stream, and notes there how it ended, and reports."""
+        monkeypatch.chdir(tmp_path)
+        job = (
+            "import sys, trackside\n"
+            "with trackside.start('own', report=False), trackside.training_loop(0):\n"
+            "    for _ in range(20):\n"
+            "        with trackside.training_iteration():\n"
+            "            pass\n"
+            "sys.exit(3)"
+        )
+        address = f"{nats_server.url}/{STREAM}"
+        assert main(["run", "--collector", address, "--", sys.executable, "-c", job]) == 3
+        assert "1 rank on 1 host, 1 attempt" in capfd.readouterr().out
+        events = list(replay(address))
+        assert [event.step for event in events if isinstance(event, IterationEnded)] == list(range(20))
+        assert [event.exit_status for event in events if isinstance(event, ProgramEnded)] == [3]
+
     @pytest.mark.parametrize(
         ("address", "line"),
         [
             ("{server}/elsewhere", "has no stream elsewhere"),
             ("nats://127.0.0.1:1/runs", "no answer within 5 s"),
             ("{server}/two words", "give nats://HOST:PORT/STREAM"),
+            ("{server}/runs?since=noon", "give a time as 2026-01-31T12:00:00Z"),
         ],
     )
     def test_not_there(self, nats_server, capsys, address, line):

@@ -27,7 +27,7 @@ STREAM = "runs"
 RANKS, PROCESSES = 64, 4
 LAG_S = 5.0
 """What was logged is read within this time, unless a machine has just been lost."""
-WITHIN_S = 60.0
+WITHIN_S = 120.0
 AFTER_NS = 5 * 10**9
 """What was logged so long after the loss is to be read before the machine comes back."""
 LONGEST_S = 2.0
@@ -200,7 +200,7 @@ def check_loses_the_leader(nodes, ranks, eventually, *, lose, give_back):
     eventually(lambda: read(servers) == expected, what="the stream has each step once", timeout_s=WITHIN_S)
 
 
-@pytest.mark.hang_guard(240)
+@pytest.mark.hang_guard(360)
 class TestLost:
     """
     64 ranks publish while the machine that leads the stream is lost.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable
+from itertools import islice
 from typing import Any, Final
 
 from trackside.cli._print import (
@@ -20,7 +22,9 @@ from trackside.cli._print import (
 )
 from trackside.cli._serving import collecting_rarely
 from trackside.core.text import printable
-from trackside.events import Event, Priority
+from trackside.events import ConfigError, Event, Priority
+from trackside.handlers import follow
+from trackside.handlers.eventlog import is_stream, stream_module
 from trackside.handlers.zeromq import Attachment, attach
 from trackside.wire import to_json
 
@@ -39,7 +43,8 @@ def add_to(commands: Any) -> None:
         "endpoint",
         metavar="ENDPOINT",
         nargs="+",
-        help="ipc://… or tcp://… of a job or a collector, or the directory that a job on this machine writes to",
+        help="ipc://… or tcp://… of a job or a collector, the directory that a job on this machine writes to, or a "
+        "stream, as nats://HOST:PORT/STREAM",
     )
     add_types(parser)
     add_ranks(parser)
@@ -60,6 +65,8 @@ def run(options: argparse.Namespace) -> int:
     """Print the events until the job ends; 1 if it fell silent instead and never came back before we were stopped."""
     show: Callable[[Event], str] = to_json if options.json else event_line if options.verbose else EventLines()
     ranks = rank_set(options)
+    if any(map(is_stream, options.endpoint)):
+        return _follow_streams(options, show, ranks)
     watching = attach(
         *options.endpoint,
         to=globs(options.type) or Event,
@@ -69,6 +76,20 @@ def run(options: argparse.Namespace) -> int:
     )
     with collecting_rarely(), watching as attachment:
         _print(attachment, show, ranks, options.count)
+    return 0
+
+
+def _follow_streams(options: argparse.Namespace, show: Callable[[Event], str], ranks: frozenset[int] | None) -> int:
+    """Print what is stored from now on; a stream outlives its jobs, so that is until we are stopped."""
+    if not all(map(is_stream, options.endpoint)):
+        raise ConfigError("attach", " ".join(options.endpoint), "give endpoints of jobs or streams, not both")
+    streams = [endpoint if "?" in endpoint else f"{endpoint}?since={time.time():.3f}" for endpoint in options.endpoint]
+    for stream in streams:
+        stream_module().copied(stream)  # one that is not there is an error now
+    lowest = Priority[options.min_priority.upper()] if options.min_priority else Priority.PROFILE
+    events = of_ranks(follow(*streams, to=globs(options.type) or Event), ranks)
+    for event in islice((event for event in events if event.priority >= lowest), options.count):
+        print(show(event), flush=True)
     return 0
 
 

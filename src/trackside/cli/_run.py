@@ -13,21 +13,35 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from trackside._platform import exit_status_of, process_handle
 from trackside.bus import Bus
 from trackside.cli._print import warn
 from trackside.cli._report import run as report
 from trackside.core.text import printable
-from trackside.events import ProcessExited, ProgramEnded, Source, TracksideError, UnreadableError, __version__
+from trackside.events import (
+    ConfigError,
+    ProcessExited,
+    ProgramEnded,
+    Source,
+    TracksideError,
+    UnreadableError,
+    __version__,
+)
 from trackside.handlers import EventLog
+from trackside.handlers.eventlog import is_stream, stream_module
 from trackside.handlers.zeromq import Collector
-from trackside.report import read_runs
+from trackside.report import AttemptOutline, read_runs
+
+if TYPE_CHECKING:
+    from trackside.handlers.nats import NatsSink
 
 _STOP_S: Final = 10.0
 _LOOK_MS: Final = 100
 """Between two looks for new processes."""
+_CLOCK_S: Final = 60.0
+"""How far the clock of a stream's server may be behind ours."""
 _SIGNALLED: Final = 128
 """Added, as shells do, to the number of the signal that ended a program."""
 
@@ -43,6 +57,11 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--log", metavar="DIR", default="runs", help="where the collector keeps the logs (default: runs)"
     )
+    parser.add_argument(
+        "--collector",
+        metavar="STREAM",
+        help="send everything to this stream, as nats://HOST:PORT/STREAM, in place of a collector here",
+    )
     parser.add_argument("--no-report", action="store_true", help="print no report at the end")
     parser.add_argument("program", metavar="-- COMMAND", nargs=argparse.REMAINDER, help="the job's command line")
     parser.set_defaults(run=run)
@@ -53,6 +72,8 @@ def run(options: argparse.Namespace) -> int:
     program = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not program:
         raise UnreadableError("trackside run", "was given no command", "give the job's command line after --")
+    if options.collector is not None:
+        return _run_into_stream(options, program)
     with tempfile.TemporaryDirectory(prefix="trackside-") as sockets:  # for this user alone
         collector = Collector(f"ipc://{sockets}/ranks", publish=f"ipc://{sockets}/viewers", log=options.log)
         thread = threading.Thread(target=collector.serve, name="trackside-collector")
@@ -69,10 +90,29 @@ def run(options: argparse.Namespace) -> int:
             collector.close()
     totals = collector.totals()
     if totals["sources"]:
-        _record_exit(options.log, status, began_ns, exits.seen)
+        _record_exit(options.log, EventLog(options.log), status, began_ns, exits.seen)
     warn(f"trackside run: {totals['events']:,} events of {totals['sources']:,} process(es) in {printable(options.log)}")
     if not options.no_report and totals["sources"]:
         _report_on(options.log)
+    return _exit_code(status)
+
+
+def _run_into_stream(options: argparse.Namespace, program: Sequence[str]) -> int:
+    address = options.collector
+    if not is_stream(address):
+        raise ConfigError("--collector", address, "give nats://HOST:PORT/STREAM")
+    sink = stream_module().sink_to(address)
+    warn(f"watch it: trackside attach {stream_module().StreamAddress.parse(address)}")
+    began_ns = time.time_ns()
+    status = _run(program, {"TRACKSIDE_COLLECTOR": address})
+    written = f"{address}?since={began_ns / 1e9 - _CLOCK_S:.3f}"
+    _record_exit(written, sink, status, began_ns, ())
+    if not options.no_report:
+        _report_on(written)
+    return _exit_code(status)
+
+
+def _exit_code(status: int) -> int:
     return status if status >= 0 else _SIGNALLED - status
 
 
@@ -133,12 +173,14 @@ class _ExitWatch:
             os.close(handle)
 
 
-def _record_exit(directory: str, status: int, began_ns: int, exits: Sequence[ProcessExited]) -> None:
-    """Write how the program and its processes ended into the logs of its job, where the report finds it."""
+def _record_exit(
+    path: str, sink: EventLog | NatsSink, status: int, began_ns: int, exits: Sequence[ProcessExited]
+) -> None:
+    """Write how the program and its processes ended to where its job is at *path*, where the report finds it."""
     try:
         sessions = [
-            session for session in read_runs(directory).sessions
-            if any((attempt.last_ns or 0) >= began_ns for run in session.runs for attempt in run.attempts)
+            session for session in read_runs(path).sessions
+            if any(_was_here(attempt, began_ns) for run in session.runs for attempt in run.attempts)
         ]  # fmt: skip
         if not sessions:
             return
@@ -153,7 +195,7 @@ def _record_exit(directory: str, status: int, began_ns: int, exits: Sequence[Pro
             versions={"trackside": __version__},
         )
         with Bus(source=source) as bus:
-            bus.subscribe(EventLog(directory))
+            bus.subscribe(sink)
             for event in exits:
                 bus.log(event)
             bus.log(ProgramEnded(exit_status=status, span_id=0, step=-1))
@@ -161,8 +203,12 @@ def _record_exit(directory: str, status: int, began_ns: int, exits: Sequence[Pro
         warn(f"trackside run: {error}")
 
 
-def _report_on(directory: str) -> None:
-    wanted = argparse.Namespace(path=[directory], session=None, baseline=[], html=None, json=False, explain=False)
+def _was_here(attempt: AttemptOutline, began_ns: int) -> bool:
+    return (attempt.last_ns or 0) >= began_ns and any(one.host == platform.node() for one in attempt.processes)
+
+
+def _report_on(path: str) -> None:
+    wanted = argparse.Namespace(path=[path], session=None, baseline=[], html=None, json=False, explain=False)
     try:
         report(wanted)
     except TracksideError as error:  # the job is over, and its exit code counts

@@ -34,7 +34,6 @@ from trackside.handlers.nats._stream import (
     StreamPull,
     connected_client,
     create_stream,
-    created_text,
     disconnect,
     message_headers,
     shuffled,
@@ -479,7 +478,7 @@ class _NatsSession:
             if rest and not rest.startswith(f"{_OWN}."):
                 amounts[job] += count
         self._amounts = amounts
-        self._created = created_text(info)
+        self._created = str(info.created)
         self._looked_s = time.monotonic()
         self._look_s = max(_LEAST_LOOK_S, _SHARE_OF_TIME * (self._looked_s - began_s))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import math
 import random
 import re
@@ -23,6 +24,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamConfig
 from nats.js.errors import NotFoundError
 
 from trackside.core import Closing
+from trackside.core.times import time_ns
 from trackside.events import ConfigError, DecodeError, Event, Source, SourceEnded, UnreadableError
 from trackside.events._selected import EventTypes
 from trackside.handlers.export import BatchExporter, RefusedError, SourcedDecoder, StreamCursor, encoded_source
@@ -52,6 +54,7 @@ _POLLS_TO_CHECK: Final = 10
 """After how many requests without an answer to ask whether there still is a consumer."""
 _SUBSCRIPTIONS: Final = 20
 """How often to subscribe until the server chooses the node that leads; of three nodes it never does once in 3,300."""
+_SUBSCRIBE_S: Final = 2.0
 _NO_LIMIT: Final = 1 << 62
 _MAX_RETRY_S: Final = 5.0
 ONE_ATTEMPT: Final = {"allow_reconnect": False, "max_reconnect_attempts": 1, "reconnect_time_wait": 0.1}
@@ -254,11 +257,6 @@ def shuffled(servers: str | Sequence[str]) -> list[str]:
     return found
 
 
-def created_text(info: Any) -> str:
-    """Return when the stream of *info* was created; empty of older nats-py, which does not say."""
-    return str(getattr(info, "created", ""))
-
-
 def _leader(info: Any) -> str:
     """Return the node that leads a stream or has a consumer; empty if the server is no cluster."""
     return (info.cluster.leader or "") if info.cluster else ""
@@ -400,6 +398,7 @@ class StreamMessages:
         stop: Ends the iteration when it is set.
         poll_interval_s: How long one request waits for new messages, in seconds.
         patience_s: For how long to try to reach the server for the first time, in seconds.
+        begin: As of `StreamPull`.
 
     Raises:
         ConfigError: *stream* cannot be the name of a stream.
@@ -415,10 +414,11 @@ class StreamMessages:
         stop: threading.Event | None = None,
         poll_interval_s: float = 0.5,
         patience_s: float = math.inf,
+        begin: Mapping[str, Any] | None = None,
     ) -> None:
         self._connection = connection
         self._stream = _checked(stream)
-        self._pull = StreamPull(stream, subject, poll_interval_s=poll_interval_s)
+        self._pull = StreamPull(stream, subject, poll_interval_s=poll_interval_s, begin=begin)
         self._follow = follow
         self._stop = stop or threading.Event()
         self._poll_interval_s = poll_interval_s
@@ -481,7 +481,7 @@ class StreamPull:
         subject: The subjects to read.
         first: The number of the first message to read.
         poll_interval_s: How long one request waits for new messages, in seconds.
-        begin: Fields of ``ConsumerConfig`` that say where to begin, in place of *first*.
+        begin: Fields of ``ConsumerConfig`` that say where to begin, in place of the first message.
     """
 
     def __init__(
@@ -548,7 +548,11 @@ class StreamPull:
         """
         for _ in range(_SUBSCRIPTIONS):
             config = ConsumerConfig(**begin, ack_policy=AckPolicy.NONE, inactive_threshold=300.0)
-            subscription = await stream.pull_subscribe(self._subject, stream=self._stream, config=config)
+            creating = stream.pull_subscribe(self._subject, stream=self._stream, config=config)
+            try:
+                subscription = await asyncio.wait_for(creating, _SUBSCRIBE_S)
+            except asyncio.TimeoutError:  # the node that the server chose may be away
+                continue
             if _leader(await subscription.consumer_info()) == self._leader:
                 return subscription
             await subscription.unsubscribe()
@@ -563,7 +567,7 @@ class StreamPull:
         """
         info = await stream.stream_info(self._stream)
         self._leader = _leader(info)
-        last, created = int(info.state.last_seq), created_text(info)
+        last, created = int(info.state.last_seq), str(info.created)
         if self.next > last + 1 or self.created not in {"", created}:
             self.next = 1
         self.created = created
@@ -660,10 +664,18 @@ class StreamCopy:
     A copy of a stream, or of a part of it, as event logs in a directory of its own: what reads logs can read it.
 
     The directory is for this user alone, and removed with the process.
+
+    Args:
+        address: The stream or the part.
+        since_ns: Leave out what the server stored before, by its clock, in ns since the epoch.
     """
 
-    def __init__(self, address: StreamAddress) -> None:
+    def __init__(self, address: StreamAddress, *, since_ns: int = 0) -> None:
         self._address = address
+        self._begin: dict[str, Any] | None = None
+        if since_ns:
+            begin = datetime.datetime.fromtimestamp(since_ns / 1e9, datetime.timezone.utc)
+            self._begin = {"deliver_policy": DeliverPolicy.BY_START_TIME, "opt_start_time": begin}
         self._folder = tempfile.TemporaryDirectory(prefix="trackside-stream-")
         self.directory = Path(self._folder.name)
         self.unreadable = 0
@@ -681,7 +693,12 @@ class StreamCopy:
         """
         address = self._address
         messages = StreamMessages(
-            StreamConnection(address.servers, {}), address.stream, address.subject, follow=False, patience_s=_PATIENCE_S
+            StreamConnection(address.servers, {}),
+            address.stream,
+            address.subject,
+            follow=False,
+            patience_s=_PATIENCE_S,
+            begin=self._begin,
         )
         waiting_bytes = 0
         try:
@@ -726,15 +743,19 @@ def copied(address: str) -> StreamCopy:
     """
     Return the process's copy of the stream at *address*, with all that the stream has now.
 
+    Args:
+        address: The stream or a part of it; with ``?since=TIME`` behind it, only what was stored from then on.
+
     Raises:
         ConfigError: *address* is not one.
         UnreadableError: as of `StreamCopy.update`.
     """
-    parsed = StreamAddress.parse(address)
     with _copying:
         copy = _copies.get(address)
         if copy is None:
-            copy = _copies[address] = StreamCopy(parsed)
+            place, has_since, since = address.partition("?since=")
+            since_ns = time_ns("since", since) if has_since else 0
+            copy = _copies[address] = StreamCopy(StreamAddress.parse(place), since_ns=since_ns)
         copy.update()
     return copy
 

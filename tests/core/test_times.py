@@ -1,10 +1,10 @@
-"""Times on the command line."""
+"""Times as people write them."""
 
 from __future__ import annotations
 
 import pytest
 
-from trackside.cli._goodput import time_ns
+from trackside.core.times import time_ns
 from trackside.events import ConfigError
 
 pytestmark = pytest.mark.once
