@@ -24,7 +24,7 @@ HEADER = PACKAGE / "include" / "trackside.h"
 TIMEOUT_S = 300
 # NDEBUG leaves out the assertions in the interpreter's headers, and with them the paths of this machine.
 FLAGS = (
-    *("-std=c11", "-O2", "-g", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing"),
+    *("-std=c11", "-O3", "-g", "-DNDEBUG", "-fPIC", "-fno-plt", "-fvisibility=hidden", "-fno-strict-aliasing"),
     *("-Wall", "-Wextra"),
 )
 
