@@ -8,7 +8,7 @@ import re
 import pytest
 
 from trackside.cli import main
-from trackside.events import UnreadableError
+from trackside.events import ConfigLogged, IterationEnded, Source, UnreadableError
 from trackside.report import BETTER, SAME, WORSE, Selected, compare
 
 pytestmark = pytest.mark.once
@@ -30,6 +30,24 @@ def compared(made_up):
 def row(found, name):
     (one,) = [one for one in [*found.judged, *found.buckets, *found.parts] if one.name == name]
     return one
+
+
+def test_settings(write_events, tmp_path, capsys):
+    """Hyper-parameters that differ are named with the values of all runs of each side; equal ones are not."""
+    for name, rates in (("a", (0.1, 0.2)), ("b", (0.3,))):
+        for number, rate in enumerate(rates):
+            values = {"lr": rate, "layers": 3} | ({"clip": 1.0} if name == "b" else {})
+            events = [ConfigLogged(at_ns=1, values=values), IterationEnded(at_ns=2, step=0, duration_ns=1)]
+            write_events(tmp_path / name / str(number), Source(id=f"{name}{number}", run_id=f"{name}{number}"), events)
+    sides = [str(tmp_path / name) for name in "ab"]
+    main(["compare", *sides])
+
+    assert compare(*(Selected(path, [path]) for path in sides)).settings == {
+        "clip": ((), ("1.0",)),
+        "lr": (("0.1", "0.2"), ("0.3",)),
+    }
+    wanted = ["hyper-parameters that differ", "  clip: not set in A, 1.0 in B", "  lr: 0.1, 0.2 in A, 0.3 in B", ""]
+    assert capsys.readouterr().out.splitlines()[-4:] == wanted
 
 
 class TestVerdict:

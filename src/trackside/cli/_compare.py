@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Final
 
 import attrs
@@ -21,6 +21,7 @@ from trackside.report._report import shown
 _WORSE: Final = 1
 """The exit code for it."""
 _MOST_NAME: Final = 41
+_MOST_SETTINGS: Final = 40
 _FIGURES: Final = {1, 2, 3}
 """The columns of the table with figures."""
 
@@ -141,6 +142,21 @@ def _lines(found: Comparison) -> Iterator[str]:
     for table in tables:
         yield from (_line(cells, widths) for cells in table)
         yield ""
+    if found.settings:
+        yield "hyper-parameters that differ"
+        for name, (before, after) in islice(found.settings.items(), _MOST_SETTINGS):
+            yield f"  {name}: {_setting(before)} in A, {_setting(after)} in B"
+        if len(found.settings) > _MOST_SETTINGS:
+            yield f"  and {len(found.settings) - _MOST_SETTINGS} more: --json"
+        yield ""
+
+
+def _setting(values: Sequence[str]) -> str:
+    return ", ".join(_shortened(value) for value in values) or "not set"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MOST_NAME else f"{text[: _MOST_NAME - 3]}..."
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -158,8 +174,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     if found.low is not None and found.high is not None:
         bounds = f"{_change(found.low, row)} and {_change(found.high, row)}"
     verdict = row.verdict if row.verdict != "no difference shown" else ""
-    name = row.name if len(row.name) <= _MOST_NAME else f"{row.name[: _MOST_NAME - 3]}..."
-    return f"  {name}", _figure(found.before, row), _figure(found.after, row), change, bounds, verdict
+    return f"  {_shortened(row.name)}", _figure(found.before, row), _figure(found.after, row), change, bounds, verdict
 
 
 def _figure(value: float, row: Row) -> str:

@@ -1045,7 +1045,7 @@ def _report(gathered: Gatherer, chosen: Chosen, scored: tuple[Episodes, ScoreAgg
         errors=_errors(mains, every_rank),
         counters=_counters(gathered),
         own=_own_events(gathered),
-        config=gathered.config,
+        config={name: value for own in gathered.configs.values() for name, value in own.items()},
         losses=_losses(gathered, recorded, aggregator.too_late, _unwritten(mains, every_rank, attempts)),
         samples_per_s=samples_per_s,
         tokens_per_s=tokens_per_s,

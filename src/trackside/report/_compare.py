@@ -75,6 +75,8 @@ class Comparison:
     buckets: tuple[Row, ...]
     parts: tuple[Row, ...]
     """Of a step, the spans or sections that both have."""
+    settings: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
+    """The hyper-parameters that differ, by name: the values in the runs before and after, none where it was not set."""
     notes: tuple[str, ...]
 
     @property
@@ -97,6 +99,9 @@ class Comparison:
             "judged": [plain(row) for row in self.judged],
             "buckets": [plain(row) for row in self.buckets],
             "parts": [plain(row) for row in self.parts],
+            "settings": {
+                name: {"before": list(before), "after": list(after)} for name, (before, after) in self.settings.items()
+            },
             "notes": list(self.notes),
         }
 
@@ -151,6 +156,7 @@ def compare(before: Selected, after: Selected, *, least: float = LEAST, progress
         judged=tuple(judged),
         buckets=tuple(_buckets(here, there)),
         parts=tuple(_parts(here, there, least)),
+        settings=dict(_settings(here, there)),
         notes=tuple(notes),
     )
 
@@ -203,6 +209,10 @@ class _Read:
                 first = min(bad, key=lambda row: row.last_ns)
                 why = f"ended by {first.error}" if first.error else "died"
                 yield f"{self.side.name}: rank {first.rank} of run {run_id} {why} after step {first.last_step}"
+
+    def values(self, name: str) -> tuple[str, ...]:
+        """Return the values that the hyper-parameter *name* has in the runs, each once."""
+        return tuple(dict.fromkeys(str(own[name]) for own in self.gathered.configs.values() if name in own))
 
     def shares(self, of: Callable[[GoodputResult], float]) -> list[list[float]]:
         """Return a share of each session's time, window by window."""
@@ -258,3 +268,11 @@ def _parts(here: _Read, there: _Read, least: float) -> Iterable[Row]:
     ours, theirs = (part_series(side.gathered) for side in (here, there))
     for name in sorted(ours.keys() & theirs.keys()):
         yield _row(name, difference([ours[name]], [theirs[name]], TRIM), least)
+
+
+def _settings(here: _Read, there: _Read) -> Iterator[tuple[str, tuple[tuple[str, ...], tuple[str, ...]]]]:
+    names = {name for side in (here, there) for own in side.gathered.configs.values() for name in own}
+    for name in sorted(names):
+        before, after = here.values(name), there.values(name)
+        if set(before) != set(after):
+            yield name, (before, after)

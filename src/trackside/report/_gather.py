@@ -555,7 +555,8 @@ class Gatherer:
         self.dropped: Counter[str] = Counter()
         self.suspended: Counter[str] = Counter()
         self.own: dict[str, OwnEvents] = {}
-        self.config: dict[str, Any] = {}
+        self.configs: dict[str, dict[str, Any]] = {}
+        """The hyper-parameters that were logged, by run."""
         self.configured: TrainingConfigured | None = None
         self.events = 0
         self.exit_status: int | None = None
@@ -835,7 +836,7 @@ class Gatherer:
         self._mark("lost", f"{event.handler} suspended: {event.error}", event.at_ns)
 
     def _log_config(self, event: ConfigLogged) -> None:
-        self.config.update(event.values)
+        self.configs.setdefault(self._now.source.run_id, {}).update(event.values)
 
     def _add_own(self, event: Event) -> None:
         name = wire_name_of(event)
