@@ -202,6 +202,14 @@ class TestFailures:
         report = alive(healthy, 10.0, 10.0 + apart_s, state="died", stepped_s=9.9)
         assert [one.rank for one in RULES["died"](report)[0]] == [named]
 
+    def test_first_is_not_known(self, healthy):
+        """Where it cannot be seen which of the ranks died first, it says so, and the step that one of them reached."""
+        report = alive(healthy, 10.0, 10.0, state="died", stepped_s=9.9)
+        rows = (report.ranks[0], attrs.evolve(report.ranks[1], last_step=11))
+        (found,) = RULES["died"](attrs.evolve(report, ranks=rows))[0]
+        assert found.title == "All 2 ranks died, after step 11: which one was first cannot be seen."
+        assert found.since_step == 11
+
     def test_first_to_exit(self, healthy):
         """Of ranks whose exits were seen the first one is named with its status, though its log is the longer one."""
         report = alive(healthy, 10.0, 9.9, state="died", stepped_s=9.9)
@@ -263,10 +271,13 @@ class TestFailures:
         assert len(RULES["missing-rank"](attrs.evolve(healthy, missing_ranks=missing))[0]) == found
 
     def test_not_finite(self, healthy):
-        """One loss that is not finite is enough."""
-        one = NotFinite(value="nan", step=7, at_ns=healthy.goodput.start_ns, ranks=(1,), first_rank=1)
+        """One loss that is not finite is enough, and the ranks that had it in that step are named before the others."""
+        one = NotFinite(
+            value="nan", step=7, at_ns=healthy.goodput.start_ns, ranks=(0, 1), first_rank=1, first_ranks=(1,)
+        )
         (found,) = RULES["not-finite"](attrs.evolve(healthy, not_finite=one))[0]
         assert (found.since_step, found.rank) == (7, 1)
+        assert found.title == "The loss is NaN since step 7, on rank 1, and later on rank 0."
 
 
 class TestRegression:

@@ -716,6 +716,7 @@ def _not_finite(mains: Sequence[Watched]) -> NotFinite | None:
         at_ns=first.not_finite_ns,
         ranks=tuple(sorted({process.source.rank for process in found})),
         first_rank=first.source.rank,
+        first_ranks=tuple(sorted({one.source.rank for one in found if one.not_finite_step == first.not_finite_step})),
     )
 
 

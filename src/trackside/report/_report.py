@@ -324,6 +324,8 @@ class NotFinite:
     at_ns: int
     ranks: tuple[int, ...]
     first_rank: int
+    first_ranks: tuple[int, ...]
+    """Those on which it was so in that step already."""
 
 
 @attrs.frozen(kw_only=True)

@@ -343,13 +343,14 @@ def _died(report: Report) -> _Ruled:
     first, is_clear = _first_dead(dead)
     ranks = sorted(row.rank for row in dead)
     span = next((row.name for row in report.open if row.rank == first.rank), "")
-    after = _after(first)
+    furthest = first if is_clear else max(dead, key=lambda row: row.last_step)
+    after = _after(furthest)
     within = f", in {span}" if span else ""
     if first.exit_status is not None:
         within += f" ({words.exit_words(first.exit_status)})"
     look = (
-        f"{'It' if is_clear else f'Rank {first.rank}'} was {_where(first)}: see the launcher's output and the kernel's "
-        f"log (dmesg) for a signal or the OOM killer. Its last events: {_paste(report, 'tail', '-n', '40')}"
+        f"It was {_where(first)}: see the launcher's output and the kernel's log (dmesg) for a signal or the OOM "
+        f"killer. Its last events: {_paste(report, 'tail', '-n', '40')}"
     )
     outlived = any(row.has_good_end and row.last_step > first.last_step + 1 for row in report.ranks)
     if len(dead) == 1 and report.losses.damaged_bytes and outlived:  # a log that was cut off ends so, too
@@ -362,7 +363,11 @@ def _died(report: Report) -> _Ruled:
         title = f"Rank {first.rank} died {after}{within}, then {others}: their logs have no end."
     else:
         who = f"All {len(dead)} ranks" if len(dead) == report.ranks_total else f"Ranks {_ranges(ranks)}"
-        title = f"{who} died, {after}: their logs have no end."
+        title = f"{who} died, {after}: which one was first cannot be seen."
+        look = (
+            "The launcher's output says which one failed first (torchrun: under Root Cause), and started by `trackside "
+            f"run` the report would. Their last events: {_paste(report, 'tail', '-n', '40')}"
+        )
     latest = report.attempts[-1].number if report.attempts else 0
     unwritten = {one.rank: one.steps for one in report.losses.unwritten if one.attempt == latest}
     evidence = [
@@ -371,7 +376,7 @@ def _died(report: Report) -> _Ruled:
         for row in sorted(dead, key=lambda row: row.exited_ns or row.last_ns)[:_MOST_LISTED]
     ]
     if not is_clear:
-        evidence.append("they were last heard of within a second of each other: which one was first cannot be seen")
+        evidence.append("the launcher kills the others at once, and the last second of each may be in no log")
     if report.exit_status is not None:
         evidence.append(f"the launcher exited with {words.exit_words(report.exit_status)}")
     alive = [row for row in report.ranks if row.has_good_end]
@@ -386,7 +391,7 @@ def _died(report: Report) -> _Ruled:
             rank=first.rank if is_clear else None,
             section=span if is_clear else "",
             since_ns=first.exited_ns or first.last_ns,
-            since_step=first.last_step if first.last_step >= 0 else None,
+            since_step=furthest.last_step if furthest.last_step >= 0 else None,
             ranks=tuple(ranks),
         )
     ], "logs without an end whose processes were not heard of any more"
@@ -517,13 +522,14 @@ def _not_finite(report: Report) -> _Ruled:
     found = report.not_finite
     if found is None:
         return [], "no loss was NaN or infinite, or none was recorded"
-    ranks = list(found.ranks)
-    many = "s" if len(ranks) > 1 else ""
+    ranks, first = found.ranks, found.first_ranks
+    later = [rank for rank in ranks if rank not in first]
     value = _NOT_FINITE.get(found.value, found.value)
     return [
         Finding(
             kind="not-finite",
-            title=f"The loss is {value} since step {found.step}, on rank{many} {_ranges(ranks)}.",
+            title=f"The loss is {value} since step {found.step}, on {_ranks(first)}"
+            f"{f', and later on {_ranks(later)}' if later else ''}.",
             evidence=(f"first on rank {found.first_rank}, at {words.clock(found.at_ns)}",),
             look="Start again from a checkpoint before that step, and look at its batch, the learning rate and "
             "the gradients' norm. That step: "
@@ -532,7 +538,7 @@ def _not_finite(report: Report) -> _Ruled:
             section="loss",
             since_ns=found.at_ns,
             since_step=found.step,
-            ranks=tuple(ranks),
+            ranks=ranks,
         )
     ], "a loss was not finite"
 
