@@ -85,6 +85,14 @@ class TestVerdict:
         assert found.notes == ("b has 10 steps: too few to know what is chance",)
 
 
+class TestRanks:
+    def test_late(self, compared):
+        """The rank that became late is named, as the report names it: twice 40 ms of forward from step 100 on."""
+        found = compared(ranks=3, factor=lambda rank, step, part: 1 + (rank == 1 and step > 99 and "forward" in part))
+        (note,) = found.notes
+        assert re.fullmatch(r"b: rank 1 of run b is slow in model_forward: \d+(\.\d+)? ms a step, since step 100", note)
+
+
 class TestSelection:
     def test_wanted(self, made_up):
         """Each side takes its own runs from one directory."""

@@ -428,13 +428,10 @@ def tiles_of(mains: Iterable[Watched]) -> list[tuple[Watched, StepTiles]]:
     ]
 
 
-def _compare(mains: Sequence[Watched], waits: set[str]) -> WhatIf:
+def compare_all(mains: Sequence[Watched], waits: set[str]) -> WhatIf:
     """Return what comparing the ranks over all attempts came to; the figures are those of the last ones."""
-    has_one_host = len({one.source.host for one in mains}) == 1 and bool(mains[0].source.host)
     attempts = [{rank: tiles for rank, (_, tiles) in own.items()} for own in _by_attempt(mains)]
-    # Windows of sections have no times within a step.
-    has_times = not any(tiles.first_steps for own in attempts for tiles in own.values())
-    return compare_ranks(attempts, waits, have_one_clock=has_one_host and has_times)
+    return compare_ranks(attempts, waits, hosts={one.source.host for one in mains})
 
 
 def _by_attempt(mains: Iterable[Watched]) -> list[dict[int, tuple[Watched, StepTiles]]]:
@@ -997,7 +994,7 @@ def _report(gathered: Gatherer, chosen: Chosen, scored: tuple[Episodes, ScoreAgg
     last = [row for row in every_rank if row.last_ns >= attempts[-1].start_ns] or every_rank
     spans = gathered.spans.result()
     parts = _parts(gathered, mains)
-    what_if = _compare(mains, gathered.waits)
+    what_if = compare_all(mains, gathered.waits)
     late = _late(what_if, mains) if not what_if.why_not else late_by_windows(episodes, gathered.waits)
     world_size = max([row.rank + 1 for row in last] + [one.source.world_size for one in mains[-1:]])
     first = chosen.sources[0][0]

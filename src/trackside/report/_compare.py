@@ -13,9 +13,10 @@ from trackside.events import Source, UnreadableError
 from trackside.handlers import replay
 from trackside.handlers.models.goodput import GoodputResult
 from trackside.handlers.models.liveness import RUNNING
-from trackside.report._build import Progress, gather, joined, part_series, rank_rows, step_time
+from trackside.report._build import Progress, compare_all, gather, joined, part_series, rank_rows, step_time
 from trackside.report._gather import Gatherer, StepLengths, Watched
 from trackside.report._statistics import TRIM, Difference, difference
+from trackside.report._whatif import late_words
 
 BETTER, WORSE, SAME = "better", "worse", "no difference shown"
 LEAST: Final = 0.01
@@ -24,6 +25,7 @@ LEAST_GOODPUT: Final = 0.02
 """Likewise of goodput, in points."""
 _WINDOWS: Final = 40
 _FEWEST_STEPS: Final = 20
+_MOST_LATE: Final = 3
 _S: Final = 1e9
 
 Wanted = Callable[[Source], bool]
@@ -149,7 +151,7 @@ def compare(before: Selected, after: Selected, *, least: float = LEAST, progress
         for one in (here, there)
         if one.side.steps < _FEWEST_STEPS
     ]
-    notes += [note for one in (here, there) for note in one.bad_ends()]
+    notes += [note for one in (here, there) for note in one.notes()]
     return Comparison(
         before=here.side,
         after=there.side,
@@ -195,8 +197,8 @@ class _Read:
                 runs.setdefault(process.source.run_id, []).append(process.lengths)
         return [[length / _S for length in joined(own)[0]] for own in runs.values()]
 
-    def bad_ends(self) -> Iterator[str]:
-        """Yield of each run the first rank of its last attempt that did not end well, and when."""
+    def notes(self) -> Iterator[str]:
+        """Yield of each run the first rank of its last attempt that did not end well, and the ranks that were late."""
         by_run: dict[str, list[Watched]] = {}
         for process in self.gathered.processes:
             if process.is_rank:
@@ -209,6 +211,8 @@ class _Read:
                 first = min(bad, key=lambda row: row.last_ns)
                 why = f"ended by {first.error}" if first.error else "died"
                 yield f"{self.side.name}: rank {first.rank} of run {run_id} {why} after step {first.last_step}"
+            for late in compare_all(own, self.gathered.waits).late[:_MOST_LATE]:
+                yield f"{self.side.name}: rank {late.rank} of run {run_id} is {late_words(late)}"
 
     def values(self, name: str) -> tuple[str, ...]:
         """Return the values that the hyper-parameter *name* has in the runs, each once."""

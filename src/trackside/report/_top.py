@@ -33,7 +33,7 @@ from trackside.handlers.models.goodput import GoodputAccumulator
 from trackside.handlers.models.liveness import DIED, ENDED, RUNNING, SILENT, LifeSigns, Liveness, is_gone, liveness
 from trackside.handlers.models.steps import StepInterval, StepTimer
 from trackside.report._gather import Stall
-from trackside.report._whatif import StepRecord, StepTiles, chosen_tiles, compare_ranks
+from trackside.report._whatif import StepRecord, StepTiles, chosen_tiles, compare_ranks, late_words
 from trackside.wire import FrameView
 
 _RECENT_STEPS: Final = 50
@@ -425,20 +425,13 @@ class Top:
         if began_s >= self._late_due_s:
             tiles = chosen_tiles([one.record for one in ranks])
             known = {one.source.rank: (one, own) for one, own in zip(ranks, tiles, strict=True) if own.places}
-            has_one_host = len({one.source.host for one, _ in known.values()}) == 1
-            has_times = not any(own.first_steps for _, own in known.values())
             found = compare_ranks(
                 [{rank: own for rank, (_, own) in known.items()}],
                 self._waits,
-                have_one_clock=has_one_host and has_times,
+                hosts={one.source.host for one, _ in known.values()},
             )
             self._late = [
-                Worst(
-                    rank=one.rank,
-                    host=known[one.rank][0].source.host,
-                    why=f"slow {'in ' if one.what == one.where else ''}{one.where}: "
-                    f"{words.duration(one.lateness_ns)} a step, since step {one.since_step}",
-                )
+                Worst(rank=one.rank, host=known[one.rank][0].source.host, why=late_words(one))
                 for one in found.late
                 if not one.is_over
             ]

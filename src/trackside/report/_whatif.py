@@ -20,6 +20,7 @@ from typing import Final
 
 import attrs
 
+from trackside.core import text as words
 from trackside.events import IterationEnded, SectionWindow, SpanEnded, SpanStarted, span_names
 from trackside.handlers.models.steps import INTERRUPTING, StepInterval, StepTimer
 from trackside.report._lateness import FEWEST_BLOCKS, FEWEST_STEPS, LEAST_LATE_NS, LateStretch, Rows, find_late
@@ -398,7 +399,7 @@ class _Grid:
 
 
 def compare_ranks(
-    attempts: Sequence[Mapping[int, StepTiles]], waits: Collection[str] = (), *, have_one_clock: bool = False
+    attempts: Sequence[Mapping[int, StepTiles]], waits: Collection[str] = (), *, hosts: Collection[str] = ("",)
 ) -> WhatIf:
     """
     Return which ranks were late, since when, and why.
@@ -408,8 +409,11 @@ def compare_ranks(
     Args:
         attempts: Of each attempt, in order, the steps of each rank.
         waits: Names of parts in which ranks are known to wait for each other.
-        have_one_clock: Whether the times of all ranks are of one machine's clock.
+        hosts: Those of the ranks, each once; the times of ranks on one host are of one clock.
     """
+    # Windows of sections have no times within a step.
+    has_times = not any(own.first_steps for tiles in attempts for own in tiles.values())
+    have_one_clock = len(hosts) == 1 and "" not in hosts and has_times
     block = max((own.block for tiles in attempts for own in tiles.values()), default=1)
     grids: list[_Grid] = []
     why_not = "no rank recorded a step"
@@ -427,6 +431,12 @@ def compare_ranks(
     results = [_compared(grid, waits, have_one_clock=have_one_clock) for grid in whole]
     late = sorted((one for result in results for one in result.late), key=lambda one: (-one.lost_s, one.rank))
     return attrs.evolve(results[-1], late=tuple(late))
+
+
+def late_words(one: LateRank) -> str:
+    """Return where a late rank is slow, by how much and since when, as views say it that have one line for it."""
+    place = f"in {one.where}" if one.what == one.where != OUTSIDE else one.where
+    return f"slow {place}: {words.duration(one.lateness_ns)} a step, since step {one.since_step}"
 
 
 def _compared(grid: _Grid, waits: Collection[str], *, have_one_clock: bool) -> WhatIf:
