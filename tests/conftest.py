@@ -13,6 +13,7 @@ import tempfile
 import time
 import zlib
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import hypothesis
 import pytest
@@ -21,7 +22,12 @@ import trackside
 from racing import in_threads
 from trackside import implementation
 from trackside.bus import Bus
-from trackside.events import _event, set_process_source
+from trackside.events import Event, _event, set_process_source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
+
+T = TypeVar("T")
 
 HANG_GUARD_S = 300.0
 FULL_GUARD_FACTOR = 10.0
@@ -38,14 +44,14 @@ time.tzset()
 _stderr_copy = pytest.StashKey[int]()
 
 
-def pytest_addoption(parser):
+def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("trackside")
     group.addoption("--seed", type=int, help="0 unless given; with --full a new one, which the run's first lines name")
     group.addoption("--scale", type=float, default=0.1, help="the share of the long recipes to run (default: 0.1)")
     group.addoption("--full", dest="scale", action="store_const", const=1.0, help="as --scale=1")
 
 
-def pytest_configure(config):
+def pytest_configure(config: pytest.Config) -> None:
     # Set here, the seed travels to pytest-xdist's workers with the other options.
     is_full = config.option.scale >= 1
     if config.option.seed is None:
@@ -58,20 +64,21 @@ def pytest_configure(config):
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
     hypothesis.settings.load_profile("trackside")
+    assert sys.__stderr__ is not None
     # A copy, because text that a test writes to stderr is captured and would be lost with the process.
     config.stash[_stderr_copy] = os.dup(sys.__stderr__.fileno())
 
 
-def pytest_unconfigure(config):
+def pytest_unconfigure(config: pytest.Config) -> None:
     os.close(config.stash[_stderr_copy])
 
 
-def pytest_report_header(config):
+def pytest_report_header(config: pytest.Config) -> str:
     return f"seed: {config.option.seed}, scale: {config.option.scale}, trackside: {implementation}"
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item):
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Print every thread's stack and end the process if the test, its fixtures included, takes too long."""
     mark = item.get_closest_marker("hang_guard")
     seconds = mark.args[0] if mark else HANG_GUARD_S
@@ -84,7 +91,7 @@ def pytest_runtest_protocol(item):
         faulthandler.cancel_dump_traceback_later()
 
 
-def pytest_runtest_setup(item):
+def pytest_runtest_setup(item: pytest.Item) -> None:
     needs_gpu = item.get_closest_marker("gpu") is not None
     if (needs_gpu or item.get_closest_marker("torch")) and importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed in this environment")
@@ -96,7 +103,7 @@ def pytest_runtest_setup(item):
 
 
 @pytest.fixture
-def seed(request):
+def seed(request: pytest.FixtureRequest) -> int:
     """
     Give the test a seed of its own; a failure shows it, and ``--seed`` with the run's first lines repeats it.
     """
@@ -106,28 +113,28 @@ def seed(request):
 
 
 @pytest.fixture
-def rng(seed):
+def rng(seed: int) -> random.Random:
     """Give the test a random generator of its own, seeded by `seed`."""
     return random.Random(seed)
 
 
 @pytest.fixture
-def bus():
+def bus() -> Iterator[Bus]:
     """Give a bus of the test's own."""
     with Bus() as given:
         yield given
 
 
 @pytest.fixture
-def events():
+def events() -> Iterator[list[Event]]:
     """Give the list that every event is appended to."""
-    found = []
+    found: list[Event] = []
     with trackside.subscribe(found.append):
         yield found
 
 
 @pytest.fixture
-def socket_directory(monkeypatch):
+def socket_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Give a directory of this user's alone, with a name short enough for sockets."""
     directory = tempfile.mkdtemp(prefix="ts-")
     monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
@@ -136,17 +143,18 @@ def socket_directory(monkeypatch):
 
 
 @pytest.fixture
-def scale(request):
+def scale(request: pytest.FixtureRequest) -> float:
     """
     Give the share of a long recipe to run: 0.1, less on further interpreters, 1.0 with ``--full``.
 
     Durations are multiplied by it; counts go through `scaled`.
     """
-    return request.config.option.scale
+    share: float = request.config.option.scale
+    return share
 
 
 @pytest.fixture
-def scaled(scale):
+def scaled(scale: float) -> Callable[[int], int]:
     """
     Give a function that scales a count, down to one and not to nothing.
 
@@ -158,7 +166,7 @@ def scaled(scale):
 
 
 @pytest.fixture(autouse=True)
-def untouched_process(monkeypatch):
+def untouched_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Hide the environment of the tests, and undo after each the changes it made to the whole process."""
     for name in [name for name in os.environ if name.startswith(FOREIGN_VARIABLES)]:
         if name != "TRACKSIDE_PURE_PYTHON":  # so that the processes that tests start run what the tests run
@@ -171,12 +179,12 @@ def untouched_process(monkeypatch):
 
 
 @pytest.fixture
-def forgetful(monkeypatch):
+def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget after the test which event classes it declared."""
     monkeypatch.setattr(_event, "_classes", dict(_event._classes))
 
 
 @pytest.fixture(name="in_threads")
-def _in_threads():
+def _in_threads() -> Callable[[int, Callable[[int], T]], list[T]]:
     """Give a function that runs work on many threads at once."""
     return in_threads

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,6 +19,13 @@ from trackside.events import RunsOn, clock
 from trackside.testing import FakeClock
 from trackside.wire import FrameDecoder
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from trackside.bus._dispatcher import Dispatcher
+    from trackside.events import Event, Source
+    from trackside.wire import Frame
+
 SCRIPTS = Path(__file__).parent / "scripts"
 DEADLINE_S = 30.0
 
@@ -25,45 +33,45 @@ DEADLINE_S = 30.0
 class RecordingFrameSink:
     """A frame sink that decodes the frames it gets, or refuses them."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.lost = 0
         self.accepts = True
-        self.opened = []
-        self.frames = []
+        self.opened: list[Source] = []
+        self.frames: list[tuple[bytes, int]] = []
         self.flushes = 0
         self.is_closed = False
 
-    def open(self, source):
+    def open(self, source: Source) -> None:
         """Accept any source."""
         self.opened.append(source)
 
-    def accept(self, frame, *, events):
+    def accept(self, frame: bytes, *, events: int) -> bool:
         """Keep *frame*."""
         if not self.accepts:
             return False
         self.frames.append((frame, events))
         return True
 
-    def flush(self, timeout_s):
+    def flush(self, timeout_s: float) -> bool:
         """Count the request."""
         self.flushes += 1
         return True
 
-    def close(self, timeout_s):
+    def close(self, timeout_s: float) -> bool:
         """Note the end."""
         self.is_closed = True
         return True
 
-    def after_fork(self, source):
+    def after_fork(self, source: Source) -> None:
         """Forget the parent's frames."""
         self.frames = []
 
-    def decoded(self):
+    def decoded(self) -> list[Frame]:
         """Return the frames, decoded."""
         decoder = FrameDecoder()
         return [decoder.decode(frame) for frame, _ in self.frames]
 
-    def events(self, kind=object):
+    def events(self, kind: type = object) -> list[Any]:
         """Return the events of all frames that are a *kind*."""
         return [event for frame in self.decoded() for event in frame.events if isinstance(event, kind)]
 
@@ -73,20 +81,20 @@ class Model:
 
     runs_on = RunsOn.DISPATCHER
 
-    def __init__(self, on_event=None):
-        self.events = []
+    def __init__(self, on_event: Callable[[Event], None] | None = None) -> None:
+        self.events: list[Event] = []
         self.missed_events = 0
-        self.threads = set()
+        self.threads: set[int] = set()
         self._on_event = on_event
 
-    def __call__(self, event):
+    def __call__(self, event: Event) -> None:
         """Keep *event*, then do what the test wants."""
         self.threads.add(threading.get_ident())
         self.events.append(event)
         if self._on_event is not None:
             self._on_event(event)
 
-    def missed(self, source, count):
+    def missed(self, source: Source, count: int) -> None:
         """Note what was missed."""
         self.missed_events += count
 
@@ -94,12 +102,12 @@ class Model:
 class Gate:
     """A handler that blocks until the test releases it."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.entered = threading.Event()
         self.go_on = threading.Event()
-        self.events = []
+        self.events: list[Event] = []
 
-    def __call__(self, event):
+    def __call__(self, event: Event) -> None:
         """Wait, then keep *event*."""
         self.entered.set()
         self.go_on.wait(DEADLINE_S)
@@ -107,11 +115,11 @@ class Gate:
 
 
 @pytest.fixture
-def make_bus():
+def make_bus() -> Iterator[Callable[..., Bus]]:
     """Give a function that makes buses; they are closed after the test, whatever is stuck."""
-    made = []
+    made: list[Bus] = []
 
-    def make(**options):
+    def make(**options: Any) -> Bus:
         made.append(Bus(**options))
         return made[-1]
 
@@ -121,37 +129,37 @@ def make_bus():
 
 
 @pytest.fixture
-def bus(make_bus):
+def bus(make_bus: Callable[..., Bus]) -> Bus:
     """Give the test a bus of its own."""
     return make_bus()
 
 
 @pytest.fixture
-def frames():
+def frames() -> RecordingFrameSink:
     """Give a frame sink that keeps its frames."""
     return RecordingFrameSink()
 
 
 @pytest.fixture
-def make_frames():
+def make_frames() -> type[RecordingFrameSink]:
     """Give the class of frame sinks that keep their frames."""
     return RecordingFrameSink
 
 
 @pytest.fixture
-def model():
+def model() -> Model:
     """Give a model that keeps what it gets."""
     return Model()
 
 
 @pytest.fixture
-def make_model():
+def make_model() -> type[Model]:
     """Give the class of models that keep what they get."""
     return Model
 
 
 @pytest.fixture
-def gate():
+def gate() -> Iterator[Gate]:
     """Give a handler that blocks until the test lets it go on, or is over."""
     gate = Gate()
     yield gate
@@ -159,7 +167,7 @@ def gate():
 
 
 @pytest.fixture
-def fake_clock():
+def fake_clock() -> Iterator[FakeClock]:
     """Let the test move the process's clock."""
     fake = FakeClock()
     with clock.installed(fake, lambda: fake.now_ns):
@@ -167,15 +175,20 @@ def fake_clock():
 
 
 @pytest.fixture
-def held_still():
+def held_still() -> Iterator[Callable[[Bus], Callable[[], None]]]:
     """Give a function that keeps a bus's dispatcher from working until the test ends it, or is over."""
-    held = []
+    held: list[Dispatcher] = []
 
-    def hold(bus):
+    def hold(bus: Bus) -> Callable[[], None]:
         dispatcher = bus._dispatcher
         assert dispatcher.hold(DEADLINE_S)
         held.append(dispatcher)
-        return lambda: held.remove(dispatcher) or dispatcher.release()
+
+        def release() -> None:
+            held.remove(dispatcher)
+            dispatcher.release()
+
+        return release
 
     yield hold
     for dispatcher in held:
@@ -183,7 +196,7 @@ def held_still():
 
 
 @pytest.fixture
-def new_threads():
+def new_threads() -> Callable[[], set[threading.Thread]]:
     """Give a function that returns the threads that were started since, of which none is one of an earlier test."""
     before = set(threading.enumerate())
     return lambda: set(threading.enumerate()) - before
@@ -197,27 +210,27 @@ _STRICT = ("-W", "error", "-W", "ignore:This process:DeprecationWarning", "-X", 
 class Outcome:
     """The outcome of a script."""
 
-    def __init__(self, process, out, err):
+    def __init__(self, process: subprocess.Popen[str], out: str, err: str) -> None:
         self.code = process.returncode
         self.out = out
         self.err = err
 
     @property
-    def printed(self):
+    def printed(self) -> list[Any]:
         """Return the JSON values it printed, one a line."""
         return [json.loads(line) for line in self.out.splitlines()]
 
 
 @pytest.fixture
-def start_script():
+def start_script() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """
     Give a function that starts one of the scripts next to these tests.
 
     What of it still runs after the test is killed, its children too: they may outlive it, and hold its pipes.
     """
-    started = []
+    started: list[subprocess.Popen[str]] = []
 
-    def start(name, *arguments, **environment):
+    def start(name: str, *arguments: object, **environment: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, *_STRICT, str(SCRIPTS / name), *map(str, arguments)],
             stdout=subprocess.PIPE,
@@ -235,17 +248,17 @@ def start_script():
         process.communicate()
 
 
-def _signal_all(process, number):
+def _signal_all(process: subprocess.Popen[str], number: int) -> None:
     """Send a signal to a script and its children, those too that outlive it."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
 
 
 @pytest.fixture
-def run_script(start_script):
+def run_script(start_script: Callable[..., subprocess.Popen[str]]) -> Callable[..., Outcome]:
     """Give a function that runs one of the scripts to its end."""
 
-    def run(name, *arguments, timeout_s=60.0, **environment):
+    def run(name: str, *arguments: object, timeout_s: float = 60.0, **environment: str) -> Outcome:
         process = start_script(name, *arguments, **environment)
         try:
             out, err = process.communicate(timeout=timeout_s)

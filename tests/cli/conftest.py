@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
 import pytest
@@ -14,6 +14,10 @@ from trackside.bus import Bus
 from trackside.cli import main
 from trackside.events import ITERATION, Event, Source, clock, event
 from trackside.handlers import EventLog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
 START_NS = 1_700_000_000 * 10**9
 """2023-11-14 22:13:20 UTC."""
@@ -27,9 +31,16 @@ class Stepped(Event):
     loss: float = 0.5
 
 
-def make_source(rank=0, **printed):
+def make_source(rank: int = 0, **printed: Any) -> Source:
     """Return the source of a rank."""
-    given = {"run_id": "run-1", "host": "node-1", "pid": 100 + rank, "rank": rank, "world_size": 2, **printed}
+    given: dict[str, Any] = {
+        "run_id": "run-1",
+        "host": "node-1",
+        "pid": 100 + rank,
+        "rank": rank,
+        "world_size": 2,
+        **printed,
+    }
     return Source(id=f"{rank:016x}", **given)
 
 
@@ -41,20 +52,28 @@ class Outcome(NamedTuple):
     err: str
 
     @property
-    def lines(self):
+    def lines(self) -> list[str]:
         """The lines on stdout."""
         return self.out.splitlines()
 
 
 @pytest.fixture
-def write_log():
+def write_log() -> Callable[..., Path]:
     """
     Give a function that records steps 0, 1, 2 … of a rank, a second apart, and returns the file.
 
     The process's clock stands still meanwhile, so that the first and the last event of the stream have that time too.
     """
 
-    def write(directory, *, rank=0, steps=3, offset_ns=0, texts=(), **printed):
+    def write(
+        directory: Path,
+        *,
+        rank: int = 0,
+        steps: int = 3,
+        offset_ns: int = 0,
+        texts: Sequence[str] = (),
+        **printed: Any,
+    ) -> Path:
         log = EventLog(directory)
         at_ns = START_NS + offset_ns
         with clock.installed(lambda: at_ns, lambda: at_ns), Bus(source=make_source(rank, **printed)) as bus:
@@ -69,10 +88,10 @@ def write_log():
 
 
 @pytest.fixture
-def write_frames():
+def write_frames() -> Callable[..., Path]:
     """Give a function that writes a log of frames as a hostile process might make them; it returns the file."""
 
-    def write(directory, *frames, **printed):
+    def write(directory: Path, *frames: object, **printed: Any) -> Path:
         log = EventLog(directory)
         log.open(make_source(**printed))
         for frame in frames:
@@ -84,10 +103,10 @@ def write_frames():
 
 
 @pytest.fixture
-def command(capsys):
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
     """Give a function that runs the command in this process."""
 
-    def run(*arguments):
+    def run(*arguments: object) -> Outcome:
         capsys.readouterr()
         code = main([str(argument) for argument in arguments])
         return Outcome(code, *capsys.readouterr())
@@ -96,15 +115,20 @@ def command(capsys):
 
 
 @pytest.fixture
-def start():
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Give a function that starts the command in a process of its own; it is ended with the test."""
-    children = []
+    children: list[subprocess.Popen[str]] = []
 
-    def run(*arguments, **options):
+    def run(*arguments: object, **options: Any) -> subprocess.Popen[str]:
         # A shell starts its background jobs with Ctrl-C ignored, and so the tests, and the programs that they start.
         listen = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
         program = [sys.executable, "-c", listen + "from trackside.cli import main; sys.exit(main())"]
-        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        streams: dict[str, Any] = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "text": True,
+        }
         # As users run it: unbuffered output would hide data left in a buffer.
         env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
         child = subprocess.Popen([*program, *map(str, arguments)], **{**streams, "env": env, **options})
@@ -118,13 +142,13 @@ def start():
 
 
 @pytest.fixture
-def readable(tmp_path, write_log):
+def readable(tmp_path: Path, write_log: Callable[..., Path]) -> Path:
     """Give a log with three steps."""
     return write_log(tmp_path / "runs")
 
 
 @pytest.fixture
-def unreadable(tmp_path):
+def unreadable(tmp_path: Path) -> Path:
     """Give a file that is no log."""
     path = tmp_path / "notes.tslog"
     path.write_text("a shopping list, and nothing else\n" * 100)

@@ -25,17 +25,23 @@ import urllib.request
 import zlib
 from concurrent import futures
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
 from ports import free_port
 from trackside.events import IterationEnded
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+T = TypeVar("T")
+
 WAIT_S = 30.0
 COMPARISONS = {"=": operator.eq, ">=": operator.ge, "<=": operator.le, ">": operator.gt}
 
 
-def wait_until(true, *, what, timeout_s=WAIT_S):
+def wait_until(true: Callable[[], T], *, what: str, timeout_s: float = WAIT_S) -> T:
     deadline_s = time.monotonic() + timeout_s
     while True:
         found = true()
@@ -45,7 +51,7 @@ def wait_until(true, *, what, timeout_s=WAIT_S):
         time.sleep(0.02)
 
 
-def program(name):
+def program(name: str) -> str:
     """Return the path of a server's program; skip the test if it is not installed."""
     found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin")
     if found is None:
@@ -54,7 +60,7 @@ def program(name):
 
 
 @contextlib.contextmanager
-def running(*command, log):
+def running(*command: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run a server in a process group of its own, and end all of it."""
     with Path(log).open("ab") as output:
         child = subprocess.Popen(
@@ -68,19 +74,19 @@ def running(*command, log):
 
 
 @pytest.fixture(params=["lightning", "pytorch_lightning"])
-def package(request):
+def package(request: pytest.FixtureRequest) -> str:
     """Run the test with each of Lightning's packages."""
-    return request.param
+    return str(request.param)
 
 
 @pytest.fixture
-def eventually():
+def eventually() -> Callable[..., Any]:
     """Return a function that waits until another one returns a true value."""
     return wait_until
 
 
 @pytest.fixture
-def port():
+def port() -> int:
     """Return a port that nothing listens on."""
     return free_port()
 
@@ -90,35 +96,36 @@ EXTREMES = (math.inf, -math.inf, math.nan, -0.0, 1e308, 5e-324)
 
 
 @pytest.fixture
-def losses():
+def losses() -> list[IterationEnded]:
     """Return an iteration for each extreme number, with the number as its loss and its index as its step."""
     return [IterationEnded(step=step, duration_ns=1, loss=value) for step, value in enumerate(EXTREMES)]
 
 
 @pytest.fixture
-def bits():
+def bits() -> Callable[[Iterable[float]], list[bytes]]:
     """Return a function that turns floats into bits: the signs of zeros count, and NaN equals itself."""
     return lambda values: [struct.pack("<d", value) for value in values]
 
 
 @pytest.fixture
-def running_process():
+def running_process() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Return a function that runs a server as `running` does, until the test ends."""
     with contextlib.ExitStack() as stack:
         yield lambda *command, log: stack.enter_context(running(*command, log=log))
 
 
 @pytest.fixture
-def server(tmp_path):
+def server(tmp_path: Path) -> Iterator[Callable[..., None]]:
     """Return a function that starts a server and waits until a page of it answers; it ends with the test."""
     with contextlib.ExitStack() as stack:
 
-        def start(*command, asks, within_s=WAIT_S):
+        def start(*command: str, asks: str, within_s: float = WAIT_S) -> None:
             stack.enter_context(running(*command, log=tmp_path / "server.log"))
 
-            def answers():
+            def answers() -> bool:
                 with contextlib.suppress(OSError), urllib.request.urlopen(asks, timeout=5) as page:
-                    return page.status == 200
+                    return bool(page.status == 200)
+                return False
 
             wait_until(answers, what=f"{asks} answers", timeout_s=within_s)
 
@@ -131,33 +138,33 @@ def server(tmp_path):
 class Collector:
     """Accepts OTLP/HTTP in protobuf and decodes it; it can also refuse, be slow, or be down."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         from opentelemetry.proto.collector.logs.v1 import logs_service_pb2 as logs
         from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as metrics
         from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as traces
 
-        self.decoders = {
+        self.decoders: dict[str, Any] = {
             "/v1/traces": traces.ExportTraceServiceRequest,
             "/v1/metrics": metrics.ExportMetricsServiceRequest,
             "/v1/logs": logs.ExportLogsServiceRequest,
         }
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.requests = []
-        self.headers = []
+        self.requests: list[Any] = []
+        self.headers: list[dict[str, str]] = []
         self.status = 200
         self.answer = b""
         self.waits = threading.Event()
         """Requests are answered while this is set."""
         self.waits.set()
-        self._server = None
+        self._server: http.server.ThreadingHTTPServer | None = None
 
-    def start(self):
+    def start(self) -> None:
         """Listen, on the same port each time."""
         collector = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self):
+            def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 if self.headers.get("Content-Encoding") == "gzip":
                     body = gzip.decompress(body)
@@ -174,7 +181,7 @@ class Collector:
                     self.end_headers()
                     self.wfile.write(collector.answer)
 
-            def log_message(self, *_):
+            def log_message(self, *_: object) -> None:
                 pass
 
         http.server.ThreadingHTTPServer.allow_reuse_address = True
@@ -182,7 +189,7 @@ class Collector:
         self._server.daemon_threads = True
         threading.Thread(target=functools.partial(self._server.serve_forever, poll_interval=0.02), daemon=True).start()
 
-    def stop(self):
+    def stop(self) -> None:
         """Stop, in any state."""
         self.waits.set()
         if self._server is not None:
@@ -190,27 +197,27 @@ class Collector:
             self._server.server_close()
             self._server = None
 
-    def spans(self):
+    def spans(self) -> list[tuple[dict[str, Any], Any]]:
         """Return every span, with its resource's attributes."""
-        found = []
+        found: list[Any] = []
         for request in list(self.requests):
             for resource_spans in getattr(request, "resource_spans", ()):
                 resource = attributes(resource_spans.resource.attributes)
                 found += [(resource, span) for scope in resource_spans.scope_spans for span in scope.spans]
         return found
 
-    def logs(self):
+    def logs(self) -> list[tuple[dict[str, Any], Any]]:
         """Return every log record, with its resource's attributes."""
-        found = []
+        found: list[Any] = []
         for request in list(self.requests):
             for resource_logs in getattr(request, "resource_logs", ()):
                 resource = attributes(resource_logs.resource.attributes)
                 found += [(resource, log) for scope in resource_logs.scope_logs for log in scope.log_records]
         return found
 
-    def points(self, name):
+    def points(self, name: str) -> list[tuple[dict[str, Any], dict[str, Any], Any]]:
         """Return the points of a metric, in order: resource, attributes, point."""
-        found = []
+        found: list[Any] = []
         for request in list(self.requests):
             for resource_metrics in getattr(request, "resource_metrics", ()):
                 resource = attributes(resource_metrics.resource.attributes)
@@ -222,11 +229,11 @@ class Collector:
         return found
 
 
-def attributes(pairs):
+def attributes(pairs: Iterable[Any]) -> dict[str, Any]:
     return {pair.key: plain(pair.value) for pair in pairs}
 
 
-def plain(value):
+def plain(value: Any) -> Any:
     kind = value.WhichOneof("value")
     if kind == "array_value":
         return [plain(one) for one in value.array_value.values]
@@ -234,7 +241,7 @@ def plain(value):
 
 
 @pytest.fixture
-def collector():
+def collector() -> Iterator[Collector]:
     """Start a stand-in for an OpenTelemetry collector."""
     pytest.importorskip("opentelemetry.proto")
     found = Collector()
@@ -244,7 +251,7 @@ def collector():
 
 
 @pytest.fixture
-def decoded():
+def decoded() -> Callable[[Iterable[Any]], dict[str, Any]]:
     """Return the function that makes a dict of OTLP's attributes."""
     return attributes
 
@@ -255,10 +262,10 @@ def decoded():
 class Prometheus:
     """A real server that scrapes one target."""
 
-    def __init__(self, port):
+    def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
 
-    def query(self, promql):
+    def query(self, promql: str) -> list[tuple[dict[str, str], float]]:
         """Return the result of a query: a list of labels and value."""
         asked = urllib.parse.urlencode({"query": promql})
         with urllib.request.urlopen(f"{self.url}/api/v1/query?{asked}", timeout=10) as answer:
@@ -269,7 +276,7 @@ class Prometheus:
             return [({}, float(data["result"][1]))]
         return [(one["metric"], float(one["value"][1])) for one in data["result"]]
 
-    def value(self, promql):
+    def value(self, promql: str) -> float | None:
         """Return the one value that a query returns; None if there is none."""
         found = self.query(promql)
         assert len(found) < 2, found
@@ -277,12 +284,12 @@ class Prometheus:
 
 
 @pytest.fixture
-def prometheus(tmp_path):
+def prometheus(tmp_path: Path) -> Iterator[Callable[[int], Prometheus]]:
     """Return a function that starts a Prometheus server that scrapes a port, every 200 ms."""
     binary = program("prometheus")
     with contextlib.ExitStack() as stack:
 
-        def start(target_port):
+        def start(target_port: int) -> Prometheus:
             port = free_port()
             config = tmp_path / "prometheus.yml"
             config.write_text(
@@ -301,9 +308,10 @@ def prometheus(tmp_path):
             )
             server = Prometheus(port)
 
-            def is_ready():
+            def is_ready() -> bool:
                 with contextlib.suppress(OSError), urllib.request.urlopen(f"{server.url}/-/ready", timeout=5) as answer:
-                    return answer.status == 200
+                    return bool(answer.status == 200)
+                return False
 
             wait_until(is_ready, what="Prometheus is ready")
             return server
@@ -317,7 +325,9 @@ def prometheus(tmp_path):
 class NatsServer:
     """A real server with JetStream on disk, which can be killed and started again; *inside* runs it elsewhere."""
 
-    def __init__(self, binary, directory, *options, host="127.0.0.1", inside=()):
+    def __init__(
+        self, binary: str, directory: Path, *options: str, host: str = "127.0.0.1", inside: Sequence[str] = ()
+    ) -> None:
         self._command = (*inside, binary)
         self._directory = directory
         self._options = options
@@ -325,9 +335,9 @@ class NatsServer:
         self.port = free_port()
         self.url = f"nats://{host}:{self.port}"
         self._stack = contextlib.ExitStack()
-        self.process = None
+        self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self):
+    def start(self) -> None:
         """Listen, on the same port each time."""
         self.process = self._stack.enter_context(
             running(
@@ -338,21 +348,22 @@ class NatsServer:
             )
         )
 
-        def answers():
+        def answers() -> bool:
             with contextlib.suppress(OSError), socket.create_connection((self.host, self.port), timeout=5) as line:
                 return line.recv(5) == b"INFO "
+            return False
 
         wait_until(answers, what="the NATS server answers")
 
-    def stop(self):
+    def stop(self) -> None:
         """Stop, in any state."""
         self._stack.close()
 
-    def call(self, use):
+    def call(self, use: Callable[[Any], Any]) -> Any:
         """Return what *use* returns when it is given the client library's JetStream context of a connection."""
         import nats
 
-        async def run():
+        async def run() -> Any:
             client = await nats.connect(self.url)
             try:
                 return await use(client.jetstream())
@@ -361,21 +372,23 @@ class NatsServer:
 
         return asyncio.run(run())
 
-    def pause(self):
+    def pause(self) -> None:
         """Keep connections, and answer nothing."""
+        assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
 
-    def resume(self):
+    def resume(self) -> None:
         """Answer again."""
+        assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
 
 
 @pytest.fixture
-def start_nats(tmp_path):
+def start_nats(tmp_path: Path) -> Iterator[Callable[..., NatsServer]]:
     """Return a function that starts a NATS server with further options, once."""
-    servers = []
+    servers: list[NatsServer] = []
 
-    def start(*options):
+    def start(*options: str) -> NatsServer:
         server = NatsServer(program("nats-server"), tmp_path, *options)
         servers.append(server)
         server.start()
@@ -387,13 +400,15 @@ def start_nats(tmp_path):
 
 
 @pytest.fixture
-def nats_server(start_nats):
+def nats_server(start_nats: Callable[..., NatsServer]) -> NatsServer:
     """Start a NATS server."""
     return start_nats()
 
 
 @pytest.fixture
-def nats_addresses(start_nats, monkeypatch, tmp_path):
+def nats_addresses(
+    start_nats: Callable[..., NatsServer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> dict[str, str]:
     """Start a server with examples/deploy/nats-server.conf; return the address of the stream that each user has."""
     users = ("rank", "collector", "viewer", "control")
     for user in users:
@@ -406,16 +421,23 @@ def nats_addresses(start_nats, monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def start_nats_cluster(tmp_path):
+def start_nats_cluster(tmp_path: Path) -> Iterator[Callable[..., list[NatsServer]]]:
     """Return a function that starts a cluster of a NATS server on each of *hosts*, *inside* of what runs commands."""
-    nodes = []
+    nodes: list[NatsServer] = []
 
-    def start(hosts, inside):
+    def start(hosts: Sequence[str], inside: Sequence[Sequence[str]]) -> list[NatsServer]:
         binary = program("nats-server")
         listens = [f"nats://{host}:{free_port()}" for host in hosts]
         for number, host in enumerate(hosts):
             (tmp_path / f"node-{number}").mkdir()
-            options = ("--cluster_name", "nodes", "-n", f"node-{number}", "--routes", ",".join(listens))
+            options: tuple[str, ...] = (
+                "--cluster_name",
+                "nodes",
+                "-n",
+                f"node-{number}",
+                "--routes",
+                ",".join(listens),
+            )
             options += ("--cluster", listens[number])
             nodes.append(NatsServer(binary, tmp_path / f"node-{number}", *options, host=host, inside=inside[number]))
         for node in nodes:
@@ -428,7 +450,7 @@ def start_nats_cluster(tmp_path):
 
 
 @pytest.fixture
-def nats_cluster(start_nats_cluster):
+def nats_cluster(start_nats_cluster: Callable[..., list[NatsServer]]) -> list[NatsServer]:
     """Start a cluster of three NATS servers."""
     return start_nats_cluster(["127.0.0.1"] * 3, [()] * 3)
 
@@ -441,21 +463,21 @@ class Monitoring:
 
     METHOD = "google.monitoring.v3.MetricService"
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.port = free_port()
-        self.requests = []
-        self.code = None
+        self.requests: list[Any] = []
+        self.code: Any = None
         self.waits = threading.Event()
         self.waits.set()
-        self._server = None
+        self._server: Any = None
 
-    def start(self):
+    def start(self) -> None:
         """Listen, on the same port each time."""
         import grpc
         from google.cloud import monitoring_v3
         from google.protobuf import empty_pb2
 
-        def create(request, context):
+        def create(request: Any, context: Any) -> Any:
             self.waits.wait()
             if self.code is not None:
                 context.abort(self.code, "as the test wants it")
@@ -474,14 +496,14 @@ class Monitoring:
         assert self._server.add_insecure_port(f"127.0.0.1:{self.port}")
         self._server.start()
 
-    def stop(self):
+    def stop(self) -> None:
         """Stop, in any state."""
         self.waits.set()
         if self._server is not None:
             self._server.stop(0).wait()
             self._server = None
 
-    def client(self):
+    def client(self) -> Any:
         """Return the library's own client, speaking to this server."""
         import grpc
         from google.cloud import monitoring_v3
@@ -492,7 +514,7 @@ class Monitoring:
 
 
 @pytest.fixture
-def monitoring():
+def monitoring() -> Iterator[Monitoring]:
     """Start a stand-in for Google Cloud Monitoring."""
     pytest.importorskip("google.cloud.monitoring_v3")
     found = Monitoring()
@@ -517,21 +539,21 @@ class CloudLogging:
     PAGE = 3
     """Entries in an answer, however many were asked for."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.port = free_port()
-        self.entries = {}
-        self.hidden = set()
-        self.filters = []
-        self.written = []
-        self.code = None
-        self._server = None
+        self.entries: dict[tuple[Any, str], Any] = {}
+        self.hidden: set[str] = set()
+        self.filters: list[str] = []
+        self.written: list[Any] = []
+        self.code: Any = None
+        self._server: Any = None
 
-    def start(self):
+    def start(self) -> None:
         """Listen, on the port that it has."""
         import grpc
         from google.cloud.logging_v2 import types
 
-        def handler(method, request, response):
+        def handler(method: Callable[[Any, Any], Any], request: Any, response: Any) -> Any:
             return grpc.unary_unary_rpc_method_handler(
                 method, request_deserializer=request.deserialize, response_serializer=response.serialize
             )
@@ -545,13 +567,13 @@ class CloudLogging:
         assert self._server.add_insecure_port(f"127.0.0.1:{self.port}")
         self._server.start()
 
-    def stop(self):
+    def stop(self) -> None:
         """Be gone, whatever was asked for."""
         if self._server is not None:
             self._server.stop(0).wait()
             self._server = None
 
-    def _write(self, request, context):
+    def _write(self, request: Any, context: Any) -> Any:
         from google.cloud.logging_v2 import types
 
         self.written.append(request)
@@ -566,7 +588,7 @@ class CloudLogging:
             context.abort(code, "as the test wants it")
         return types.WriteLogEntriesResponse()
 
-    def _list(self, request, context):
+    def _list(self, request: Any, context: Any) -> Any:
         from google.cloud.logging_v2 import types
 
         assert list(request.resource_names) == ["projects/my-project"]
@@ -580,7 +602,7 @@ class CloudLogging:
         return types.ListLogEntriesResponse(entries=found[start:end], next_page_token=token)
 
     @staticmethod
-    def _is_meant(entry, text):
+    def _is_meant(entry: Any, text: str) -> bool:
         """Return whether *entry* is what the filter *text* asks for."""
         from google.cloud.logging_v2 import types
         from google.logging.type.log_severity_pb2 import LogSeverity
@@ -595,9 +617,9 @@ class CloudLogging:
             "receiveTimestamp": entry.receive_timestamp,
         }
 
-        def compared(match):
+        def compared(match: re.Match[str]) -> str:
             field, sign, quoted, bare = match.groups()
-            given = bare if quoted is None else json.loads(quoted)
+            given: Any = bare if quoted is None else json.loads(quoted)
             value = values[field]
             if isinstance(value, datetime.datetime):
                 given = datetime.datetime.fromisoformat(given)
@@ -605,9 +627,9 @@ class CloudLogging:
 
         logic = re.sub(r'([\w.]+) ?(>=|<=|=|>) ?(?:("(?:[^"\\]|\\.)*")|([\w./-]+))', compared, text)
         assert re.fullmatch(r"(True|False|AND|OR|[() ])*", logic), text
-        return eval(logic.replace("AND", "and").replace("OR", "or"))
+        return bool(eval(logic.replace("AND", "and").replace("OR", "or")))
 
-    def client(self):
+    def client(self) -> Any:
         """Return the library's own client, speaking to this server."""
         import grpc
         from google.auth.credentials import AnonymousCredentials
@@ -624,7 +646,7 @@ class CloudLogging:
 
 
 @pytest.fixture
-def cloud_logging():
+def cloud_logging() -> Iterator[CloudLogging]:
     """Start a stand-in for Google Cloud Logging."""
     pytest.importorskip("google.cloud.logging")
     found = CloudLogging()

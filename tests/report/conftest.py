@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
@@ -12,6 +13,7 @@ from framing import write_log
 from trackside.events import (
     ClockAnchored,
     CounterWindow,
+    Event,
     Heartbeat,
     IterationEnded,
     ProfileSpanEnded,
@@ -22,6 +24,10 @@ from trackside.events import (
     SpanEnded,
     SpanStarted,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
 
 S = 10**9
 START_NS = 1_700_000_000 * S
@@ -54,12 +60,12 @@ class MadeUpJob:
     setup_s: float = 0.5
     stumbles: float = 0.002
     """The share of steps that take three times as long for no reason."""
-    factor: object = lambda rank, step, part: 1.0
+    factor: Callable[[int, int, str], float] = lambda rank, step, part: 1.0
     """By what a part of a step is longer on some rank from some step on."""
-    killed_at: tuple = ()
+    killed_at: tuple[int, ...] = ()
     """The steps at which rank 1 is killed, one for each attempt."""
     recovery_s: float = 2.0
-    memory: object = lambda rank, step: 8.0e9
+    memory: Callable[[int, int], float] = lambda rank, step: 8.0e9
     seed: int = 0
     run_id: str = "job"
     session_tag: str = "made-up"
@@ -71,7 +77,7 @@ class MadeUpJob:
     """The time in a span ``fetch`` before each step."""
     baseline: bool = False
 
-    def write(self, directory):
+    def write(self, directory: Path) -> Path:
         """Write the logs of all ranks and attempts; return the directory."""
         rng = random.Random(self.seed)
         at_ns, first = START_NS, 0
@@ -82,7 +88,9 @@ class MadeUpJob:
             at_ns += round(self.recovery_s * S)
         return directory
 
-    def _attempt(self, directory, rng, attempt, start_ns, steps, *, is_killed):
+    def _attempt(
+        self, directory: Path, rng: random.Random, attempt: int, start_ns: int, steps: range, *, is_killed: bool
+    ) -> int:
         sources = [
             Source(
                 id=f"{self.seed:04x}{attempt:04x}{rank:08x}",
@@ -116,16 +124,16 @@ class MadeUpJob:
             write_log(directory, log.source, log.events)
         return max(log.at_ns for log in logs)
 
-    def _step(self, logs, rng, step):
+    def _step(self, logs: list[Rank], rng: random.Random, step: int) -> None:
         stumble = 3.0 if rng.random() < self.stumbles else 1.0
         lengths = []
         for log in logs:
             rank = log.source.rank
-            parts = {"data_loading": self.loading_s, "model_forward": self.forward_s, "model_backward": self.backward_s}
+            means = {"data_loading": self.loading_s, "model_forward": self.forward_s, "model_backward": self.backward_s}
             lengths.append(
                 {
                     name: round(S * mean * stumble * max(0.2, rng.gauss(1, self.noise)) * self.factor(rank, step, name))
-                    for name, mean in parts.items()
+                    for name, mean in means.items()
                 }
             )
         reduce_ns = round(S * self.reduce_s * self.factor(-1, step, "all_reduce"))
@@ -148,16 +156,16 @@ class MadeUpJob:
 class Rank:
     """The events of one process, in order."""
 
-    def __init__(self, source, at_ns):
+    def __init__(self, source: Source, at_ns: int) -> None:
         self.source, self.at_ns = source, at_ns
-        self.events = [SourceStarted(identity=source.to_wire(), at_ns=at_ns, step=-1)]
+        self.events: list[Event] = [SourceStarted(identity=source.to_wire(), at_ns=at_ns, step=-1)]
         self.spans = 1
-        self.window = {}
+        self.window: dict[str, list[float]] = {}
 
-    def _add(self, cls, **fields):
+    def _add(self, cls: type[Event], **fields: Any) -> None:
         self.events.append(cls(**{"at_ns": self.at_ns, "span_id": 0, "step": -1, **fields}))
 
-    def began(self, imports_ns, setup_ns, attempt, first_step):
+    def began(self, imports_ns: int, setup_ns: int, attempt: int, first_step: int) -> None:
         """Begin: the process starts up."""
         self._add(ClockAnchored, mono_ns=1, wall_ns=self.at_ns, offset_ns=0, uncertainty_ns=100)
         self.at_ns += imports_ns
@@ -165,15 +173,15 @@ class Rank:
         if attempt:
             self.spent("checkpoint_load", setup_ns // 2, -1, current_iteration=first_step - 1)
 
-    def spent(self, name, length_ns, step, **attributes):
+    def spent(self, name: str, length_ns: int, step: int, **attributes: Any) -> None:
         """Spend time in a span."""
         self.spans += 1
-        given = {"span_id": self.spans, "parent_span_id": 0, "name": name, "attributes": attributes}
+        given: dict[str, Any] = {"span_id": self.spans, "parent_span_id": 0, "name": name, "attributes": attributes}
         self._add(SpanStarted, step=step, **given)
         self.at_ns += length_ns
         self._add(SpanEnded, step=step, duration_ns=length_ns, **given)
 
-    def step(self, step, parts):
+    def step(self, step: int, parts: dict[str, int]) -> None:
         """Make one step."""
         self.spans += 1
         iteration, began_ns = self.spans, self.at_ns
@@ -195,7 +203,7 @@ class Rank:
         if (step + 1) % WINDOW_STEPS == 0:
             self._close_window(step)
 
-    def _close_window(self, step):
+    def _close_window(self, step: int) -> None:
         values = list(self.window.values())
         self._add(
             SectionWindow,
@@ -216,14 +224,19 @@ class Rank:
         )
         self.window = {}
 
-    def counted(self, step, value):
+    def counted(self, step: int, value: float) -> None:
         """Record the memory."""
-        reported = {"name": "process.memory.usage", "unit": "By", "count": 1, "values": {"mean": value, "max": value}}
+        reported: dict[str, Any] = {
+            "name": "process.memory.usage",
+            "unit": "By",
+            "count": 1,
+            "values": {"mean": value, "max": value},
+        }
         self._add(
             CounterWindow, start_ns=self.at_ns - S, end_ns=self.at_ns, total_count=step + 1, total_sum=value, **reported
         )
 
-    def hang(self, length_ns, step):
+    def hang(self, length_ns: int, step: int) -> None:
         """Hang in a span, still alive and reading the clock."""
         self.spans += 1
         given = {
@@ -236,33 +249,33 @@ class Rank:
         self._add(ClockAnchored, mono_ns=1, wall_ns=self.at_ns, offset_ns=0, uncertainty_ns=100)
         self._add(Heartbeat, sequence=0)
 
-    def waited(self, length_ns):
+    def waited(self, length_ns: int) -> None:
         """Wait, alive."""
         self.at_ns += length_ns
         self._add(Heartbeat, sequence=0)
 
-    def ended(self):
+    def ended(self) -> None:
         """End well."""
         self._add(SourceEnded, reason="closed")
 
 
 @pytest.fixture(scope="session")
-def make_job():
+def make_job() -> type[MadeUpJob]:
     """Give the class of generated jobs."""
     return MadeUpJob
 
 
 @pytest.fixture(scope="session")
-def write_events():
+def write_events() -> Callable[[Path, Source, Iterable[Event]], Path]:
     """Give the function that writes the events of one process."""
     return write_log
 
 
 @pytest.fixture
-def made_up(tmp_path):
+def made_up(tmp_path: Path) -> Callable[..., Path]:
     """Give a function that writes a generated job and returns its directory."""
 
-    def write(name="job", **changes):
+    def write(name: str = "job", **changes: Any) -> Path:
         return MadeUpJob(**changes).write(tmp_path / name)
 
     return write

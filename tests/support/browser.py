@@ -8,6 +8,10 @@ import os
 import shutil
 import subprocess
 import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 """The path of the program; None where there is none: ``python3 tools/servers.py chromium`` installs it."""
@@ -20,7 +24,8 @@ QUIET = (
 class Browser:
     """A headless browser, controlled over its pipe."""
 
-    def __init__(self, profile):
+    def __init__(self, profile: Path) -> None:
+        assert CHROMIUM is not None
         ours_in, theirs_out = os.pipe()
         theirs_in, ours_out = os.pipe()
         # The browser reads from descriptor 3 and writes to 4.
@@ -38,49 +43,51 @@ class Browser:
         self._out, self._in = ours_out, ours_in
         self._read = b""
         self._number = 0
-        self.session = None
-        self.events = []
+        self.session: str | None = None
+        self.events: list[dict[str, Any]] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Network", "Log", "Runtime"):
             self.call(f"{domain}.enable")
 
-    def close(self):
+    def close(self) -> None:
         """End it."""
         os.close(self._out)
         os.close(self._in)
         self.process.kill()
         self.process.wait()
 
-    def call(self, method, **parameters):
+    def call(self, method: str, **parameters: object) -> dict[str, Any]:
         """Return the result of *method*; keep the events that come before."""
         self._number += 1
-        message = {"id": self._number, "method": method, "params": parameters}
+        message: dict[str, object] = {"id": self._number, "method": method, "params": parameters}
         if self.session:
             message["sessionId"] = self.session
         os.write(self._out, json.dumps(message).encode() + b"\0")
         while (answer := self._next()).get("id") != self._number:
             self.events.append(answer)
         assert "error" not in answer, answer
-        return answer["result"]
+        result: dict[str, Any] = answer["result"]
+        return result
 
-    def _next(self):
+    def _next(self) -> dict[str, Any]:
         while b"\0" not in self._read:
             more = os.read(self._in, 1 << 16)
             assert more, "the browser is gone"
             self._read += more
-        message, _, self._read = self._read.partition(b"\0")
-        return json.loads(message)
+        text, _, self._read = self._read.partition(b"\0")
+        message: dict[str, Any] = json.loads(text)
+        return message
 
-    def resize(self, width, height):
+    def resize(self, width: int, height: int) -> None:
         """Show pages in a window of so many pixels."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
-    def picture(self):
+    def picture(self) -> bytes:
         """Return what is shown, as a PNG."""
         return base64.b64decode(self.call("Page.captureScreenshot")["data"])
 
-    def open(self, address):
+    def open(self, address: str) -> None:
         """Open a page and wait until it is loaded."""
         self.events = []
         self.call("Page.navigate", url=address)
@@ -89,6 +96,6 @@ class Browser:
             assert time.monotonic() < deadline, "the page was not loaded"
             self.events.append(self._next())
 
-    def evaluate(self, expression):
+    def evaluate(self, expression: str) -> Any:
         """Return the value of *expression* in the page."""
         return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")

@@ -8,7 +8,7 @@ import sys
 import textwrap
 
 
-def in_child(program, *arguments, **environment):
+def in_child(program: str, *arguments: object, **environment: str) -> tuple[str, str]:
     """Run *program* in a process of its own; return what it printed to stdout and to stderr."""
     child = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(program), *map(str, arguments)],
@@ -22,7 +22,7 @@ def in_child(program, *arguments, **environment):
     return child.stdout, child.stderr
 
 
-def printed_by(program, *arguments):
+def printed_by(program: str, *arguments: object) -> str:
     """Run *program* in a process of its own, which must print nothing to stderr; return what it printed."""
     out, err = in_child(program, *arguments)
     assert err == ""

@@ -8,38 +8,46 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
 import trackside
-from trackside.events import IterationEnded, RunsOn, SpanEnded, SpanStarted
+from trackside.events import Event, IterationEnded, RunsOn, SpanEnded, SpanStarted
 from trackside.handlers import feed, replay
 from trackside.handlers.models import GoodputAccumulator, ScoreAggregator, SpanBuilder, TrainingMetrics
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from trackside.bus import Subscription
+
+E = TypeVar("E", bound=Event)
 JOB = Path(__file__).with_name("frameworks.py")
 
 
-def of(kind, events):
+def of(kind: type[E], events: Iterable[Event]) -> list[E]:
     return [event for event in events if isinstance(event, kind)]
 
 
 @contextlib.contextmanager
-def subscribed(sink, directory):
+def subscribed(sink: str, directory: Path) -> Iterator[None]:
     """
     Subscribe a *sink* of one kind: ``recording`` to *directory*, ``raising``, or ``dead``, which never returns; none
     for ``none``.
     """
     released = threading.Event()
 
-    def fail(_event):
+    def fail(_event: Event) -> None:
         raise OSError("this sink is broken")
 
-    subscriptions = {
+    subscribe: dict[str, Callable[[], list[Subscription]]] = {
         "none": list,
         "recording": lambda: [trackside.subscribe(trackside.EventLog(directory / "runs"))],
         "raising": lambda: [trackside.subscribe(fail)],
         "dead": lambda: [trackside.subscribe(lambda _: released.wait(60), runs_on=RunsOn.WORKER)],
-    }[sink]()
+    }
+    subscriptions = subscribe[sink]()
     try:
         yield
     finally:
@@ -51,7 +59,7 @@ def subscribed(sink, directory):
 SINKS = pytest.mark.parametrize("sink", ["none", "recording", "raising", "dead"])
 
 
-def left_open(events):
+def left_open(events: list[Event]) -> list[str]:
     """Return the names of the long spans that were not closed."""
     closed = {event.span_id for event in events if type(event) is SpanEnded}
     return [event.name for event in of(SpanStarted, events) if event.span_id not in closed]
@@ -64,7 +72,7 @@ LIGHTNING_STEP = [
 ]
 
 
-def lightning_golden():
+def lightning_golden() -> list[str]:
     """
     Return the events of a fit: 20 steps of two batches, a save after each 5th, a validation of 3 batches after 10.
     """
@@ -78,19 +86,19 @@ def lightning_golden():
     return [*lines, "} training_loop"]
 
 
-def lines_of(events):
+def lines_of(events: Iterable[Event]) -> list[str]:
     """Return *events* as short lines: starts ("x {"), ends ("} x") and single events."""
     return [line for event in events if (line := _line(event)) is not None]
 
 
-def _line(event):
+def _line(event: Any) -> str | None:
     kind, name = type(event).__name__, getattr(event, "name", "")
     if kind == "SpanStarted":
         return f"{name} {{"
     if kind == "SpanEnded":
         return f"}} {name}" + (" failed" if event.error else "")
     if kind in {"ProfileSpanEnded", "IterationSpanEnded"}:
-        return name
+        return str(name)
     if kind == "IterationEnded":
         return f"{event.kind} {event.step}" + (" failed" if event.failed else "")
     if kind == "CheckpointSaveSucceeded":
@@ -102,13 +110,15 @@ def _line(event):
     return None
 
 
-def models_of(directory):
+def models_of(directory: Path) -> list[Any]:
     """Return the results of the models of spans, metrics, goodput and scores over the log below *directory*."""
-    models = feed(replay(directory), SpanBuilder(), TrainingMetrics(), GoodputAccumulator(), ScoreAggregator())
+    models: tuple[Any, ...] = feed(
+        replay(directory), SpanBuilder(), TrainingMetrics(), GoodputAccumulator(), ScoreAggregator()
+    )
     return [model.result() for model in models]
 
 
-def figures(directory):
+def figures(directory: Path) -> dict[str, object]:
     """Return the results of the models for one run on one rank, side by side."""
     spans, metrics, goodput, scores = models_of(directory)
     (ours,), (measured,), window = spans.sources, metrics.sources, scores.windows[-1]
@@ -170,7 +180,7 @@ FIGURES = {
 }
 
 
-def check_recovery(directory, *, dies_at):
+def check_recovery(directory: Path, *, dies_at: int) -> None:
     """
     Check the goodput of a job that died in a step and went on from the checkpoint of every 5th one.
 
@@ -178,12 +188,12 @@ def check_recovery(directory, *, dies_at):
     and a part of 7; the second attempt completes 5 to 19; and 7 + 15 steps were timed.
     """
     goodput = models_of(directory)[2]
-    by_attempt = {}
+    by_attempt: dict[int, list[Event]] = {}
     for event in replay(directory):
         by_attempt.setdefault(event.source.attempt, []).append(event)
     first, last = by_attempt[min(by_attempt)], by_attempt[max(by_attempt)]
     again = dies_at // 5 * 5
-    steps = [[event for event in events if _is_training(event)] for events in (first, last)]
+    steps = [_training(events) for events in (first, last)]
     assert [event.step for event in steps[0] if not event.failed] == list(range(dies_at))
     assert [event.step for event in steps[1]] == list(range(again, 20))
     assert (goodput.attempts, goodput.disruptions, goodput.last_step) == (2, 1, 19)
@@ -199,22 +209,29 @@ def check_recovery(directory, *, dies_at):
     assert goodput.badput_s["UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME"] == pytest.approx(sum(loads), abs=1e-6)
 
 
-def _is_training(event):
-    return isinstance(event, IterationEnded) and event.kind == "training"
+def _training(events: Iterable[Event]) -> list[IterationEnded]:
+    return [event for event in of(IterationEnded, events) if event.kind == "training"]
 
 
-def last_steps(directory):
+def last_steps(directory: Path) -> tuple[list[tuple[int, int]], list[int]]:
     """Return the rank and the number of ranks of each source of the one run, and the last step that each completed."""
-    steps, runs = {}, set()
-    for event in replay(directory):
-        runs.add(event.source.run_id)
-        if _is_training(event) and not event.failed:
-            steps[event.source.rank, event.source.world_size] = event.step
-    assert len(runs) == 1
+    events = list(replay(directory))
+    assert len({event.source.run_id for event in events}) == 1
+    steps = {
+        (event.source.rank, event.source.world_size): event.step for event in _training(events) if not event.failed
+    }
     return sorted(steps), [steps[key] for key in sorted(steps)]
 
 
-def launch(framework, directory, *, ranks, dies_at=-1, restarts=0, timeout_s=180):
+def launch(
+    framework: str,
+    directory: Path,
+    *,
+    ranks: int,
+    dies_at: int | str = -1,
+    restarts: int = 0,
+    timeout_s: float = 180,
+) -> subprocess.CompletedProcess[str]:
     """Run the job of this file under torchrun; return its result."""
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--rdzv-backend", "c10d"]
     command += ["--rdzv-endpoint", "127.0.0.1:0", "--nproc-per-node", str(ranks), "--max-restarts", str(restarts)]

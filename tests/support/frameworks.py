@@ -7,6 +7,8 @@ Then it trains with one line of trackside's, dies once at a step, and goes on fr
 it goes on until the straggler is found that it has.
 """
 
+from __future__ import annotations
+
 import contextlib
 import importlib
 import itertools
@@ -15,8 +17,12 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 STEPS = 20
 ACCUMULATED = 2
@@ -30,13 +36,13 @@ NOTHING = contextlib.nullcontext()
 class Samples(torch.utils.data.Dataset):
     """A data set of as many samples as a run uses, or another number."""
 
-    def __init__(self, count=STEPS * ACCUMULATED * BATCH):
+    def __init__(self, count: int = STEPS * ACCUMULATED * BATCH) -> None:
         self.count = count
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self.count
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         generator = torch.Generator().manual_seed(index)
         return {"x": torch.rand(4, generator=generator), "labels": torch.rand(1, generator=generator)}
 
@@ -44,14 +50,14 @@ class Samples(torch.utils.data.Dataset):
 class Regression(torch.nn.Module):
     """One layer, whose output is a loss if it gets the labels."""
 
-    def __init__(self, on_train_batch=None):
+    def __init__(self, on_train_batch: Callable[[], None] | None = None) -> None:
         super().__init__()
         torch.manual_seed(1)
         self.layer = torch.nn.Linear(4, 1)
         self.dropout = torch.nn.Dropout(0.5)
         self.on_train_batch = on_train_batch
 
-    def forward(self, x, labels=None):
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, Any]:
         """Return the output, and the loss if *labels* are given."""
         if self.training and self.on_train_batch is not None:
             self.on_train_batch()
@@ -59,46 +65,48 @@ class Regression(torch.nn.Module):
         return {"loss": None if labels is None else (found - labels).pow(2).mean(), "logits": found}
 
 
-def loader(samples=None, batch_size=BATCH):
+def loader(samples: Samples | None = None, batch_size: int = BATCH) -> torch.utils.data.DataLoader:
     return torch.utils.data.DataLoader(samples or Samples(), batch_size=batch_size)
 
 
 # --- Lightning -------------------------------------------------------------------------------------------------
 
 
-def lightning_module(package, model=None, **methods):
+def lightning_module(package: str, model: Regression | None = None, **methods: Any) -> Any:
     """Return a module of *package*, with other methods than the usual ones if they are given."""
-    pl = importlib.import_module("lightning.pytorch" if package == "lightning" else package)
+    pl: Any = importlib.import_module("lightning.pytorch" if package == "lightning" else package)
 
     class Module(pl.LightningModule):
-        def __init__(self):
+        def __init__(self) -> None:
             super().__init__()
             self.model = model or Regression()
-            self.losses = []
+            self.losses: list[torch.Tensor] = []
 
-        def training_step(self, batch, index):
+        def training_step(self, batch: dict[str, Any], index: int) -> torch.Tensor:
             loss = self.model(**batch)["loss"]
             self.losses.append(loss.detach().clone())
             return loss
 
-        def validation_step(self, batch, index):
+        def validation_step(self, batch: dict[str, Any], index: int) -> torch.Tensor:
             return self.model(**batch)["loss"]
 
-        def test_step(self, batch, index):
+        def test_step(self, batch: dict[str, Any], index: int) -> torch.Tensor:
             return self.model(**batch)["loss"]
 
-        def predict_step(self, batch, index):
+        def predict_step(self, batch: dict[str, Any], index: int) -> torch.Tensor:
             return self.model(batch["x"])["logits"]
 
-        def configure_optimizers(self):
+        def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
     return type("Module", (Module,), methods)()
 
 
-def lightning_trainer(package, directory, *callbacks, saves=SAVED_EVERY, cls=None, **options):
+def lightning_trainer(
+    package: str, directory: Path, *callbacks: Any, saves: int = SAVED_EVERY, cls: Any = None, **options: Any
+) -> Any:
     """Return a trainer of *package* that accumulates, evaluates and saves; not if *saves* is 0."""
-    pl = importlib.import_module("lightning.pytorch" if package == "lightning" else package)
+    pl: Any = importlib.import_module("lightning.pytorch" if package == "lightning" else package)
     saver = pl.callbacks.ModelCheckpoint(
         dirpath=directory / "checkpoints", every_n_train_steps=saves or None, save_top_k=-1
     )
@@ -123,16 +131,16 @@ def lightning_trainer(package, directory, *callbacks, saves=SAVED_EVERY, cls=Non
 # --- Transformers ----------------------------------------------------------------------------------------------
 
 
-def transformers_trainer(directory, *callbacks, model=None, **options):
+def transformers_trainer(directory: Path, *callbacks: Any, model: Regression | None = None, **options: Any) -> Any:
     """Return a trainer that accumulates, evaluates and saves."""
     import transformers
 
     class Trainer(transformers.Trainer):
         """Keeps the loss of every batch."""
 
-        losses = ()
+        losses: tuple[torch.Tensor, ...] = ()
 
-        def compute_loss(self, model, inputs, **more):
+        def compute_loss(self, model: Any, inputs: Any, **more: Any) -> Any:
             found = super().compute_loss(model, inputs, **more)
             loss = found[0] if isinstance(found, tuple) else found
             if model.training:
@@ -166,7 +174,7 @@ def transformers_trainer(directory, *callbacks, model=None, **options):
 # --- Accelerate ------------------------------------------------------------------------------------------------
 
 
-def train_with_accelerate(directory, *trackers, model=None, steps=STEPS):
+def train_with_accelerate(directory: Path, *trackers: Any, model: Any = None, steps: int = STEPS) -> list[torch.Tensor]:
     """Train with accumulation, evaluation and saves, from the latest state if there is one; return the losses."""
     import accelerate
 
@@ -211,7 +219,9 @@ def train_with_accelerate(directory, *trackers, model=None, steps=STEPS):
 # --- plain PyTorch ---------------------------------------------------------------------------------------------
 
 
-def train_by_hand(directory, watch=None, *, model=None, steps=STEPS):
+def train_by_hand(
+    directory: Path, watch: Callable[..., Any] | None = None, *, model: Any = None, steps: int = STEPS
+) -> list[torch.Tensor]:
     """Train as the others do, in a loop before which *watch*, the one line, is called; return the losses."""
     import trackside
 
@@ -256,13 +266,13 @@ def train_by_hand(directory, watch=None, *, model=None, steps=STEPS):
 # --- the job ---------------------------------------------------------------------------------------------------
 
 
-def dying(at):
+def dying(at: int) -> Callable[[], None]:
     """
     Return a function that a model calls with each batch: it sleeps, and in the first attempt it dies in step *at*.
     """
     batches = itertools.count()
 
-    def on_train_batch():
+    def on_train_batch() -> None:
         time.sleep(0.02)
         if next(batches) == at * ACCUMULATED and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
             raise RuntimeError(f"dies in step {at}")
@@ -270,13 +280,13 @@ def dying(at):
     return on_train_batch
 
 
-def dragging():
+def dragging() -> Callable[[], None]:
     """Return a function that a model calls with each batch: it sleeps, on rank 1 ten times as long."""
     seconds = 0.1 if os.environ["RANK"] == "1" else 0.01
     return lambda: time.sleep(seconds)
 
 
-def stop_with_straggler(package, directory, runs):
+def stop_with_straggler(package: str, directory: Path, runs: Path | None) -> None:
     """Train on two ranks, of which one is slow, until that is reported; without *runs* there is no log."""
     logging.basicConfig(level=logging.INFO)
     one_line = importlib.import_module(f"trackside.integrations.{package}")
@@ -292,13 +302,19 @@ def stop_with_straggler(package, directory, runs):
         agree_every_steps=5,
         **({} if runs is None else {"directory": runs}),
     )
-    options = {"strategy": "ddp", "devices": 2, "accumulate_grad_batches": 1, "max_steps": 600, "saves": 1000}
+    options: dict[str, Any] = {
+        "strategy": "ddp",
+        "devices": 2,
+        "accumulate_grad_batches": 1,
+        "max_steps": 600,
+        "saves": 1000,
+    }
     trainer = lightning_trainer(package, directory, callback, limit_val_batches=0, val_check_interval=1.0, **options)
     trainer.fit(lightning_module(package, Regression(dragging())), loader(Samples(4 * 600)))
 
 
-def main(framework, directory, dies_at="-1"):
-    directory = Path(directory)
+def main(framework: str, place: str, dies_at: str = "-1") -> None:
+    directory = Path(place)
     runs = directory / "runs"
     if dies_at in {"straggler", "straggler without a log"}:
         stop_with_straggler(framework, directory, runs if dies_at == "straggler" else None)

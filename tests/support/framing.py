@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from trackside.handlers import EventLog
 from trackside.wire import RowEncoder, encode_frame
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from trackside.events import Event, Source
 
 EVENTS_PER_FRAME = 2_000
 
 
-def frame_of(source_id, events, *, first_seq=0, last_seq=None, dropped=None):
+def frame_of(
+    source_id: str,
+    events: Iterable[Event],
+    *,
+    first_seq: int = 0,
+    last_seq: int | None = None,
+    dropped: Mapping[str, int] | None = None,
+) -> bytes:
     """Return the frame of *events*, numbered from *first_seq*; it accounts for the numbers up to *last_seq*."""
-    encoder, schemas, rows = RowEncoder(), {}, []
+    encoder = RowEncoder()
+    schemas: dict[int, bytes] = {}
+    rows: list[bytes] = []
     for offset, event in enumerate(events):
         schema, row = encoder.encode(event, offset)
         schemas[schema.number] = schema.entry
@@ -19,7 +36,7 @@ def frame_of(source_id, events, *, first_seq=0, last_seq=None, dropped=None):
     return encode_frame(source_id, first_seq, last, dropped=dropped or {}, schemas=schemas.values(), rows=rows)
 
 
-def write_log(directory, source, events):
+def write_log(directory: Path, source: Source, events: Iterable[Event]) -> Path:
     """Write *events* as the process *source* would have, and return the file."""
     log = EventLog(directory, fsync_s=None)
     log.open(source)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -12,14 +14,13 @@ from trackside import _implementation
 needs_core = pytest.mark.skipif(_implementation.native is None, reason="trackside runs in pure Python here")
 
 
-def pure(name: str):
+def pure(name: str) -> Any:
     """Load another copy of the module *name*, as it is without the compiled core."""
     spec = importlib.util.find_spec(name)
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    kept, _implementation.native = _implementation.native, None
     sys.modules[name + "@pure"] = module
-    try:
+    with mock.patch.object(_implementation, "native", None):
         spec.loader.exec_module(module)
-    finally:
-        _implementation.native = kept
     return module

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PACKAGES = ("lightning", "pytorch_lightning")
 
@@ -14,15 +18,17 @@ for _name in PACKAGES:
 import frameworks  # noqa: E402  after what may skip all of this
 
 
-def callback_of(package, *args, **options):
+def callback_of(package: str, *args: Any, **options: Any) -> Any:
     return importlib.import_module(f"trackside.integrations.{package}").TracksideCallback(*args, **options)
 
 
-def framework(package):
+def framework(package: str) -> Any:
     return importlib.import_module("lightning.pytorch" if package == "lightning" else package)
 
 
-def fit(package, directory, *callbacks, module=None, ckpt_path=None, **options):
+def fit(
+    package: str, directory: Path, *callbacks: Any, module: Any = None, ckpt_path: Any = None, **options: Any
+) -> Any:
     """Train; return the module."""
     trainer = frameworks.lightning_trainer(package, directory, *callbacks, **options)
     module = module or frameworks.lightning_module(package)

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import sys
 import threading
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
 
 
-def in_threads(count, work):
+def in_threads(count: int, work: Callable[[int], T]) -> list[T]:
     """Call *work* with each index below *count*, on a thread of its own; return the results, in any order."""
     before_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     start = threading.Barrier(count)
-    results, errors = [], []
+    results: list[T] = []
+    errors: list[BaseException] = []
 
-    def run(index):
+    def run(index: int) -> None:
         start.wait()
         try:
             results.append(work(index))

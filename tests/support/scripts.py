@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
-def load(path):
+def load(path: Path) -> Any:
     """Return the file at *path* as a module, named after it."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -16,8 +16,8 @@ class Unencodable:
 
     __slots__ = ()
 
-    def __hash__(self):
+    def __hash__(self) -> int:
         raise TypeError("no hash")
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         raise ValueError("no text")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-_spec = importlib.util.spec_from_file_location("verdict_real", Path(__file__).with_name("real.py"))
-real = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(real)
+import scripts
+
+real = scripts.load(Path(__file__).with_name("real.py"))
 
 
-def pytest_generate_tests(metafunc):
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "simulated" in metafunc.fixturenames:
         metafunc.parametrize("simulated", real.bed.JOBS)
     if "in_ci" in metafunc.fixturenames:
@@ -22,12 +22,12 @@ def pytest_generate_tests(metafunc):
 
 
 @pytest.fixture(scope="session")
-def test_bed():
+def test_bed() -> Any:
     """Give the module of the simulated jobs."""
     return real.bed
 
 
 @pytest.fixture(scope="session")
-def real_jobs():
+def real_jobs() -> Any:
     """Give the module of the real jobs."""
     return real

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import shutil
@@ -14,15 +13,23 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 import pytest
 
 import ports
+import scripts
 import trackside
 from trackside.handlers.zeromq import Collector, Forwarder
 from trackside.handlers.zeromq._keys import new_keys
 from trackside.wire import wire_name_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from trackside.events import Event
+    from trackside.handlers.zeromq import Attachment
 
 SCRIPTS = Path(__file__).parent / "scripts"
 DEADLINE_S = 90.0
@@ -31,7 +38,7 @@ DEADLINE_S = 90.0
 class RemoteJob:
     """A job in a process of its own; every method of `scripts/job.py` can be called on it."""
 
-    def __init__(self, directory, **config):
+    def __init__(self, directory: Path, **config: Any) -> None:
         self.process = subprocess.Popen(
             [sys.executable, str(SCRIPTS / "job.py"), str(directory)],
             stdin=subprocess.PIPE,
@@ -42,31 +49,37 @@ class RemoteJob:
         self.pid = self.process.pid
         self.endpoints = self._command("start", config)
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_"):
             raise AttributeError(name)
         return lambda **arguments: self._command(name, arguments)
 
-    def _command(self, verb, arguments):
+    def _command(self, verb: str, arguments: dict[str, Any]) -> Any:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         self.process.stdin.write(json.dumps([verb, arguments]) + "\n")
         line = self.process.stdout.readline()
         assert line, f"the job ended while it did {verb}"
         return json.loads(line)
 
     @property
-    def endpoint(self):
+    def endpoint(self) -> str:
         """Return the endpoint to which it was bound."""
-        return self.endpoints[0]
+        return str(self.endpoints[0])
 
-    def leave(self):
+    def leave(self) -> int:
         """Let it end; return its exit code."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         self.process.stdin.close()
         code = self.process.wait(DEADLINE_S)
         self.process.stdout.close()
         return code
 
-    def kill(self):
+    def kill(self) -> None:
         """Kill it if it still runs."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         with contextlib.suppress(OSError):
             os.kill(self.pid, signal.SIGCONT)
         self.process.kill()
@@ -77,7 +90,7 @@ class RemoteJob:
 
 
 @pytest.fixture
-def socket_directory():
+def socket_directory() -> Iterator[Path]:
     """Give a directory of this user's alone, with a name short enough for sockets."""
     directory = tempfile.mkdtemp(prefix="ts-")
     yield Path(directory)
@@ -85,7 +98,7 @@ def socket_directory():
 
 
 @pytest.fixture
-def keys(tmp_path):
+def keys(tmp_path: Path) -> Path:
     """Give a directory with all keys."""
     directory = tmp_path / "keys"
     new_keys(directory)
@@ -93,36 +106,34 @@ def keys(tmp_path):
 
 
 @pytest.fixture
-def jobs(socket_directory):
+def jobs(socket_directory: Path) -> Iterator[Callable[..., RemoteJob]]:
     """Give a function that starts jobs; they are ended after the test, in any state."""
-    started = []
+    started: list[RemoteJob] = []
 
-    def start(**config):
+    def start(**config: Any) -> RemoteJob:
         config.setdefault("publish", f"ipc://{socket_directory}/job{len(started)}")
         started.append(RemoteJob(socket_directory, **config))
         return started[-1]
 
     yield start
     for job in started:
+        assert job.process.stdout is not None
         if job.process.poll() is None or not job.process.stdout.closed:
             job.kill()
 
 
 @pytest.fixture(scope="session")
-def scripted():
+def scripted() -> Any:
     """Give the module of `scripts/job.py`."""
-    spec = importlib.util.spec_from_file_location("scripted_job", SCRIPTS / "job.py")
-    module = sys.modules["scripted_job"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return scripts.load(SCRIPTS / "job.py")
 
 
 @pytest.fixture
-def here(socket_directory, scripted):
+def here(socket_directory: Path, scripted: Any) -> Iterator[Callable[..., Any]]:
     """Give a function that makes the same jobs in this process, which start faster; the sockets are real."""
-    made = []
+    made: list[Any] = []
 
-    def make(**config):
+    def make(**config: Any) -> Any:
         config.setdefault("publish", f"ipc://{socket_directory}/here{len(made)}")
         config.setdefault("models", False)
         made.append(scripted.Job(socket_directory, **config))
@@ -135,17 +146,17 @@ def here(socket_directory, scripted):
 
 
 @pytest.fixture
-def attached():
+def attached() -> Iterator[Callable[..., Attachment]]:
     """Give `attach`; the attachments are closed after the test."""
     with contextlib.ExitStack() as stack:
         yield lambda *endpoints, **options: stack.enter_context(trackside.attach(*endpoints, **options))
 
 
 @pytest.fixture
-def states():
+def states() -> Callable[[Any], dict[str, Any]]:
     """Give a function that returns, by name, the states that *models* dump, or those that a job printed of its own."""
 
-    def unpacked(models):
+    def unpacked(models: Any) -> dict[str, Any]:
         packed = (
             models if isinstance(models, dict) else {type(one).__name__: msgpack.packb(one.dump()) for one in models}
         )
@@ -158,11 +169,13 @@ def states():
 
 
 @pytest.fixture
-def read_until():
+def read_until() -> Callable[..., list[Event]]:
     """Give a function that reads from an attachment until *enough* is true of the events, and returns them."""
 
-    def read(attachment, enough, timeout_s=DEADLINE_S):
-        events = []
+    def read(
+        attachment: Attachment, enough: Callable[[list[Event]], bool], timeout_s: float = DEADLINE_S
+    ) -> list[Event]:
+        events: list[Event] = []
         deadline = time.monotonic() + timeout_s
         while not enough(events):
             assert time.monotonic() < deadline, f"{len(events)} events, lost {attachment.lost}, and then no more"
@@ -174,10 +187,10 @@ def read_until():
 
 
 @pytest.fixture
-def until():
+def until() -> Callable[..., None]:
     """Give a function that waits until a condition is true."""
 
-    def wait(is_true, timeout_s=DEADLINE_S):
+    def wait(is_true: Callable[[], object], timeout_s: float = DEADLINE_S) -> None:
         deadline = time.monotonic() + timeout_s
         while not is_true():
             assert time.monotonic() < deadline, "it never became true"
@@ -189,23 +202,26 @@ def until():
 class Served:
     """A collector or forwarder that serves on a thread, and the events that it received."""
 
-    def __init__(self, server):
+    def __init__(self, server: Collector | Forwarder) -> None:
         self.server = server
-        self.events = []
-        if hasattr(server, "models"):
+        self.events: list[Event] = []
+        if isinstance(server, Collector):
             server.models.append(self.events.append)
         self._thread = threading.Thread(target=server.serve, daemon=True)
         self._thread.start()
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self.server, name)
 
-    def heard(self, kind, source_id=None):
+    def heard(self, kind: type | str, source_id: str | None = None) -> list[Any]:
         """Return the received events of a *kind*, by class or wire name."""
-        of_kind = (lambda event: wire_name_of(event) == kind) if isinstance(kind, str) else (lambda e: type(e) is kind)
-        return [e for e in list(self.events) if of_kind(e) and source_id in (None, e.source.id)]
+        return [
+            event
+            for event in list(self.events)
+            if kind in {type(event), wire_name_of(event)} and source_id in {None, event.source.id}
+        ]
 
-    def end(self):
+    def end(self) -> bool:
         """Stop and close; safe to call twice."""
         self.server.stop()
         self._thread.join(DEADLINE_S)
@@ -213,11 +229,11 @@ class Served:
 
 
 @pytest.fixture
-def collectors():
+def collectors() -> Iterator[Callable[..., Served]]:
     """Give a function that runs collectors in this process, insecure unless the test says otherwise."""
     with contextlib.ExitStack() as stack:
 
-        def start(**options):
+        def start(**options: Any) -> Served:
             if "keys" not in options:
                 options.setdefault("insecure", True)
             options.setdefault("bind", "tcp://127.0.0.1:*")
@@ -229,11 +245,11 @@ def collectors():
 
 
 @pytest.fixture
-def forwarders():
+def forwarders() -> Iterator[Callable[..., Served]]:
     """Give a function that runs forwarders in this process, insecure unless the test says otherwise."""
     with contextlib.ExitStack() as stack:
 
-        def start(to, **options):
+        def start(to: str, **options: Any) -> Served:
             if "keys" not in options:
                 options.setdefault("insecure", True)
             options.setdefault("bind", "tcp://127.0.0.1:*")
@@ -245,19 +261,19 @@ def forwarders():
 
 
 @pytest.fixture
-def free_port():
+def free_port() -> int:
     """Give a port that is free now."""
     return ports.free_port()
 
 
 @pytest.fixture
-def command_line():
+def command_line() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """
     Give a function that starts `trackside` with some arguments; processes that still run are killed after the test.
     """
-    started = []
+    started: list[subprocess.Popen[str]] = []
 
-    def start(*arguments):
+    def start(*arguments: object) -> subprocess.Popen[str]:
         code = "import sys; from trackside.cli import main; sys.exit(main(sys.argv[1:]))"
         process = subprocess.Popen(
             [sys.executable, "-c", code, *map(str, arguments)],

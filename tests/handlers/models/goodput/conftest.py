@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -23,31 +24,38 @@ from trackside.events import (
 )
 from trackside.handlers.models.goodput import GoodputAccumulator, read_payloads
 
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Iterable, Iterator
+
+    from trackside.events import Event
+    from trackside.handlers.models.goodput import GoodputResult
+
 
 class Stream:
     """One process's events, in the order in which it publishes them."""
 
-    def __init__(self, source=None, **identity):
+    def __init__(self, source: Source | None = None, **identity: Any) -> None:
         identity = {"id": f"p{identity.get('rank', 0)}-{identity.get('attempt', 0)}", "run_id": "run", **identity}
         self.source = source or Source(**identity)
-        self.events = []
+        self.events: list[Event] = []
         self.ids = itertools.count(1)
 
-    def put(self, event):
+    def put(self, event: Event) -> Stream:
         """Publish *event*."""
         event._source, event._seq = self.source, len(self.events)
         self.events.append(event)
         return self
 
-    def start(self, at):
+    def start(self, at: int) -> Stream:
         """Publish that the process starts."""
         return self.put(SourceStarted(at_ns=at, identity=self.source.to_wire(), span_id=0, step=-1))
 
-    def end(self, at, reason="exit"):
+    def end(self, at: int, reason: str = "exit") -> Stream:
         """Publish that the process comes to a good end."""
         return self.put(SourceEnded(at_ns=at, reason=reason, span_id=0, step=-1))
 
-    def step(self, number, start, end, **fields):
+    def step(self, number: int, start: int, end: int, **fields: Any) -> Stream:
         """Publish the end of an iteration."""
         duration = end - start
         return self.put(
@@ -56,11 +64,11 @@ class Stream:
             )
         )
 
-    def step_start(self, number, at):
+    def step_start(self, number: int, at: int) -> Stream:
         """Publish the start of a step whose end is not recorded."""
         return self.put(StepStarted(at_ns=at, step=number, span_id=0))
 
-    def open(self, name, at, parent=0, **attributes):
+    def open(self, name: str, at: int, parent: int = 0, **attributes: Any) -> int:
         """Publish the start of a long span and return its id."""
         number = next(self.ids)
         self.put(
@@ -68,7 +76,17 @@ class Stream:
         )
         return number
 
-    def span(self, name, start, end, *, kind=None, id=None, parent=0, **attributes):  # noqa: A002
+    def span(
+        self,
+        name: str,
+        start: int,
+        end: int,
+        *,
+        kind: Any = None,
+        id: int | None = None,  # noqa: A002
+        parent: int = 0,
+        **attributes: Any,
+    ) -> Stream:
         """Publish the end of a span; without *id* its start was never published."""
         kind = kind or (ProfileSpanEnded if name == "data_loading" else IterationSpanEnded)
         return self.put(
@@ -83,18 +101,18 @@ class Stream:
             )
         )
 
-    def long(self, name, start, end, **attributes):
+    def long(self, name: str, start: int, end: int, **attributes: Any) -> Stream:
         """Publish both the start and the end of a span."""
         number = self.open(name, start, **attributes)
         return self.span(name, start, end, kind=SpanEnded, id=number, **attributes)
 
-    def beat(self, at, inside=None):
+    def beat(self, at: int, inside: Iterable[Any] | None = None) -> Stream:
         """Publish a heartbeat; *inside* is the innermost open span of the main thread: id, name, start."""
         spans = {"MainThread": list(inside)} if inside else {}
         return self.put(Heartbeat(at_ns=at, sequence=0, open_spans=spans, span_id=0, step=-1))
 
 
-def fed(*streams, **settings):
+def fed(*streams: Stream, **settings: Any) -> GoodputAccumulator:
     """Return a model that read all of *streams*, one after the other."""
     model = GoodputAccumulator(**settings)
     for stream in streams:
@@ -103,7 +121,7 @@ def fed(*streams, **settings):
     return model
 
 
-def shuffled(streams, rng):
+def shuffled(streams: Iterable[Stream], rng: random.Random) -> Iterator[Event]:
     """Yield the events of *streams*, those of each in their order."""
     left = [collections.deque(stream.events) for stream in streams]
     while left := [events for events in left if events]:
@@ -117,40 +135,40 @@ class Records:
 
     START_S = 1_704_070_800.0
 
-    def __init__(self, name="job"):
+    def __init__(self, name: str = "job") -> None:
         self.name = name
-        self.payloads = []
+        self.payloads: list[dict[str, Any]] = []
 
-    def put(self, **payload):
+    def put(self, **payload: Any) -> Records:
         """Write one record; a value whose key ends in ``_time`` is a time."""
         times = {key: value + self.START_S for key, value in payload.items() if key.endswith(("_time", "timestamp"))}
         self.payloads.append({"job_name": self.name, **payload, **times})
         return self
 
-    def job(self, start):
+    def job(self, start: float) -> Records:
         """Write a job start."""
         return self.put(job_start_time=start)
 
-    def end(self, at):
+    def end(self, at: float) -> Records:
         """Write a job end."""
         return self.put(job_end_time=at)
 
-    def pair(self, what, start, end, **more):
+    def pair(self, what: str, start: float, end: float, **more: Any) -> Records:
         """Write a start and an end."""
         return self.put(**more, **{f"{what}_start_time": start}).put(**more, **{f"{what}_end_time": end})
 
-    def custom(self, kind, start, end):
+    def custom(self, kind: str, start: float, end: float) -> Records:
         """Write the start and the end of a custom event."""
         return self.pair("custom_badput_event", start, end, custom_badput_event_type=kind)
 
-    def steps(self, numbers, at, length=3, extra=0):
+    def steps(self, numbers: Iterable[int], at: float, length: float = 3, extra: float = 0) -> float:
         """Write the starts of *numbers* and return when the last one would be over; the first takes *extra*."""
         for index, number in enumerate(numbers):
             self.put(step_count=number, step_start_time=at)
             at += length + (extra if index == 0 else 0)
         return at
 
-    def orbax(self, event_type, step, start, duration, part):
+    def orbax(self, event_type: str, step: int, start: float, duration: float, part: str) -> Records:
         """Write a record of Orbax's."""
         self.payloads.append(
             {
@@ -163,43 +181,50 @@ class Records:
         )
         return self
 
-    def model(self, **settings):
+    def model(self, **settings: Any) -> GoodputAccumulator:
         """Return a model that has read the records."""
         model = GoodputAccumulator(**settings)
         for event in read_payloads(self.payloads):
             model(event)
         return model
 
-    def result(self, *, end=None, start=None, exclude=(), **question):
+    def result(
+        self,
+        *,
+        end: float | None = None,
+        start: float | None = None,
+        exclude: Iterable[tuple[float, float]] = (),
+        **question: Any,
+    ) -> GoodputResult:
         """Return the account, with times in seconds since the job's start."""
         times = [(start, "start_ns"), (end, "end_ns")]
         question |= {name: self.ns(at) for at, name in times if at is not None}
         return self.model().result(exclude=[(self.ns(first), self.ns(last)) for first, last in exclude], **question)
 
-    def ns(self, at):
+    def ns(self, at: float) -> int:
         """Return *at* in ns since the epoch."""
         return round((self.START_S + at) * 1e6) * 1000
 
 
 @pytest.fixture
-def stream():
+def stream() -> type[Stream]:
     """Give the class of a process's events."""
     return Stream
 
 
 @pytest.fixture
-def feed():
+def feed() -> Callable[..., GoodputAccumulator]:
     """Give a function that returns a model which read some streams."""
     return fed
 
 
 @pytest.fixture
-def shuffle():
+def shuffle() -> Callable[[Iterable[Stream], random.Random], Iterator[Event]]:
     """Give a function that mixes streams."""
     return shuffled
 
 
 @pytest.fixture
-def records():
+def records() -> Records:
     """Give an empty log of ml-goodput-measurement's records."""
     return Records()

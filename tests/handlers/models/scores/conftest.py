@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import functools
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
-from trackside.events import KernelWindow, SectionWindow, Source
+from trackside.events import Event, KernelWindow, SectionWindow, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+E = TypeVar("E", bound=Event)
 
 STEPS = 100
 SECOND = 1_000_000_000
 
 
 @functools.cache
-def make_source(rank, world=4, **given):
-    return Source(
-        **{"id": f"{given.get('attempt', 0)}-{rank}", "rank": rank, "world_size": world, "host": f"node{rank // 2}"}
-        | given
-    )
+def make_source(rank: int, world: int = 4, **given: Any) -> Source:
+    given = {"id": f"{given.get('attempt', 0)}-{rank}", "host": f"node{rank // 2}", **given}
+    return Source(rank=rank, world_size=world, **given)
 
 
-def stamped(event, source, seq=None):
+def stamped(event: E, source: Source, seq: int = 0) -> E:
     event._source = source
     event._seq = seq
     return event
 
 
-def _envelope(window, end_ns):
+def _envelope(window: int, end_ns: int | None) -> dict[str, Any]:
     at_ns = (window + 1) * SECOND if end_ns is None else end_ns
     return {
         "at_ns": at_ns,
@@ -39,7 +43,15 @@ def _envelope(window, end_ns):
     }
 
 
-def make_section_window(source, window, medians, *, entries=STEPS, end_ns=None, **given):
+def make_section_window(
+    source: Source,
+    window: int,
+    medians: Mapping[str, float],
+    *,
+    entries: int = STEPS,
+    end_ns: int | None = None,
+    **given: Any,
+) -> SectionWindow:
     values = [float(median) for median in medians.values()]
     return stamped(
         SectionWindow(
@@ -58,7 +70,9 @@ def make_section_window(source, window, medians, *, entries=STEPS, end_ns=None, 
     )
 
 
-def make_kernel_window(source, window, kernels, *, end_ns=None, **given):
+def make_kernel_window(
+    source: Source, window: int, kernels: Mapping[str, Any], *, end_ns: int | None = None, **given: Any
+) -> KernelWindow:
     """Build one from ``{name: (median, mean, count)}``; a bare median is also the mean, of 10 launches."""
     rows = [value if isinstance(value, tuple) else (value, value, 10) for value in kernels.values()]
     medians = [float(row[0]) for row in rows]
@@ -79,15 +93,15 @@ def make_kernel_window(source, window, kernels, *, end_ns=None, **given):
 
 
 @pytest.fixture
-def source():
+def source() -> Callable[..., Source]:
     return make_source
 
 
 @pytest.fixture
-def section_window():
+def section_window() -> Callable[..., SectionWindow]:
     return make_section_window
 
 
 @pytest.fixture
-def kernel_window():
+def kernel_window() -> Callable[..., KernelWindow]:
     return make_kernel_window

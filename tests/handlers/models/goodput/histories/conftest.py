@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import functools
 import random
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
@@ -18,6 +20,9 @@ from trackside.events import (
     StepStarted,
     span_names,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 BASE_NS = 1_000
 
@@ -52,44 +57,44 @@ class Life:
     start: int
     last: int
     has_ended: bool
-    claims: dict  # instant -> (bucket, custom type, order)
-    steps: list  # [number, start, end, failed, is_sample, is_redone]
-    open_step: tuple | None  # number, start, whether a checkpoint was loaded before it
+    claims: dict[int, tuple[str, str | None, int]]  # instant -> (bucket, custom type, order)
+    steps: list[list[Any]]  # [number, start, end, failed, is_sample, is_redone]
+    open_step: tuple[int, int, bool] | None  # number, start, whether a checkpoint was loaded before it
     first_step: int | None = None
 
-    def is_wasted(self, step, wasted_from):
+    def is_wasted(self, step: list[Any], wasted_from: int | None) -> bool:
         """Return whether *step* was done again."""
-        return step[5] or (wasted_from is not None and step[0] >= wasted_from)
+        return bool(step[5]) or (wasted_from is not None and step[0] >= wasted_from)
 
 
-def rank_of(bucket):
+def rank_of(bucket: str) -> int:
     return ORDER.index(bucket)
 
 
-def live(stream, until=0):
+def live(stream: Any, until: int = 0) -> Life:
     """Read one process's events; it is known to have lived *until* then, if not until its last event."""
     events = stream.events
     last = max(until, *(event.at_ns for event in events))
-    starts = []
-    claims: dict = {}
-    steps: list = []
-    open_spans: dict = {}
-    open_step = None
+    starts: list[int] = []
+    claims: dict[int, tuple[str, str | None, int]] = {}
+    steps: list[list[Any]] = []
+    open_spans: dict[int, SpanStarted] = {}
+    open_step: tuple[int, int, bool] | None = None
     is_restored = False
-    first_step = None
+    first_step: int | None = None
     has_ended = False
 
-    def claim(start, end, bucket, custom, order):
+    def claim(start: int, end: int, bucket: str, custom: str | None, order: int) -> None:
         for instant in range(start, end):
             known = claims.get(instant)
             if known is None or (rank_of(bucket), order) < (rank_of(known[0]), known[2]):
                 claims[instant] = (bucket, custom, order)
 
-    def redo(number, *, is_restored):
+    def redo(number: int, *, is_restored: bool) -> None:
         for step in steps:
             step[5] = step[5] or (is_restored and step[0] >= number)
 
-    def bucket_of(event):
+    def bucket_of(event: Any) -> tuple[str | None, str | None]:
         marked = event.attributes.get("badput_type")
         if marked is None:
             return OF_SPAN.get(event.name), None
@@ -146,20 +151,20 @@ def live(stream, until=0):
     return Life(stream.source, min(starts), last, has_ended, claims, steps, open_step, first_step)
 
 
-def instants_of(life, wasted_from, is_over):
+def instants_of(life: Life, wasted_from: int | None, is_over: bool) -> dict[int, Any]:
     """Return the bucket of each instant of a process's life."""
-    found = {}
-    step_at = {}
+    found: dict[int, Any] = {}
+    step_at: dict[int, list[Any]] = {}
     for step in life.steps:
         for instant in range(step[1], step[2]):
             step_at[instant] = step
     for instant in range(life.start, life.last):
         bucket, custom, _ = life.claims.get(instant, (None, None, None))
-        step = step_at.get(instant)
-        wasted = step is not None and life.is_wasted(step, wasted_from)
+        in_step = step_at.get(instant)
+        wasted = in_step is not None and life.is_wasted(in_step, wasted_from)
         if bucket in ELASTIC:
             found[instant] = bucket
-        elif step is None and life.open_step is not None and instant >= life.open_step[1]:
+        elif in_step is None and life.open_step is not None and instant >= life.open_step[1]:
             number = life.open_step[0]
             if wasted_from is not None and number >= wasted_from:
                 found[instant] = WASTED
@@ -171,15 +176,15 @@ def instants_of(life, wasted_from, is_over):
             found[instant] = WASTED
         elif bucket is not None:
             found[instant] = (bucket, custom) if custom else bucket
-        elif step is not None:
-            found[instant] = OTHER if step[3] else PRODUCTIVE
+        elif in_step is not None:
+            found[instant] = OTHER if in_step[3] else PRODUCTIVE
         else:
             found[instant] = OTHER
     start_up(life, wasted_from, found)
     return found
 
 
-def start_up(life, wasted_from, found):
+def start_up(life: Life, wasted_from: int | None, found: dict[int, Any]) -> None:
     """Turn the beginning of the first step into startup, as far as it exceeds the mean of the others that count."""
     own = [
         [instant for instant in range(step[1], step[2]) if instant not in life.claims]
@@ -195,9 +200,9 @@ def start_up(life, wasted_from, found):
             found[instant] = "PROGRAM_STARTUP"
 
 
-def attempts_of(lives):
+def attempts_of(lives: Iterable[Life]) -> list[tuple[list[Life], int | None]]:
     """Return the lives by attempt, in order, with the step from which later ones did the work again."""
-    groups = collections.defaultdict(list)
+    groups: dict[Any, list[Life]] = collections.defaultdict(list)
     for life in lives:
         groups[life.source.run_id, life.source.attempt].append(life)
     ordered = sorted(groups.values(), key=lambda group: min(life.start for life in group))
@@ -208,36 +213,37 @@ def attempts_of(lives):
     return judged
 
 
-def is_beating(stream):
+def is_beating(stream: Any) -> bool:
     """Return whether a process sends heartbeats and has no end: within nanoseconds it is not silent."""
     kinds = {type(event) for event in stream.events}
     return Heartbeat in kinds and SourceEnded not in kinds
 
 
-def brute(streams, *, only_rank=None):
+def brute(streams: list[Any], *, only_rank: int | None = None) -> dict[int, Any]:
     """Return the bucket of every instant of a job, from its first start to its last event."""
-    judged = attempts_of([live(stream) for stream in streams])
-    latest = {id(life.source) for life in judged[-1][0]}
-    until = max(life.last for life in judged[-1][0])
-    judged = attempts_of(
+    latest_lives = attempts_of([live(stream) for stream in streams])[-1][0]
+    latest = {id(life.source) for life in latest_lives}
+    until = max(life.last for life in latest_lives)
+    attempts = attempts_of(
         [live(stream, until if id(stream.source) in latest and is_beating(stream) else 0) for stream in streams]
     )
-    if only_rank is not None:
-        judged = [
-            ([life for life in group if life.source.rank == only_rank], wasted_from, place + 1 < len(judged))
-            for place, (group, wasted_from) in enumerate(judged)
-        ]
-        judged = [entry for entry in judged if entry[0]]
-    else:
-        judged = [(group, wasted, place + 1 < len(judged)) for place, (group, wasted) in enumerate(judged)]
+    judged = [
+        (
+            [life for life in group if only_rank is None or life.source.rank == only_rank],
+            wasted_from,
+            place < len(attempts),
+        )
+        for place, (group, wasted_from) in enumerate(attempts, 1)
+    ]
+    judged = [entry for entry in judged if entry[0]]
     starts = [min(life.start for life in group) for group, _, _ in judged]
     ends = [*starts[1:], max(life.last for life in judged[-1][0])]
-    whole = {}
+    whole: dict[int, Any] = {}
     for place, ((group, wasted_from, is_over), start, end) in enumerate(zip(judged, starts, ends, strict=True), 1):
         maps = {id(life): instants_of(life, wasted_from, is_over) for life in group}
         trained = [life for life in group if life.first_step is not None] or group
 
-        def gain(life, maps=maps, end=end):
+        def gain(life: Life, maps: dict[int, dict[int, Any]] = maps, end: int = end) -> int:
             return sum(bucket == PRODUCTIVE for instant, bucket in maps[id(life)].items() if instant < end)
 
         slow = min(trained, key=gain)
@@ -250,7 +256,7 @@ def brute(streams, *, only_rank=None):
     return whole
 
 
-def counted(instants, start=None, end=None):
+def counted(instants: dict[int, Any], start: int | None = None, end: int | None = None) -> dict[Any, int]:
     """Return how many instants each bucket has."""
     return dict(
         collections.Counter(
@@ -261,14 +267,18 @@ def counted(instants, start=None, end=None):
     )
 
 
+Moment = tuple[int, "Callable[[], object]"]
+"""A time, and a function that publishes an event of then."""
+
+
 class Historian:
     """A generator of random jobs."""
 
-    def __init__(self, seed, stream):
+    def __init__(self, seed: int, stream: Callable[..., Any]) -> None:
         self.rng = random.Random(seed)
         self.stream = stream
 
-    def job(self):
+    def job(self) -> list[Any]:
         """Return the streams of a job with some attempts and ranks."""
         rng = self.rng
         streams = []
@@ -288,11 +298,11 @@ class Historian:
             step = rng.choice((reached, rng.randint(0, reached), max(0, reached - 2), 0))
         return streams
 
-    def process(self, rank, attempt, begin, step):
+    def process(self, rank: int, attempt: int, begin: int, step: int) -> tuple[Any, int, int]:
         """Return a process's stream, its last moment, and the step it would do next."""
         rng = self.rng
         stream = self.stream(rank=rank, attempt=attempt, session_tag="session")
-        moments = []  # (end, order, publish)
+        moments: list[Moment] = []
         now = begin
         moments.append((now, lambda: stream.start(begin)))
         for name in ("distributed_code_initialization", "model_initialization", "checkpoint_load"):
@@ -312,7 +322,7 @@ class Historian:
         for _ in range(rng.choice((0, 0, 1, 2, 3, 6))):
             self.overlap(stream, moments, begin, now)
         if self.has_ends:
-            moments.append((now, lambda end=now: stream.beat(end)))
+            moments.append((now, functools.partial(stream.beat, now)))
         crash = rng.random() < 0.5
         until = rng.randint(begin, now) if crash else now
         # Events are published as spans end; a crash loses the spans that had not ended.
@@ -323,13 +333,13 @@ class Historian:
             stream.end(until)
         return stream, max(event.at_ns for event in stream.events), done
 
-    def phase(self, stream, moments, name, now):
+    def phase(self, stream: Any, moments: list[Moment], name: str, now: int) -> int:
         """Add a random span after *now*; return its end."""
         start = now + self.rng.randint(0, 2)
         end = start + self.rng.randint(1, 6)
         number = next(stream.ids)
 
-        def begin():
+        def begin() -> None:
             stream.put(SpanStarted(at_ns=start, span_id=number, parent_span_id=0, name=name, step=-1, attributes={}))
 
         moments.append((start, begin))
@@ -337,13 +347,13 @@ class Historian:
             moments.append((end, lambda: stream.span(name, start, end, kind=SpanEnded, id=number)))
         return end
 
-    def step(self, stream, moments, now, number):
+    def step(self, stream: Any, moments: list[Moment], now: int, number: int) -> tuple[int, int]:
         """Add a step after *now*; return its end, and the next number."""
         rng = self.rng
         if rng.random() < 0.4:
             start = now + rng.randint(0, 1)
             now = start + rng.randint(1, 3)
-            moments.append((now, lambda start=start, end=now: stream.span("data_loading", start, end)))
+            moments.append((now, functools.partial(stream.span, "data_loading", start, now)))
         start = now + rng.choice((0, 0, 1))
         end = start + rng.choice((1, 1, 2, 5, 5, 5, 6, 15))
         if rng.random() < 0.3 and end - start > 2:
@@ -363,18 +373,18 @@ class Historian:
             moments.append((start, lambda: stream.step_start(number, start)))
         return end, number + 1
 
-    def validation(self, stream, moments, now):
+    def validation(self, stream: Any, moments: list[Moment], now: int) -> int:
         """Add a validation loop after *now*; return its end."""
         start = now + self.rng.randint(0, 1)
         end = start
         for _ in range(self.rng.randint(1, 3)):
             first, end = end, end + self.rng.randint(1, 3)
             kind = self.rng.choice(("validation", "testing"))
-            moments.append((end, lambda first=first, end=end, kind=kind: stream.step(3, first, end, kind=kind)))
+            moments.append((end, functools.partial(stream.step, 3, first, end, kind=kind)))
         moments.append((end, lambda: stream.span("validation_loop", start, end)))
         return end
 
-    def overlap(self, stream, moments, begin, now):
+    def overlap(self, stream: Any, moments: list[Moment], begin: int, now: int) -> None:
         """Add a span that overlaps others in any way."""
         rng = self.rng
         start = rng.randint(begin, max(begin, now - 1))
@@ -402,18 +412,18 @@ class Historian:
 
 
 @pytest.fixture
-def historian(stream):
+def historian(stream: Callable[..., Any]) -> Callable[[int], Historian]:
     """Give a function that generates the job of some number."""
     return lambda seed: Historian(seed, stream)
 
 
 @pytest.fixture
-def truth():
+def truth() -> Callable[..., dict[int, Any]]:
     """Give a function that returns the bucket of every instant of a job."""
     return brute
 
 
 @pytest.fixture
-def count():
+def count() -> Callable[..., dict[Any, int]]:
     """Give a function that counts instants by bucket."""
     return counted
