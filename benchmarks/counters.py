@@ -10,7 +10,7 @@ import prometheus_client
 import torch.monitor
 
 import trackside
-from benchmarks.measure import Row, Run, compared, interleaved
+from benchmarks.measure import Row, Run, budget, compared, interleaved
 
 _THREADS = 4
 
@@ -41,7 +41,10 @@ def _in_threads(run: Run) -> Run:
 def rows() -> list[Row]:
     """Measure, and return the rows; each checks that no value was lost."""
     result = []
-    for operation, wrap in (("counter add", lambda run: run), (f"counter add, {_THREADS} threads", _in_threads)):
+    for operation, wrap, most in (
+        ("counter add", lambda run: run, budget(compiled=0.12, pure=0.35)),
+        (f"counter add, {_THREADS} threads", _in_threads, budget(compiled=0.20, pure=0.35)),
+    ):
         counter = trackside.Bus().counter("benchmark")
         aggregations = [
             torch.monitor.Aggregation.SUM,
@@ -64,6 +67,6 @@ def rows() -> list[Row]:
         expected = loops // 10 + loops * repeats
         if counter.snapshot().count != expected:
             raise RuntimeError(f"{expected} values were added, {counter.snapshot().count} counted")
-        result.append(compared(operation, times, "trackside", "torch.monitor.Stat", 0.35, floor="empty"))
-        result.append(compared(operation, times, "trackside", "prometheus_client", 0.35, floor="empty"))
+        result.append(compared(operation, times, "trackside", "torch.monitor.Stat", most, floor="empty"))
+        result.append(compared(operation, times, "trackside", "prometheus_client", most, floor="empty"))
     return result

@@ -9,7 +9,7 @@ import blinker
 import torch.monitor
 
 import trackside
-from benchmarks.measure import Row, compared, interleaved
+from benchmarks.measure import Row, budget, compared, interleaved
 
 
 @trackside.event("benchmark.step.measured")
@@ -73,8 +73,8 @@ def _heard(bus: trackside.Bus) -> list[Row]:
         torch.monitor.unregister_event_handler(handle)
     operation = "build and log a two-field event, one inline handler"
     return [
-        compared(operation, times, "trackside", "torch.monitor", 0.20, floor="empty"),
-        compared(operation, times, "trackside", "blinker", 0.50, floor="empty"),
+        compared(operation, times, "trackside", "torch.monitor", budget(compiled=0.06, pure=0.20), floor="empty"),
+        compared(operation, times, "trackside", "blinker", budget(compiled=0.15, pure=0.50), floor="empty"),
     ]
 
 
@@ -109,7 +109,10 @@ def _unheard(bus: trackside.Bus) -> list[Row]:
 
     runs = {"wants": asked, "log": logged, "logging, disabled": disabled, "torch.monitor": theirs, "empty": empty}
     times = interleaved(runs, loops=100_000)
+    asking, logging_it = budget(compiled=0.15, pure=0.70), budget(compiled=0.30, pure=1.20)
     return [
-        compared("no handler wants it: wants()", times, "wants", "logging, disabled", 0.70, floor="empty"),
-        compared("no handler wants it: log() of a ready event", times, "log", "torch.monitor", 1.20, floor="empty"),
+        compared("no handler wants it: wants()", times, "wants", "logging, disabled", asking, floor="empty"),
+        compared(
+            "no handler wants it: log() of a ready event", times, "log", "torch.monitor", logging_it, floor="empty"
+        ),
     ]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
 
 import attrs
+
+from trackside import implementation
 
 Run = Callable[[int], object]
 """Do the operation that many times."""
@@ -38,6 +41,11 @@ class Row:
     def is_met(self) -> bool:
         """Whether the ratio is within the budget."""
         return self.ratio <= self.budget
+
+
+def budget(*, compiled: float, pure: float = math.inf) -> float:
+    """Return the largest ratio that is good enough, of the implementation that is measured; infinite for no limit."""
+    return compiled if implementation == "compiled" else pure
 
 
 def _nothing() -> None:

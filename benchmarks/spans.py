@@ -6,10 +6,11 @@ import pathlib
 import tempfile
 from collections.abc import Sequence
 
+import nvtx
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
-from benchmarks.measure import Row, compared, interleaved
+from benchmarks.measure import Row, budget, compared, interleaved
 from trackside.bus import default_bus
 from trackside.handlers import EventLog
 from trackside.instruments import span
@@ -45,16 +46,29 @@ def rows() -> list[Row]:
             with tracer.start_as_current_span("step"):
                 pass
 
+    annotation = nvtx.annotate("step")
+
+    def annotated(loops: int) -> None:
+        for _ in range(loops):
+            with annotation:
+                pass
+
     def settle() -> None:
         default_bus.flush()
         provider.force_flush()
 
+    unheard = interleaved({"trackside": ours, "nvtx": annotated}, loops=_LOOPS)
     with tempfile.TemporaryDirectory() as directory:
         log = EventLog(pathlib.Path(directory) / "ours", fsync_s=None)
         with default_bus.subscribe(log) as subscription:
-            runs = {"trackside": ours, "OpenTelemetry": theirs}
+            runs = {"trackside": ours, "OpenTelemetry": theirs, "nvtx": annotated}
             times = interleaved(runs, loops=_LOOPS, settle=settle)
             if subscription.stats().lost:
                 raise RuntimeError("spans were lost: the figures would compare different work")
     provider.shutdown()
-    return [compared("a span opened and closed, queued to an event log", times, "trackside", "OpenTelemetry", 0.10)]
+    operation = "a span opened and closed, queued to an event log"
+    return [
+        compared(operation, times, "trackside", "OpenTelemetry", budget(compiled=0.02, pure=0.10)),
+        compared(operation, times, "trackside", "nvtx", budget(compiled=1.0)),
+        compared("a span while no handler listens", unheard, "trackside", "nvtx", budget(compiled=0.5)),
+    ]
