@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from pathlib import Path
@@ -123,6 +124,26 @@ class TestDesign:
 
 
 class TestSources:
+    PARSED = [ast.parse(path.read_text("utf-8")) for path in sorted((ROOT / "src" / "trackside").rglob("*.py"))]
+
+    def test_docstrings_name_a_thing(self):
+        """No docstring begins with a question word: it says what something is, or what to do."""
+        owners = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
+        described = [node for tree in self.PARSED for node in ast.walk(tree) if isinstance(node, owners)]
+        firsts = [text for node in described if (text := ast.get_docstring(node))]
+        assert len(firsts) > 2_000
+        assert [text for text in firsts if re.match(r"(What|Who|Whose|Which|How|Where|When|Why)\b", text)] == []
+
+    def test_one_spelling_of_an_interval(self):
+        """A parameter in seconds of how often something happens ends in ``_interval_s``."""
+        functions = [node for tree in self.PARSED for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        public = [
+            function for function in functions if not function.name.startswith("_") or function.name == "__init__"
+        ]
+        named = {given.arg for function in public for given in (*function.args.args, *function.args.kwonlyargs)}
+        assert "collect_interval_s" in named
+        assert {name for name in named if re.search(r"every_s$|poll_s$|collect_s$", name)} == set()
+
     def test_cites_only_what_is_here(self):
         """No test and no page refers to a list of requirements or a plan that is not in the repository."""
         paths = [*ROOT.glob("docs/*.md"), *(ROOT / "tests").rglob("*.py"), *(ROOT / "src").rglob("*.py")]

@@ -103,7 +103,7 @@ def cupti():
 
 @pytest.fixture
 def recorder(cupti):
-    made = KernelRecorder(cupti, flush_every_s=0)
+    made = KernelRecorder(cupti, flush_interval_s=0)
     yield made
     made.close()
 
@@ -254,7 +254,7 @@ class TestLife:
         recorder.close()
         recorder.close()
         assert (cupti.enabled, cupti.subscribed) == (set(), [])
-        KernelRecorder(cupti, flush_every_s=0).close()
+        KernelRecorder(cupti, flush_interval_s=0).close()
 
     def test_silence(self, cupti, recorder):
         """Sections that are recorded window after window without a kernel mean that CUPTI stopped working."""
@@ -270,7 +270,7 @@ class TestLife:
 
     def test_flushed_by_a_thread(self, cupti):
         """A thread of the recorder flushes finished kernels from CUPTI."""
-        recorder = KernelRecorder(cupti, flush_every_s=0.001)
+        recorder = KernelRecorder(cupti, flush_interval_s=0.001)
         try:
             recorder.begin()
             cupti.launch()
@@ -327,7 +327,7 @@ def make_sections(published, cupti, monkeypatch):
         bus = Bus(strict=True)
         bus.subscribe(published)
         monkeypatch.setattr(section_windows, "cuda_event_timer", timer)
-        sections = Sections(bus, find_kernels=lambda: KernelRecorder(cupti, flush_every_s=0))
+        sections = Sections(bus, find_kernels=lambda: KernelRecorder(cupti, flush_interval_s=0))
         sections.configure(window_steps=1)
         made.append((sections, bus))
         return sections

@@ -227,7 +227,7 @@ def sample(finders):
         published = Capture()
         with Bus() as bus:
             bus.subscribe(published)
-            with SystemSampling(bus, every_s=0.001):
+            with SystemSampling(bus, sampling_interval_s=0.001):
                 for one in gauges:
                     assert one.read.done.wait(DEADLINE_S)
             return {found.name: found for found in bus.registry.snapshots()}, published
@@ -267,7 +267,7 @@ class TestSampling:
 
         other = Readings(*[1.0] * 50)
         finders["cpu"] = lambda: [gauge("a", broken), gauge("b", other)]
-        with Bus() as bus, SystemSampling(bus, every_s=0.001):
+        with Bus() as bus, SystemSampling(bus, sampling_interval_s=0.001):
             assert other.done.wait(DEADLINE_S)
         assert len(reads) == system.MAX_FAILURES
 

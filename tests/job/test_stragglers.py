@@ -91,7 +91,7 @@ class TestReports:
         """With an interval in seconds, a report is due when so many have passed since the last."""
         clock = iter([100.0, 130.0, 160.0, 170.0, 225.0])
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(clock)))  # other threads read theirs
-        watch = given(report_every_s=60.0)
+        watch = given(report_interval_s=60.0)
         feed(watch, 0, 10, 10, 10)
         assert [watch.report_if_due() is not None for _ in range(4)] == [False, True, False, True]
 
@@ -360,7 +360,7 @@ class TestSettings:
         [
             ({"windows_from": "nowhere"}, "windows_from"),
             ({"windows_from": "gather"}, "report_every_steps"),
-            ({"report_every_s": -1.0}, "report_every_s"),
+            ({"report_interval_s": -1.0}, "report_interval_s"),
             ({"report_every_steps": 0}, "report_every_steps"),
             ({"agree_every_steps": 0}, "agree_every_steps"),
         ],

@@ -253,7 +253,7 @@ class Leave(NamedTuple):
 
 
 class _AtQueue(NamedTuple):
-    """What happened, before or in the queue, to the events meant for a subscriber."""
+    """The fate, before or in the queue, of the events meant for a subscriber."""
 
     logged: int = 0
     dropped: int = 0
@@ -262,7 +262,7 @@ class _AtQueue(NamedTuple):
 
 
 class _Progress(NamedTuple):
-    """What became of the events that left the queue for a subscriber, read at one moment."""
+    """The fate of the events that left the queue for a subscriber, read at one moment."""
 
     handled: int
     failed: int

@@ -81,7 +81,7 @@ def as_json(result: GoodputResult) -> dict[str, Any]:
 
 @attrs.frozen
 class _Question:
-    """What the options ask for."""
+    """The question that the options ask."""
 
     start_ns: int | None
     end_ns: int | None
@@ -211,7 +211,7 @@ _INDENT: Final = "  "
 
 @attrs.define
 class Reading:
-    """What the account was made from."""
+    """The records that the account was made from."""
 
     events: int = 0
     missing: int = 0

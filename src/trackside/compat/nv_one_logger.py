@@ -49,7 +49,7 @@ _MOST_HELD: Final = 64
 
 
 class TracksideExporterConfig:
-    """What One Logger's entry-point group ``nv_one_logger.exporter_configs`` asks for."""
+    """The class that One Logger's entry-point group ``nv_one_logger.exporter_configs`` asks for."""
 
     @classmethod
     def get_default_config(cls) -> dict[str, Any]:

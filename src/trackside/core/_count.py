@@ -29,7 +29,7 @@ class ThreadSafeCount:
 
     @property
     def value(self) -> int:
-        """How often `add` was called."""
+        """The number of calls of `add`."""
         # The only way to look at a count without advancing it that every Python version has.
         return int(repr(self._counter)[6:-1]) - self._start
 
@@ -48,12 +48,12 @@ else:
 
         @property
         def add(self) -> Callable[[], int]:
-            """What counts one more in the lane of this thread; any other may call it too."""
+            """Count one more in the lane of this thread; any other may call it too."""
             number = lane()
             count = self._lanes.get(number) or self._lanes.setdefault(number, ThreadSafeCount())
             return count.add
 
         @property
         def value(self) -> int:
-            """How often `add` was called."""
+            """The number of calls of `add`."""
             return sum(count.value for count in list(self._lanes.values()))

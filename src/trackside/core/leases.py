@@ -23,7 +23,7 @@ _WORKER: Final = "worker."
 
 @attrs.frozen
 class Lease:
-    """What the store has under the key of a job, or of a worker, which holds only itself."""
+    """The entry in the store under the key of a job, or of a worker, which holds only itself."""
 
     owner: str = ""
     """The worker that has it; empty if nobody has."""

@@ -62,7 +62,7 @@ class Sketch:
 
     @property
     def count(self) -> int:
-        """How many values were added."""
+        """The number of values added."""
         return self._zeros + sum(self._above.values()) + sum(self._below.values())
 
     def copy(self) -> Sketch:

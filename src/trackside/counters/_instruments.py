@@ -87,7 +87,7 @@ if TYPE_CHECKING or native is None:
 
         @property
         def waiting(self) -> int:
-            """How many samples wait to be folded."""
+            """The number of samples that wait to be folded."""
             return len(self._buffer)
 
         def _take(self, as_list: bool, /) -> tuple[int, float, float, float, float] | list[Any] | None:  # noqa: ARG002, FBT001
@@ -497,7 +497,7 @@ class Gauge(Instrument, Closing):
 
     @property
     def failed(self) -> int:
-        """How often the callback raised."""
+        """The number of calls of the callback that raised."""
         return self._circuit_breaker.failed.value
 
     @property

@@ -41,7 +41,7 @@ class ClosedWindow(NamedTuple):
 
 class CollectorWindow:
     """
-    What one collector accumulates of one instrument, from one closing to the next.
+    The samples of one instrument that one collector accumulates from one closing to the next.
 
     Changed under the instrument's lock alone.
 

@@ -153,7 +153,7 @@ _surroundings = shared(ambient.get)
 
 class _Stamped(Compared):
     """
-    Where an event came from and which one it is.
+    The source and the number of an event.
 
     These two slots are not fields: emission never touches them. The dispatcher writes them when it numbers
     the event, the decoder when it reads one.

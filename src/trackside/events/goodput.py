@@ -53,7 +53,7 @@ class RecordFaulted(Event):
 
 @event("trackside.goodput.updated", priority=LIFECYCLE, derived=True)
 class GoodputUpdated(Event):
-    """What a session's time was spent on until now. Published by the goodput monitor, on an interval and at the end."""
+    """A session's time until now, by use. Published by the goodput monitor, on an interval and at the end."""
 
     session: str
     elapsed_s: float

@@ -17,7 +17,7 @@ from trackside.events._event import ITERATION, LIFECYCLE, Event, event
 @event("trackside.section.window", priority=ITERATION)
 class SectionWindow(Event):
     """
-    How long one rank's sections took during one window. Published by the sections, when the window is over.
+    The times of one rank's sections during one window. Published by the sections, when the window is over.
 
     The lists are parallel: one entry for each section that was timed in the window.
     """
@@ -52,7 +52,7 @@ class SectionWindow(Event):
 @event("trackside.kernel.window", priority=ITERATION)
 class KernelWindow(Event):
     """
-    How long the kernels of one rank's GPU took during one window. Published by the GPU timer, when the window is over.
+    The times of the kernels of one rank's GPU during one window. Published by the GPU timer, when the window is over.
 
     The lists are parallel: one entry for each kernel and launch shape seen in the window.
     """

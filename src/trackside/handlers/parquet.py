@@ -369,7 +369,7 @@ class _TableFile:
 
     @property
     def waiting_rows(self) -> int:
-        """How many events wait for `write`."""
+        """The number of events that wait for `write`."""
         return len(self._rows) + len(self._raw)
 
     def add(self, events: Sequence[Event]) -> int:

@@ -251,7 +251,7 @@ if native is not None:
 
 class _Unheard(Iteration):
     """
-    What stands for every iteration of a kind while no handler is subscribed: it has no state and does nothing.
+    A stand-in for every iteration of a kind while no handler is subscribed: it has no state and does nothing.
 
     Making an `Iteration` that will say nothing would cost twice as much as this. It still counts the steps, so that
     who subscribes later sees the right ones.

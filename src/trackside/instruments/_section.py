@@ -228,7 +228,7 @@ class Section:
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The name of the section."""
         return self._times.name
 
     def __call__(self, function: F) -> F:

@@ -45,7 +45,7 @@ class _Wrapped(NamedTuple):
 
 class Layers:
     """
-    What was wrapped, layer upon layer.
+    The attributes that were wrapped, layer upon layer.
 
     Args:
         make_section: Makes the section of a name.

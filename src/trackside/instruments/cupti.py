@@ -28,7 +28,7 @@ MAX_NAMES_BYTES: Final = 100_000
 """Of all names in one window: of more kernels those that took the longest are kept."""
 QUIET_WINDOWS: Final = 3
 """Windows in a row in which sections were recorded and no kernel came, before CUPTI is taken for lost."""
-_FLUSH_EVERY_S: Final = 1.0
+_FLUSH_INTERVAL_S: Final = 1.0
 
 _taken: Final = threading.Lock()
 """Held while this process has a recorder: CUPTI knows one set of callbacks."""
@@ -40,13 +40,13 @@ class KernelRecorder:
 
     Args:
         cupti: The module ``cupti.cupti``, or what behaves like it.
-        flush_every_s: How often a thread asks CUPTI for finished records, in seconds; 0 for no thread.
+        flush_interval_s: How often a thread asks CUPTI for finished records, in seconds; 0 for no thread.
 
     Raises:
         RuntimeError: if CUPTI cannot be had, with the reason.
     """
 
-    def __init__(self, cupti: Any, *, flush_every_s: float = _FLUSH_EVERY_S) -> None:
+    def __init__(self, cupti: Any, *, flush_interval_s: float = _FLUSH_INTERVAL_S) -> None:
         if not _taken.acquire(blocking=False):
             raise RuntimeError("CUPTI records kernels for another part of this process")
         self._cupti = cupti
@@ -71,9 +71,9 @@ class KernelRecorder:
             _taken.release()
             raise RuntimeError(_reason(cupti, error)) from error
         atexit.register(self.close)
-        if flush_every_s:
+        if flush_interval_s:
             self._thread = threading.Thread(
-                target=self._run, args=(flush_every_s,), name="trackside-kernels", daemon=True
+                target=self._run, args=(flush_interval_s,), name="trackside-kernels", daemon=True
             )
             self._thread.start()
 
@@ -132,8 +132,8 @@ class KernelRecorder:
             with self._taking:
                 self._lost += dropped[0]
 
-    def _run(self, every_s: float) -> None:
-        while not self._stop.wait(every_s):
+    def _run(self, flush_interval_s: float) -> None:
+        while not self._stop.wait(flush_interval_s):
             try:
                 self.flush()
             except Exception:
@@ -188,7 +188,7 @@ class KernelRecorder:
         if os.getpid() != self._pid:
             return  # a forked child has none of CUPTI's threads, and must leave it alone
         if self._thread is not None:
-            self._thread.join(_FLUSH_EVERY_S)
+            self._thread.join(_FLUSH_INTERVAL_S)
         try:
             if self._is_on:
                 self._is_on = False

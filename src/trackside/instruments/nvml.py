@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from trackside.events import gauge_names
 from trackside.instruments._gauges import MachineGauge
 
 _MILLI = 1e-3
@@ -82,29 +83,31 @@ def _gauges(pynvml: Any, handle: Any) -> Iterator[MachineGauge]:
         return lambda: pynvml.nvmlDeviceGetClockInfo(handle, kind) * _MEGA
 
     yield MachineGauge(
-        "hw.gpu.utilization",
+        gauge_names.GPU_UTILIZATION,
         "1",
         "share of the time in which any kernel ran",
         lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
     )
     yield MachineGauge(
-        "hw.gpu.memory.usage",
+        gauge_names.GPU_MEMORY,
         "By",
         "memory of the GPU that is allocated",
         lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used,
     )
-    yield MachineGauge("hw.gpu.power", "W", "power drawn", lambda: pynvml.nvmlDeviceGetPowerUsage(handle) * _MILLI)
     yield MachineGauge(
-        "hw.gpu.energy",
+        gauge_names.GPU_POWER, "W", "power drawn", lambda: pynvml.nvmlDeviceGetPowerUsage(handle) * _MILLI
+    )
+    yield MachineGauge(
+        gauge_names.GPU_ENERGY,
         "J",
         "energy drawn since the driver was loaded",
         lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) * _MILLI,
     )
     yield MachineGauge(
-        "hw.gpu.temperature",
+        gauge_names.GPU_TEMPERATURE,
         "Cel",
         "temperature of the GPU",
         lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
     )
-    yield MachineGauge("hw.gpu.clock.sm", "Hz", "clock of the multiprocessors", clock(pynvml.NVML_CLOCK_SM))
-    yield MachineGauge("hw.gpu.clock.memory", "Hz", "clock of the memory", clock(pynvml.NVML_CLOCK_MEM))
+    yield MachineGauge(gauge_names.GPU_CLOCK_SM, "Hz", "clock of the multiprocessors", clock(pynvml.NVML_CLOCK_SM))
+    yield MachineGauge(gauge_names.GPU_CLOCK_MEMORY, "Hz", "clock of the memory", clock(pynvml.NVML_CLOCK_MEM))

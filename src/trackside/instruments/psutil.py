@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from trackside.events import gauge_names
 from trackside.instruments._gauges import MachineGauge, Share
 
 _IDLE = ("idle", "iowait")
@@ -46,22 +47,22 @@ def gauges_of(psutil: Any) -> Iterator[MachineGauge]:
         return None if share is None else min(share, 1.0)
 
     yield MachineGauge(
-        "process.cpu.utilization",
+        gauge_names.PROCESS_CPU,
         "1",
         "CPU time of this process per second; 1 is a whole core",
         Share(own_s, time.monotonic).read,
     )
     yield MachineGauge(
-        "process.memory.usage", "By", "RAM that this process occupies", lambda: process.memory_info().rss
+        gauge_names.PROCESS_MEMORY, "By", "RAM that this process occupies", lambda: process.memory_info().rss
     )
     yield MachineGauge(
-        "system.cpu.utilization",
+        gauge_names.SYSTEM_CPU,
         "1",
         "share of the machine's CPU time that was not idle",
         busy_share,
     )
     yield MachineGauge(
-        "system.memory.usage", "By", "RAM of the machine that no other process could have now", used_bytes
+        gauge_names.SYSTEM_MEMORY, "By", "RAM of the machine that no other process could have now", used_bytes
     )
 
 

@@ -18,7 +18,7 @@ from trackside.events import MissingExtraError, SystemSamplingStarted, process_s
 from trackside.instruments import nvml, psutil
 from trackside.instruments._gauges import MachineGauge
 
-EVERY_S: Final = 2.0
+SAMPLING_INTERVAL_S: Final = 2.0
 MAX_FAILURES: Final = 5
 """In a row, after which a gauge is read no more."""
 
@@ -31,24 +31,24 @@ _FINDERS: Final[dict[str, Callable[[], Sequence[MachineGauge]]]] = {
 
 class SystemSampling(Closing):
     """
-    Reads gauges every *every_s* seconds on a thread of its own, into counters of the gauges' names.
+    Reads gauges every *sampling_interval_s* seconds on a thread of its own, into counters of the gauges' names.
 
     One `SystemSamplingStarted` lists the gauges, and says why others are missing. A reading that hangs, as from a GPU
     that fell off its bus, delays only the other readings.
 
     Args:
         bus: The bus whose gauges are set.
-        every_s: Seconds between readings.
+        sampling_interval_s: Seconds between readings.
 
     Raises:
         MissingExtraError: if neither psutil nor nvidia-ml-py is installed.
     """
 
-    def __init__(self, bus: Bus = default_bus, *, every_s: float = EVERY_S) -> None:
+    def __init__(self, bus: Bus = default_bus, *, sampling_interval_s: float = SAMPLING_INTERVAL_S) -> None:
         if not any(map(importlib.util.find_spec, ("psutil", "pynvml"))):
             raise MissingExtraError("system sampling", "psutil,nvml")
         self._bus = bus
-        self._every_s = every_s
+        self._sampling_interval_s = sampling_interval_s
         self._stop = StopEvent()
         self._thread = threading.Thread(target=self._run, name="trackside-system", daemon=True)
         self._thread.start()
@@ -67,7 +67,7 @@ class SystemSampling(Closing):
         readings = self._begin()
         while readings:
             readings = [reading for reading in readings if reading.sample()]
-            if self._stop.wait(self._every_s):
+            if self._stop.wait(self._sampling_interval_s):
                 return
 
     def _begin(self) -> list[_Reading]:

@@ -86,7 +86,7 @@ class StragglerHooks(LightningHooks):
                 section_relative=gpu_relative_perf_threshold if relative is None else relative,
                 section_individual=gpu_individual_perf_threshold if individual is None else individual,
             ),
-            "report_every_s": report_time_interval,
+            "report_interval_s": report_time_interval,
             "stop_if_detected": stop_if_detected,
             "agree_every_steps": agree_every_steps,
         }

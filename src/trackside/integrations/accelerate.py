@@ -290,7 +290,7 @@ class TracksideTracker(GeneralTracker):  # type: ignore[misc]  # its types are n
 
     @property
     def tracker(self) -> AcceleratorWatch | None:
-        """What watches the loop; None before ``init_trackers`` and after ``end_training``."""
+        """The watch over the loop; None before ``init_trackers`` and after ``end_training``."""
         return self._watch
 
     def start(self) -> None:

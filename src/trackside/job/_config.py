@@ -277,7 +277,7 @@ LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 @attrs.frozen(kw_only=True)
 class LogConfig:
     """
-    How trackside's own messages are logged; they go through the standard library's logger ``trackside``.
+    The logging of trackside's own messages; they go through the standard library's logger ``trackside``.
 
     Raises:
         ConfigError: if a field is not what it should be.
@@ -321,7 +321,7 @@ class LogConfig:
 @attrs.frozen(kw_only=True)
 class Preset:
     """
-    What a handler is to get, as `subscribe` takes it: the rest is not even built while no other handler wants it.
+    The arguments of `subscribe` for a handler: events that these leave out are not built unless another wants them.
 
     ::
 

@@ -66,7 +66,7 @@ Answer = tuple[bool, dict[str, Any]]
 
 @attrs.frozen
 class Restriction:
-    """What a job records while verbs restrict it; LIFECYCLE events are always recorded."""
+    """The limits on what a job records while verbs restrict it; LIFECYCLE events are always recorded."""
 
     min_priority: Priority = Priority.PROFILE
     """The lowest priority that is recorded."""
@@ -378,7 +378,7 @@ class RemoteAccess:
 
     @property
     def endpoints(self) -> list[str]:
-        """Where viewers find this process, or the collector that it reports to."""
+        """The endpoints of this process for viewers, or of the collector that it reports to."""
         return [publisher.endpoint for publisher in self._publishers]
 
     def close(self, timeout_s: float) -> bool:

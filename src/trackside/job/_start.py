@@ -447,12 +447,12 @@ class Job:
 
     @property
     def directory(self) -> Path | None:
-        """Where the event log is; None on a rank that does not take part."""
+        """The directory of the event log; None on a rank that does not take part."""
         return self.log.directory if self.log is not None else None
 
     @property
     def endpoints(self) -> list[str]:
-        """Where this process can be watched, and the collector that it sends to."""
+        """The endpoints at which this process can be watched, and the collector that it sends to."""
         return self._remote.endpoints if self._remote is not None else []
 
     @property

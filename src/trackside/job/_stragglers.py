@@ -102,7 +102,7 @@ class StragglerWatch:
         windows_from: Where the windows of the other ranks come from: ``log``, the directory that they all write to;
             ``gather``, a collective in every `generate_report`, which all ranks have to call then; ``calls``, whatever
             the watch is called with, as with events from elsewhere.
-        report_every_s: How often `report_if_due` returns a report, in seconds.
+        report_interval_s: How often `report_if_due` returns a report, in seconds.
         report_every_steps: The same counted in its calls, in place of seconds; gathering needs it, for all ranks to
             agree on when.
         stop_if_detected: Let `should_stop` say yes on every rank at the same step, once there is a straggler.
@@ -123,7 +123,7 @@ class StragglerWatch:
         on_straggler: Callable[[ScoreReport], object] | None = None,
         thresholds: Thresholds | None = None,
         windows_from: str = LOG,
-        report_every_s: float = 60.0,
+        report_interval_s: float = 60.0,
         report_every_steps: int | None = None,
         stop_if_detected: bool = False,
         agree_every_steps: int = 50,
@@ -161,16 +161,18 @@ class StragglerWatch:
         self._is_detected = self._is_agreed = False
         self._steps = 0
         self._reported_at_s = time.monotonic()
-        self._every_s, self._every_steps, self._agree_every_steps = 60.0, report_every_steps, 50
+        self._report_interval_s, self._every_steps, self._agree_every_steps = 60.0, report_every_steps, 50
         self.configure(
-            report_every_s=report_every_s, report_every_steps=report_every_steps, agree_every_steps=agree_every_steps
+            report_interval_s=report_interval_s,
+            report_every_steps=report_every_steps,
+            agree_every_steps=agree_every_steps,
         )
 
     def configure(
         self,
         *,
         thresholds: Thresholds | None = None,
-        report_every_s: float | None = None,
+        report_interval_s: float | None = None,
         report_every_steps: int | None = None,
         agree_every_steps: int | None = None,
     ) -> None:
@@ -182,15 +184,15 @@ class StragglerWatch:
         Raises:
             ConfigError: if one of them is out of its range.
         """
-        if report_every_s is not None and not report_every_s >= 0:
-            raise ConfigError("report_every_s", report_every_s, "give a number of seconds, from 0 on")
+        if report_interval_s is not None and not report_interval_s >= 0:
+            raise ConfigError("report_interval_s", report_interval_s, "give a number of seconds, from 0 on")
         for field, steps in (("report_every_steps", report_every_steps), ("agree_every_steps", agree_every_steps)):
             if steps is not None and steps < 1:
                 raise ConfigError(field, steps, "give a number of steps, at least 1")
         with self._lock:
             if thresholds is not None:
                 self._aggregator.thresholds = thresholds
-            self._every_s = self._every_s if report_every_s is None else report_every_s
+            self._report_interval_s = self._report_interval_s if report_interval_s is None else report_interval_s
             self._every_steps = self._every_steps if report_every_steps is None else report_every_steps
             self._agree_every_steps = self._agree_every_steps if agree_every_steps is None else agree_every_steps
 
@@ -307,7 +309,7 @@ class StragglerWatch:
             is_due = self._steps % self._every_steps == 0
         else:
             now_s = time.monotonic()
-            is_due = now_s >= self._reported_at_s + self._every_s
+            is_due = now_s >= self._reported_at_s + self._report_interval_s
             self._reported_at_s = now_s if is_due else self._reported_at_s
         return self.generate_report() if is_due else None
 

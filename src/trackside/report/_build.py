@@ -82,7 +82,7 @@ _WARM_UP: Final = 0.25
 
 @attrs.frozen
 class Change:
-    """Where a series steps up."""
+    """The step at which a series steps up."""
 
     place: int
     before: float
@@ -177,7 +177,7 @@ def _runs(processes: Iterable[Watched]) -> list[list[float]]:
 
 @attrs.define
 class Episode:
-    """What one rank's slowness in one section came to."""
+    """The cost of one rank's slowness in one section."""
 
     rank: int
     node: str

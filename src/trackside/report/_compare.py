@@ -68,7 +68,7 @@ class Row:
 
 @attrs.frozen(kw_only=True)
 class Comparison:
-    """What changed."""
+    """The changes between two sets of runs."""
 
     before: Side
     after: Side
@@ -114,7 +114,7 @@ def _finite(value: float | None) -> float | None:
 
 @attrs.frozen
 class Selected:
-    """Which runs to read, and where from."""
+    """The runs to read, and their directory."""
 
     name: str
     paths: Sequence[str | os.PathLike[str]]

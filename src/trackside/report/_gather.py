@@ -285,7 +285,7 @@ class Trace:
 
 @attrs.define
 class StepLengths:
-    """How long the steps of one process took, in order; of very many the means of some that follow each other."""
+    """The lengths of the steps of one process, in order; of very many the means of some that follow each other."""
 
     lengths_ns: array[float] = attrs.field(factory=lambda: array("d"))
     numbers: array[int] = attrs.field(factory=lambda: array("q"))
@@ -400,7 +400,7 @@ def place_in(stack: str) -> str:
 
 @attrs.define(eq=False)
 class Watched:
-    """What is known of one process."""
+    """The facts read of one process."""
 
     source: Source
     first_ns: int = 0
@@ -448,7 +448,7 @@ class Watched:
 
     @property
     def mean_step_ns(self) -> float | None:
-        """How long its steps took on average."""
+        """The mean length of its steps."""
         return self.steps_ns / self.steps if self.steps else None
 
 

@@ -17,7 +17,7 @@ from trackside.report._whatif import LateRank, Pause, WhatIf
 
 @attrs.frozen
 class BucketStyle:
-    """How a bucket is shown."""
+    """The appearance of a bucket."""
 
     name: str
     meaning: str
@@ -115,7 +115,7 @@ class Finding:
 
 @attrs.frozen(kw_only=True)
 class Ruling:
-    """Why a rule of the verdict spoke, or did not."""
+    """The ruling of one rule of the verdict: whether it spoke, and why."""
 
     rule: str
     findings: tuple[Finding, ...] = ()
@@ -188,7 +188,7 @@ class AttemptBar:
 
     @property
     def before_start(self) -> str:
-        """What ran before the job was started, in words; empty for less than half a second of it."""
+        """The program that ran before the job was started, in words; empty for less than half a second of it."""
         if self.before_start_s < _LEAST_BEFORE_START_S:
             return ""
         took = words.seconds(self.before_start_s)
@@ -199,7 +199,7 @@ class AttemptBar:
 
 @attrs.frozen(kw_only=True)
 class Part:
-    """What a step is made of: a span or a section directly within it."""
+    """A part of a step: a span or a section directly within it."""
 
     name: str
     kind: str
@@ -364,7 +364,7 @@ class OwnRow:
 
 @attrs.frozen
 class Unwritten:
-    """What a rank without an end record took into no log."""
+    """The events of a rank without an end record that are in no log."""
 
     attempt: int
     """As `AttemptBar.number` counts."""
@@ -375,7 +375,7 @@ class Unwritten:
 
 @attrs.frozen(kw_only=True)
 class Losses:
-    """What the logs do not hold."""
+    """The events that the logs do not hold."""
 
     dropped: dict[str, int]
     """Events given up for lack of room, by wire name."""
@@ -420,7 +420,7 @@ class StepQuantiles:
 
 @attrs.frozen(kw_only=True)
 class Report:
-    """What a session's logs say."""
+    """The findings of a session's logs."""
 
     session: str
     paths: tuple[str, ...]

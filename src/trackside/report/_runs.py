@@ -119,12 +119,12 @@ class AttemptOutline:
 
     @property
     def first_ns(self) -> int | None:
-        """When the first rank began."""
+        """The time at which the first rank began."""
         return min((one.first_ns for one in self.processes if one.first_ns is not None), default=None)
 
     @property
     def last_ns(self) -> int | None:
-        """When any rank was last heard of."""
+        """The time of the last event of any rank."""
         return max((one.last_ns for one in self.processes if one.last_ns is not None), default=None)
 
     @property
@@ -148,7 +148,7 @@ class AttemptOutline:
 
 @attrs.frozen(kw_only=True)
 class RunOutline:
-    """What its launcher calls one run, as far as it is expected to perform alike."""
+    """The launcher's names for one run, as far as it is expected to perform alike."""
 
     run_id: str
     perf_tags: tuple[str, ...]
@@ -173,7 +173,7 @@ class SessionOutline:
 
 @attrs.frozen(kw_only=True)
 class RunsReport:
-    """What `read_runs` found."""
+    """The result of `read_runs`."""
 
     sessions: tuple[SessionOutline, ...]
     """By start."""

@@ -20,7 +20,7 @@ _FEWEST: Final = 20
 
 @attrs.frozen(kw_only=True)
 class Location:
-    """Where the values of a series lie."""
+    """The location of the values of a series."""
 
     value: float
     error: float
@@ -111,7 +111,7 @@ def _autoregressions(correlations: Sequence[float]) -> list[tuple[int, float, fl
 
 @attrs.frozen(kw_only=True)
 class Difference:
-    """How much one series lies above another one."""
+    """The amount by which one series lies above another one."""
 
     before: float
     after: float

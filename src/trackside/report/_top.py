@@ -25,6 +25,7 @@ from trackside.events import (
     SpanStarted,
     StallDetected,
     TrainingConfigured,
+    gauge_names,
 )
 from trackside.events.metrics import TrainingFigures
 from trackside.events.span_names import TRAINING_ITERATION
@@ -44,15 +45,13 @@ _COSTS: Final = 10
 """A slow answer is asked for so much less often that it takes a tenth of the time."""
 _S: Final = 1e9
 _STALE_S: Final = 5.0
-_GPU: Final = "hw.gpu.utilization"
-_CPU: Final = "process.cpu.utilization"
-_MEMORY: Final = ("hw.gpu.memory.usage", "process.memory.usage")
-_SHOWN_LEVELS: Final = frozenset({_GPU, _CPU, *_MEMORY})
+_MEMORY: Final = (gauge_names.GPU_MEMORY, gauge_names.PROCESS_MEMORY)
+_SHOWN_LEVELS: Final = frozenset({gauge_names.GPU_UTILIZATION, gauge_names.PROCESS_CPU, *_MEMORY})
 
 
 @attrs.define(eq=False)
 class _Process:
-    """What was last heard of one process."""
+    """The latest news of one process."""
 
     source: Source
     signs: LifeSigns = attrs.field(factory=LifeSigns)
@@ -156,7 +155,7 @@ class OpenNow:
 
 @attrs.frozen(kw_only=True)
 class CounterNow:
-    """Where a counter stands."""
+    """The present value of a counter."""
 
     name: str
     unit: str
@@ -493,8 +492,8 @@ def _row(one: _Process, now_ns: int) -> RankNow:
         step_ns=statistics.median(one.lengths_ns) if one.lengths_ns else None,
         age_s=max(0.0, (now_ns - one.ends_ns[-1]) / _S) if one.ends_ns else None,
         loss=one.loss,
-        gpu=one.levels.get(_GPU),
-        cpu=one.levels.get(_CPU),
+        gpu=one.levels.get(gauge_names.GPU_UTILIZATION),
+        cpu=one.levels.get(gauge_names.PROCESS_CPU),
         memory=next((one.levels[name] for name in _MEMORY if name in one.levels), None),
     )
 

@@ -48,7 +48,7 @@ CLOCK, STEPS, NONE = "clock", "steps", "none"
 
 @attrs.define(eq=False)
 class Readings:
-    """What one process recorded of its clock."""
+    """The readings that one process recorded of its clock."""
 
     source: Source
     anchors: list[tuple[int, int]] = attrs.field(factory=list)
@@ -216,7 +216,7 @@ class Profile:
 
     @property
     def first_ns(self) -> int:
-        """When it begins, in ns since the epoch; 0 if it holds nothing."""
+        """The time at which it begins, in ns since the epoch; 0 if it holds nothing."""
         times = [event["ts"] for event in self.events if event.get("ph") == "X"]
         return self.base_ns + round(min(times) * 1000) if times else 0
 
@@ -328,7 +328,7 @@ class Slice:
 
 @attrs.define
 class Shown:
-    """What is shown of one process."""
+    """The part of a trace that shows one process."""
 
     slices: list[Slice] = attrs.field(factory=list)
     points: list[tuple[int, str, dict[str, Any]]] = attrs.field(factory=list)
@@ -481,7 +481,7 @@ _LONG: Final = (SpanEnded, IterationEnded)
 
 @attrs.define
 class Traced:
-    """What was written."""
+    """The result of writing a trace."""
 
     events: int = 0
     ranks: int = 0

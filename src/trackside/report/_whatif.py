@@ -100,7 +100,7 @@ def tiled(start_ns: int, end_ns: int, parts: Iterable[Tile]) -> Iterator[tuple[s
 @attrs.define(eq=False)
 class StepTiles:
     """
-    How long each tile took and when it ended, in blocks of consecutive steps.
+    The length and the end of each tile, in blocks of consecutive steps.
 
     A block is one step until there are more than *most* of them; then neighbours are joined.
     """
@@ -326,7 +326,7 @@ class LateRank:
 
 @attrs.frozen(kw_only=True)
 class WhatIf:
-    """What comparing the ranks' steps came to."""
+    """The result of comparing the ranks' steps."""
 
     late: tuple[LateRank, ...] = ()
     """What cost most first."""

@@ -83,7 +83,7 @@ SORTS: Final = ("rank", "step", "step time", "age")
 
 @attrs.frozen
 class ScreenState:
-    """How a view is shown, as keys change it."""
+    """The state of a view, as keys change it."""
 
     sort: str = SORTS[0]
     is_paused: bool = False

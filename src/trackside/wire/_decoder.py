@@ -70,7 +70,7 @@ class _UnsoundError(Exception):
 
 @attrs.frozen(eq=False, repr=False)
 class _Plan(Value):
-    """How rows of one combination of value types become events."""
+    """The way from rows of one combination of value types to events."""
 
     nested: tuple[int, ...]
     """The columns that hold a list or a map which nothing else looks into."""

@@ -48,7 +48,7 @@ Encoding: TypeAlias = Callable[[Event, int], bytes]
 
 
 class Schema:
-    """How events of one type are written: the type's number in frames, wire name, version and field names."""
+    """The written form of events of one type: the type's number in frames, wire name, version and field names."""
 
     __slots__ = ("entry", "number", "wire_name")
 

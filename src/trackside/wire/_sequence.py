@@ -51,7 +51,7 @@ _MOST_HOLES = 1000
 
 @attrs.define
 class SequenceTracker:
-    """Which of a source's numbers have been read. They begin at 0 and are dense, so a hole is a loss."""
+    """The numbers of a source that have been read. They begin at 0 and are dense, so a hole is a loss."""
 
     next_seq: int = 0
     missing: int = 0

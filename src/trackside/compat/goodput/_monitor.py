@@ -27,9 +27,9 @@ _UNKNOWN: Final[dict[str, Any]] = {"goodput": None, "effective_goodput": None, "
 class _Uploader:
     """Calls *upload* on an interval, on a daemon thread that a job need not wait for."""
 
-    def __init__(self, name: str, every_s: float, upload: Callable[[], object]) -> None:
+    def __init__(self, name: str, interval_s: float, upload: Callable[[], object]) -> None:
         self._name = name
-        self._every_s = every_s
+        self._interval_s = interval_s
         self._upload = upload
         self._is_over = StopEvent()
         self._is_final = False
@@ -45,7 +45,7 @@ class _Uploader:
             logger.warning("%s was not done within %s s; its last figures may be missing", self._name, timeout_s)
 
     def _run(self) -> None:
-        while not self._is_over.wait(self._every_s):
+        while not self._is_over.wait(self._interval_s):
             self._try()
         if self._is_final:
             self._try()
@@ -184,11 +184,11 @@ class UploadingMonitor:
             self._uploaders.clear()
             self._bus.close(FLUSH_S if self._timeout_s is None else self._timeout_s)
 
-    def _start(self, name: str, every_s: float, upload: Callable[[], object]) -> None:
+    def _start(self, name: str, interval_s: float, upload: Callable[[], object]) -> None:
         if name in self._uploaders:
             logger.warning("the %s is running already", name)
         else:
-            self._uploaders[name] = _Uploader(name, every_s, upload)
+            self._uploaders[name] = _Uploader(name, interval_s, upload)
 
     def _stop(self, name: str, upload: Callable[[], object], skip: bool | None) -> None:
         is_final = not (self._skips if skip is None else skip)

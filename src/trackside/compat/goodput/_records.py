@@ -28,7 +28,7 @@ Payload = dict[str, Any]
 
 
 class Log(Protocol):
-    """What the recorder writes to and the calculator reads from."""
+    """The log that the recorder writes to and the calculator reads from."""
 
     def write_cloud_logging_entry(self, entry: Payload) -> None:
         """Append a record."""

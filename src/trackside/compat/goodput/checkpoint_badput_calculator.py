@@ -81,7 +81,7 @@ class RestoreCheckpointManagerVerticalStepStats:
 
 @dataclasses.dataclass
 class CheckpointLoggerOptions:
-    """Where the records of Orbax's logger are."""
+    """The place of the records of Orbax's logger."""
 
     job_name: str = "checkpoint_job"
     logger_name: str = "checkpoint_logger"

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class BadputType(enum.Enum):
-    """What time that is not productive was spent on."""
+    """The cause of time that is not productive."""
 
     TPU_INITIALIZATION = 1
     TRAINING_PREP = 2
@@ -66,7 +66,7 @@ class IntervalMetricType(enum.Enum):
 
 
 class WorkloadMetricDetails(TypedDict):
-    """What `get_job_goodput_details` returns; times are in seconds."""
+    """The result of `get_job_goodput_details`; times are in seconds."""
 
     goodput_time: dict[GoodputType, float]
     badput_time: dict[BadputType, Any]
@@ -79,7 +79,7 @@ class WorkloadMetricDetails(TypedDict):
 
 
 class IntervalWorkloadMetricDetails(TypedDict):
-    """What `get_interval_metric_details` returns; shares are in percent."""
+    """The result of `get_interval_metric_details`; shares are in percent."""
 
     interval_goodput: dict[GoodputType, float]
     interval_badput: dict[BadputType, Any]
@@ -95,7 +95,7 @@ class ElasticWorkloadMetricDetails(WorkloadMetricDetails, total=False):
 
 
 class MonitoringWindowType(enum.Enum):
-    """What `compute_step_deviation_from_baseline` compares the latest steps with."""
+    """The steps that `compute_step_deviation_from_baseline` compares the latest ones with."""
 
     CUMULATIVE = "cumulative"
     INTERVAL = "interval"
@@ -104,7 +104,7 @@ class MonitoringWindowType(enum.Enum):
 @attrs.define
 class GCPOptions:
     """
-    What a monitor sends to Google Cloud Monitoring, and as whose.
+    The metrics that a monitor sends to Google Cloud Monitoring, and their owner.
 
     What is not given is asked of the machine, if it is one of Google's.
     """

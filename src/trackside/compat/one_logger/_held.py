@@ -55,7 +55,7 @@ class HeldSpan(Span):
 
     @property
     def attributes(self) -> Attributes:
-        """What is known of the span so far."""
+        """The attributes of the span so far."""
         return Attributes(self.live.attributes if self.live.id else {})
 
     @property

@@ -30,12 +30,12 @@ class NameMapper:
 
     @property
     def kernel_counter(self) -> int:
-        """How many kernels have a number."""
+        """The number of kernels that have a number."""
         return len(self.kernel_name_to_id)
 
     @property
     def section_counter(self) -> int:
-        """How many sections have a number."""
+        """The number of sections that have a number."""
         return len(self.section_name_to_id)
 
     @property

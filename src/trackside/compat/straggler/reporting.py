@@ -25,7 +25,7 @@ _NS_PER_US: Final = 1e3
 
 
 class Statistic(enum.Enum):
-    """What is known of a section's or kernel's durations."""
+    """A statistic of a section's or kernel's durations."""
 
     MIN = "min"
     MAX = "max"

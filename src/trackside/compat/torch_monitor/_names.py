@@ -27,7 +27,7 @@ _VALUES: Final = (str, int, float)
 
 
 class Aggregation(enum.IntEnum):
-    """What a `Stat` computes of the values of a window."""
+    """The value that a `Stat` computes of a window."""
 
     VALUE = 0
     """The last one."""
@@ -47,7 +47,7 @@ def _check_data(_event: object, _field: object, data: Any) -> None:
 @attrs.define
 class Event:
     """
-    What happened, as torch.monitor's handlers get it.
+    An event, as torch.monitor's handlers get it.
 
     Raises:
         TypeError: if *data* holds anything but texts, numbers and truth values.
@@ -128,7 +128,7 @@ class Stat:
 
     @property
     def count(self) -> int:
-        """How many values the window has so far."""
+        """The number of values in the window so far."""
         return self._values.count
 
     def add(self, v: float) -> None:

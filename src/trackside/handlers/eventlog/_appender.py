@@ -42,7 +42,7 @@ class Vanished:
 @attrs.frozen
 class WriteOutcome:
     """
-    What became of a write; true if all of it is in the kernel.
+    The outcome of a write; true if all of it is in the kernel.
 
     If not, nothing of it is, and the same bytes may be written again: at once if a file vanished.
     """
@@ -142,7 +142,7 @@ class Appender:
 
     @property
     def rest_ns(self) -> int:
-        """How long writes are still refused; 0 if they are not."""
+        """The time, in ns, for which writes are still refused; 0 if they are not."""
         return max(0, self._rest_until_ns - clock.monotonic_ns()) if self._rest_ns else 0
 
     def ready(self, *, insist: bool = False) -> WriteOutcome:

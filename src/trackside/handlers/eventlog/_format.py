@@ -48,7 +48,7 @@ MAX_STORED_BYTES = MAX_PAYLOAD_BYTES + MAX_PAYLOAD_BYTES // len(_MARK)
 
 
 class Kind(enum.IntEnum):
-    """What a record's payload is."""
+    """The kind of a record's payload."""
 
     HEADER = 1
     """The source that writes this file: the first record of each file, repeated every 8 MiB."""

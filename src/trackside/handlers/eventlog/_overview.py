@@ -94,7 +94,7 @@ class SourceCheck:
 
     @property
     def missing(self) -> int:
-        """How many events below the last one are in none of the files."""
+        """The number of events below the last one that are in none of the files."""
         return self.tracker.missing
 
     @property
@@ -104,7 +104,7 @@ class SourceCheck:
 
     @property
     def repeated(self) -> int:
-        """How many events were found more than once."""
+        """The number of events found more than once."""
         return self.tracker.repeated
 
     def add_frame(self, frame: Frame) -> None:

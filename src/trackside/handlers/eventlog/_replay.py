@@ -90,12 +90,12 @@ class Replay(Iterator[Event]):
 
     @property
     def missing(self) -> int:
-        """How many events are known to be in none of the files."""
+        """The number of events known to be in none of the files."""
         return sum(tracker.missing for tracker in self.trackers.values())
 
     @property
     def repeated(self) -> int:
-        """How many events were passed over because they had been read."""
+        """The number of events passed over because they had been read."""
         return sum(tracker.repeated for tracker in self.trackers.values())
 
     def __iter__(self) -> Iterator[Event]:  # noqa: PYI034  the generator: a for loop steps through it in C

@@ -296,7 +296,7 @@ class EventLog:
 
     @property
     def lost(self) -> int:
-        """How many accepted events are in no file: the file vanished, or they were not written by the end."""
+        """The number of accepted events that are in no file: the file vanished, or they were not written by the end."""
         return self._vanished_events + self._unwritten()
 
     def _unwritten(self) -> int:

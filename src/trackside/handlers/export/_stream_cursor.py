@@ -51,12 +51,12 @@ class StreamCursor:
 
     @property
     def missing(self) -> int:
-        """How many events are missing from the stream."""
+        """The number of events missing from the stream."""
         return sum(tracker.missing for tracker in self._trackers.values())
 
     @property
     def repeated(self) -> int:
-        """How many events were skipped because they had been read before."""
+        """The number of events skipped because they had been read before."""
         return sum(tracker.repeated for tracker in self._trackers.values())
 
     def _restore(self, cursor: Mapping[str, Any]) -> None:

@@ -119,7 +119,7 @@ _MAX_RUNS: Final = 64
 
 @attrs.frozen
 class RunUpdate:
-    """What one event changes in a tracker's run."""
+    """The changes that one event makes to a tracker's run."""
 
     kind: Literal["points", "config", "end"]
     source: Source

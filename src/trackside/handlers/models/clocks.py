@@ -18,7 +18,7 @@ _MOST_LINKS: Final = 16
 
 @attrs.frozen
 class ClockOffset:
-    """How far one source's clock is ahead."""
+    """The offset of one source's clock: how far it is ahead."""
 
     offset_ns: int
     """Subtracted from the source's ``at_ns``, it gives the time by the clock of *root*."""

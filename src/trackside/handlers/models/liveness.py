@@ -51,7 +51,7 @@ class Liveness:
 
 @attrs.define(kw_only=True)
 class LifeSigns:
-    """What is known of the life of one process. Times are in ns since the epoch."""
+    """The signs of life of one process. Times are in ns since the epoch."""
 
     last_ns: int | None = None
     """The time of its last event; None if it has none."""

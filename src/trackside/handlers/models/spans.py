@@ -210,7 +210,7 @@ def _json(value: Any) -> Any:
 
 class ProcessSpans:
     """
-    What is known of one process.
+    The spans of one process.
 
     Args:
         max_long: How many long spans that ended are kept.

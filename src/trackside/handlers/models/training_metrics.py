@@ -179,7 +179,7 @@ def _nothing() -> list[int]:
 @attrs.define
 class IterationWork:
     """
-    What some iterations did, over all ranks.
+    The work of some iterations, over all ranks.
 
     Each figure has the number of the iterations that it is known of, or their time: a mean over all iterations would be
     wrong where it is known of some.
@@ -310,7 +310,7 @@ _MOST_OPEN_SPANS: Final = 64
 @attrs.define
 class OpenParts:
     """
-    How long the timed parts took within each span that is still open.
+    The time of the timed parts within each span that is still open.
 
     They are known before the iteration around them is: a span's end hands what it holds to the span around it, until
     it arrives at an iteration, or at the loop: there it waits for the loop's next iteration.
@@ -429,7 +429,7 @@ class OpenSave:
 
 @attrs.define
 class Blocked:
-    """How long saves of one strategy kept training waiting."""
+    """The time for which saves of one strategy kept training waiting."""
 
     count: int = 0
     total_ns: int = 0

@@ -168,7 +168,7 @@ class RunCollection:
 
 @attrs.define
 class _Checkpoint:
-    """What the store has of one run."""
+    """The state of one run in the store."""
 
     revision: int = 0
     """0 for nothing."""
@@ -410,7 +410,7 @@ class NatsCollector(Closing):
 
 
 class _NatsSession:
-    """What a worker does over one connection."""
+    """The work of a worker over one connection."""
 
     def __init__(self, collector: NatsCollector, client: Any) -> None:
         self._collector = collector
@@ -623,7 +623,7 @@ def loaded(
 
 @attrs.frozen
 class CollectedRun:
-    """What the collectors of a stream know of one run."""
+    """The knowledge that the collectors of a stream have of one run."""
 
     models: Sequence[Any]
     """The models."""

@@ -333,17 +333,17 @@ class NatsReader(Iterator[Event], Closing):
 
     @property
     def missing(self) -> int:
-        """How many events were lost before they reached the stream, or removed from it unread."""
+        """The number of events lost before they reached the stream, or removed from it unread."""
         return self._position.missing
 
     @property
     def repeated(self) -> int:
-        """How many events were skipped because they had been read before."""
+        """The number of events skipped because they had been read before."""
         return self._position.repeated
 
     @property
     def unreadable(self) -> int:
-        """How many messages were not frames."""
+        """The number of messages that were not frames."""
         return self._position.unreadable
 
     def close(self) -> None:
@@ -428,7 +428,7 @@ class StreamMessages:
 
     @property
     def created(self) -> str:
-        """When the stream was created that the latest messages are from."""
+        """The time at which the stream of the latest messages was created."""
         return self._pull.created
 
     def read_from(self, sequence: int, created: str = "") -> Iterator[StreamMessage]:

@@ -180,7 +180,7 @@ class Gap:
 
 @attrs.define
 class Joined:
-    """How far a model here can be compared with the job's."""
+    """The extent to which a model here can be compared with the job's."""
 
     model: Any
     complete: bool = False
@@ -193,7 +193,7 @@ class Joined:
 
 class Attachment(Closing):
     """
-    What `attach` returns: an iterator over events, each with its ``source`` and its ``seq``. For one thread.
+    The result of `attach`: an iterator over events, each with its ``source`` and its ``seq``. For one thread.
 
     It ends when everybody it listens to has said goodbye. Between two events it waits, and reconnects by itself.
     """
@@ -329,27 +329,27 @@ class Attachment(Closing):
 
     @property
     def peers(self) -> list[str]:
-        """Who is at the other ends, as they say."""
+        """The names that the other ends give themselves."""
         return [line.peer for line in self._lines]
 
     @property
     def busy(self) -> str:
-        """Why the server makes this viewer wait: too many are there already; empty if it does not."""
+        """The reason for which the server makes this viewer wait: too many are there already; empty if it does not."""
         return next((line.busy for line in self._lines if line.busy), "")
 
     @property
     def status(self) -> list[dict[str, Any]]:
-        """What each of them said of itself last: the job's counts and open spans."""
+        """The latest status that each of them sent: the job's counts and open spans."""
         return [dict(line.status) for line in self._lines]
 
     @property
     def repeated(self) -> int:
-        """How many entries came twice and were passed over."""
+        """The number of entries that came twice and were passed over."""
         return sum(line.consumer.repeated for line in self._lines)
 
     @property
     def replays(self) -> int:
-        """How often something had to be sent again."""
+        """The number of times that entries had to be sent again."""
         return sum(line.consumer.replays for line in self._lines)
 
     # --- taking -------------------------------------------------------------------------------------------------------

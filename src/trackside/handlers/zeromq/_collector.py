@@ -269,7 +269,7 @@ class MultiLogWriter:
 
 @attrs.define
 class Restored:
-    """What was read."""
+    """The state that was restored from earlier logs."""
 
     frames: int = 0
     events: int = 0

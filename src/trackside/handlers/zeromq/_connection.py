@@ -157,7 +157,7 @@ _MOST_PATH_BYTES: Final = 107
 
 
 class Safety(enum.Enum):
-    """What protects an endpoint."""
+    """The protection of an endpoint."""
 
     PRIVATE = "private"
     """The file system: a socket in a directory that is this user's alone."""

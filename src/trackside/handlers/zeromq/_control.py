@@ -217,7 +217,7 @@ _EXPECTED: Final = "expected"
 
 @attrs.frozen
 class Outcome:
-    """What one source, or a collector on the way, said to a verb."""
+    """The answer of one source, or of a collector on the way, to a verb."""
 
     source_id: str
     done: bool

@@ -80,7 +80,7 @@ class KeyPair:
 
 @attrs.frozen
 class ClientKeys:
-    """What a client needs: a key of its own and the server's public one, so that neither end can be impersonated."""
+    """The keys of a client: a key of its own and the server's public one, so that neither end can be impersonated."""
 
     own: KeyPair
     server: bytes

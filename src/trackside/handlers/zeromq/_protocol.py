@@ -60,7 +60,7 @@ MAX_PRODUCERS_OF_ADDRESS: Final = 4096
 
 @attrs.frozen
 class ConnectionLimits:
-    """How many connections a bound socket keeps."""
+    """The number of connections that a bound socket keeps."""
 
     of_address: int
     """From one address. More may come at the same moment, and are ended when the socket's thread looks again."""
@@ -140,7 +140,7 @@ _USUAL_S_PER_BYTE: Final = 50e-9
 
 @attrs.frozen
 class PeerLimits:
-    """What one producer may use in each second."""
+    """The limits of what one producer may use in each second."""
 
     events: float = 200_000.0
     size_bytes: float = float(32 << 20)
@@ -209,7 +209,7 @@ class TokenBucket:
 @attrs.define
 class PeerBuckets:
     """
-    What is left of one producer's allowance. It fills with time, and may fall below zero; then nothing is admitted.
+    The rest of one producer's allowance. It fills with time, and may fall below zero; then nothing is admitted.
 
     Args:
         limits: What it fills with.
@@ -324,7 +324,7 @@ Body: TypeAlias = Annotated[bytes, lambda value: type(value) is bytes]
 
 @attrs.frozen
 class Message:
-    """What every message is."""
+    """The base of all messages."""
 
     kind: ClassVar[int]
     has_body: ClassVar[bool] = False
@@ -645,7 +645,7 @@ ALWAYS: Final = (SourceStarted.wire_name, SourceEnded.wire_name)
 
 @attrs.frozen
 class Filter:
-    """Which events are wanted; equal filters are served by one stream."""
+    """The events that a viewer wants; equal filters are served by one stream."""
 
     names: tuple[str, ...] = (EVERYTHING,)
     """Wire names and globs; a name also means what is derived from it."""
@@ -719,7 +719,7 @@ _MAX_LENGTH: Final = 1 << 24
 
 @attrs.frozen
 class SourcePosition:
-    """How far one source had come."""
+    """The position that one source had reached."""
 
     source: Source
     next_seq: int

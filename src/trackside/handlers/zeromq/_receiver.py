@@ -151,7 +151,7 @@ class SourceState:
 
     @property
     def ended(self) -> str | None:
-        """Why it ended, as it said; None if it did not."""
+        """The reason of its end, as it gave it; None if it did not."""
         return self.signs.end_reason
 
     @property
@@ -348,7 +348,7 @@ _MOST_APART_NS: Final = 1 << 62
 
 @attrs.frozen
 class Offset:
-    """How far the other clock is ahead, as one exchange shows it."""
+    """The offset of the other clock, ahead of this one, as one exchange shows it."""
 
     offset_ns: int
     uncertainty_ns: int
@@ -389,7 +389,7 @@ class ClockEstimate:
 
     @property
     def best(self) -> Offset | None:
-        """What the quickest of the recent exchanges says; None before the first."""
+        """The offset by the quickest of the recent exchanges; None before the first."""
         return min(self._recent, key=lambda one: one.uncertainty_ns, default=None)
 
     def news(self) -> Offset | None:
@@ -421,7 +421,7 @@ Entry: TypeAlias = "FrameEntry | LossEntry"
 
 @attrs.define
 class SnapshotBudget:
-    """What the snapshots that are being fetched from all source ends of one viewer end may come to."""
+    """The bytes that snapshots being fetched from all source ends of one viewer end may come to."""
 
     one_bytes: int = MAX_SNAPSHOT_BYTES
     all_bytes: int = MAX_SNAPSHOT_BYTES
@@ -443,7 +443,7 @@ class SnapshotBudget:
 @attrs.define(eq=False)
 class StreamConsumer:
     """
-    What one source end sends, each entry once and in order, whatever the connection does.
+    The entries that one source end sends, each once and in order, whatever the connection does.
 
     Does no input or output of its own: messages go in by `on`, out by *send*. For one thread.
 
@@ -735,7 +735,7 @@ class Producer:
 
     @property
     def name(self) -> str:
-        """Who it is, for people."""
+        """The name to show to people."""
         return f"{self.user} {self.text}".strip()
 
 
@@ -761,7 +761,7 @@ def clock_news(producer: Producer) -> Iterator[ClockCompared]:
 
 
 class Listener(Protocol):
-    """What a receiver reports to."""
+    """The interface that a receiver reports to."""
 
     def on_entry(self, producer: Producer, entry: Entry) -> object:
         """Take the next entry of *producer*; entries come in order, each once."""

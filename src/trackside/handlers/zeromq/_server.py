@@ -947,7 +947,7 @@ class CollectorStream(ViewerStream):
 
     @property
     def lost(self) -> int:  # type: ignore[override]
-        """How many events the collector will never get."""
+        """The number of events that the collector will never get."""
         if self.stream is None:
             return 0
         return self.stream.undelivered if self._is_over else self.stream.lost

@@ -24,7 +24,7 @@ _AT_ONCE: Final = 1024
 
 
 class Streams(Protocol):
-    """What was received and is sent on."""
+    """The streams that were received and are sent on."""
 
     own: OwnStream
 

@@ -97,7 +97,7 @@ _KEYS: Final[Mapping[Role, Iterable[str]]] = {Role.SERVER: (VIEWER, CONTROL), Ro
 
 
 class State(enum.Enum):
-    """What an end knows of a peer."""
+    """The state of a session, as one end sees it."""
 
     UNMET = "unmet"
     """They have not greeted each other, or it was forgotten."""
@@ -107,7 +107,7 @@ class State(enum.Enum):
 
 
 class Action(enum.Enum):
-    """What an end does with a message."""
+    """The action of an end upon a message."""
 
     IGNORE = "ignore"
     MEET = "meet"

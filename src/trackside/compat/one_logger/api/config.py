@@ -18,7 +18,7 @@ OrFunction: TypeAlias = T | Callable[[], T]
 
 
 class OneLoggerErrorHandlingStrategy(enum.Enum):
-    """What becomes of an error in the use of telemetry."""
+    """The treatment of an error in the use of telemetry."""
 
     PROPAGATE_EXCEPTIONS = "propagate_exceptions"
     """It is raised into the application; the default where telemetry is on."""
@@ -28,7 +28,7 @@ class OneLoggerErrorHandlingStrategy(enum.Enum):
 
 @attrs.define(kw_only=True, init=False)
 class LoggerConfig(Settings):
-    """What becomes of the library's own messages; files are written only if they are named."""
+    """The treatment of the library's own messages; files are written only if they are named."""
 
     log_level: str = "INFO"
     log_format: str = "%(name)s - %(levelname)s - %(message)s"
@@ -101,7 +101,7 @@ class OneLoggerConfig(Settings):
 
     @property
     def session_tag(self) -> str:
-        """What groups the jobs that are one logical task."""
+        """The tag of the jobs that are one logical task."""
         return resolved(self.session_tag_or_fn)
 
     @property

@@ -8,7 +8,7 @@ from trackside.compat.one_logger._enums import StrEnum
 
 
 class ApplicationType(StrEnum):
-    """What an application does."""
+    """The kind of an application."""
 
     TRAINING = "training"
     VALIDATION = "validation"
@@ -39,8 +39,8 @@ class TelemetryConfig(Protocol):
 
     @property
     def app_type(self) -> ApplicationType | str:
-        """What it does."""
+        """The kind of the application."""
 
     @property
     def custom_metadata(self) -> dict[str, Any] | None:
-        """What else is to be kept with the run."""
+        """Further values to keep with the run."""

@@ -124,7 +124,7 @@ class ErrorEvent(Event):
 
     @property
     def error_message(self) -> str | None:
-        """What went wrong."""
+        """The description of the error."""
         return self.attributes.get_str_value(StandardEventAttributeName.ERROR_MESSAGE.value)
 
     @property
@@ -134,12 +134,12 @@ class ErrorEvent(Event):
 
     @property
     def exception_message(self) -> str | None:
-        """What the exception said."""
+        """The exception's message."""
         return self.attributes.get_str_value(StandardEventAttributeName.EXCEPTION_MESSAGE.value)
 
     @property
     def exception_traceback(self) -> str | None:
-        """Where it came from."""
+        """The exception's traceback."""
         return self.attributes.get_str_value(StandardEventAttributeName.EXCEPTION_TRACEBACK.value)
 
     @classmethod
@@ -169,7 +169,7 @@ class TelemetryDataError(Event):
     """Telemetry itself lacks something."""
 
     class ErrorType(StrEnum):
-        """How much is missing."""
+        """The extent of what is missing."""
 
         NO_TELEMETRY_DATA = "no_telemetry_data"
         INCOMPLETE_TELEMETRY_DATA = "incomplete_telemetry_data"

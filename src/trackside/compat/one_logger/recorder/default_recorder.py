@@ -53,7 +53,7 @@ def span_called(name: SpanName, attributes: dict[str, Any]) -> instruments.Span:
 
 
 class ExportCustomizationMode(enum.Enum):
-    """Which spans are exported, with their events."""
+    """The choice of spans that are exported, with their events."""
 
     EXPORT_ALL_SPANS = "export_all_spans"
     WHITELIST_SPANS = "whitelist_spans"

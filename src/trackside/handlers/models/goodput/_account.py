@@ -68,7 +68,7 @@ class EndedStep:
 
 @attrs.frozen
 class Hindsight:
-    """What the rest of the session says about a process."""
+    """The facts about a process that the rest of the session shows."""
 
     wasted_from: int | None = None
     """The lowest step that a later attempt trained; None if none trained any."""
@@ -237,7 +237,7 @@ class Account:
 
     @functools.cached_property
     def lengths(self) -> tuple[Lengths, Lengths]:
-        """How long the steps took, each without what went into other buckets, in ns; and those of productive steps."""
+        """The lengths of the steps, each without what went into other buckets, in ns; and those of productive steps."""
         lengths, wasted = self._track.all_lengths()
         counted = lengths.copy()
         counted.merge(wasted, -1)
@@ -301,7 +301,7 @@ class JobAttempt:
 
     @property
     def start(self) -> int:
-        """When its first process began, in ns since the epoch."""
+        """The time at which its first process began, in ns since the epoch."""
         return min(process.start for process in self.processes)
 
     @property
@@ -557,7 +557,7 @@ class SessionState:
 
     @property
     def start(self) -> int:
-        """When its first rank began; `NEVER` if nothing is known of any."""
+        """The time at which its first rank began; `NEVER` if nothing is known of any."""
         return min((process.start for process in self.mains()), default=NEVER)
 
     def mains(self) -> list[ProcessState]:

@@ -44,7 +44,7 @@ _BROKEN: Final = (TypeError, ValueError, OverflowError, AttributeError, LookupEr
 
 @attrs.frozen
 class LatestSteps:
-    """What was last heard of a process."""
+    """The latest news of a process."""
 
     source: Source
     signs: LifeSigns

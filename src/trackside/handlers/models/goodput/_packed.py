@@ -145,7 +145,7 @@ class AlikeSteps(NamedTuple):
 
 
 class SliceSums:
-    """What some slices add up to."""
+    """The sums of some slices."""
 
     __slots__ = ("_counted", "_lost", "_net", "_nets", "_step_end", "_wasted", "sums")
 
@@ -472,12 +472,12 @@ class Archive:
 
     @property
     def start(self) -> int:
-        """Where the first slice begins; 0 if there is none."""
+        """The beginning of the first slice; 0 if there is none."""
         return self._blocks[0].start if self._blocks else 0
 
     @property
     def end(self) -> int:
-        """Where the last slice ends; 0 if there is none."""
+        """The end of the last slice; 0 if there is none."""
         return self._blocks[-1].end if self._blocks else 0
 
     @property

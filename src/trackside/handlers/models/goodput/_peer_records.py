@@ -107,7 +107,7 @@ class _PairStart:
 
 @attrs.define
 class _RecordedAttempt:
-    """What begins with a job start."""
+    """The records from one job start to the next."""
 
     source: Source
     start_ns: int

@@ -72,7 +72,7 @@ class UnendedStep:
 
 class ProcessState:
     """
-    What is known of one process from its events.
+    The state of one process, as far as its events show it.
 
     Attributes:
         source: Who it is.
@@ -154,7 +154,7 @@ class ProcessState:
 
     @property
     def signs(self) -> LifeSigns:
-        """What is known of its life, for `liveness`."""
+        """The signs of its life, for `liveness`."""
         return LifeSigns(
             last_ns=None if self.last == NEVER else self.last,
             heartbeat_interval_ns=self.heartbeat_interval_ns,

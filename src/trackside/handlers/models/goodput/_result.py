@@ -34,7 +34,7 @@ _MAD_FACTOR: Final = 3
 
 @attrs.frozen
 class StepTimes:
-    """How long steps took, each without the time that went into other buckets; in seconds."""
+    """The lengths of steps, each without the time that went into other buckets; in seconds."""
 
     count: int
     ideal_s: float | None
@@ -60,7 +60,7 @@ class StepTimes:
 
 @attrs.frozen
 class RankTimes:
-    """What one rank's time was spent on."""
+    """One rank's time, by what it was spent on."""
 
     rank: int
     elapsed_s: float
@@ -72,7 +72,7 @@ class RankTimes:
 
 @attrs.frozen
 class Slowest:
-    """What the job waited for most: the bucket in which a slowest rank lost more than the fastest of its attempt."""
+    """The largest cause of waiting: the bucket in which a slowest rank lost more than the fastest of its attempt."""
 
     rank: int
     bucket: str
@@ -92,7 +92,7 @@ class SliceEfficiency:
 @attrs.frozen
 class GoodputResult:
     """
-    What a stretch of a session's time was spent on.
+    A stretch of a session's time, by what it was spent on.
 
     `productive_s` and all of `badput_s` add up to `elapsed_s`.
     """
@@ -192,7 +192,7 @@ def share(part: float, whole: float) -> float | None:
 
 @attrs.frozen
 class LengthSummary:
-    """What lengths have in common; in ns, 0.0 if there are none."""
+    """A summary of lengths; in ns, 0.0 if there are none."""
 
     count: int
     ideal: int
@@ -265,7 +265,7 @@ def _at(ordered: Iterable[tuple[float, int]], share: float, count: int) -> float
 
 @attrs.frozen
 class Question:
-    """What is asked of a session."""
+    """A question about a session."""
 
     start_ns: int
     end_ns: int

@@ -467,7 +467,7 @@ class Track:
 
     @property
     def begin(self) -> int:
-        """Where the first slice begins; `top` if there is none."""
+        """The beginning of the first slice; `top` if there is none."""
         return self._packed.start if self._packed else self._starts[0] if self._starts else self.top
 
     def until(self, end: int) -> tuple[dict[int, int], int]:

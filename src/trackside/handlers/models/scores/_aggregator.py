@@ -314,7 +314,7 @@ VERSION: Final = 1
 
 @attrs.frozen(kw_only=True)
 class ScoreResult:
-    """What the aggregator knows: plain data, and the same however the sources interleaved."""
+    """The result of the aggregator: plain data, and the same however the sources interleaved."""
 
     windows: list[ScoreReport]
     """The latest windows, oldest first."""
@@ -399,7 +399,7 @@ class ScoreAggregator(CalledWithEvents):
 
     @property
     def thresholds(self) -> Thresholds:
-        """Who is a straggler in the reports."""
+        """The thresholds below which a rank is a straggler in the reports."""
         return self._thresholds
 
     @thresholds.setter

@@ -278,7 +278,7 @@ class Slow(NamedTuple):
 
 
 class Onset(NamedTuple):
-    """Where it began."""
+    """The step at which it began."""
 
     window: int
     step: int

@@ -37,7 +37,7 @@ class StragglerId(NamedTuple):
 
 @attrs.frozen
 class Missing:
-    """Why a rank has no score."""
+    """The reason for which a rank has no score."""
 
     rank: int
     what: str

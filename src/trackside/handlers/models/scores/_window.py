@@ -115,7 +115,7 @@ Summary = Mapping[str, Mapping[str, float]]
 
 @attrs.frozen
 class Timings:
-    """What one rank measured of its sections, or of its kernels, in one window."""
+    """The times that one rank measured of its sections, or of its kernels, in one window."""
 
     layout: Layout
     medians: array[float]
@@ -172,17 +172,17 @@ class Member:
 
     @property
     def steps(self) -> int:
-        """How many steps it covers, at least one."""
+        """The number of steps it covers, at least one."""
         return max(1, self.last_step - self.first_step + 1)
 
     @property
     def waited_s_per_step(self) -> float:
-        """How long the rank waited for others, in seconds."""
+        """Seconds per step for which the rank waited for others."""
         return self.waited_ns / self.steps / 1e9
 
     @property
     def left_out_s_per_step(self) -> float | None:
-        """How long its GPU was in kernels that are left out, in seconds; None where no kernels are known."""
+        """Seconds per step for which its GPU was in kernels that are left out; None where no kernels are known."""
         return None if self.kernels is None else self.kernels.left_out_ns / self.steps / 1e9
 
     def widen(self, first_step: int, last_step: int, start_ns: int, end_ns: int) -> None:

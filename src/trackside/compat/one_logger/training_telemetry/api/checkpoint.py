@@ -13,7 +13,7 @@ class CheckPointStrategy(StrEnum):
 
 
 class CheckPointType(StrEnum):
-    """Where a checkpoint lives."""
+    """The storage of a checkpoint."""
 
     GLOBAL = "global"
     LOCAL = "local"

@@ -79,5 +79,5 @@ class TrainingTelemetryConfig(Settings):
 
     @property
     def app_type(self) -> ApplicationType:
-        """What the application does."""
+        """The kind of the application."""
         return ApplicationType.TRAINING

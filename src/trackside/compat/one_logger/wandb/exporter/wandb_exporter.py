@@ -30,7 +30,7 @@ _CLOSE_S: Final = 10.0
 
 @attrs.define
 class Config:
-    """Where to, and what the run is called; the meanings are those of ``wandb.init``."""
+    """The destination and the name of the run; the meanings are those of ``wandb.init``."""
 
     entity: str
     host: str = "https://api.wandb.ai"
