@@ -6,7 +6,8 @@ This module stands beside the package, because importing anything inside of it i
 
 from __future__ import annotations
 
-import signal
+# Built in. The module of Python loads enum and its kin, and an interrupt meanwhile shows a traceback.
+import _signal as signal  # type: ignore[import-not-found]
 
 
 def main() -> int:

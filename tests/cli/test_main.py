@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import shlex
 import signal
@@ -166,6 +167,23 @@ class TestInterrupts:
         """)
 
         assert (done.returncode, done.stderr) == (-signal.SIGINT, NOT_THERE)
+
+    def test_loads_nothing_first(self):
+        """Until it has seen to interrupts, the command loads no other module than these."""
+        place = Path(importlib.util.find_spec("_trackside_command").origin).parent
+        lines = f"""
+            import sys
+
+            sys.path.insert(0, {str(place)!r})
+            before = set(sys.modules)
+            import _trackside_command
+
+            print(*sorted(set(sys.modules) - before))
+        """
+        command = [sys.executable, "-I", "-S", "-c", textwrap.dedent(lines)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+
+        assert set(done.stdout.split()) <= {"__future__", "_signal", "_trackside_command"}
 
     def test_deaf(self):
         """A process that was started to ignore interrupts ignores them while it loads and when it runs."""
