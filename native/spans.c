@@ -57,7 +57,7 @@ static Py_ssize_t of_event[CLASSES][EVENT_SLOTS];
 static Py_ssize_t of_span_event[CLASSES_OF_SPANS][SPAN_EVENT_SLOTS], of_iteration_event[ITERATION_EVENT_SLOTS];
 static Py_ssize_t of_routes, of_is_closed, of_subscribers, of_counter;
 static PyObject *bus, *open_by_id, *span_ids, *no_attributes, *log_function, *add_name, *step_name, *zero;
-static PyObject *done_names[DONE_FIELDS];
+static PyObject *done_names[DONE_FIELDS], *training_kind, *next_step;
 
 /* What the Python module has as globals, and sets by set_process(). */
 static PyObject *root_id, *main_thread;
@@ -459,6 +459,21 @@ open_span(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *ke
     return result;
 }
 
+/*
+ * Return the next step of the training loop around, as Iteration.open takes it where none was given: a new reference, or NULL
+ * with an exception. What counts the steps may be foreign code. Should that open the very iteration, Python takes another one.
+ */
+static PyObject *
+take_step(void)
+{
+    PyObject *take, *step = NULL;
+    if (PyContextVar_Get(next_step, NULL, &take) == 0) {
+        step = PyObject_CallNoArgs(take);
+        Py_DECREF(take);
+    }
+    return step;
+}
+
 static PyObject *
 open_iteration(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *keywords)
 {
@@ -468,19 +483,20 @@ open_iteration(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObjec
     PyObject *span = args[0];
     int wanted = wants(OF_ITERATION);
     PyObject *step = ITERATION(span, GIVEN_STEP);
-    if (wanted != 1 || !is_openable(span) || step == NULL || step == Py_None) {
+    if (wanted != 1 || !is_openable(span) || step == NULL
+        || (step == Py_None && ITERATION(span, KIND) != training_kind)) {
         return TS_TO_PYTHON;
     }
     PyObject *around = surroundings();
     if (around == NULL) {
         return TS_TO_PYTHON;
     }
-    Py_INCREF(step);
-    PyObject *result = enter(span, around, step, 0);
+    step = step == Py_None ? take_step() : Py_NewRef(step);
+    PyObject *result = step == NULL ? NULL : enter(span, around, step, 0);
     if (result != NULL && result != TS_TO_PYTHON) {
         Py_XSETREF(ITERATION(span, STEP), Py_NewRef(step));
     }
-    Py_DECREF(step);
+    Py_XDECREF(step);
     Py_DECREF(around);
     return result;
 }
@@ -915,13 +931,16 @@ compile_spans(PyObject *Py_UNUSED(module), PyObject *args)
 }
 
 PyDoc_STRVAR(compile_iterations_doc,
-"compile_iterations(cls, ended, /)\n--\n\nReturn the methods open, _leave and set of the class of iterations, compiled.");
+"compile_iterations(cls, ended, kind, next_step, /)\n--\n\n"
+"Return the methods open, _leave and set of the class of iterations, compiled.\n\n"
+"Those of *kind* that are given no step take theirs from what the context variable *next_step* holds.");
 
 static PyObject *
 compile_iterations(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyTypeObject *cls, *ended;
-    if (!PyArg_ParseTuple(args, "O!O!", &PyType_Type, &cls, &PyType_Type, &ended)) {
+    PyObject *kind, *counts;
+    if (!PyArg_ParseTuple(args, "O!O!UO!", &PyType_Type, &cls, &PyType_Type, &ended, &kind, &PyContextVar_Type, &counts)) {
         return NULL;
     }
     if (span_type == NULL || !PyType_IsSubtype(cls, span_type)) {
@@ -939,6 +958,8 @@ compile_iterations(PyObject *Py_UNUSED(module), PyObject *args)
         return NULL;
     }
     Py_XSETREF(iteration_type, (PyTypeObject *)Py_NewRef((PyObject *)cls));
+    Py_XSETREF(training_kind, Py_NewRef(kind));
+    Py_XSETREF(next_step, Py_NewRef(counts));
     Py_XSETREF(classes[OF_ITERATION], (PyTypeObject *)Py_NewRef((PyObject *)ended));
     PyObject *open = PyObject_GetAttrString((PyObject *)cls, "open");
     PyObject *close = open == NULL ? NULL : PyObject_GetAttrString((PyObject *)cls, "_leave");

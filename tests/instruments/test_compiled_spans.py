@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 import gc
 import inspect
+import itertools
 import pickle
 import sys
 import threading
@@ -306,6 +307,27 @@ class TestContext:
         assert ambient.get() == around
         assert _span.opened() == open_before
         assert [event.step for event in published if event.wire_name == "trackside.iteration.ended"] == [*range(200)]
+
+    def test_step_without_python(self):
+        """An iteration that takes its step from the training loop around runs no Python code."""
+        called = []
+
+        def note(frame, what, _):
+            if what == "call":
+                called.append(frame.f_code.co_name)
+
+        token = _iteration.next_step.set(itertools.count(7).__next__)
+        try:
+            with default_bus.subscribe(lambda _: None, to=IterationEnded, runs_on=RunsOn.WORKER):
+                with training_iteration(step=1):  # the bus looks up who wants it
+                    pass
+                sys.setprofile(note)
+                with training_iteration() as iteration:
+                    pass
+                sys.setprofile(None)
+        finally:
+            _iteration.next_step.reset(token)
+        assert (called, iteration.step) == ([], 7)
 
 
 class TestFunctions:

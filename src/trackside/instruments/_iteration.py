@@ -242,7 +242,7 @@ class Iteration(Span):
 
 
 if native is not None:
-    _open, _close, _set = native.compile_iterations(Iteration, IterationEnded)
+    _open, _close, _set = native.compile_iterations(Iteration, IterationEnded, "training", next_step)
     _methods = {"open": _open, "_leave": _close, "set": _set}
     _methods |= {"__enter__": native.special_method(_open), "__exit__": native.special_method(_close)}
     for _name, _method in _methods.items():
