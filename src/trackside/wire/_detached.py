@@ -58,9 +58,12 @@ def detached(value: Any, depth: int = MAX_DEPTH) -> Any:
                 fresh[key] = detached(entry, depth - 1)
         return fresh
     if kind is list or kind is tuple:
-        if len(value) > MAX_ARRAY_LENGTH or (kind is tuple and _EXACT.issuperset(map(type, value))):
+        if len(value) > MAX_ARRAY_LENGTH:
             return value
-        return kind([detached(entry, depth - 1) for entry in value])
+        fresh = value[:]  # in one go too; of a tuple itself
+        if not _EXACT.issuperset(map(type, fresh)):
+            fresh = kind([detached(entry, depth - 1) for entry in fresh])
+        return fresh
     try:
         return _copied(value)
     except Exception as error:
