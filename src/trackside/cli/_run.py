@@ -120,8 +120,8 @@ class _ExitWatch:
     """
     Notes when the processes of the job exit, and how.
 
-    A launcher ends all ranks within moments of the first, and a killed rank records no end: which one was first is
-    seen from outside alone. Where the system does not show it, nothing is noted.
+    A launcher ends all ranks within moments of the first, and a killed rank records no end: which one was first can
+    be seen from outside only. Where the system does not show it, nothing is noted.
     """
 
     def __init__(self, collector: Collector) -> None:

@@ -259,7 +259,7 @@ class TrainerWatch:
 
 def time_loads(trainer: Any, find: _Find, patches: Patches) -> None:
     """
-    Stand in for what trainers load checkpoints with, because there is no hook for that.
+    Replace the methods with which trainers load checkpoints, because there is no hook for that.
 
     Of a checkpoint that training goes on from, the model is one load and the state of optimizer and schedule another:
     between them the trainer prepares what it trains, which is no loading.
@@ -284,7 +284,7 @@ def _timed(load: _Method, find: _Find, made: _Method) -> _Method:
 
 
 def _span_of(trainer: Any, find: _Find, made: _Method, given: list[Any]) -> AbstractContextManager[Any]:
-    """Return the span of a load; what is wrong with us stays out of the training, unless the bus is strict."""
+    """Return the span of a load; an error of ours stays out of the training, unless the bus is strict."""
     try:
         begin = find(trainer)
         if begin is None:

@@ -34,7 +34,7 @@ class StepInterval(NamedTuple):
     start_ns: int
     end_ns: int
     interrupted_ns: int
-    """What of that went into validation, testing and checkpoints."""
+    """The part of that in validation, testing and checkpoints."""
 
     @property
     def step_ns(self) -> int:

@@ -47,7 +47,7 @@ from trackside.handlers.models.goodput._reading import NEVER, ProcessState, Unen
 from trackside.handlers.models.liveness import RUNNING, liveness
 
 _MOST_KNOWN: Final = 64
-"""Answers to keep; what changes nothing any more is asked for again and again."""
+"""Answers kept for each account: the same stretch of a past attempt is asked for again and again."""
 
 
 @attrs.frozen
@@ -61,7 +61,7 @@ class EndedStep:
     net: int
     """Its own time, in ns: without what went into other buckets."""
     is_sample: bool
-    """Whether its length says something about steps."""
+    """Whether its length counts among the step times."""
     is_lost: bool
     """Whether it was done again."""
 
@@ -104,7 +104,7 @@ class Account:
         self._step_bucket = OTHER if self._step is None else self._fate(self._step)
 
     def _fate(self, step: UnendedStep) -> Bucket:
-        """Return what becomes of the step that has not ended."""
+        """Return the bucket of the step that has not ended."""
         beyond = self._hindsight.wasted_from
         if beyond is not None and step.number >= beyond:
             return WASTED_PROGRESS
@@ -172,7 +172,7 @@ class Account:
             sums[bucket] = sums.get(bucket, 0) + length
 
     def _prevailing(self, start: int) -> UnendedSpan | None:
-        """Return the open span that has what nothing of a higher priority has; of equals the one that began last."""
+        """Return the open span of the highest priority; of equals the one that began last."""
         began = [span for span in self._spans if span.start <= start]
         return min(began, key=lambda span: priority(span.kind << KIND_SHIFT), default=None)
 
@@ -219,7 +219,7 @@ class Account:
         return own
 
     def _covered_from(self) -> int:
-        """Return from when on no step has time of its own: all that is open goes before steps."""
+        """Return the time from which no step has time of its own: open spans take precedence over steps."""
         return min((span.start for span in self._spans), default=self.until)
 
     def _own_time(self) -> tuple[int, int]:
@@ -402,7 +402,7 @@ def _judged(groups: Sequence[list[ProcessState]]) -> list[JobAttempt]:
 
 
 def _restored(group: Sequence[ProcessState]) -> int | None:
-    """Return the step at which an attempt will go on that has loaded a checkpoint and trained nothing yet."""
+    """Return the step at which an attempt goes on if it has loaded a checkpoint and has not trained yet."""
     steps = [process.restored_step for process in group if process.restored_step != NO_STEP]
     return min(steps) + 1 if steps else None
 
@@ -415,11 +415,11 @@ class Leg:
     end: int
     """In ns since the epoch."""
     account: Account | None = None
-    """Whose time it is; None if no process was there."""
+    """The account of the process that was there; None if there was none."""
     gap: str = OTHER
     """The bucket of the time that no process accounts for."""
     next: ProcessState | None = None
-    """Who came after the gap: it may have waited for slices before it began."""
+    """The process after the gap, which may have waited for slices before it began."""
 
     def between(self, start: int, end: int) -> Sums:
         """Return the time from *start* to *end* that lies in it, in ns by bucket."""
@@ -521,7 +521,7 @@ def _slowest(
 
 
 def _legs(own: Sequence[Account], slow: Account, start: int, until: int) -> Iterator[Leg]:
-    """Yield who speaks for an attempt from its *start* until all of it fell silent, or *until* at the latest."""
+    """Yield the legs of one attempt from its *start* until its last process fell silent, or *until* at the latest."""
     first = min(own, key=lambda account: account.process.start)
     last = max(own, key=lambda account: account.until)
     silent = min(last.until, until)

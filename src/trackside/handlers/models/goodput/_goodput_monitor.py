@@ -39,7 +39,7 @@ from trackside.wire import FrameView
 
 VERSION: Final = 2
 _BROKEN: Final = (TypeError, ValueError, OverflowError, AttributeError, LookupError)
-"""What values of the wrong type lead to."""
+"""The exceptions that values of the wrong type raise."""
 
 
 @attrs.frozen
@@ -312,7 +312,7 @@ def update_of(
     Return *result* as an event.
 
     Args:
-        model: Whose answer it is.
+        model: The model that gave the answer.
         result: The answer for a whole session.
         at_ns: The time of the event, in ns since the epoch.
         windows_s: The lengths of the rolling windows, in seconds.
@@ -448,7 +448,7 @@ class GoodputMonitor(GoodputAccumulator):
         """By session, the time of its last update."""
         self._is_reading = False
         self._earlier: GoodputAccumulator | None = None
-        """What was read of earlier attempts and not taken over yet."""
+        """The earlier attempts that were read and are not part of the model yet."""
 
     def _consume(self, event: Event) -> None:
         """Learn from *event*, and publish an update if it is time."""

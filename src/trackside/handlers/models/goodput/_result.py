@@ -117,7 +117,7 @@ class GoodputResult:
     evaluated or saved is with its evaluation or save.
     """
     informational_s: dict[str, float]
-    """What is subtracted from nothing: the background loading of all processes together."""
+    """Background loading of all processes together. It is part of no bucket, so it is subtracted from none."""
     excluded_s: float
     attempts: int
     disruptions: int

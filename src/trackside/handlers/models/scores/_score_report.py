@@ -117,11 +117,11 @@ class ScoreReport:
     revision: int
     """Windows of ranks it was made from; it rises with each that comes late."""
     is_closed: bool
-    """Whether all ranks were in or the others had gone on."""
+    """Whether all ranks had sent the window, or those that had were further on already."""
     group: str
     ranks: list[int]
     nodes: list[str]
-    """Empty of a silent rank."""
+    """Empty for a silent rank."""
     peers: list[str]
     """The value of the key `group`: ranks with equal ones were compared."""
     relative: KindScores
