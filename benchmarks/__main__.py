@@ -34,6 +34,7 @@ FAMILIES = (
     "parquet",
     "report",
     "zeromq",
+    "streams",
     "imports",
     "growth",
     "whole",

@@ -145,12 +145,12 @@ def _collected(
             assert sender.stdin is not None
             sender.stdin.write("\n")
             sender.stdin.flush()
-        start_s, cpu_s, others_cpu_s = time.monotonic(), time.process_time(), sum(map(_cpu_s, others))
+        start_s, cpu_s, others_cpu_s = time.monotonic(), time.process_time(), sum(map(processor_s, others))
         _serve_until(collector, lambda: all(_lines(sender, 2) for sender in senders))
         sent = sum(int(_lines(sender, 2)[1]) for sender in senders)
         _serve_until(collector, lambda: _arrived(collector) >= sent, _CATCHING_UP_S)
         elapsed_s, cpu_s = time.monotonic() - start_s, time.process_time() - cpu_s
-        others_cpu_s = sum(map(_cpu_s, others)) - others_cpu_s
+        others_cpu_s = sum(map(processor_s, others)) - others_cpu_s
         totals, lag, arrived = collector.totals(), collector.models[-1], _arrived(collector)
         return {
             "sent": sent,
@@ -174,7 +174,7 @@ def _collected(
             sender.communicate()
 
 
-def _cpu_s(pid: int) -> float:
+def processor_s(pid: int) -> float:
     """Return the processor time that a child has used, which is known as long as it was not waited for."""
     words = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")

@@ -20,7 +20,7 @@ import attrs
 import msgpack
 import nats
 from nats.errors import MaxPayloadError
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamConfig
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StoreCompression, StreamConfig
 from nats.js.errors import NotFoundError
 
 from trackside.core import Closing
@@ -273,6 +273,7 @@ async def create_stream(jetstream: Any, name: str, keep_s: float | None = KEEP_S
             max_age=keep_s or 0,
             duplicate_window=min(_DUPLICATE_WINDOW_S, keep_s or _DUPLICATE_WINDOW_S),
             num_replicas=replicas,
+            compression=StoreCompression.S2,
         )
         await jetstream.add_stream(config)
 
