@@ -77,7 +77,7 @@ class Subscription(Closing):
         self._bus = bus
         self._closing = Once()
         self._subscriber = subscriber
-        self.handler = handler
+        self.handler: Any = handler
 
     def close(self, timeout_s: float = 2.0) -> bool:
         """
@@ -143,7 +143,7 @@ class Bus(Closing):
         self._is_over = False
         self._inherited: list[Subscriber] = []
         self._make_fresh()
-        self.registry = CounterRegistry(publish=self.log, wants=self.wants, strict=strict)
+        self.registry: CounterRegistry = CounterRegistry(publish=self.log, wants=self.wants, strict=strict)
         self.counter = self.registry.counter
         self.stat = self.registry.stat
         self.gauge = self.registry.gauge

@@ -103,9 +103,9 @@ class Lane:
     __slots__ = ("arrived", "ceiling", "failed", "finished", "subscriber", "suppressed")
 
     def __init__(self, subscriber: InlineSubscriber) -> None:
-        self.subscriber = subscriber
-        self.arrived = ThreadSafeCount()
-        self.finished = ThreadSafeCount(ahead=SUSPICIOUS)
+        self.subscriber: InlineSubscriber = subscriber
+        self.arrived: ThreadSafeCount = ThreadSafeCount()
+        self.finished: ThreadSafeCount = ThreadSafeCount(ahead=SUSPICIOUS)
         """Arrivals that are over, one way or another."""
         self.ceiling: float = SUSPICIOUS - 1
         self.suppressed = subscriber.suppressed
@@ -160,25 +160,25 @@ class InlineSubscriber:
         wants: Callable[[type[Event]], bool],
         keep: Rule | None,
     ) -> None:
-        self.handle = handle
-        self.wants = wants
+        self.handle: Callable[[Any], object] = handle
+        self.wants: Callable[[type[Event]], bool] = wants
         self._keep = keep
-        self.name = name
+        self.name: str = name
         self.forget()
 
     def forget(self) -> None:
         """Begin with nothing counted, as a forked child does."""
-        self.circuit_breaker = CircuitBreaker(self.name)
+        self.circuit_breaker: CircuitBreaker = CircuitBreaker(self.name)
         self.failed = self.circuit_breaker.failed
         self._lanes: dict[int, Lane] = {}
-        self.filtered = ThreadSafeCount()
-        self.sampled = ThreadSafeCount()
-        self.suspended = ThreadSafeCount()
-        self.dropped = ThreadSafeCount()
-        self.suppressed = ThreadSafeCount()
-        self.forwarded = ThreadSafeCount()
+        self.filtered: ThreadSafeCount = ThreadSafeCount()
+        self.sampled: ThreadSafeCount = ThreadSafeCount()
+        self.suspended: ThreadSafeCount = ThreadSafeCount()
+        self.dropped: ThreadSafeCount = ThreadSafeCount()
+        self.suppressed: ThreadSafeCount = ThreadSafeCount()
+        self.forwarded: ThreadSafeCount = ThreadSafeCount()
         """Events that models published, on their way through the inline forwarder."""
-        self.forwarded_done = ThreadSafeCount()
+        self.forwarded_done: ThreadSafeCount = ThreadSafeCount()
         """Of those, the ones that arrived."""
         self._decide = self._keep.start() if self._keep is not None else None
 
@@ -300,7 +300,7 @@ class QueuedSubscriber:
 
     def forget(self) -> None:
         """Begin with nothing counted, as a forked child does."""
-        self.circuit_breaker = CircuitBreaker(self.name)
+        self.circuit_breaker: CircuitBreaker = CircuitBreaker(self.name)
         self._rule_breaker = CircuitBreaker(self.name)
         """Of the rule, whose predicate is foreign code too."""
         self._decided = 0

@@ -34,8 +34,8 @@ class CircuitBreaker:
     )
 
     def __init__(self, name: str) -> None:
-        self.name = name
-        self.failed = ThreadSafeCount()
+        self.name: str = name
+        self.failed: ThreadSafeCount = ThreadSafeCount()
         self.last_error = ""
         self.open_until_ns: int | None = None
         """On the monotonic clock; None while the circuit is closed."""

@@ -59,7 +59,7 @@ class LateThread:
     __slots__ = ("_has_ended", "_starting", "_target", "_thread", "name")
 
     def __init__(self, target: Callable[[], object], name: str) -> None:
-        self.name = name
+        self.name: str = name
         self._target = target
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()

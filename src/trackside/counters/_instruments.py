@@ -153,7 +153,7 @@ class Instrument(Recorder):
         aggregations: tuple[Aggregation, ...] | None = None,
         strict: bool = False,
     ) -> None:
-        self.name = name
+        self.name: str = name
         self.unit = unit
         self.help = help
         self.aggregations = aggregations

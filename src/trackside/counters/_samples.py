@@ -29,11 +29,11 @@ class SampleChunk:
     __slots__ = ("count", "last", "maximum", "minimum", "needs", "sketch", "squares", "total", "values")
 
     def __init__(self, values: list[float], total: float, needs: int) -> None:
-        self.values = values
+        self.values: list[float] = values
         self.count = len(values)
-        self.total = total
-        self.needs = needs
-        self.last = float(values[-1])
+        self.total: float = total
+        self.needs: int = needs
+        self.last: float = float(values[-1])
         self.minimum = self.maximum = self.squares = 0.0
         self.sketch: Sketch | None = None
         if needs & SKETCH:

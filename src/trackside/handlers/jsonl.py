@@ -49,7 +49,7 @@ class JsonlSink:
         fsync_s: float | None = 5.0,
         buffer_bytes: int = 8 << 20,
     ) -> None:
-        self.path = Path(path).absolute()
+        self.path: Path = Path(path).absolute()
         if os.path.isdir(self.path):  # noqa: PTH112  it answers where Path.is_dir may raise
             raise ConfigError("path", str(path), "it is a directory; name a file in it")
         for name, given in (("rotate_bytes", rotate_bytes), ("buffer_bytes", buffer_bytes)):

@@ -188,10 +188,10 @@ class ParquetFiles:
     def __init__(
         self, directory: str | os.PathLike[str], *, batch: str = "", sources: SourceTable | None = None
     ) -> None:
-        self.directory = Path(directory)
+        self.directory: Path = Path(directory)
         self.events = 0
         """Events written so far."""
-        self.sources = SourceTable() if sources is None else sources
+        self.sources: SourceTable = SourceTable() if sources is None else sources
         self._batch = _shortened(batch)
         self._tables: dict[tuple[str, int], _Table] = {}
         self._files: OrderedDict[tuple[str, str, int], _TableFile] = OrderedDict()
@@ -555,7 +555,7 @@ class ParquetStore:
     """
 
     def __init__(self, where: str | os.PathLike[str]) -> None:
-        self.where = re.sub(r"(?<=://)[^/?]*@|\?.*", "", str(where)) if is_url(where) else str(where)
+        self.where: str = re.sub(r"(?<=://)[^/?]*@|\?.*", "", str(where)) if is_url(where) else str(where)
         """The place without what is secret in it."""
         self._filesystem, self._path = fs.LocalFileSystem(), str(Path(where).absolute())
         try:

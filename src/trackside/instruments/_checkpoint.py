@@ -47,8 +47,8 @@ class CheckpointSave(Span):
 
     def __init__(self, global_step: int, strategy: str, attributes: dict[str, Any], *, asks: bool = False) -> None:
         super().__init__(span_names.OF_CHECKPOINT_SAVE[strategy], SpanEnded, attributes)
-        self.global_step = global_step
-        self.strategy = strategy
+        self.global_step: int = global_step
+        self.strategy: str = strategy
         self._asks = asks
         self._has_outcome = False
         self._opened_ns: int | None = None

@@ -80,7 +80,7 @@ class Iteration(Span):
         flops: float | None,
         loss: float | None,
     ) -> None:
-        self.kind = kind
+        self.kind: str = kind
         self.name = span_names.OF_ITERATION[kind]
         self._given_step = step
         self._given = _NO_ATTRIBUTES

@@ -67,9 +67,9 @@ class SectionTimes:
     )
 
     def __init__(self, name: str, every: int) -> None:
-        self.name = name
-        self.every = every
-        self.waits = False
+        self.name: str = name
+        self.every: int = every
+        self.waits: bool = False
         self.failed = 0
         self.times: list[int] = []
         self.add = self.times.append

@@ -193,7 +193,7 @@ class Span:
     _end_annotation: Callable[[], object] | None
 
     def __init__(self, name: str, ended: type[SpanEnded], attributes: dict[str, Any]) -> None:
-        self.name = name
+        self.name: str = name
         self.id = 0
         self.attributes = self._given = attributes
         self._ended = ended

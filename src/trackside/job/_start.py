@@ -77,7 +77,7 @@ class AppliedConfig:
 
     def __init__(self, job: JobConfig, source: Source, bus: Bus) -> None:
         self.job = job
-        self.is_enabled = job.is_enabled(source.rank)
+        self.is_enabled: bool = job.is_enabled(source.rank)
         self._bus = bus
         self._was_strict = bus.strict
         self._training: TrainingConfig | None = None

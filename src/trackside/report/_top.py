@@ -221,9 +221,9 @@ class Top:
     """Keeps up with a job, event by event."""
 
     def __init__(self) -> None:
-        self.goodput = GoodputAccumulator()
-        self.spans = OpenSpans(max_long=32, max_short=4)
-        self.counters = CounterBoard()
+        self.goodput: GoodputAccumulator = GoodputAccumulator()
+        self.spans: OpenSpans = OpenSpans(max_long=32, max_short=4)
+        self.counters: CounterBoard = CounterBoard()
         self._processes: dict[str, _Process] = {}
         self._given_up: Counter[str] = Counter()
         self._suspended: Counter[str] = Counter()

@@ -53,8 +53,8 @@ class Schema:
     __slots__ = ("entry", "number", "wire_name")
 
     def __init__(self, number: int, wire_name: str, version: int, names: Sequence[str]) -> None:
-        self.number = number
-        self.wire_name = wire_name
+        self.number: int = number
+        self.wire_name: str = wire_name
         self.entry: bytes = msgpack.packb([number, wire_name, version, names])
 
 

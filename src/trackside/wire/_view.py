@@ -34,7 +34,7 @@ class EventColumns(Generic[E]):
     __slots__ = ("events",)
 
     def __init__(self, events: Sequence[E]) -> None:
-        self.events = events
+        self.events: Sequence[E] = events
 
     def __len__(self) -> int:
         return len(self.events)
@@ -67,8 +67,8 @@ class FrameView:
     __slots__ = ("_by_type", "events", "source")
 
     def __init__(self, source: Source, events: Sequence[Event]) -> None:
-        self.source = source
-        self.events = events
+        self.source: Source = source
+        self.events: Sequence[Event] = events
         self._by_type: dict[type[Event], Sequence[Event]] | None = None
 
     def __len__(self) -> int:

@@ -178,7 +178,7 @@ class ReportGenerator:
         if pg is not None:
             raise ConfigError("pg", pg, "leave it out: a report is on all ranks")
         self.gather_on_rank0 = gather_on_rank0
-        self.name_mapper = NameMapper()
+        self.name_mapper: NameMapper = NameMapper()
         self._kinds = tuple(kind for kind in KINDS if f"{kind}_perf_scores" in scores_to_compute)
         self._node_name = node_name or socket.gethostname()
         self._reports = 0

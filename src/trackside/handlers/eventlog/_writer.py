@@ -262,7 +262,7 @@ class EventLog:
         buffer_bytes: int = 32 << 20,
         flush_s: float = 0.5,
     ) -> None:
-        self.directory = Path(directory).absolute()
+        self.directory: Path = Path(directory).absolute()
         _check_directory(self.directory)
         _require(fsync_s is None or fsync_s >= 0, "fsync_s", fsync_s, "give seconds from 0, or None")
         for name, given in (("rotate_bytes", rotate_bytes), ("buffer_bytes", buffer_bytes)):

@@ -148,7 +148,7 @@ class JobMetrics:
         buckets_s: Sequence[float] = BUCKETS_S,
         stats: Callable[[], Any] | None = None,
     ) -> None:
-        self.buckets_s = tuple(float(bound) for bound in buckets_s)
+        self.buckets_s: tuple[float, ...] = tuple(float(bound) for bound in buckets_s)
         self._per_rank = per_rank
         self._stats = stats
         self._lock = threading.Lock()

@@ -119,7 +119,7 @@ class MultiLogWriter:
     """
 
     def __init__(self, directory: str | os.PathLike[str], *, fsync_s: float | None = 5.0) -> None:
-        self.directory = Path(directory).absolute()
+        self.directory: Path = Path(directory).absolute()
         self.refused_events = 0
         """Events that no file has, because the disk was too slow or full for too long."""
         self._fsync_s = fsync_s
@@ -458,7 +458,7 @@ class CollectedStreams:
         """``malformed`` frames, ``excess`` sources, ``failed`` calls of models."""
         self.unheard: dict[str, int] = {}
         """By id, of sources of which nothing but losses has come, how many events these had at least."""
-        self.relay = FilteredStreams(self.models, self._places, self.status, broadcast)
+        self.relay: FilteredStreams = FilteredStreams(self.models, self._places, self.status, broadcast)
         self._log_writer = log_writer
         self._now = monotonic_s
         self._decoder = FrameDecoder()
@@ -467,7 +467,7 @@ class CollectedStreams:
         self._looked_s = -1e9
         self._missed = 0
         """Events that were reported to the models as missed: together no more than `MAX_COUNT`."""
-        self.own = OwnStream(source, self._add_own)
+        self.own: OwnStream = OwnStream(source, self._add_own)
 
     def restore(self, directory: str | os.PathLike[str]) -> Restored:
         """Bring everything to where the logs below *directory* end, as if it had just been heard."""
@@ -801,11 +801,11 @@ class Collector(Service):
         if broadcast is not None:
             broadcasting = self._connect(broadcast, broadcasts=True, limits=PUBLISHER_CONNECTIONS, **options)
             send = functools.partial(_broadcast_over, broadcasting)
-        self.endpoint = self._receiving.endpoint
+        self.endpoint: str = self._receiving.endpoint
         """Where ranks connect to; with the port that was found."""
-        self.viewer_endpoint = self._serving.endpoint if self._serving is not None else ""
+        self.viewer_endpoint: str = self._serving.endpoint if self._serving is not None else ""
         """Where viewers attach; empty for nowhere."""
-        self.broadcast_endpoint = broadcasting.endpoint if broadcasting is not None else ""
+        self.broadcast_endpoint: str = broadcasting.endpoint if broadcasting is not None else ""
         """Where a plain ``zmq.SUB`` gets each frame; empty for nowhere."""
         source = Source.detect({}, run_id=COLLECTORS, role="collector")
         self._log_writer = MultiLogWriter(log) if log is not None else None
@@ -818,7 +818,7 @@ class Collector(Service):
             monotonic_s=time.monotonic,
             broadcast=send,
         )
-        self.restored = self.streams.restore(log) if log is not None else Restored()
+        self.restored: Restored = self.streams.restore(log) if log is not None else Restored()
         """What was read of earlier logs."""
         self.receiver = Receiver(
             self.streams,

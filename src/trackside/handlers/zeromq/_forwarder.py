@@ -65,7 +65,7 @@ class ForwardedStreams:
     """
 
     def __init__(self, source: Source, *, monotonic_s: Callable[[], float] = time.monotonic) -> None:
-        self.registry = SourceRegistry()
+        self.registry: SourceRegistry = SourceRegistry()
         self.counts: Counter[str] = Counter()
         """``entries`` and ``events`` sent on, ``malformed`` frames, ``excess`` sources."""
         self._now = monotonic_s
@@ -77,7 +77,7 @@ class ForwardedStreams:
         self._trouble = RateLimitedLog()
         self._waiting: list[bytes] = []
         """Frames of the own stream that no ring holds yet: the first is made before the first ring."""
-        self.own = OwnStream(source, self._add_own)
+        self.own: OwnStream = OwnStream(source, self._add_own)
 
     def tick(self, producers: Collection[Producer]) -> None:
         """Publish what is new of the clocks of *producers*, and keep them for `status`."""
@@ -228,7 +228,7 @@ class Forwarder(Service):
             bind, binds=True, role=SERVER, receive_messages=WAITING_MESSAGES, limits=PRODUCER_CONNECTIONS, **options
         )
         self._serving = self._connect(to, binds=False, role=RANK, **options)
-        self.endpoint = self._receiving.endpoint
+        self.endpoint: str = self._receiving.endpoint
         """The endpoint that ranks connect to, with the port that was chosen."""
         source = Source.detect({}, run_id=COLLECTORS, role="collector")
         self.streams = ForwardedStreams(source)

@@ -696,8 +696,8 @@ class Origin:
         self.heard_s = now_s
         self.producers = 0
         """That are known here, those among them that were not heard for a while."""
-        self.together = PeerBuckets(limits_of_address(limits), now_s)
-        self.newcomers = PeerBuckets(limits_of_newcomers(limits), now_s, within=self.together)
+        self.together: PeerBuckets = PeerBuckets(limits_of_address(limits), now_s)
+        self.newcomers: PeerBuckets = PeerBuckets(limits_of_newcomers(limits), now_s, within=self.together)
         """For those who have not greeted, and those who have not settled: a new name brings no new allowance."""
 
 

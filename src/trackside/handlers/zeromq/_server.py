@@ -120,7 +120,7 @@ class RingBudget:
         self.most_bytes = most_bytes
         self.most_s = most_s
         self.now = monotonic_s
-        self.lock = threading.Lock()
+        self.lock: threading.Lock = threading.Lock()
         self.size_bytes = 0
         self.rings: list[Ring] = []
 
@@ -998,12 +998,12 @@ class Publisher(Closing):
         self._status = status
         self._pid = os.getpid()
         self._connection = Connection(endpoint, binds=not connects, role="rank", keys=keys, insecure=insecure)
-        self.endpoint = self._connection.endpoint
+        self.endpoint: str = self._connection.endpoint
         """The endpoint at which it can be reached, with the port that was chosen."""
         self.safety = self._connection.safety
         self.connects = connects
         """Whether it connected out, to a collector."""
-        self.server = StreamServer(
+        self.server: StreamServer = StreamServer(
             self,
             self._connection.send,
             connects=connects,

@@ -44,7 +44,7 @@ class Event:
     def __init__(self, name: EventName, timestamp: TracingTimestamp, attributes: Attributes | None = None) -> None:
         self.name = name
         self.timestamp = timestamp
-        self.attributes = Attributes() if attributes is None else attributes
+        self.attributes: Attributes = Attributes() if attributes is None else attributes
         self.attributes.add(StandardEventAttributeName.TIMESTAMP_MSEC.value, timestamp.milliseconds_since_epoch)
 
     @property
