@@ -230,7 +230,7 @@ class Instrument(Recorder):
         lock = self._lock
         acquired: list[bool] = []
         try:
-            # In C, which keeps the answer before a signal handler can run: the lock is released whoever raises.
+            # In C, which keeps the answer before a signal handler can run: the lock is released whatever is raised.
             acquired.extend(map(lock.acquire, (True,), (timeout_s,)))
             if not acquired[0] or self._is_folding:
                 return False
