@@ -70,6 +70,19 @@ except SystemExit:
         assert raised(events) == []
         assert reasons(events) == ["exit"]
 
+    def test_went_on(self, tmp_path):
+        """A program that catches sys.exit(2), and comes to the end of the block of start(), has a good end."""
+        program = """
+with trackside.start(sys.argv[1], report=False):
+    try:
+        sys.exit(2)
+    except SystemExit:
+        pass
+"""
+        _, events = run(tmp_path, program)
+        assert raised(events) == []
+        assert reasons(events) == ["closed"]
+
     def test_prints_the_same(self, tmp_path):
         """The program prints what it would print without telemetry."""
         script = "def f():\n    raise ValueError('bad batch')\n"

@@ -44,7 +44,6 @@ from trackside.core import (
     deadline_in,
     described,
     is_from_signal_handler,
-    is_power_of_two,
     left_s,
 )
 from trackside.counters import CounterRegistry
@@ -307,17 +306,12 @@ class Bus(Closing):
         return route
 
     def _refuse(self, event: object) -> None:
-        self._not_events.add()
+        is_first = not self._not_events.add()
         if self.strict:
             raise ConfigError("log()", event, "log an instance of a class declared with @trackside.event")
-        if is_power_of_two(self._not_events.value):
+        if is_first:
             remedy = "trackside.metrics(…) records named values" if isinstance(event, dict) else "see trackside.event"
-            complain(
-                "log() was given %d value(s) that are no events, the last a %s; %s",
-                self._not_events.value,
-                type(event).__name__,
-                remedy,
-            )
+            complain("log() was given a %s, which is no event; %s", type(event).__name__, remedy)
 
     def _recover(
         self,

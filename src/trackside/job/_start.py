@@ -491,7 +491,6 @@ class Job:
     def _finish(self, reason: str, timeout_s: float) -> bool:
         deadline_s = time.monotonic() + timeout_s
         if self._uncaught is not None:
-            self._uncaught.record(SystemExit(self._uncaught.exit_status))
             self._uncaught.close()
             reason = self._uncaught.ended_program or reason
         if not self._is_ending:  # else what was logged now would begin another stream
@@ -573,6 +572,8 @@ class Job:
             _say(f"trackside: watch it with: trackside attach {shlex.quote(str(log.directory))}")
 
     def _close_at_exit(self) -> None:
+        if self._uncaught is not None and self.is_open:
+            self._uncaught.record(SystemExit(self._uncaught.exit_status))
         self.close(reason="exit")
 
     def __enter__(self) -> Self:
@@ -597,7 +598,9 @@ class UncaughtExceptions:
     Publishes the exceptions that end the program or one of its threads.
 
     The hooks that were there before are called as if this one did not exist, so the program prints what it always did.
-    Python calls no hook for a `SystemExit`, so ``sys.exit`` is replaced too. One that is raised otherwise is not seen.
+    Python calls no hook for a `SystemExit`, so ``sys.exit`` is replaced too. One that is raised otherwise is not seen,
+    nor one by a function that was imported from `sys` before. Whether it was caught cannot be seen either: the status
+    counts if telemetry is still on when the interpreter ends.
     """
 
     def __init__(self, bus: Bus) -> None:
@@ -625,7 +628,8 @@ class UncaughtExceptions:
 
     def _exit(self, status: str | int | None = None, /) -> NoReturn:
         """Note with which *status* the program asks to end; of several calls the last counts, as others were caught."""
-        if self._is_on and threading.current_thread() is threading.main_thread():
+        # At a prompt, as of IPython, it ends nothing.
+        if self._is_on and threading.current_thread() is threading.main_thread() and not hasattr(sys, "ps1"):
             self.exit_status = status
         self._exit_before(status)
 
