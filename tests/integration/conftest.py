@@ -372,6 +372,18 @@ class NatsServer:
 
         return asyncio.run(run())
 
+    def publish_raw(self, subject: bytes, headers: bytes) -> None:
+        """Publish a message without content, whose subject and headers no client library has looked at."""
+        sizes = b"%d %d" % (len(headers), len(headers))
+        with socket.create_connection((self.host, self.port), timeout=30) as line:
+            line.sendall(b'CONNECT {"headers":true,"verbose":false}\r\n')
+            line.sendall(b"HPUB %s %s\r\n%s\r\nPING\r\n" % (subject, sizes, headers))
+            answer = b""
+            while not answer.endswith(b"PONG\r\n"):
+                answer += line.recv(4096) or b"closed: PONG\r\n"
+        assert b"-ERR" not in answer
+        assert b"closed" not in answer
+
     def pause(self) -> None:
         """Keep connections, and answer nothing."""
         assert self.process is not None

@@ -115,6 +115,35 @@ class TestStream:
             assert [event.step for event in events] == list(range(6))
             assert events.unreadable == 2
 
+    @pytest.mark.parametrize(
+        ("subject", "headers"),
+        [
+            pytest.param(b"run.0.x", b"NATS/1.0 503 x\r\n\r\n", id="status"),
+            pytest.param(b"run.0.x", b"NATS/1.0\r\n\nStatus: 503\r\n\r\n", id="status as a field"),
+            pytest.param(b"run.0.x", b"NATS/1.0 \xff\xff\xff\r\n\r\n", id="status that is no text"),
+            pytest.param(b"run.0.x", b"NATS", id="no headers"),
+            pytest.param(b"\xff.0.x", b"NATS/1.0\r\n\r\n", id="subject that is no text"),
+            pytest.param(
+                b"run.0.x", b"NATS/1.0\r\nTrackside-Source: " + b"[" * 9_000 + b"\r\n\r\n", id="source that is deep"
+            ),
+        ],
+    )
+    def test_what_no_client_sends(self, nats_server, bus, subject, headers):
+        """A message with a subject or headers that no client library lets pass is counted, and what follows is read."""
+        bus.subscribe(sink_to(nats_server))
+        log_steps(bus, 0, 3)
+        assert bus.flush(10)
+        nats_server.publish_raw(b"runs." + subject, headers)
+        log_steps(bus, 3, 3)
+        assert bus.flush(10)
+        stop = threading.Event()
+        guard = threading.Timer(20, stop.set)
+        guard.start()
+        with NatsReader(nats_server.url, stream=STREAM, follow=False, stop=stop, to=IterationEnded) as events:
+            steps = [event.step for event in events]
+            guard.cancel()
+            assert (steps, events.unreadable) == (list(range(6)), 1)
+
 
 class TestWriterSide:
     def test_server_restarts(self, nats_server, bus):

@@ -149,6 +149,15 @@ class TestTables:
             assert len(archived(place)) == sum(counts)
             nats_server.call(lambda jetstream: jetstream.delete_stream(STREAM))
 
+    def test_run_with_a_name_that_no_sink_gives(self, nats_server, address, tmp_path):
+        """A message under a name that stands for another run's in file names does not have that run written twice."""
+        place = str(tmp_path / "tables")
+        publish(nats_server, 10, run="a-b")
+        nats_server.publish_raw(b"runs.a/b.0.x", b"NATS/1.0\r\n\r\n")
+        with NatsArchive(address, place, period_s=PERIOD_S) as archive:
+            archive.turn(time.time() + 10)
+        assert archived(place) == published(nats_server)
+
     def test_wait_until_the_period_is_over(self, nats_server, address, tmp_path):
         """As long as a period lasts nothing of it is written; afterwards all of it is."""
         publish(nats_server, 10)

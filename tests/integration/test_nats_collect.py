@@ -343,6 +343,15 @@ class TestOne:
         publish_job(nats_server, "run", 1, random.Random(1), windows=2)
         eventually(lambda: is_read(address, "run"), what="the other one has read the rest")
 
+    @pytest.mark.parametrize("name", [b"\x1b[2J", b"\xff"])
+    def test_run_with_a_name_that_no_sink_gives(self, nats_server, address, collecting, eventually, *, name):
+        """A message under a run's name that cannot be a key is passed over, and the other runs are collected."""
+        publish_job(nats_server, "run", 0, random.Random(1), windows=2)
+        nats_server.publish_raw(b"runs." + name + b".0.x", b"NATS/1.0\r\n\r\n")
+        collector = collecting()
+        eventually(lambda: collector.counts["over"] == 1, what="the run is read to its end")
+        assert (collector.counts["runs"], collector.counts["given up"]) == (1, 0)
+
     def test_run_that_is_over(self, nats_server, address, collecting, eventually):
         """A run whose ranks have ended is let go, and taken again when there is more of it."""
         collector = collecting()

@@ -111,7 +111,7 @@ class SourcedDecoder(FrameDecoder):
             DecodeError: as for `FrameDecoder.decode`.
         """
         if source_json and len(source_json) <= 2 * MAX_SOURCE_BYTES:
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 source = Source.from_wire(json.loads(source_json))
                 if self._introduced.get(source.id) != source_json:
                     self._introduced[source.id] = source_json

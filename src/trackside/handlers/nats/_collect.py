@@ -36,6 +36,7 @@ from trackside.handlers.nats._stream import (
     create_stream,
     disconnect,
     message_headers,
+    run_of,
     shuffled,
     subject_token,
 )
@@ -115,7 +116,7 @@ class RunCollection:
         """Read a message of the run; those of collectors are passed over."""
         self.sequence = message.sequence + 1
         self.is_changed = True
-        if message.subject.split(".")[2:3] == [_OWN]:
+        if _is_own(message.subject):
             return
         try:
             frame = self._decoder.decode_with(message.source_json, message.frame)
@@ -164,6 +165,10 @@ class RunCollection:
         if source.id == self.source.id:
             self.outbox.append(frame)
             self.is_changed = True
+
+
+def _is_own(subject: str) -> bool:
+    return subject.split(".")[2:3] == [_OWN]
 
 
 @attrs.define
@@ -473,9 +478,7 @@ class _NatsSession:
         info = await self._jetstream.stream_info(self._stream, subjects_filter=f"{self._stream}.>")
         amounts: Counter[str] = Counter()
         for subject, count in (info.state.subjects or {}).items():
-            run = subject.removeprefix(f"{self._stream}.")
-            job, _, rest = run.partition(".")
-            if rest and not rest.startswith(f"{_OWN}."):
+            if (job := run_of(subject)) and not _is_own(subject):
                 amounts[job] += count
         self._amounts = amounts
         self._created = str(info.created)

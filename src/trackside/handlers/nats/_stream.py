@@ -45,6 +45,10 @@ KEEP_S: Final = 7 * 86_400.0
 """How long a stream that is created here keeps messages, in seconds."""
 _DUPLICATE_WINDOW_S: Final = 600.0
 """How long the server remembers message ids, in a stream that is created here."""
+_HEADERS: Final = b"NATS/1.0"
+"""The beginning of a message's headers. The server's own messages have a status behind it."""
+_STORED: Final = b"$JS.ACK."
+"""The beginning of the subject to which a message that a stream delivers is answered."""
 INBOX: Final = "_INBOX."
 """The beginning of the subjects that answers go to."""
 _NOT_IN_SUBJECTS: Final = re.compile(r"[^A-Za-z0-9_-]+")
@@ -222,13 +226,32 @@ def message_headers(source_id: str, first_seq: int, source_json: str) -> dict[st
     return {_MESSAGE_ID: f"{source_id}:{first_seq}", _SOURCE: source_json}
 
 
+class _Client(nats.NATS):  # type: ignore[misc]
+    """
+    A client to which a message of a peer is never anything but a message.
+
+    The library takes a status in a stored message for the server's own, and one that it cannot read ends the
+    connection. As the message is still there after that, nobody would ever read what is behind it.
+    """
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+        subject, reply = (text.decode(errors="replace").encode() for text in (subject, reply))
+        if headers:
+            line, *rest = headers.splitlines() if headers.isascii() else [b""]
+            if reply.startswith(_STORED):
+                rest = [field for field in rest if b"status" not in field.partition(b":")[0].lower()]
+                line = line[: len(_HEADERS)]
+            headers = b"\r\n".join((line, *rest, b"")) if line.startswith(_HEADERS) else None
+        await super()._process_msg(sid, subject, reply, data, headers)
+
+
 async def connected_client(servers: str | Sequence[str], **options: Any) -> Any:
     """
     Return what ``nats.connect`` does, which leaves the socket of an attempt that failed to the garbage collector.
 
     A user's answers come to subjects of that user, so that the server can keep others from listening to them.
     """
-    client = nats.NATS()
+    client = _Client()
     first_server = servers if isinstance(servers, str) else servers[0]
     if user := options.get("user") or user_of(first_server):
         options = {"inbox_prefix": f"{INBOX}{subject_token(user)}", **options}
@@ -892,6 +915,12 @@ def user_of(server: str) -> str:
 def control_subject(stream: str, run: str, user: str = "*") -> str:
     """Return where *user* asks something of the processes of a run; it is outside of the stream, so not stored."""
     return ".".join((f"{stream}-control", subject_token(run), user))
+
+
+def run_of(subject: str) -> str:
+    """Return the run that a message's subject names; empty where it has a name that no sink gives."""
+    _, run, *place = subject.split(".", 2)
+    return run if place and run == subject_token(run) else ""
 
 
 def subject_token(text: str) -> str:

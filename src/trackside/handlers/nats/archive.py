@@ -22,7 +22,7 @@ import attrs
 from trackside.core import Closing, RateLimitedLog, described
 from trackside.events import ConfigError, UnreadableError
 from trackside.handlers.export import StreamCursor
-from trackside.handlers.nats._stream import StreamAddress, StreamConnection, StreamMessages
+from trackside.handlers.nats._stream import StreamAddress, StreamConnection, StreamMessages, run_of
 from trackside.handlers.parquet import ParquetFiles, ParquetStore, SourceTable, outlines_in
 
 PERIOD_S: Final = 3_600.0
@@ -118,7 +118,8 @@ class NatsArchive(Closing):
         info = await stream.stream_info(self.address.stream, subjects_filter=self.address.subject)
         amounts: Counter[str] = Counter()
         for subject, count in (info.state.subjects or {}).items():
-            amounts[subject.split(".")[1]] += count
+            if run := run_of(subject):
+                amounts[run] += count
         return amounts
 
     def _write_batch(self, run: str, now_s: float) -> bool:
