@@ -352,6 +352,17 @@ class TestOne:
         eventually(lambda: collector.counts["over"] == 1, what="the run is read to its end")
         assert (collector.counts["runs"], collector.counts["given up"]) == (1, 0)
 
+    def test_sum_of_more_than_64_bits(self, nats_server, address, collecting, eventually):
+        """A run whose sums 64 bits do not hold is collected to its end; the largest number is stored, and said."""
+        with Bus(source=Source.detect({}, run_id="run", rank=0)) as bus:
+            bus.subscribe(NatsSink(nats_server.url, stream=STREAM))
+            for step in range(4):
+                bus.log(IterationEnded(step=step, span_id=step + 1, duration_ns=2**63 - 1))
+            assert bus.flush(60)
+        collector = collecting()
+        eventually(lambda: collector.counts["over"] == 1, what="it is read to its end")
+        assert collector.counts["given up"] == 0
+
     def test_run_that_is_over(self, nats_server, address, collecting, eventually):
         """A run whose ranks have ended is let go, and taken again when there is more of it."""
         collector = collecting()

@@ -10,8 +10,13 @@ from typing import Any, Final
 
 from trackside.events import DecodeError, Event, Source
 from trackside.wire import Frame, FrameDecoder, SequenceTracker
+from trackside.wire._decoder import Memo
 
 MAX_SOURCE_BYTES: Final = 8 << 10
+_DESCRIBED_BYTES: Final = 64 << 20
+"""What the descriptions that were read may take together; a message whose description was forgotten has it anew."""
+_BYTES_PER_CHARACTER: Final = 8
+"""Of a description and the `Source` that was read from it: what many small fields take, and more than large ones."""
 
 
 class StreamCursor:
@@ -101,7 +106,7 @@ class SourcedDecoder(FrameDecoder):
 
     def __init__(self) -> None:
         super().__init__()
-        self._introduced: dict[str, str] = {}
+        self._described: Memo[str, Source] = Memo(_DESCRIBED_BYTES)
 
     def decode_with(self, source_json: str, data: bytes) -> Frame:
         """
@@ -110,12 +115,14 @@ class SourcedDecoder(FrameDecoder):
         Raises:
             DecodeError: as for `FrameDecoder.decode`.
         """
-        if source_json and len(source_json) <= 2 * MAX_SOURCE_BYTES:
+        source = self._described.get(source_json)
+        if source is None and 0 < len(source_json) <= 2 * MAX_SOURCE_BYTES:
             with contextlib.suppress(ValueError, RecursionError):
                 source = Source.from_wire(json.loads(source_json))
-                if self._introduced.get(source.id) != source_json:
-                    self._introduced[source.id] = source_json
-                    self.introduce(source)
+                self._described.put(source_json, source, _BYTES_PER_CHARACTER * len(source_json))
+                self.introduce(source)
+        elif source is not None and self._sources.get(source.id) is None:  # others came in between
+            self.introduce(source)
         return self.decode(data)
 
 

@@ -42,7 +42,7 @@ from trackside.handlers.nats._stream import (
 )
 from trackside.handlers.zeromq._collector import CollectedStreams, collector_models
 from trackside.handlers.zeromq._receiver import GRACE_S, SourceRegistry
-from trackside.wire import FrameDecoder, pack
+from trackside.wire import FrameDecoder, pack, saturated
 
 LEASE_S: Final = 5.0
 CHECKPOINT_INTERVAL_S: Final = 1.0
@@ -564,7 +564,7 @@ class _NatsSession:
                 outbox_bytes = sum(map(len, run.outbox)) if run else 0
                 if run and run.is_changed and (is_released or now_s >= due_s or outbox_bytes > _MAX_OUTBOX_BYTES):
                     run.is_changed = False
-                    checkpoint = await self._store.store(job, pack(run.dump()), checkpoint, created)
+                    checkpoint = await self._store.store(job, self._packed(job, run), checkpoint, created)
                     if checkpoint.object_name and not is_clean:
                         await self._store.clean(job, checkpoint)
                         is_clean = True
@@ -576,6 +576,15 @@ class _NatsSession:
                     return amount if is_over else -1
         finally:
             await pull.close()
+
+    def _packed(self, job: str, run: RunCollection) -> bytes:
+        """Return the state of *run* as bytes; of a sum that 64 bits do not hold, the largest number that they do."""
+        state = run.dump()
+        try:
+            return pack(state)
+        except OverflowError as error:
+            self._collector.complain(f"a sum of run {job} does not fit, and the largest number is stored for it", error)
+            return pack(saturated(state))
 
     def _begin(self, job: str, message: StreamMessage) -> RunCollection:
         """Return the collection of a run of which nothing is known but its first message."""

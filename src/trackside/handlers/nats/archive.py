@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -137,7 +138,8 @@ class NatsArchive(Closing):
         if now_s < end_s + _GRACE_S:
             self._due_s[run] = end_s + _GRACE_S
             return True
-        stored = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(first.stored_s))
+        # To the microsecond: a stream that is created anew begins at the same number, perhaps in the same second.
+        stored = datetime.fromtimestamp(first.stored_s, timezone.utc).strftime("%Y%m%dT%H%M%S.%fZ")
         batch = f"{name}.{stored}.{first.sequence}"
         with self.store.scratch() as directory:
             sources = SourceTable(() if known is None else outlines_in(known))
