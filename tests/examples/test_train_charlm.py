@@ -452,10 +452,11 @@ class TestGoodput:
         # Parts of what no bucket has are named by the command, as the time before the first step.
         named_s = sum(spent_s for name, (spent_s, _) in recorded.items() if name not in {"total", *buckets})
         for bucket, (spent_s, _) in buckets.items():  # those without time are left out
-            found_s, hidden_s = recorded.get(bucket, (0.0, 0.0))[0], 0.0
+            found_s = recorded.get(bucket, (0.0, 0.0))[0]
             if bucket == "OTHER":  # of its parts the command shows those of 0.05 % and more
-                found_s, hidden_s = found_s + named_s, 0.001 * buckets["total"][0]
-            assert found_s == pytest.approx(spent_s, abs=0.006 + hidden_s, rel=0.005)
+                found_s += named_s
+            # The command reads all events, and of two ranks that lost about as much it may take the other one.
+            assert found_s == pytest.approx(spent_s, abs=0.006 + 0.003 * buckets["total"][0], rel=0.005)
 
     def test_recovery(self, demo, kill):
         """The recovery lasts from the last event of the killed attempt until the next one began."""
