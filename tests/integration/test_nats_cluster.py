@@ -43,7 +43,8 @@ def has_no_namespaces():
 
 def ip(*arguments, check=True):
     """Run a command of iproute2."""
-    subprocess.run(["ip", *arguments], check=check, capture_output=True)
+    done = subprocess.run(["ip", *arguments], check=False, capture_output=True, text=True)
+    assert done.returncode == 0 or not check, f"ip {' '.join(arguments)}: {done.stderr}"
 
 
 class Network:
@@ -57,6 +58,14 @@ class Network:
         self.inside = [("ip", "netns", "exec", machine) for machine in self.machines]
 
     def __enter__(self):
+        try:
+            self._build()
+        except AssertionError:
+            self.__exit__()
+            raise
+        return self
+
+    def _build(self):
         ip("link", "add", self._name, "type", "bridge")
         ip("addr", "add", f"{self._net}.254/24", "dev", self._name)
         ip("link", "set", self._name, "up")
@@ -67,10 +76,10 @@ class Network:
             ip("-n", machine, "addr", "add", f"{host}/24", "dev", "eth0")
             ip("-n", machine, "link", "set", "eth0", "up")
             ip("-n", machine, "link", "set", "lo", "up")
-        return self
 
     def __exit__(self, *_):
         for machine in self.machines:
+            ip("link", "del", machine, check=False)  # the kernel does it only after the last process in there
             ip("netns", "del", machine, check=False)
         ip("link", "del", self._name, check=False)
 
