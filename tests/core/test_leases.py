@@ -69,9 +69,9 @@ class Site:
         self.now_s = 100.0
         self.workers = {name: self.worker(name) for name in names}
 
-    def worker(self, name):
+    def worker(self, name, most=1000):
         """Return a new worker, which is not at work yet."""
-        return Worker(self.store, LeaseTable(name, lease_s=LEASE_S))
+        return Worker(self.store, LeaseTable(name, lease_s=LEASE_S, most=most))
 
     def run(self, jobs, for_s, order=sorted):
         """Let all workers work for some seconds."""
@@ -113,6 +113,21 @@ def test_shares():
     site.run({**JOBS, "run-6": 1, "run-7": 1}, 10)
     assert site.sizes() == [2, 2, 2, 2]
     assert site.is_divided([*JOBS, "run-6", "run-7"])
+
+
+def test_most_jobs_of_one_worker():
+    """Workers hold no more jobs than they may, and say how many wait; one that is done makes room for the next."""
+    site = Site()
+    site.workers = {name: site.worker(name, most=2) for name in "ab"}
+    site.run(JOBS, 10)
+    assert site.sizes() == [2, 2]
+    assert [worker.table.waiting for worker in site.workers.values()] == [2, 2]
+    done = site.held()["a"][0]
+    site.workers["a"].attempt(site.workers["a"].table.release(done, JOBS[done]), site.now_s)
+    site.run(JOBS, 10)
+    assert site.sizes() == [2, 2]
+    assert [worker.table.waiting for worker in site.workers.values()] == [1, 1]
+    assert done not in {*site.held()["a"], *site.held()["b"]}
 
 
 def test_dead_worker_is_replaced():

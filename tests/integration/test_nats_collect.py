@@ -19,6 +19,7 @@ import trackside
 from trackside.bus import Bus
 from trackside.cli import main
 from trackside.events import (
+    DecodeError,
     EventsLost,
     Heartbeat,
     IterationEnded,
@@ -234,6 +235,22 @@ class TestTakeover:
         assert len(reports) >= 18
 
 
+async def damaged(jetstream, damage):
+    """Damage what is stored of the run."""
+    store = _Store(jetstream, STREAM)
+    await store.open()
+    found = await store.load("run")
+    state = dict(found.state)
+    if damage == "bytes":
+        await store.bucket.put("state.run", b"no checkpoint")
+    elif damage == "object":
+        value = {"object": "run.removed", "previous": "", "created": found.created, "state": b""}
+        await store.bucket.put("state.run", pack(value))
+    else:
+        change = {"version": 99, "outbox": [b"no frame"], "sequence": -1}[damage]
+        await store.store("run", pack({**state, damage: change}), found, found.created)
+
+
 @pytest.fixture
 def collecting(address):
     """Return a function that starts a collector on a thread of this process, and ends it with the test."""
@@ -362,6 +379,31 @@ class TestOne:
         collector = collecting()
         eventually(lambda: collector.counts["over"] == 1, what="it is read to its end")
         assert collector.counts["given up"] == 0
+
+    @pytest.mark.parametrize("damage", ["bytes", "version", "outbox", "sequence", "object"])
+    def test_checkpoint_that_cannot_be_used(self, nats_server, address, collecting, eventually, *, damage):
+        """A run whose checkpoint is damaged, or of another version, is read from its start, and stored again."""
+        publish_job(nats_server, "run", 0, random.Random(1), windows=2)
+        first = collecting()
+        eventually(lambda: first.counts["over"] == 1, what="it is stored")
+        first.stop()
+        publish_job(nats_server, "run", 1, random.Random(1), windows=2)
+        nats_server.call(lambda jetstream: damaged(jetstream, damage))
+        with pytest.raises(DecodeError):
+            collected(f"{address}/run")
+        second = collecting()
+        eventually(lambda: second.counts["over"] == 1, what="it is read to its end")
+        assert (second.counts["unusable"], second.counts["given up"]) == (1, 0)
+        assert len(collected(f"{address}/run").cursor["sources"]) == 3  # two ranks and the collector itself
+
+    def test_most_runs_of_a_worker(self, nats_server, address, collecting, eventually, *, monkeypatch):
+        """A worker that may have one run at a time reads three, one after the other."""
+        monkeypatch.setattr("trackside.handlers.nats._collect.MAX_RUNS", 1)
+        for number in range(3):
+            publish_job(nats_server, f"run-{number}", 0, random.Random(1), windows=1)
+        collector = collecting()
+        eventually(lambda: collector.counts["over"] == 3, what="all are read to their ends")
+        assert all(is_read(address, f"run-{number}") for number in range(3))
 
     def test_run_that_is_over(self, nats_server, address, collecting, eventually):
         """A run whose ranks have ended is let go, and taken again when there is more of it."""

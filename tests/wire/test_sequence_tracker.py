@@ -51,7 +51,7 @@ class TestSequenceTracker:
 
     def test_bounded(self, monkeypatch):
         """The list of holes is bounded, their count is not."""
-        monkeypatch.setattr(_sequence, "_MOST_HOLES", 2)
+        monkeypatch.setattr(_sequence, "MAX_HOLES", 2)
         tracker = SequenceTracker()
         for seq in (1, 3, 5, 7):
             tracker.admit(frame(seq, seq))

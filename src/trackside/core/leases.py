@@ -61,11 +61,15 @@ class LeaseTable:
     Args:
         worker: The name of this worker; of no other one, ever.
         lease_s: How long a lease lasts that is not renewed, in seconds.
+        most: The most jobs that it holds, however few workers there are.
     """
 
-    def __init__(self, worker: str, *, lease_s: float) -> None:
+    def __init__(self, worker: str, *, lease_s: float, most: int) -> None:
         self.worker = worker
+        self.waiting = 0
+        """Jobs beyond what all workers may hold, as of the latest plan, if the others have the same bound."""
         self._lease_s = lease_s
+        self._most = most
         self._jobs: dict[str, _Seen] = {}
         self._workers: dict[str, _Seen] = {}
         self._renewed_s: dict[str, float] = {}
@@ -118,7 +122,8 @@ class LeaseTable:
         writes += [self._claim(job) for job, at_s in self._renewed_s.items() if now_s - at_s >= renew_s]
         undone = [job for job, amount in jobs.items() if not self._is_done(job, amount)]
         alive = 1 + sum(silent_s < self._lease_s for _, silent_s, _ in others)
-        self._share = -(-len(undone) // alive)
+        self._share = min(-(-len(undone) // alive), self._most)
+        self.waiting = max(0, len(undone) - alive * self._most)
         free = sorted((job for job in undone if self._is_free(job, now_s)), key=self._rank)
         writes += [self._claim(job) for job in free[: max(0, self._share - len(self._renewed_s))]]
         return writes

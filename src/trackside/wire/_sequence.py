@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from typing import Final
 
 import attrs
 
+from trackside.events._errors import DecodeError
 from trackside.events._event import Event
 from trackside.wire._decoder import Frame
 
@@ -46,7 +48,21 @@ class Ranges:
         return zip(self._firsts, self._lasts, strict=True)
 
 
-_MOST_HOLES = 1000
+MAX_HOLES: Final = 1000
+MAX_COUNT: Final = 1 << 62
+"""The largest count or sequence number that is believed; sums saturate there."""
+
+
+def count_of(value: object) -> int:
+    """
+    Return *value*, which came from elsewhere, if it is a count or a number of an event.
+
+    Raises:
+        DecodeError: It is none, or above `MAX_COUNT`.
+    """
+    if type(value) is not int or not 0 <= value <= MAX_COUNT:
+        raise DecodeError(f"{value!r:.40} is no count")
+    return value
 
 
 @attrs.define
@@ -67,7 +83,7 @@ class SequenceTracker:
         due = self.next_seq
         if frame.first_seq > due:
             self.missing += frame.first_seq - due
-            if len(self.holes) < _MOST_HOLES:
+            if len(self.holes) < MAX_HOLES:
                 self.holes.append((due, frame.first_seq - 1))
         elif frame.first_seq < due:
             events = [event for event in events if event.seq is not None and event.seq >= due]

@@ -17,7 +17,6 @@ from trackside.handlers.zeromq._connection import Connection, origin_of
 from trackside.handlers.zeromq._protocol import (
     BURST_S,
     CHUNK_BYTES,
-    MAX_COUNT,
     PROTOCOL_VERSION,
     SOURCE_END,
     VIEWER_END,
@@ -51,6 +50,7 @@ from trackside.handlers.zeromq._receiver import (
 from trackside.handlers.zeromq._server import ReadySnapshot, StreamServer
 from trackside.handlers.zeromq._session import Sent
 from trackside.wire import FrameDecoder, encode_frame
+from trackside.wire._sequence import MAX_COUNT
 
 DEADLINE_S = 20.0
 MOST = (1 << 62) - 1

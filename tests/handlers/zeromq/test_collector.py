@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -383,6 +384,8 @@ class TestState:
             {"models": []},
             {"models": [["x", {}]]},
             {"next_seq": "x"},
+            {"next_seq": 2**63},
+            {"counts": {"failed": -1}},
         ],
     )
     def test_another_state(self, change):
@@ -390,6 +393,29 @@ class TestState:
         streams = self.streams([100.0], [])
         with pytest.raises(DecodeError):
             streams.load({**streams.dump(), **change})
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"heard_s": math.inf},
+            {"silent_s": math.nan},
+            {"numbers": [2**63, 0, 0]},
+            {"counts": [0, 0, "x"]},
+            {"holes": [[0, 1]] * 1_001},
+            {"signs": {"last_ns": "x"}},
+            {"signs": {"end_reason": 7}},
+            {"open_spans": {"MainThread": 7}},
+        ],
+    )
+    def test_another_state_of_a_source(self, change):
+        """A state in which something of a source is out of its range, or of another kind, is refused."""
+        streams = self.streams([100.0], [])
+        rank = Source(id="rank", rank=3)
+        consume(streams, rank, frame_of(rank, 0, 9), 100.0)
+        state = streams.dump()
+        streams.load(state)
+        with pytest.raises(DecodeError):
+            streams.load({**state, "sources": [{**state["sources"][0], **change}]})
 
 
 def consume(streams, source, data, heard_s):

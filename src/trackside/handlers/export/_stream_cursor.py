@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from trackside.events import DecodeError, Event, Source
 from trackside.wire import Frame, FrameDecoder, SequenceTracker
 from trackside.wire._decoder import Memo
+from trackside.wire._sequence import count_of
 
 MAX_SOURCE_BYTES: Final = 8 << 10
+MAX_SOURCES: Final = 1 << 16
+"""The most sources of which a cursor knows the place. One that is forgotten and comes back counts as new."""
 _DESCRIBED_BYTES: Final = 64 << 20
 """What the descriptions that were read may take together; a message whose description was forgotten has it anew."""
 _BYTES_PER_CHARACTER: Final = 8
@@ -39,7 +41,10 @@ class StreamCursor:
         """Messages that were not frames."""
         self._events = 0
         self._settled: dict[str, int] = {}
-        self._trackers: dict[str, SequenceTracker] = defaultdict(SequenceTracker)
+        self._trackers: dict[str, SequenceTracker] = {}
+        """By source, the one that was read longest ago first."""
+        self._missing = self._repeated = 0
+        """Of sources that are forgotten."""
         self._decoder = SourcedDecoder()
         if cursor is not None:
             self._restore(cursor)
@@ -57,22 +62,34 @@ class StreamCursor:
     @property
     def missing(self) -> int:
         """The number of events missing from the stream."""
-        return sum(tracker.missing for tracker in self._trackers.values())
+        return self._missing + sum(tracker.missing for tracker in self._trackers.values())
 
     @property
     def repeated(self) -> int:
         """The number of events skipped because they had been read before."""
-        return sum(tracker.repeated for tracker in self._trackers.values())
+        return self._repeated + sum(tracker.repeated for tracker in self._trackers.values())
 
     def _restore(self, cursor: Mapping[str, Any]) -> None:
         try:
-            self.sequence, self._events = int(cursor["sequence"]), int(cursor["events"])
+            self.sequence, self._events = max(1, count_of(cursor["sequence"])), count_of(cursor["events"])
             self.created = str(cursor.get("created", ""))
-            self._settled = {str(source): int(due) for source, due in cursor["sources"].items()}
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            self._settled = {str(source): count_of(due) for source, due in cursor["sources"].items()}
+        except (KeyError, TypeError, AttributeError) as error:
             raise DecodeError(f"not a cursor of a stream: {type(error).__name__}: {error}") from error
         for source_id, due in self._settled.items():
-            self._trackers[source_id].next_seq = due
+            self._tracker(source_id).next_seq = due
+
+    def _tracker(self, source_id: str) -> SequenceTracker:
+        """Return the tracker of the source that is read; of too many the one that was read longest ago is forgotten."""
+        tracker = self._trackers.pop(source_id) if source_id in self._trackers else SequenceTracker()
+        self._trackers[source_id] = tracker
+        if len(self._trackers) > MAX_SOURCES:
+            oldest = next(iter(self._trackers))
+            forgotten = self._trackers.pop(oldest)
+            self._settled.pop(oldest, None)
+            self._missing += forgotten.missing
+            self._repeated += forgotten.repeated
+        return tracker
 
     def read(self, sequence: int, frame: bytes, source_json: str) -> Iterator[Event]:
         """
@@ -90,7 +107,9 @@ class StreamCursor:
         try:
             decoded = self._decoder.decode_with(source_json, frame)
             source_id = decoded.source.id
-            events = self._trackers[source_id].admit(decoded)
+            tracker = self._tracker(source_id)
+            events = tracker.admit(decoded)
+            tracker.holes.clear()  # nobody asks a cursor for them
         except DecodeError:
             self.unreadable += 1
         for count, event in enumerate(events[skip:], start=skip + 1):

@@ -20,7 +20,16 @@ import attrs
 import msgpack
 from nats.errors import MaxPayloadError
 from nats.js.api import KeyValueConfig, ObjectStoreConfig
-from nats.js.errors import BucketNotFoundError, KeyNotFoundError, KeyWrongLastSequenceError, NotFoundError
+from nats.js.errors import (
+    BadObjectMetaError,
+    BucketNotFoundError,
+    DigestMismatchError,
+    KeyNotFoundError,
+    KeyWrongLastSequenceError,
+    LinkIsABucketError,
+    NotFoundError,
+    ObjectNotFoundError,
+)
 
 from trackside.core import Closing, RateLimitedLog, StopEvent, described
 from trackside.core.leases import Lease, LeaseTable, LeaseWrite
@@ -42,9 +51,12 @@ from trackside.handlers.nats._stream import (
 )
 from trackside.handlers.zeromq._collector import CollectedStreams, collector_models
 from trackside.handlers.zeromq._receiver import GRACE_S, SourceRegistry
-from trackside.wire import FrameDecoder, pack, saturated
+from trackside.wire import Frame, FrameDecoder, pack, saturated
+from trackside.wire._sequence import count_of
 
 LEASE_S: Final = 5.0
+MAX_RUNS: Final = 256
+"""The most runs of one worker at a time; others wait until one is over, or for another worker."""
 CHECKPOINT_INTERVAL_S: Final = 1.0
 _VERSION: Final = 1
 _OWN: Final = "collector"
@@ -62,6 +74,7 @@ _POLL_S: Final = 0.25
 _LEAST_LOOK_S: Final = 1.0
 _CLOCK_SIGHTINGS: Final = 16
 _MAX_RETRY_S: Final = 5.0
+_COUNTS: Final = ("runs", "messages", "checkpoints", "unusable", "published", "given up", "over")
 
 
 class RunCollection:
@@ -154,9 +167,25 @@ class RunCollection:
         """
         with decoding(self, state, _VERSION):
             self.streams.load(state["streams"])
-            self.sequence, self.unreadable = int(state["sequence"]), int(state["unreadable"])
-            self.outbox = [bytes(frame) for frame in state["outbox"]]
+            self.sequence, self.unreadable = max(1, count_of(state["sequence"])), count_of(state["unreadable"])
+            self.outbox = list(state["outbox"])
+            for frame in self.outbox:
+                self.own_frame(frame)
             self.is_changed = False
+
+    def own_frame(self, data: bytes) -> Frame:
+        """
+        Decode a frame of the outbox.
+
+        Raises:
+            DecodeError: It is none.
+        """
+        decoder = FrameDecoder()
+        decoder.introduce(self.source)
+        frame = decoder.decode(data)
+        if frame.source.id != self.source.id:
+            raise DecodeError("a frame of another source")
+        return frame
 
     def _publish(self, event: Event) -> None:
         self.streams.publish(event)
@@ -184,6 +213,8 @@ class _Checkpoint:
     created: str = ""
     """When the stream was created that it belongs to."""
     state: Mapping[str, Any] | None = None
+    fault: DecodeError | None = None
+    """Why there is no state although something is stored."""
 
 
 class _Store:
@@ -231,29 +262,34 @@ class _Store:
         return revision
 
     async def load(self, job: str) -> _Checkpoint:
-        """
-        Return what there is of a run.
-
-        Raises:
-            DecodeError: It is no checkpoint.
-        """
+        """Return what there is of a run; of what is no checkpoint its revision, and why it is none."""
         try:
             entry = await self.bucket.get(_STATE + job)
         except KeyNotFoundError:
             return _Checkpoint()
-        with _decoding_checkpoint():
-            value = msgpack.unpackb(entry.value or b"")
-            names = str(value["object"]), str(value["previous"])
-            found = _Checkpoint(entry.revision, *names, str(value["created"]))
-            data = value["state"]
-        if found.object_name:
-            if (await self._objects.get_info(found.object_name)).size > _MAX_STATE_BYTES:
+        found = _Checkpoint(entry.revision)
+        try:
+            with _decoding_checkpoint():
+                value = msgpack.unpackb(entry.value or b"")
+                found.object_name, found.previous_name = str(value["object"]), str(value["previous"])
+                found.created, data = str(value["created"]), value["state"]
+            if found.object_name:
+                data = await self._object(found.object_name)
+            with _decoding_checkpoint():
+                found.state = msgpack.unpackb(data, strict_map_key=False)
+        except DecodeError as error:
+            found.fault = error
+        return found
+
+    async def _object(self, name: str) -> bytes:
+        try:
+            if (await self._objects.get_info(name)).size > _MAX_STATE_BYTES:
                 raise DecodeError(f"a checkpoint of more than {_MAX_STATE_BYTES} bytes")
             # Without a limit it would wait for ever for an object that is removed meanwhile.
-            data = (await asyncio.wait_for(self._objects.get(found.object_name), 2 * _REQUEST_S)).data
-        with _decoding_checkpoint():
-            found.state = msgpack.unpackb(data, strict_map_key=False)
-        return found
+            data: bytes = (await asyncio.wait_for(self._objects.get(name), 2 * _REQUEST_S)).data
+        except (ObjectNotFoundError, BadObjectMetaError, DigestMismatchError, LinkIsABucketError) as error:
+            raise DecodeError(f"the object of a checkpoint is no more: {described(error)}") from error
+        return data
 
     async def store(self, job: str, data: bytes, before: _Checkpoint, created: str) -> _Checkpoint:
         """
@@ -361,10 +397,10 @@ class NatsCollector(Closing):
         self.checkpoint_interval_s = checkpoint_interval_s
         self.replicas = replicas
         self.on_event = on_event
-        self.counts = Counter(dict.fromkeys(("runs", "messages", "checkpoints", "published", "given up", "over"), 0))
+        self.counts = Counter(dict.fromkeys(_COUNTS, 0))
         """
         Runs taken (``runs``), let go because they were ``over``, and ``given up`` after an error; ``messages`` read,
-        ``checkpoints`` written and events ``published``.
+        ``checkpoints`` written, found ``unusable``, and events ``published``.
         """
         self.is_stopped = StopEvent()
         self._servers = shuffled(self.address.servers)
@@ -383,9 +419,9 @@ class NatsCollector(Closing):
         """Stop."""
         self.stop()
 
-    def complain(self, what: str, error: BaseException) -> None:
-        """Log an error, once in a while."""
-        self._trouble.complain("%s: %s: %s", self.address, what, described(error))
+    def complain(self, what: str, error: BaseException | None = None) -> None:
+        """Log what is wrong, once in a while."""
+        self._trouble.complain("%s: %s", self.address, what if error is None else f"{what}: {described(error)}")
 
     async def _serve(self) -> None:
         retry_s = 0.1
@@ -423,7 +459,7 @@ class _NatsSession:
         self._stream = collector.address.stream
         self._jetstream = client.jetstream(timeout=_REQUEST_S)
         self._store = _Store(self._jetstream, self._stream)
-        self._leases = LeaseTable(os.urandom(6).hex(), lease_s=collector.lease_s)
+        self._leases = LeaseTable(os.urandom(6).hex(), lease_s=collector.lease_s, most=MAX_RUNS)
         self._clock = _ServerClock()
         self._began_s = time.monotonic()
         self._amounts: dict[str, int] = {}
@@ -489,6 +525,8 @@ class _NatsSession:
         """Write the leases that are due, and begin and end the work on runs accordingly."""
         for write in self._leases.plan(self._amounts, time.monotonic()):
             await self._try(write)
+        if waiting := self._leases.waiting:
+            self._collector.complain(f"{waiting:,} runs wait: start more workers, each has at most {MAX_RUNS}")
         for job, task in list(self._tasks.items()):
             if task.done():
                 del self._tasks[job]
@@ -534,10 +572,9 @@ class _NatsSession:
     async def _collect_until_released(self, job: str) -> int:
         """Return how many messages the run had if it is over, -1 if not."""
         checkpoint = await self._store.load(job)
-        run: RunCollection | None = None
         created = self._created
-        if checkpoint.state is not None and checkpoint.created == created:
-            run = loaded(checkpoint.state, self._collector.models, self._collector.silent_after_s, self._clock.now_s)
+        run = self._loaded(job, checkpoint, created)
+        if run:
             await self._publish(job, run)  # of the worker before: it stored them, and may not have sent them
         subject = f"{self._stream}.{job}.>"
         pull = StreamPull(self._stream, subject, run.sequence if run else 1, poll_interval_s=_POLL_S)
@@ -577,6 +614,19 @@ class _NatsSession:
         finally:
             await pull.close()
 
+    def _loaded(self, job: str, checkpoint: _Checkpoint, created: str) -> RunCollection | None:
+        """Return the collection as it was stored; None if the run is to be read from its start."""
+        try:
+            if checkpoint.fault is not None:
+                raise checkpoint.fault
+            if checkpoint.state is None or checkpoint.created != created:
+                return None
+            return loaded(checkpoint.state, self._collector.models, self._collector.silent_after_s, self._clock.now_s)
+        except DecodeError as error:
+            self._collector.counts["unusable"] += 1
+            self._collector.complain(f"run {job} is read from its start, as its checkpoint cannot be used", error)
+            return None
+
     def _packed(self, job: str, run: RunCollection) -> bytes:
         """Return the state of *run* as bytes; of a sum that 64 bits do not hold, the largest number that they do."""
         state = run.dump()
@@ -599,9 +649,7 @@ class _NatsSession:
         subject = ".".join((self._stream, job, _OWN, subject_token(run.source.id)))
         source_json = encoded_source(run.source)
         for frame in run.outbox:
-            decoder = FrameDecoder()
-            decoder.introduce(run.source)
-            own = decoder.decode(frame)
+            own = run.own_frame(frame)
             headers = message_headers(run.source.id, own.first_seq, source_json)
             try:
                 await self._jetstream.publish(subject, frame, stream=self._stream, headers=headers)
@@ -654,7 +702,7 @@ def collected(address: str, *, models: Callable[[Publish], Sequence[Any]] = coll
     Raises:
         ConfigError: *address* is not the address of a run.
         UnreadableError: The server does not answer, or nothing is stored.
-        DecodeError: What is stored belongs to other models.
+        DecodeError: What is stored is no checkpoint, or belongs to other models.
     """
     parsed = StreamAddress.parse(address)
     if not parsed.run:
@@ -671,11 +719,11 @@ def collected(address: str, *, models: Callable[[Publish], Sequence[Any]] = coll
 
     try:
         checkpoint = asyncio.run(read())
-    except DecodeError:
-        raise
     except Exception as error:  # whatever the client raises
         remedy = f"is `trackside collect` running for {attrs.evolve(parsed, run='', rank='')}?"
         raise UnreadableError(str(parsed), f"no checkpoints ({described(error)})", remedy) from error
+    if checkpoint.fault is not None:
+        raise checkpoint.fault
     if checkpoint.state is None:
         raise UnreadableError(str(parsed), "has no checkpoint", "is it the id of a run?")
     run = loaded(checkpoint.state, models)

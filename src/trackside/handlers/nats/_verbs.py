@@ -70,7 +70,8 @@ async def _ask(address: StreamAddress, verb: Verb, deadline_s: float) -> list[Ou
     timeout_s = deadline_s - time.monotonic()
     client = await connected_client(address.servers, connect_timeout=timeout_s, allow_reconnect=False, error_cb=note)
     try:
-        states, now_s = await _meant(client.jetstream(timeout=timeout_s), address, verb.targets)
+        looking = _meant(client.jetstream(timeout=timeout_s), address, verb.targets)
+        states, now_s = await asyncio.wait_for(looking, max(0.0, deadline_s - time.monotonic()))
         inbox = client.new_inbox()
         answers = await client.subscribe(inbox)
         user = subject_token(user_of(address.servers[0]) or _NO_USER)

@@ -65,8 +65,11 @@ class NatsArchive(Closing):
         self.address = StreamAddress.parse(address)
         self.store = ParquetStore(where)
         self.period_s = period_s
-        self.counts = Counter(dict.fromkeys(("batches", "events", "missing", "unreadable"), 0))
-        """``batches`` and ``events`` written; events ``missing`` from the stream; messages that were ``unreadable``."""
+        self.counts = Counter(dict.fromkeys(("batches", "events", "missing", "unreadable", "failed"), 0))
+        """
+        ``batches`` and ``events`` written; events ``missing`` from the stream; messages that were ``unreadable``;
+        times that a run ``failed``.
+        """
         self._connection = StreamConnection(self.address.servers, options)
         self._archived: dict[str, int] = {}
         """By run, how many messages the stream had when all of them were archived."""
@@ -100,19 +103,27 @@ class NatsArchive(Closing):
         """
         Archive the periods that are over at *now_s*, in seconds since the epoch.
 
+        A run that cannot be archived is reported in the log, counted as ``failed``, and tried again by the next turn.
+
         Raises:
-            OSError: The store does not take it.
-            UnreadableError: What the store has is not what this wrote.
-            Exception: Of the kinds that the NATS client raises.
+            Exception: Of the kinds that the NATS client raises: the runs of the stream are not known.
         """
         amounts = self._connection.call(self._amounts, timeout_s=_REQUEST_S)
         for run, amount in amounts.items():
-            while not self._stop.is_set() and self._archived.get(run) != amount and now_s >= self._due_s.get(run, 0.0):
-                if not self._write_batch(run, now_s):
-                    self._archived[run] = amount
+            try:
+                self._write_batches(run, amount, now_s)
+            except Exception as error:  # whatever the libraries raise; the other runs may do
+                self.counts["failed"] += 1
+                self._trouble.complain("%s: run %s is tried again: %s", self.address, run, described(error))
         for known in (self._archived, self._due_s):
             for run in known.keys() - amounts.keys():
                 del known[run]
+
+    def _write_batches(self, run: str, amount: int, now_s: float) -> None:
+        """Archive what is over of a run that has *amount* messages."""
+        while not self._stop.is_set() and self._archived.get(run) != amount and now_s >= self._due_s.get(run, 0.0):
+            if not self._write_batch(run, now_s):
+                self._archived[run] = amount
 
     async def _amounts(self, stream: Any) -> Counter[str]:
         """Return how many messages there are of each run."""

@@ -45,7 +45,6 @@ from trackside.handlers.zeromq._protocol import (
     COLLECTOR_VIEWER_CONNECTIONS,
     EVENTS_PER_SOURCE,
     MAX_COLLECTOR_VIEWERS,
-    MAX_COUNT,
     MAX_SOURCES,
     MAX_SOURCES_OF_ONE,
     MAX_UNHEARD_SOURCES,
@@ -83,6 +82,7 @@ from trackside.handlers.zeromq._server import RING_S, LostRange, ReadySnapshot, 
 from trackside.handlers.zeromq._service import SERVICE_RING_BYTES, Service
 from trackside.rules import Decide, rule_from_wire
 from trackside.wire import Frame, FrameDecoder, deliver, views
+from trackside.wire._sequence import MAX_COUNT, count_of
 
 if TYPE_CHECKING:
     from trackside.handlers.zeromq._protocol import Verb
@@ -516,8 +516,8 @@ class CollectedStreams:
             self.registry.states = {source.source.id: source for source in states}
             for source in states:
                 self._decoder.introduce(source.source)
-            self.own.next_seq, self._missed = int(state["next_seq"]), int(state["missed"])
-            self.counts = Counter(state["counts"])
+            self.own.next_seq, self._missed = count_of(state["next_seq"]), count_of(state["missed"])
+            self.counts = Counter({str(name): count_of(count) for name, count in state["counts"].items()})
 
     # --- what the receiver hears --------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from trackside.core import RateLimitedLog, described
 from trackside.events import ConfigError, DecodeError, Event, Priority, Source, SourceEnded, SourceStarted, UnknownEvent
 from trackside.events._selected import EVERYTHING, SelectedTypes, checked_priority
 from trackside.wire import pack, saturated
+from trackside.wire._sequence import MAX_COUNT, count_of
 from trackside.wire._values import is_sound, unpack
 
 MAX_PARTS: Final = 2
@@ -32,8 +33,6 @@ MAX_NAMES: Final = 64
 """Type names in a filter, models in a request, sources in a verb's target."""
 MAX_RULE_BYTES: Final = 16 << 10
 """Of a filter's rule."""
-MAX_COUNT: Final = 1 << 62
-"""The largest count or sequence number that is believed; sums saturate there."""
 
 # --- time -------------------------------------------------------------------------------------------------------------
 
@@ -300,16 +299,14 @@ OLDEST: Final = "*"
 VERBS: Final = ("status", "priority", "sample", "pause", "resume", "flush")
 """All that can be asked of a job from outside; nothing else is understood."""
 
-_MOST: Final = 1 << 62
-
 
 def _is_text(value: Any) -> bool:
     return type(value) is str and len(value) <= MAX_TEXT
 
 
 # The types of fields, each with the check of what a peer sent for it.
-Whole: TypeAlias = Annotated[int, lambda value: type(value) is int and 0 <= value < _MOST]
-Number: TypeAlias = Annotated[int, lambda value: type(value) is int and -_MOST < value < _MOST]
+Whole: TypeAlias = Annotated[int, lambda value: type(value) is int and 0 <= value < MAX_COUNT]
+Number: TypeAlias = Annotated[int, lambda value: type(value) is int and -MAX_COUNT < value < MAX_COUNT]
 Flag: TypeAlias = Annotated[bool, lambda value: type(value) is bool]
 Text: TypeAlias = Annotated[str, _is_text]
 Texts: TypeAlias = Annotated[
@@ -826,7 +823,7 @@ def decode_snapshot(data: bytes) -> Snapshot:
             max_ext_len=0,
         )
         places = [
-            SourcePosition(Source.from_wire(wire), _whole(seq), _whole(dropped))
+            SourcePosition(Source.from_wire(wire), count_of(seq), count_of(dropped))
             for wire, seq, dropped in table["sources"]
         ]
         models, taken_ns = table["models"], table["taken_ns"]
@@ -835,12 +832,6 @@ def decode_snapshot(data: bytes) -> Snapshot:
     if type(models) is not dict or not all(type(name) is str for name in models) or type(taken_ns) is not int:
         raise DecodeError("a snapshot has models by name, and a time")
     return Snapshot(places, models, taken_ns)
-
-
-def _whole(value: object) -> int:
-    if type(value) is not int or not 0 <= value <= MAX_COUNT:
-        raise DecodeError("a snapshot says which numbers are in it")
-    return value
 
 
 def chunk_count(size_bytes: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,7 +31,6 @@ from trackside.handlers.zeromq._protocol import (
     DISTRUSTED_SNAPSHOT_BYTES,
     FORGET_AFTER_S,
     LEAST_WINDOW_BYTES,
-    MAX_COUNT,
     MAX_OPEN_SPANS_BYTES,
     MAX_OUT_OF_ORDER,
     MAX_PRODUCERS,
@@ -68,6 +68,7 @@ from trackside.handlers.zeromq._protocol import (
 )
 from trackside.handlers.zeromq._session import Action, Role, Send, Sent, Sessions
 from trackside.wire import Frame, RowEncoder, SequenceTracker, encode_frame, pack
+from trackside.wire._sequence import MAX_COUNT, MAX_HOLES, count_of
 
 GRACE_S: Final = 10.0
 """What a source that is known from the log alone is given to come back to a collector that was restarted."""
@@ -134,19 +135,31 @@ class SourceState:
     @classmethod
     def load(cls, state: Mapping[str, Any]) -> SourceState:
         """Return what `dump` returned; for `decoding`, which makes an error of whatever this raises."""
-        next_seq, missing, repeated = map(int, state["numbers"])
-        events, dropped, last_step = map(int, state["counts"])
-        silent_s = state["silent_s"]
+        next_seq, missing, repeated = map(count_of, state["numbers"])
+        events, dropped, last_step = state["counts"]
+        holes, open_spans = state["holes"], dict(state["open_spans"])
+        heard_s, silent_s = float(state["heard_s"]), state["silent_s"]
+        signs = LifeSigns(**state["signs"])
+        numbers = [last_step, signs.last_ns or 0, signs.heartbeat_interval_ns or 0, signs.exit_status or 0]
+        is_sound = (
+            len(holes) <= MAX_HOLES
+            and all(type(spans) is list for spans in open_spans.values())
+            and math.isfinite(heard_s + float(silent_s or 0))
+            and all(type(number) is int for number in numbers)
+            and isinstance(signs.end_reason, str | None)
+        )
+        if not is_sound:
+            raise DecodeError("not the state of a source")
         return cls(
             Source.from_wire(state["source"]),
-            float(state["heard_s"]),
-            tracker=SequenceTracker(next_seq, missing, [(int(a), int(b)) for a, b in state["holes"]], repeated),
-            events=events,
-            dropped=dropped,
+            heard_s,
+            tracker=SequenceTracker(next_seq, missing, [(count_of(a), count_of(b)) for a, b in holes], repeated),
+            events=count_of(events),
+            dropped=count_of(dropped),
             silent_s=None if silent_s is None else float(silent_s),
-            signs=LifeSigns(**state["signs"]),
+            signs=signs,
             last_step=last_step,
-            open_spans=_bounded(dict(state["open_spans"])),
+            open_spans=_bounded(open_spans),
         )
 
     @property
