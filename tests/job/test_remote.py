@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -46,8 +47,11 @@ class TestStart:
         ) as job:
             viewer = trackside.attach(*job.endpoints)
             assert viewer.wait(60)
-        with viewer:
-            events = list(viewer)
+            closing = threading.Thread(target=job.close, kwargs={"timeout_s": 60})
+            closing.start()
+            with viewer:
+                events = list(viewer)
+            closing.join()
         assert (type(events[-1]).__name__, events[-1].reason) == ("SourceEnded", "closed")
 
     @pytest.mark.parametrize(

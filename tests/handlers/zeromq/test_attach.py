@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 
 import pytest
 
@@ -67,6 +68,21 @@ class TestWhatComes:
         assert numbers(events) == list(range(10))
         assert isinstance(events[-1], SourceEnded)
         assert viewer.lost == 0
+
+    def test_no_time_to_close(self, here, attached, monkeypatch):
+        """A job that has no time left when it closes still sends its viewers once what waits for them."""
+        job = here()
+        viewer = attached(job.endpoint)
+        assert viewer.wait(60)
+        is_held, is_free = threading.Event(), threading.Event()
+        monkeypatch.setattr(job.remote._publishers[0], "_status", lambda: is_held.set() or (is_free.wait(60) and {}))
+        assert is_held.wait(60)
+        job.log(count=10)
+        job.end(reason="done")
+        job.close(0)
+        is_free.set()
+
+        assert isinstance(list(viewer)[-1], SourceEnded)
 
     def test_two_jobs(self, here, attached, read_until):
         """One viewer can watch several jobs."""

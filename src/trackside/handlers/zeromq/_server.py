@@ -1090,9 +1090,11 @@ class Publisher(Closing):
         self.server.tick(time.monotonic())
 
     def _finish(self) -> None:
-        """Send the viewers the entries that are left, and say goodbye."""
+        """Send the viewers the entries that are left, once even if there is no time, and say goodbye."""
         beat_s = 0.0
-        while time.monotonic() < self._close_by_s:
+        is_late = False
+        while not is_late:
+            is_late = time.monotonic() >= self._close_by_s
             if time.monotonic() - beat_s >= _ASK_EVERY_S:
                 beat_s = time.monotonic()
                 self.server.pump()
