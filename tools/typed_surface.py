@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 BIN = Path(sys.executable).parent
-LEAST_PERCENT = 86.0
+LEAST_PERCENT = 94.0
 
 
 def main() -> int:

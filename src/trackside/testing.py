@@ -38,7 +38,7 @@ class FakeClock:
     """
 
     def __init__(self, now_ns: int = 10**12) -> None:
-        self.now_ns = now_ns
+        self.now_ns: int = now_ns
 
     def __call__(self) -> int:
         """Return the time."""

@@ -12,7 +12,7 @@ import contextlib
 import os
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from trackside._free_threading import FREE_THREADED, lane, shared
@@ -52,6 +52,8 @@ from trackside.events._selected import SelectedTypes, checked_priority, checked_
 
 if TYPE_CHECKING:
     from trackside.bus._subscribers import Step, Subscriber, Target
+    from trackside.counters import Aggregation, Counter, CounterCollector, Gauge, Instrument, Stat
+    from trackside.counters._window_collector import Raw
     from trackside.events._selected import EventTypes
     from trackside.rules import Rule
 
@@ -143,11 +145,6 @@ class Bus(Closing):
         self._inherited: list[Subscriber] = []
         self._make_fresh()
         self.registry: CounterRegistry = CounterRegistry(publish=self.log, wants=self.wants, strict=strict)
-        self.counter = self.registry.counter
-        self.stat = self.registry.stat
-        self.gauge = self.registry.gauge
-        self.counters = self.registry.counters
-        self.collect = self.registry.collect
         buses.add(shared(self))
 
     def _make_fresh(self) -> None:
@@ -281,6 +278,60 @@ class Bus(Closing):
                     with contextlib.suppress(Exception):
                         self._deliver_inline(subscriber, event)
         return True
+
+    # --- instruments -------------------------------------------------------------------------------------------
+
+    def counter(
+        self,
+        name: str,
+        *,
+        unit: str = "",
+        help: str = "",  # noqa: A002  the field's own word
+        aggregations: Iterable[Aggregation | str] | None = None,
+    ) -> Counter:
+        """Return the counter called *name* of this bus, as `CounterRegistry.counter` does."""
+        return self.registry.counter(name, unit=unit, help=help, aggregations=aggregations)
+
+    def stat(
+        self,
+        name: str,
+        *,
+        unit: str = "",
+        help: str = "",  # noqa: A002
+        aggregations: Iterable[Aggregation | str] | None = None,
+    ) -> Stat:
+        """Return the stat called *name* of this bus, as `CounterRegistry.stat` does."""
+        return self.registry.stat(name, unit=unit, help=help, aggregations=aggregations)
+
+    def gauge(
+        self,
+        name: str,
+        *,
+        callback: Callable[[], float | None] | None = None,
+        unit: str = "",
+        help: str = "",  # noqa: A002
+        aggregations: Iterable[Aggregation | str] | None = None,
+    ) -> Gauge:
+        """Return the gauge called *name* of this bus, as `CounterRegistry.gauge` does."""
+        return self.registry.gauge(name, callback=callback, unit=unit, help=help, aggregations=aggregations)
+
+    def counters(self, match: str = "*") -> list[Instrument]:
+        """Return the counters, stats and gauges of this bus whose names match, as `CounterRegistry.counters` does."""
+        return self.registry.counters(match)
+
+    def collect(
+        self,
+        *,
+        interval_s: float | None = None,
+        count: int | None = None,
+        match: str = "*",
+        aggregations: Iterable[Aggregation | str] | None = None,
+        raw: Raw | None = None,
+    ) -> CounterCollector:
+        """Publish windows of the instruments of this bus again and again, as `CounterRegistry.collect` does."""
+        return self.registry.collect(
+            interval_s=interval_s, count=count, match=match, aggregations=aggregations, raw=raw
+        )
 
     # --- routes and failures -----------------------------------------------------------------------------------
 
@@ -732,11 +783,11 @@ subscribe = default_bus.subscribe
 flush = default_bus.flush
 close = default_bus.close
 stats = default_bus.stats
-counter = default_bus.counter
-counters = default_bus.counters
-stat = default_bus.stat
-gauge = default_bus.gauge
-collect = default_bus.collect
+counter = default_bus.registry.counter
+counters = default_bus.registry.counters
+stat = default_bus.registry.stat
+gauge = default_bus.registry.gauge
+collect = default_bus.registry.collect
 
 
 def _close_all() -> None:

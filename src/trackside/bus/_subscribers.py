@@ -70,8 +70,8 @@ class NoHandler:
     ceiling: float = NEVER
 
     def __init__(self) -> None:
-        self.suppressed = ThreadSafeCount()
-        self.failed = ThreadSafeCount()
+        self.suppressed: ThreadSafeCount = ThreadSafeCount()
+        self.failed: ThreadSafeCount = ThreadSafeCount()
 
     def fail(self, error: BaseException) -> None:
         """Do nothing."""
@@ -108,8 +108,8 @@ class Lane:
         self.finished: ThreadSafeCount = ThreadSafeCount(ahead=SUSPICIOUS)
         """Arrivals that are over, one way or another."""
         self.ceiling: float = SUSPICIOUS - 1
-        self.suppressed = subscriber.suppressed
-        self.failed = subscriber.failed
+        self.suppressed: ThreadSafeCount = subscriber.suppressed
+        self.failed: ThreadSafeCount = subscriber.failed
 
     def refuse(self) -> None:
         """Count an event that was meant for the callable and could not be forwarded to it."""
@@ -169,7 +169,7 @@ class InlineSubscriber:
     def forget(self) -> None:
         """Begin with nothing counted, as a forked child does."""
         self.circuit_breaker: CircuitBreaker = CircuitBreaker(self.name)
-        self.failed = self.circuit_breaker.failed
+        self.failed: ThreadSafeCount = self.circuit_breaker.failed
         self._lanes: dict[int, Lane] = {}
         self.filtered: ThreadSafeCount = ThreadSafeCount()
         self.sampled: ThreadSafeCount = ThreadSafeCount()
@@ -311,14 +311,14 @@ class QueuedSubscriber:
         self.failed = 0
         self.injected = 0
         """Events of other processes, which no admission has counted."""
-        self.filtered = 0
-        self.sampled = 0
+        self.filtered: int = 0
+        self.sampled: int = 0
         self.dropped = 0
-        self.suspended = 0
+        self.suspended: int = 0
         self.dropped_unreported: dict[str, int] = {}
         """What this subscriber dropped since that was last published, by wire name."""
-        self.joined = False
-        self.closing = False
+        self.joined: bool = False
+        self.closing: bool = False
         self._dropped_before: dict[Admission, int] = {}
         self._dropped_until: dict[Admission, int] | None = None
         self._taken_before: dict[Admission, tuple[int, int, int]] = {}

@@ -36,7 +36,7 @@ class CircuitBreaker:
     def __init__(self, name: str) -> None:
         self.name: str = name
         self.failed: ThreadSafeCount = ThreadSafeCount()
-        self.last_error = ""
+        self.last_error: str = ""
         self.open_until_ns: int | None = None
         """On the monotonic clock; None while the circuit is closed."""
         self._is_half_open = False

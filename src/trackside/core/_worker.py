@@ -180,10 +180,10 @@ class Worker:
         self, work: Work, *, name: str, pause_s: Callable[[], float], is_wanted: Callable[[], bool] = bool
     ) -> None:
         # No condition: a signal handler that raises as one is entered, in Python, would leave it locked for ever.
-        self.lock = threading.RLock()
-        self.is_closing = False
+        self.lock: threading.RLock = threading.RLock()
+        self.is_closing: bool = False
         """Whether `close` was called."""
-        self.is_closed = False
+        self.is_closed: bool = False
         """Whether the last round is over."""
         self._work = work
         self._name = name

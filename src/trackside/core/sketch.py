@@ -13,7 +13,7 @@ import bisect
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 from trackside.events._errors import DecodeError
 
@@ -55,7 +55,7 @@ class Sketch:
             return NotImplemented
         return self._zeros == other._zeros and self._above == other._above and self._below == other._below
 
-    __hash__ = None  # type: ignore[assignment]  # it is mutable
+    __hash__: ClassVar[None]  # type: ignore[assignment]  # it is mutable
 
     def __repr__(self) -> str:
         return f"<Sketch of {self.count} values in {len(self._above) + len(self._below)} buckets>"

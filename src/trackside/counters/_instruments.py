@@ -154,8 +154,8 @@ class Instrument(Recorder):
         strict: bool = False,
     ) -> None:
         self.name: str = name
-        self.unit = unit
-        self.help = help
+        self.unit: str = unit
+        self.help: str = help
         self.aggregations = aggregations
         self._strict = strict
         self._buffer = self._new_buffer()
@@ -406,8 +406,8 @@ class Counter(Instrument):
 
     __slots__ = ()
     kind = "counter"
-    lowest = 0
-    default_aggregations = (Aggregation.COUNT, Aggregation.SUM)
+    lowest: ClassVar[float | None] = 0
+    default_aggregations: ClassVar[tuple[Aggregation, ...]] = (Aggregation.COUNT, Aggregation.SUM)
 
     def add(self, amount: float) -> None:
         """
@@ -430,7 +430,7 @@ class Stat(Instrument):
 
     __slots__ = ()
     kind = "stat"
-    default_aggregations = (Aggregation.COUNT, Aggregation.SUM, Aggregation.MEAN)
+    default_aggregations: ClassVar[tuple[Aggregation, ...]] = (Aggregation.COUNT, Aggregation.SUM, Aggregation.MEAN)
 
     def record(self, value: float) -> None:
         """Record one *value*; as for `Counter.add`, but it may be negative."""
@@ -465,7 +465,7 @@ class Gauge(Instrument, Closing):
 
     __slots__ = ("_callback", "_circuit_breaker", "_readings")
     kind = "gauge"
-    default_aggregations = (Aggregation.VALUE,)
+    default_aggregations: ClassVar[tuple[Aggregation, ...]] = (Aggregation.VALUE,)
 
     def set(self, value: float) -> None:
         """Record *value* as the latest; as for `Counter.add`, but it may be negative."""

@@ -30,11 +30,13 @@ class SampleChunk:
 
     def __init__(self, values: list[float], total: float, needs: int) -> None:
         self.values: list[float] = values
-        self.count = len(values)
+        self.count: int = len(values)
         self.total: float = total
         self.needs: int = needs
         self.last: float = float(values[-1])
-        self.minimum = self.maximum = self.squares = 0.0
+        self.minimum: float = 0.0
+        self.maximum: float = 0.0
+        self.squares: float = 0.0
         self.sketch: Sketch | None = None
         if needs & SKETCH:
             ordered = sorted(values)

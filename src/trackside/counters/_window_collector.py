@@ -80,7 +80,7 @@ class CollectorWindow:
         now_ns: Callable[[], int],
     ) -> None:
         # A chunk that knows its extremes is proven to hold nothing but floats, in whatever parts it is cut.
-        self.needs = needs if limit is None else needs | EXTREMES
+        self.needs: int = needs if limit is None else needs | EXTREMES
         self._instrument = instrument
         self._limit = limit
         self._put = put
@@ -223,7 +223,7 @@ class CounterCollector(Closing):
     ) -> None:
         self.match = match
         self.aggregations = aggregations
-        self.dropped = ThreadSafeCount()
+        self.dropped: ThreadSafeCount = ThreadSafeCount()
         """Windows given up because 4,096 waited to be published; later ones carry their totals."""
         self._interval_ns = None if interval_s is None else round(interval_s * 1e9)
         self._count = count
@@ -235,7 +235,7 @@ class CounterCollector(Closing):
         self._windows: dict[Instrument, CollectorWindow] = {}
         self._waiting: deque[ClosedWindow] = deque()
         self._skips_empty = False
-        self.due_ns = now_ns() + (self._interval_ns or POLL_NS)
+        self.due_ns: int = now_ns() + (self._interval_ns or POLL_NS)
         """When to `roll` next."""
 
     def __repr__(self) -> str:

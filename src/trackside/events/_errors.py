@@ -74,7 +74,7 @@ class MissingExtraError(TracksideError, ImportError):
         self.feature = feature
         """The part of trackside that needs the library."""
         self.extra = extra
-        self.name = error.name if error is not None else None
+        self.name: str | None = error.name if error is not None else None
         self._problem = str(error) if error is not None else ""
 
     def __str__(self) -> str:

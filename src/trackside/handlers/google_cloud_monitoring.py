@@ -101,7 +101,7 @@ class GoogleCloudMonitoringSink:
         self._client = client if client is not None else _client()
         self._waiting: dict[str, GoodputUpdated] = {}
         self._sent_s: dict[str, float] = {}
-        self.not_finite = 0
+        self.not_finite: int = 0
         """Values that were left out because they were NaN or infinite."""
         self._exporter: BatchExporter[GoodputUpdated] = BatchExporter(
             self._deliver, name="google-cloud-monitoring", max_events=1_000, max_batch_items=1

@@ -57,7 +57,7 @@ class JsonlSink:
                 raise ConfigError(name, given, f"give at least {_WRITE_BYTES} bytes")
         if fsync_s is not None and fsync_s < 0:
             raise ConfigError("fsync_s", fsync_s, "give seconds from 0, or None")
-        self.lost = 0
+        self.lost: int = 0
         """Events given up because the disk did not take them."""
         self._buffer_bytes = buffer_bytes
         self._appender = Appender(

@@ -48,8 +48,8 @@ class RecordFiles(Iterator[Event]):
     """
 
     def __init__(self, paths: Iterable[str | os.PathLike[str]]) -> None:
-        self.records = 0
-        self.bad_lines = 0
+        self.records: int = 0
+        self.bad_lines: int = 0
         """Lines that are not JSON objects."""
         self.problems: list[UnreadableError] = []
         """Why files, or lines of them, were not read."""

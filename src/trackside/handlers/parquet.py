@@ -189,7 +189,7 @@ class ParquetFiles:
         self, directory: str | os.PathLike[str], *, batch: str = "", sources: SourceTable | None = None
     ) -> None:
         self.directory: Path = Path(directory)
-        self.events = 0
+        self.events: int = 0
         """Events written so far."""
         self.sources: SourceTable = SourceTable() if sources is None else sources
         self._batch = _shortened(batch)
@@ -490,7 +490,7 @@ class SourceTable:
     """
 
     def __init__(self, outlines: Iterable[SourceOutline] = ()) -> None:
-        self.outlines = {seen.source.id: seen for seen in outlines}
+        self.outlines: dict[str, SourceOutline] = {seen.source.id: seen for seen in outlines}
         """By the id of the source."""
         self._trained: set[str] = set()
 

@@ -69,7 +69,7 @@ class TensorBoardSink:
             if missing:
                 raise ConfigError("destination", destination, "give a directory or a SummaryWriter")
             self._writer = destination
-        self.lost = 0
+        self.lost: int = 0
         """Events whose points did not reach the file."""
         self._curves = CurveReader()
         self._runs: dict[str, _RunWriter] = {}

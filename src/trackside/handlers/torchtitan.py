@@ -72,7 +72,7 @@ class TitanReader:
     """
 
     def __init__(self, next_id: Callable[[], int]) -> None:
-        self.unpaired = 0
+        self.unpaired: int = 0
         """Ends without a start, and starts that were nested too deep."""
         self._next_id = next_id
         self._open: dict[tuple[str, int], list[_OpenSpan]] = {}
@@ -172,8 +172,8 @@ class TitanFiles(Iterator[Event]):
     """
 
     def __init__(self, paths: Iterable[str | os.PathLike[str]]) -> None:
-        self.records = 0
-        self.unpaired = 0
+        self.records: int = 0
+        self.unpaired: int = 0
         self.problems: list[UnreadableError] = []
         """Why files, or lines of them, were not read."""
         self._files = sorted(find_files(paths, self.problems, _STRUCTURED_LOGS))

@@ -81,15 +81,15 @@ class Iteration(Span):
         loss: float | None,
     ) -> None:
         self.kind: str = kind
-        self.name = span_names.OF_ITERATION[kind]
+        self.name: str = span_names.OF_ITERATION[kind]
         self._given_step = step
         self._given = _NO_ATTRIBUTES
         self.samples = samples
         self.tokens = tokens
         self.flops = flops
         self.loss = loss
-        self.failed = False
-        self.id = 0
+        self.failed: bool = False
+        self.id: int = 0
         self._inside: Ambient | None = None
 
     def open(self, *, at_ns: int | None = None) -> Self:
@@ -155,7 +155,7 @@ class Iteration(Span):
         if attributes:
             if not _known_attributes.issuperset(attributes):
                 _suggest(attributes)
-            self.attributes = {**(self.attributes if self.id else {}), **attributes}
+            self.attributes: dict[str, Any] = {**(self.attributes if self.id else {}), **attributes}
 
     def fail(self) -> None:
         """Let it count as failed, though no exception leaves it; a failed iteration is not productive."""
@@ -206,7 +206,8 @@ class Iteration(Span):
         finally:
             _log(ended)
 
-    __exit__ = _leave
+    if not TYPE_CHECKING:  # as the base class declares it
+        __exit__ = _leave
 
     def _publish_error(self, end_ns: int, error: BaseException) -> None:
         described = describe(error, self.id, name=self.name, step=self.step, at_ns=end_ns)

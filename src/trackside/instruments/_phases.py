@@ -98,7 +98,8 @@ class Application(Span):
             become_root(0)
         super()._leave(kind, error, trace, end_ns)
 
-    __exit__ = _leave
+    if not TYPE_CHECKING:  # as the base class declares it
+        __exit__ = _leave
 
     def _fresh(self) -> Application:
         return Application(self.name, self._ended, self._given)

@@ -70,19 +70,20 @@ class SectionTimes:
         self.name: str = name
         self.every: int = every
         self.waits: bool = False
-        self.failed = 0
+        self.failed: int = 0
         self.times: list[int] = []
-        self.add = self.times.append
-        self.count_entry = itertools.count().__next__
+        self.add: Callable[[int], None] = self.times.append
+        self.count_entry: Callable[[], int] = itertools.count().__next__
         self._entries_before = 0
         self._lock = threading.Lock()
         self._clear()
 
     def _clear(self) -> None:
-        self.count = 0
-        self.mean = self.squares = 0.0
+        self.count: int = 0
+        self.mean: float = 0.0
+        self.squares: float = 0.0
         self.minimum: float = math.inf
-        self.maximum = 0
+        self.maximum: int = 0
         self._kept: list[int] = []
         self._stride = 1
 

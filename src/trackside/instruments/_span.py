@@ -194,8 +194,9 @@ class Span:
 
     def __init__(self, name: str, ended: type[SpanEnded], attributes: dict[str, Any]) -> None:
         self.name: str = name
-        self.id = 0
-        self.attributes = self._given = attributes
+        self.id: int = 0
+        self.attributes: dict[str, Any] = attributes
+        self._given = attributes
         self._ended = ended
         self._inside: Ambient | None = None
 

@@ -41,7 +41,7 @@ class AcceleratorWatch:
 
     def __init__(self, accelerator: Any, optimizer: Any, loaders: tuple[Any, ...]) -> None:
         self._parts = Parts()
-        self.step = 0
+        self.step: int = 0
         self._is_in_loop = self._is_in_iteration = False
         self._batch_ns = 0
         self._batch_samples = 0

@@ -340,7 +340,7 @@ class RemoteAccess:
         self._publishers: list[Publisher] = []
         self._controls = Controls(bus, source)
         self._notes: list[EndpointFile] = []
-        self.is_delivered = True
+        self.is_delivered: bool = True
         """Whether the collector, if there is one, had acknowledged everything when this was closed."""
         self._made: Path | None = None
         """The directory made for the socket because the usual ones could not be used; None if they could."""

@@ -348,7 +348,7 @@ class Job:
         remote: Remote,
         bus: Bus,
     ) -> None:
-        self.source = source
+        self.source: Source = source
         self.log = log
         self.bus = bus
         self._config = config

@@ -67,7 +67,7 @@ class RowEncoder:
     """
 
     def __init__(self) -> None:
-        self.cuts = 0
+        self.cuts: int = 0
         self._by_class: dict[type[Event], tuple[Schema, Encoding]] = {}
         self._encodings: dict[int, Encoding] = {}
         self._restored: dict[tuple[str, int, tuple[str, ...]], Schema] = {}

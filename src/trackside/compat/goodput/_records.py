@@ -131,7 +131,7 @@ class LocalLog(WrittenLog):
         directory: Above the job's; what ``TRACKSIDE_GOODPUT_DIR`` names unless given, else ``goodput``.
     """
 
-    begins_again = False
+    begins_again: bool = False
     """Lines are in the order in which they were written."""
 
     def __init__(self, job_name: str, logger_name: str, directory: str | os.PathLike[str] | None = None) -> None:
@@ -170,7 +170,7 @@ class LocalLog(WrittenLog):
 class ForeignLog:
     """Reads from a stand-in for the peer's log client, as its tests pass one."""
 
-    begins_again = False
+    begins_again: bool = False
 
     def __init__(self, client: Any) -> None:
         self._client = client

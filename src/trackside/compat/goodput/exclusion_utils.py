@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 Interval: TypeAlias = "tuple[datetime.datetime, datetime.datetime]"
 

@@ -14,7 +14,7 @@ from typing import Any, Final, TypedDict
 
 import attrs
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class BadputType(enum.Enum):

@@ -56,7 +56,7 @@ class GoogleCloudLog(WrittenLog):
         self._logger = (_client() if client is None else client).logger(logger_name)
         self._retention = retention
         self._entries = _Entries(self._logger)
-        self.begins_again = False
+        self.begins_again: bool = False
         """Whether the last answer of `read_new` has all records: one came that is older than what was read before."""
         self._forget()
 

@@ -22,7 +22,7 @@ except MissingExtraError as error:
     cloud = None  # type: ignore[assignment]
     _missing = str(error)
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 __all__ = ["GoodputMonitor"]
 

@@ -28,7 +28,7 @@ class HeldSpan(Span):
     def __init__(self, live: OurSpan, parent_span: Span | None = None) -> None:
         self.live = live
         self.parent_span = parent_span
-        self.parent_id = None if parent_span is None else parent_span.id
+        self.parent_id: uuid.UUID | None = None if parent_span is None else parent_span.id
         self._id: uuid.UUID | None = None
         self._added: list[Event] = []
         self._way_back: tuple[Ambient, Ambient] | None = None

@@ -111,15 +111,15 @@ class Appender:
         self.directory = directory
         # Path.is_dir may raise where os.path.isdir answers.
         self._existing = next((path for path in (directory, *directory.parents) if os.path.isdir(path)), directory)  # noqa: PTH112
-        self.part = 0
+        self.part: int = 0
         """The number of the part that is open, or the next to be."""
-        self.size_bytes = 0
+        self.size_bytes: int = 0
         """Of the open part; 0 if none is."""
-        self.events = 0
+        self.events: int = 0
         """In the open part, as they were counted to `write`."""
-        self.written_bytes = 0
+        self.written_bytes: int = 0
         """In all parts, those that vanished included."""
-        self.errors = 0
+        self.errors: int = 0
         self.last_error: OSError | None = None
         self.paths: list[Path] = []
         """The files made so far."""

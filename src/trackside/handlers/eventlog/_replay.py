@@ -76,7 +76,7 @@ class Replay(Iterator[Event]):
     ) -> None:
         self.trackers: dict[str, SequenceTracker] = defaultdict(SequenceTracker)
         """By source id, the numbers that were read and those that are missing."""
-        self.damaged_bytes = 0
+        self.damaged_bytes: int = 0
         """Bytes passed over: torn, damaged, read before or of another version."""
         self.problems: list[UnreadableError] = []
         """Why whole files were not read."""

@@ -79,7 +79,7 @@ class BatchExporter(Generic[T]):
         """Start from nothing, without the parent's thread, locks and items; for a forked child."""
         self._worker = Worker(self._work, name=self.name, pause_s=self._pause_s, is_wanted=self._has_batch)
         self._items: deque[_Item] = deque()
-        self.waiting_events = 0
+        self.waiting_events: int = 0
         """Events that were accepted and neither delivered nor counted as lost."""
         self._waiting_bytes = 0
         self._accepted = 0
@@ -89,7 +89,7 @@ class BatchExporter(Generic[T]):
         self._retry_at_s = 0.0
         self._losses: Counter[str] = Counter()
         self._log = RateLimitedLog()
-        self.last_error = ""
+        self.last_error: str = ""
         """Why the latest delivery failed; empty if it succeeded."""
 
     @property

@@ -57,7 +57,7 @@ class SpanAssembler:
     """
 
     def __init__(self) -> None:
-        self.dropped = 0
+        self.dropped: int = 0
         """Events that were dropped because too many spans, or events of one span, were open."""
         self._open: dict[int, SpanStarted] = {}
         self._span_events: dict[int, deque[SpanEvent]] = {}

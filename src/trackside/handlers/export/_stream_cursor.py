@@ -33,11 +33,11 @@ class StreamCursor:
     """
 
     def __init__(self, cursor: Mapping[str, Any] | None = None) -> None:
-        self.sequence = 1
+        self.sequence: int = 1
         """The number of the next message."""
-        self.created = ""
+        self.created: str = ""
         """When the stream was created that has the number; empty if that is not known."""
-        self.unreadable = 0
+        self.unreadable: int = 0
         """Messages that were not frames."""
         self._events = 0
         self._settled: dict[str, int] = {}

@@ -221,12 +221,15 @@ class ProcessSpans:
         self.identity: dict[str, Any] = {}
         self.started_ns: int | None = None
         self.ended_ns: int | None = None
-        self.end_reason = ""
+        self.end_reason: str = ""
         self.last_ns = 0
-        self.forgotten = 0
+        self.forgotten: int = 0
         self.open: OrderedDict[int, SpanRecord] = OrderedDict()
         self.ended: OrderedDict[int, SpanRecord] = OrderedDict()
-        self.rings = {"iteration": deque[SpanRecord](maxlen=max_short), "profile": deque[SpanRecord](maxlen=max_short)}
+        self.rings: dict[str, deque[SpanRecord]] = {
+            "iteration": deque(maxlen=max_short),
+            "profile": deque(maxlen=max_short),
+        }
         self.totals: dict[str, list[int]] = {}
         """By name: count, failed, total, shortest and longest in ns."""
         self.errors: deque[list[Any]] = deque(maxlen=MAX_ERRORS)

@@ -388,7 +388,7 @@ class NatsCollector(Closing):
         on_event: Callable[[Event], object] | None = None,
         **options: Any,
     ) -> None:
-        self.address = StreamAddress.parse(address)
+        self.address: StreamAddress = StreamAddress.parse(address)
         if self.address.run:
             raise ConfigError("stream", address, "give nats://HOST:PORT/STREAM: its runs are divided among collectors")
         self.models = models
@@ -397,12 +397,12 @@ class NatsCollector(Closing):
         self.checkpoint_interval_s = checkpoint_interval_s
         self.replicas = replicas
         self.on_event = on_event
-        self.counts = Counter(dict.fromkeys(_COUNTS, 0))
+        self.counts: Counter[str] = Counter(dict.fromkeys(_COUNTS, 0))
         """
         Runs taken (``runs``), let go because they were ``over``, and ``given up`` after an error; ``messages`` read,
         ``checkpoints`` written, found ``unusable``, and events ``published``.
         """
-        self.is_stopped = StopEvent()
+        self.is_stopped: StopEvent = StopEvent()
         self._servers = shuffled(self.address.servers)
         self._options = options
         self._trouble = RateLimitedLog()

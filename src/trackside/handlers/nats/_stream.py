@@ -701,8 +701,8 @@ class StreamCopy:
             begin = datetime.datetime.fromtimestamp(since_ns / 1e9, datetime.timezone.utc)
             self._begin = {"deliver_policy": DeliverPolicy.BY_START_TIME, "opt_start_time": begin}
         self._folder = tempfile.TemporaryDirectory(prefix="trackside-stream-")
-        self.directory = Path(self._folder.name)
-        self.unreadable = 0
+        self.directory: Path = Path(self._folder.name)
+        self.unreadable: int = 0
         """Messages that are no frames, and were left out."""
         self._writer = MultiLogWriter(self.directory, fsync_s=None)
         self._decoder = SourcedDecoder()

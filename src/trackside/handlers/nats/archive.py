@@ -62,10 +62,10 @@ class NatsArchive(Closing):
     def __init__(self, address: str, where: str, *, period_s: float = PERIOD_S, **options: Any) -> None:
         if not period_s > 0:
             raise ConfigError("period_s", period_s, "give a positive number of seconds")
-        self.address = StreamAddress.parse(address)
-        self.store = ParquetStore(where)
+        self.address: StreamAddress = StreamAddress.parse(address)
+        self.store: ParquetStore = ParquetStore(where)
         self.period_s = period_s
-        self.counts = Counter(dict.fromkeys(("batches", "events", "missing", "unreadable", "failed"), 0))
+        self.counts: Counter[str] = Counter(dict.fromkeys(("batches", "events", "missing", "unreadable", "failed"), 0))
         """
         ``batches`` and ``events`` written; events ``missing`` from the stream; messages that were ``unreadable``;
         times that a run ``failed``.

@@ -209,17 +209,17 @@ class Attachment(Closing):
         keys: str | os.PathLike[str] | None,
         insecure: bool,
     ) -> None:
-        self.models = {model_name(model): Joined(model) for model in models}
+        self.models: dict[str, Joined] = {model_name(model): Joined(model) for model in models}
         """By name, the models that are driven, and whether each is complete."""
         self.sources: dict[str, Source] = {}
         """By id, whom events may come from."""
-        self.lost = 0
+        self.lost: int = 0
         """Events that were meant to come and did not: skipped because this viewer was slow or away, or lost before."""
         self.gaps: list[Gap] = []
         """The first thousand of them."""
-        self.dropped = 0
+        self.dropped: int = 0
         """Events that the jobs gave up for lack of room before they had a number, since this viewer came."""
-        self.malformed = 0
+        self.malformed: int = 0
         """Frames and snapshots that could not be read."""
         self._asked = Filter.of(to, min_priority, None)
         self._decide, rule = _split(keep)

@@ -120,7 +120,7 @@ class MultiLogWriter:
 
     def __init__(self, directory: str | os.PathLike[str], *, fsync_s: float | None = 5.0) -> None:
         self.directory: Path = Path(directory).absolute()
-        self.refused_events = 0
+        self.refused_events: int = 0
         """Events that no file has, because the disk was too slow or full for too long."""
         self._fsync_s = fsync_s
         self._logs: dict[str, _SourceLog] = {}
@@ -453,7 +453,7 @@ class CollectedStreams:
         broadcast: Callable[[Source, bytes], object] | None = None,
     ) -> None:
         self.registry = registry
-        self.models = list(models)
+        self.models: list[Any] = list(models)
         self.counts: Counter[str] = Counter()
         """``malformed`` frames, ``excess`` sources, ``failed`` calls of models."""
         self.unheard: dict[str, int] = {}
@@ -820,7 +820,7 @@ class Collector(Service):
         )
         self.restored: Restored = self.streams.restore(log) if log is not None else Restored()
         """What was read of earlier logs."""
-        self.receiver = Receiver(
+        self.receiver: Receiver = Receiver(
             self.streams,
             self._receiving.send,
             on_result=self._on_result,

@@ -240,7 +240,7 @@ class Forwarder(Service):
             on_verb=self._on_verb,
         )
         self._stream = self._server.hold(Filter())
-        self.receiver = Receiver(
+        self.receiver: Receiver = Receiver(
             self.streams,
             self._receiving.send,
             on_result=self._on_result,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -321,8 +321,8 @@ class OwnStream:
 
     def __init__(self, source: Source, deliver: Callable[[Event, bytes, int], object]) -> None:
         self.source = source
-        self.next_seq = 0
-        self.invalid = 0
+        self.next_seq: int = 0
+        self.invalid: int = 0
         """Events that could not be encoded; they have no number."""
         self._deliver = deliver
         self._trouble = RateLimitedLog()
@@ -377,7 +377,7 @@ class ClockEstimate:
     """
 
     def __init__(self) -> None:
-        self.exchanges = 0
+        self.exchanges: int = 0
         self._recent: deque[Offset] = deque(maxlen=_EXCHANGES)
         self._published: Offset | None = None
         self._is_fresh = False
@@ -814,9 +814,9 @@ class Receiver:
         cpu_s: Callable[[], float] = time.thread_time,
     ) -> None:
         self._sessions: Sessions[Producer] = Sessions(Role.RECEIVER, send, own_id=own_id)
-        self.producers = self._sessions.peers
+        self.producers: dict[bytes, Producer] = self._sessions.peers
         """By address, those that send."""
-        self.counts = self._sessions.counts
+        self.counts: Counter[str] = self._sessions.counts
         """Those of the sessions, ``malformed``, ``cut``, ``cut_bytes``, and what producers that left had repeated."""
         self._by_id: dict[str, Producer] = {}
         self._due: list[Producer] = []

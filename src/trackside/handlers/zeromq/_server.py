@@ -8,7 +8,7 @@ import queue
 import re
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from itertools import islice, takewhile
 from pathlib import Path
@@ -20,7 +20,7 @@ from trackside.core import Closing, RateLimitedLog, StopEvent, described
 from trackside.events import DecodeError, Source, TracksideError, UnreadableError, clock
 from trackside.events._selected import EVERYTHING
 from trackside.handlers.eventlog import create_file
-from trackside.handlers.zeromq._connection import Connection, is_served
+from trackside.handlers.zeromq._connection import Connection, Safety, is_served
 from trackside.handlers.zeromq._protocol import (
     ALL_WINDOWS_BYTES,
     ALWAYS,
@@ -143,10 +143,10 @@ class Ring:
 
     def __init__(self, room: RingBudget, name: str) -> None:
         self.id = name
-        self.next_index = 0
-        self.before = 0
+        self.next_index: int = 0
+        self.before: int = 0
         """Events in all entries so far."""
-        self.size_bytes = 0
+        self.size_bytes: int = 0
         self._room = room
         self._entries: deque[Entry] = deque()
         self._offset_bytes = 0
@@ -511,9 +511,9 @@ class StreamServer:
         self._sessions: Sessions[ViewerState] = Sessions(
             Role.PRODUCER if connects else Role.SERVER, send, own_id=own_id
         )
-        self.viewers = self._sessions.peers
+        self.viewers: dict[bytes, ViewerState] = self._sessions.peers
         """By address, the viewers that are here."""
-        self.counts = self._sessions.counts
+        self.counts: Counter[str] = self._sessions.counts
         """Those of the sessions, and ``malformed`` and ``ignored`` messages and entries ``sent``."""
         self._provider = provider
         self._connects = connects
@@ -1000,7 +1000,7 @@ class Publisher(Closing):
         self._connection = Connection(endpoint, binds=not connects, role="rank", keys=keys, insecure=insecure)
         self.endpoint: str = self._connection.endpoint
         """The endpoint at which it can be reached, with the port that was chosen."""
-        self.safety = self._connection.safety
+        self.safety: Safety = self._connection.safety
         self.connects = connects
         """Whether it connected out, to a collector."""
         self.server: StreamServer = StreamServer(

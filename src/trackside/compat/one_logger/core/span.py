@@ -61,11 +61,11 @@ class Span:
         self.id = id
         self.name = name
         self.parent_span = parent_span
-        self.parent_id = None if parent_span is None else parent_span.id
+        self.parent_id: uuid.UUID | None = None if parent_span is None else parent_span.id
         """The parent's id, also of one that is published only later and is no object yet."""
-        self.events = [start_event]
+        self.events: list[Event] = [start_event]
         self._initial = Attributes() if span_attributes is None else span_attributes
-        self.updated_attributes = type(self._initial)()
+        self.updated_attributes: Attributes = type(self._initial)()
         """What was added or changed since it was opened."""
 
     @classmethod

@@ -382,7 +382,7 @@ class ScoreAggregator(CalledWithEvents):
         self._on_leave = on_leave
         self._summaries_of = summaries_of
         self._relax = relax
-        self.too_late = 0
+        self.too_late: int = 0
         """Windows of ranks that came when theirs was no longer kept; the only figure that depends on interleaving."""
         self._forget()
 
