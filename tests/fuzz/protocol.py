@@ -100,7 +100,7 @@ class Ends:
         self.receiver = Receiver(self.streams, self.below.send, monotonic_s=clock.monotonic, cpu_s=float)
         budget = RingBudget(1 << 20, 60.0, monotonic_s=clock.monotonic)
         self.server = StreamServer(
-            self.streams.relay, self.above.send, budget=budget, on_verb=lambda address, verb, user: None
+            self.streams.filtered, self.above.send, budget=budget, on_verb=lambda address, verb, user: None
         )
         self.entries: list[object] = []
         self.viewer = ViewerSession(
@@ -222,7 +222,7 @@ class Protocol:
             "Text": rng.choice(known),
             "Flag": rng.random() < 0.5,
             "Table": rng.choice(
-                ({}, {"seq": 1}, {"relays": True}, {"open_spans": [{"name": "x"}]}, {"a": frames.anything(rng, 3)})
+                ({}, {"seq": 1}, {"forwards": True}, {"open_spans": [{"name": "x"}]}, {"a": frames.anything(rng, 3)})
             ),
         }
         return by_type[field.type]

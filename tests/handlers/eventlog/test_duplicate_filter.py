@@ -53,17 +53,17 @@ class TestDuplicateFilter:
 
     def test_lower_follows(self, file):
         """If a lower number follows, the record ahead was a copy."""
-        assert file.admit(0, 1, 5, 6, 2) == [0, 1, "misplaced", "misplaced", 2]
+        assert file.admit(0, 1, 5, 6, 2) == [0, 1, "out of order", "out of order", 2]
         assert file.admit(3, 4, 5) == [3, 4, 5]
 
     def test_two_copies(self, file):
         """The same holds if two copies from different places stand there."""
-        assert file.admit(0, 1, 90, 91, 50, 51, 2) == [0, 1, "misplaced", "misplaced", "misplaced", "misplaced", 2]
+        assert file.admit(0, 1, 90, 91, 50, 51, 2) == [0, 1, *["out of order"] * 4, 2]
 
     def test_gap_then_copy(self, file):
         """After a gap, the records that follow are distinguished from a copy within it."""
         known = file.admit(0, 1, 5, 6, 80, 7, 8)
-        assert known == [0, 1, "misplaced"]
+        assert known == [0, 1, "out of order"]
         assert file.release() == [5, 6, 7, 8]
 
     def test_again(self, file):
@@ -83,7 +83,7 @@ class TestDuplicateFilter:
     def test_damaged_start(self, file):
         """After a damaged start, a lower number shows that the first was a copy."""
         file.offset = 50
-        assert file.admit(70, 71, 3, 4) == ["misplaced", "misplaced"]
+        assert file.admit(70, 71, 3, 4) == ["out of order", "out of order"]
         assert file.release() == [3, 4]
 
     def test_bounded(self, file, monkeypatch):

@@ -18,7 +18,7 @@ from trackside.handlers.eventlog._format import (
     Record,
     encode_record,
 )
-from trackside.handlers.eventlog._scanner import DAMAGED, DUPLICATE, MISPLACED, TORN, Damage, Scanner
+from trackside.handlers.eventlog._scanner import DAMAGED, DUPLICATE, OUT_OF_ORDER, TORN, Damage, Scanner
 
 pytestmark = pytest.mark.once
 
@@ -210,7 +210,7 @@ class TestBlocks:
         """A copy from further on is skipped where it is out of order, and read where it belongs."""
         records = numbered(50)
         found = found_in(b"".join([*records[:5], records[40], *records[6:]]))
-        assert damage_of(found)[0].reason == MISPLACED
+        assert damage_of(found)[0].reason == OUT_OF_ORDER
         assert [n for n, _ in records_of(found)] == [*range(5), *range(6, 50)]
 
 

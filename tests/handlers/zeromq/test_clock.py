@@ -132,7 +132,7 @@ class TestWhoIsNamed:
         """A forwarder whose rank was heard before its own first event: the clock is the forwarder's."""
         producer.sources.add("rank")
         assert compared(producer) == []
-        producer.is_known, producer.status = True, {"relays": True, "source": "forwarder"}
+        producer.is_known, producer.status = True, {"forwards": True, "source": "forwarder"}
         assert compared(producer) == [("forwarder", 5_000_000, 16)]
 
 

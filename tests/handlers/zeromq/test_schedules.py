@@ -190,7 +190,7 @@ TABLE = {
     },
     ClockEstimate: {"exchanges": same, "_recent": same, "_published": same, "_is_fresh": same},
     CollectedStreams: {
-        "registry": same, "unheard": same, "relay": same, "_looked_s": age(0.25), "_missed": same, "own": same,
+        "registry": same, "unheard": same, "filtered": same, "_looked_s": age(0.25), "_missed": same, "own": same,
         "_decoder": lambda decoder, _: frozenset(decoder._sources._entries), "counts": same,
         "models": APART, "_log_writer": APART, "_now": APART, "_trouble": APART, "_cuts": APART,
     },
@@ -534,7 +534,9 @@ class Collector(Node):
         self.receiver = Receiver(
             self.streams, self.send_from("ranks"), own_id=f"{own_id} below", monotonic_s=self.now, cpu_s=float
         )
-        self.server = StreamServer(self.streams.relay, self.send_from("viewers"), own_id=own_id, budget=self.budget())
+        self.server = StreamServer(
+            self.streams.filtered, self.send_from("viewers"), own_id=own_id, budget=self.budget()
+        )
 
     def receive_on(self, port, address, parts, user):
         """Receive a message from a rank, a forwarder or a viewer."""

@@ -31,7 +31,7 @@ DAMAGED = "damaged"
 """Bytes that are no record."""
 DUPLICATE = "duplicate"
 """A record that was read before."""
-MISPLACED = "misplaced"
+OUT_OF_ORDER = "out of order"
 """A copy of a record whose own place is later in the file."""
 
 
@@ -136,11 +136,11 @@ class DuplicateFilter:
         self.due = state.next
 
     def _expose(self, number: int) -> Iterator[Damage]:
-        """Yield as misplaced the held records that have higher numbers than *number*, which follows them."""
+        """Yield as out of order the held records that have higher numbers than *number*, which follows them."""
         while self._held and next(reversed(self._held)) > number:
             _, record = self._held.popitem()
             self._held_bytes -= record.end - record.offset
-            yield Damage(record.offset, record.end - record.offset, MISPLACED)
+            yield Damage(record.offset, record.end - record.offset, OUT_OF_ORDER)
 
     def _accept(self, state: _Stream, record: Record) -> Record:
         state.seen.add(record.sequence, record.sequence)

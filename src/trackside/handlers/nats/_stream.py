@@ -64,7 +64,7 @@ _MAX_RETRY_S: Final = 5.0
 ONE_ATTEMPT: Final = {"allow_reconnect": False, "max_reconnect_attempts": 1, "reconnect_time_wait": 0.1}
 """Arguments of ``nats.connect``, which otherwise tries a server that refuses for two minutes, and no other one."""
 _CLOSE_S: Final = 0.5
-_PATIENCE_S: Final = 5.0
+_CONNECT_S: Final = 5.0
 """For how long a command tries to reach the server, in seconds."""
 _COPY_BYTES: Final = 8 << 20
 """How much of a copy may wait for the disk."""
@@ -421,7 +421,7 @@ class StreamMessages:
             message that the stream had at first.
         stop: Ends the iteration when it is set.
         poll_interval_s: How long one request waits for new messages, in seconds.
-        patience_s: For how long to try to reach the server for the first time, in seconds.
+        timeout_s: For how long to try to reach the server for the first time, in seconds.
         begin: As of `StreamPull`.
 
     Raises:
@@ -437,7 +437,7 @@ class StreamMessages:
         follow: bool,
         stop: threading.Event | None = None,
         poll_interval_s: float = 0.5,
-        patience_s: float = math.inf,
+        timeout_s: float = math.inf,
         begin: Mapping[str, Any] | None = None,
     ) -> None:
         self._connection = connection
@@ -446,7 +446,7 @@ class StreamMessages:
         self._follow = follow
         self._stop = stop or threading.Event()
         self._poll_interval_s = poll_interval_s
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._last: int | None = None
         """The number of the last message that the stream had at first; None until it is known."""
 
@@ -460,10 +460,10 @@ class StreamMessages:
         Yield the messages from the number *sequence* on; all of them if the stream was not *created* then.
 
         Raises:
-            Exception: of the kinds that the client raises, if the server was not reached within *patience_s*.
+            Exception: of the kinds that the client raises, if the server was not reached within *timeout_s*.
         """
         self._pull.next, self._pull.created = sequence, created
-        retry_s, give_up_s = 0.1, time.monotonic() + self._patience_s
+        retry_s, give_up_s = 0.1, time.monotonic() + self._timeout_s
         while not self._is_over():
             try:
                 messages = self._connection.call(self._fetch, timeout_s=self._poll_interval_s + 5)
@@ -721,7 +721,7 @@ class StreamCopy:
             address.stream,
             address.subject,
             follow=False,
-            patience_s=_PATIENCE_S,
+            timeout_s=_CONNECT_S,
             begin=self._begin,
         )
         waiting_bytes = 0
@@ -738,7 +738,7 @@ class StreamCopy:
         except NotFoundError as error:
             raise UnreadableError(str(address), f"has no stream {address.stream}", "is it spelled so?") from error
         except Exception as error:
-            what = f"no answer within {_PATIENCE_S:g} s ({str(error) or type(error).__name__})"
+            what = f"no answer within {_CONNECT_S:g} s ({str(error) or type(error).__name__})"
             raise UnreadableError(str(address), what, "is a NATS server with JetStream there?") from error
         finally:
             messages.close()

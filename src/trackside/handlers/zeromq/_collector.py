@@ -67,8 +67,8 @@ from trackside.handlers.zeromq._protocol import (
 )
 from trackside.handlers.zeromq._receiver import (
     COLLECTORS,
+    FORWARDS,
     GRACE_S,
-    RELAYS,
     SOURCE,
     Entry,
     OwnStream,
@@ -458,7 +458,7 @@ class CollectedStreams:
         """``malformed`` frames, ``excess`` sources, ``failed`` calls of models."""
         self.unheard: dict[str, int] = {}
         """By id, of sources of which nothing but losses has come, how many events these had at least."""
-        self.relay: FilteredStreams = FilteredStreams(self.models, self._places, self.status, broadcast)
+        self.filtered: FilteredStreams = FilteredStreams(self.models, self._places, self.status, broadcast)
         self._log_writer = log_writer
         self._now = monotonic_s
         self._decoder = FrameDecoder()
@@ -578,7 +578,7 @@ class CollectedStreams:
 
     def on_heard(self, producer: Producer, message: Message | None) -> None:
         """Note that the sources behind *producer* are alive: all of a rank's, of a forwarder's those that it names."""
-        if producer.status.get(RELAYS):
+        if producer.status.get(FORWARDS):
             if isinstance(message, Beat):
                 for event in list(self.registry.hear_all(self.registry.alive_over((), message.status), self._now())):
                     self._say(event)
@@ -625,7 +625,7 @@ class CollectedStreams:
             self._log_writer.append(state.source, data, len(frame.events))
             if state.ended is not None:
                 self._log_writer.end(state.source)
-        self.relay.add(frame, data, events)
+        self.filtered.add(frame, data, events)
 
     def _learn(self, frame: Frame, state: SourceState) -> list[Event]:
         missing = state.tracker.missing
@@ -678,7 +678,7 @@ class CollectedStreams:
     def _lose(self, state: SourceState, first_seq: int, last_seq: int, reason: str) -> None:
         if self._log_writer is not None:
             self._log_writer.lose(state.source, last_seq - first_seq + 1, reason)
-        self.relay.lose(LostRange(state.source.id, first_seq, last_seq, reason))
+        self.filtered.lose(LostRange(state.source.id, first_seq, last_seq, reason))
         self._say(
             EventsLost(
                 source_id=state.source.id,
@@ -705,7 +705,7 @@ class CollectedStreams:
             self._update_models([event])
         if self._log_writer is not None:
             self._log_writer.append(event.source, data, 1)
-        self.relay.add(Frame(event.source, seq, seq, {}, [event]), data, [event])
+        self.filtered.add(Frame(event.source, seq, seq, {}, [event]), data, [event])
 
     def _report_cut(self, producer: Producer, now_s: float) -> None:
         buckets = producer.buckets
@@ -835,7 +835,7 @@ class Collector(Service):
 
     def _open_server(self, connection: Connection, ring_bytes: int) -> StreamServer:
         server = StreamServer(
-            self.streams.relay,
+            self.streams.filtered,
             connection.send,
             budget=RingBudget(ring_bytes, RING_S),
             most_viewers=MAX_COLLECTOR_VIEWERS,

@@ -32,8 +32,8 @@ from trackside.handlers.zeromq._protocol import (
 )
 from trackside.handlers.zeromq._receiver import (
     COLLECTORS,
+    FORWARDS,
     QUIET,
-    RELAYS,
     SOURCE,
     Entry,
     OwnStream,
@@ -172,7 +172,7 @@ class ForwardedStreams:
         """Return the sources that are alive but sent nothing since the last beat; see `StreamProvider`."""
         spoke, self._spoke = self._spoke, set()
         quiet = [name for name in self._alive() if name not in spoke]
-        return {RELAYS: True, SOURCE: self.own.source.id, QUIET: [self.own.source.id, *quiet[:_MOST_QUIET]]}
+        return {FORWARDS: True, SOURCE: self.own.source.id, QUIET: [self.own.source.id, *quiet[:_MOST_QUIET]]}
 
     def _alive(self) -> Iterator[str]:
         now_s = self._now()

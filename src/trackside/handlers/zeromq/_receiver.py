@@ -72,7 +72,7 @@ from trackside.wire._sequence import MAX_COUNT, MAX_HOLES, count_of
 
 GRACE_S: Final = 10.0
 """What a source that is known from the log alone is given to come back to a collector that was restarted."""
-RELAYS: Final = "relays"
+FORWARDS: Final = "forwards"
 """In the status of a beat: whether this end is a forwarder, whose sources are others."""
 QUIET: Final = "quiet"
 """In a forwarder's: ids of sources that are alive and had nothing to send since the last beat."""
@@ -286,7 +286,7 @@ class SourceRegistry:
             sources: Those whose entries came over it.
             status: What the other end last said of itself. Behind a forwarder only those that it names are.
         """
-        if not status.get(RELAYS):
+        if not status.get(FORWARDS):
             return list(sources)
         quiet = status.get(QUIET)
         return [name for name in quiet if type(name) is str] if type(quiet) is list else []
@@ -754,7 +754,7 @@ class Producer:
 
 def clock_news(producer: Producer) -> Iterator[ClockCompared]:
     """Yield what the latest exchanges say of the clock of *producer*, for each source that has it, if that is new."""
-    named = producer.status.get(SOURCE) if producer.status.get(RELAYS) else None
+    named = producer.status.get(SOURCE) if producer.status.get(FORWARDS) else None
     names = [named] if isinstance(named, str) else sorted(producer.sources)[:_MOST_COMPARED]
     # An offset is published once: not before its source is known.
     if not producer.is_known or producer.clock.exchanges < _LEAST_EXCHANGES or not names:

@@ -509,7 +509,7 @@ def _on_faulted(process: ProcessState, event: RecordFaulted) -> None:
     process.problems[event.problem] += 1
 
 
-def _on_misplaced(process: ProcessState, event: SpanOutOfOrder) -> None:
+def _on_out_of_order(process: ProcessState, event: SpanOutOfOrder) -> None:
     process.problems[f"a span {event.problem}"] += 1
 
 
@@ -527,7 +527,7 @@ READERS: Final[dict[type[Event], Reader]] = {
     StepStarted: _on_step_started,
     Heartbeat: _on_heartbeat,
     EventsDropped: _on_dropped,
-    SpanOutOfOrder: _on_misplaced,
+    SpanOutOfOrder: _on_out_of_order,
     RecordFaulted: _on_faulted,
     SlicesCounted: _on_slices,
 }
