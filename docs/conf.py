@@ -67,6 +67,7 @@ copybutton_prompt_is_regexp = True
 
 html_theme = "furo"
 html_copy_source = False
+html_search_scorer = str(Path(__file__).parent / "_ext" / "search_scorer.js")
 html_static_path = ["_static"]
 html_css_files = ["code.css"]
 html_show_copyright = False

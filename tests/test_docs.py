@@ -90,6 +90,11 @@ class TestNavigation:
         assert sorted(named) == sorted(page for page in pages - {"index"} if not page.startswith("write-"))
         assert {"reference/*", "write-*"} <= set(listed)
 
+    def test_first_paragraph(self):
+        """Each page says under its title what it is, before any code, table or further title."""
+        openings = {page.stem: page.read_text(encoding="utf-8").split("\n\n", 2)[1] for page in DOCS.glob("*.md")}
+        assert {page for page, opening in openings.items() if opening.startswith(("```", "#", "|", "{"))} == set()
+
     def test_groups(self):
         """The groups are a reader's tasks, in their order."""
         groups = [

@@ -69,6 +69,12 @@ class TestRoot:
         with pytest.raises(AttributeError, match="no_such_name"):
             trackside.no_such_name  # noqa: B018
 
+    def test_misspelt(self):
+        """The error carries what the interpreter needs to suggest the nearest name."""
+        with pytest.raises(AttributeError) as caught:
+            trackside.training_iteraton  # noqa: B018
+        assert (caught.value.name, caught.value.obj) == ("training_iteraton", trackside)
+
 
 class TestPackages:
     @pytest.mark.parametrize("package", PACKAGES)

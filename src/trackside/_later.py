@@ -21,7 +21,7 @@ def load_later(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str]
 
     def load(name: str) -> object:
         if name not in modules:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package])
         module = importlib.import_module(modules[name])
         names[name] = found = module if module.__name__ == f"{package}.{name}" else getattr(module, name)
         return found

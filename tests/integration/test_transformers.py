@@ -133,7 +133,8 @@ class TestTraining:
         trainer.train()
         assert not trainer.model._forward_hooks
         assert not trainer.model._forward_pre_hooks
-        assert type(trainer.callback_handler.train_dataloader).__iter__.__qualname__.startswith("DataLoaderShard")
+        loader = trainer.callback_handler.train_dataloader or trainer.state.train_dataloader
+        assert type(loader).__iter__.__qualname__.startswith("DataLoaderShard")
 
     def test_resumed(self, events, tmp_path):
         """

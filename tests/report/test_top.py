@@ -17,6 +17,7 @@ from trackside.events import (
     MetricsLogged,
     Source,
     SourceEnded,
+    SpanEnded,
     SpanStarted,
     StallDetected,
 )
@@ -72,6 +73,23 @@ class TestView:
             top.drive(make_event(MetricsLogged, values={"accuracy": accuracy, "note": "warm"}))
         view = top.view(5 * S)
         assert [(one.name, one.level) for one in view.counters] == [("accuracy", 0.75)]
+
+    def test_parts(self, make_event):
+        """A row has the mean time of each part of a step, and what lies between the parts: of 10 and 30 ms, 20 ms."""
+        top = Top()
+        for step, length_ns in enumerate((10_000_000, 30_000_000)):
+            began_ns = S + step * 100_000_000
+            top.drive(make_event(SpanEnded, began_ns + length_ns, name="data_loading", duration_ns=length_ns))
+            top.drive(make_event(IterationEnded, began_ns + 100_000_000, step=step, duration_ns=100_000_000))
+        (row,) = top.view(2 * S).rows
+        assert row.parts == {"data_loading": 20_000_000, "outside measured parts": 80_000_000}
+
+    def test_losses(self, make_event):
+        """The latest losses are those of the steps that have one."""
+        top = Top()
+        for step, loss in enumerate((3.0, None, 2.0)):
+            top.drive(make_event(IterationEnded, step=step, duration_ns=1_000_000, loss=loss))
+        assert top.view(5 * S).losses == (3.0, 2.0)
 
     def test_ended(self, watched):
         """A job that ended has ended."""
@@ -202,8 +220,8 @@ class TestView:
 
 
 def without_latest(view):
-    unknown = dict.fromkeys(("loss", "gpu", "cpu", "memory"))
-    return attrs.evolve(view, loss=None, rows=tuple(attrs.evolve(row, **unknown) for row in view.rows))
+    unknown = dict.fromkeys(("loss", "gpu", "cpu", "memory", "parts"))
+    return attrs.evolve(view, losses=(), rows=tuple(attrs.evolve(row, **unknown) for row in view.rows))
 
 
 class TestLate:
@@ -237,7 +255,7 @@ class TestLate:
         """
         Whenever it came, it shows the same as if it had been there from the start.
 
-        The loss and the gauges are the exception: they come with the next step and the next window.
+        The losses, the parts of a step and the gauges are the exception: they come with the next step and window.
         """
         late, whole = joined(heard, hangs_s=1)
         assert without_latest(late) == without_latest(whole)
@@ -336,6 +354,34 @@ class TestScreen:
         rows = [attrs.evolve(row, step_ns=(row.rank + 1) * 1e6) for row in view.rows]
         _, shown = rich._ranks(attrs.evolve(view, rows=tuple(rows)), sort, 80)
         assert (len(shown), shown[0][0]) == (4, first)
+
+    def test_parts(self, watched):
+        """The parts of a step are a table with a line for each rank; what lies between them is its last column."""
+        rich = pytest.importorskip("trackside.report.rich", reason="rich is not installed in this environment")
+        view = watched(ranks=2, steps=60, hangs_s=1)
+        parts = {"outside measured parts": 1e6, "model_forward": 2e6}
+        view = attrs.evolve(view, rows=tuple(attrs.evolve(row, parts=parts) for row in view.rows))
+        out = io.StringIO()
+        rich.make_console(file=out, width=80).print(rich._top(view, 80, 40))
+        lines = out.getvalue().partition("parts of a step")[2].splitlines()[1:4]
+        assert [line.split() for line in lines] == [
+            ["rank", "model_forward", "rest"],
+            ["0", "2", "ms", "1", "ms"],
+            ["1", "2", "ms", "1", "ms"],
+        ]
+
+    def test_loss(self, watched):
+        """The losses are drawn beside the latest one."""
+        rich = pytest.importorskip("trackside.report.rich", reason="rich is not installed in this environment")
+        view = attrs.evolve(watched(ranks=2, steps=60, hangs_s=1), losses=(2.0, 1.0), tokens_per_s=5.0, eta_s=None)
+        (line,) = rich._rates(view, 80)
+        assert line.plain == "loss 1  █▁  tokens/s 5"
+
+    def test_nothing_yet(self):
+        """While nothing has come, the screen names what it waits for."""
+        rich = pytest.importorskip("trackside.report.rich", reason="rich is not installed in this environment")
+        shown = rich._top(Top().view(0), 80, 24, rich.ScreenState(where="runs/new"))
+        assert str(shown) == "waiting for the first event of a rank in runs/new …  q quit"
 
     @pytest.mark.parametrize("width", [40, 80])
     def test_narrow(self, watched, width):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import codecs
 import contextlib
-import difflib
 import io
 import os
 import re
@@ -34,6 +33,7 @@ from trackside.cli import (
     _trace,
 )
 from trackside.cli._print import UNREADABLE, warn
+from trackside.core.text import nearest
 from trackside.events import MissingExtraError, TracksideError, __version__
 
 INTERRUPTED: Final = 130
@@ -174,10 +174,10 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print how the command is used, and *message*, and leave with exit code 2."""
         found = re.search(r"invalid choice: '([^']*)'|unrecognized arguments: (--?[^\s=]+)", message)
-        close = difflib.get_close_matches(found[1] or found[2], list(self._words()), 1) if found else []
+        close = nearest(found[1] or found[2], self._words()) if found else None
         if found and found[1] is not None and "argument COMMAND" in message:
             message = f"there is no command {found[1]!r}"
-        super().error(f"{message}; did you mean {close[0]}?" if close else message)
+        super().error(f"{message}; did you mean {close}?" if close else message)
 
     def _words(self) -> Iterator[str]:
         for action in self._actions:

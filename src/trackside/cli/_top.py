@@ -186,7 +186,7 @@ def _screen(options: argparse.Namespace, *, is_plain: bool) -> Iterator[tuple[Ca
     if options.once:
         yield print_top, str
         return
-    how, latest = ScreenState(), None
+    how, latest = ScreenState(where=" ".join(options.where)), None
     with live_top() as draw, keyboard() as key:
 
         def show(view: TopView) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import difflib
 from collections.abc import Iterable
 from typing import Final
 
@@ -126,6 +127,12 @@ def plural(count: int, noun: str) -> str:
 def exit_words(status: int) -> str:
     """Return how a program ended: its exit *status*, or as a negative number the signal that ended it."""
     return f"signal {-status}" if status < 0 else f"status {status}"
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the one of *known* that *word* is probably a misspelling of; None if there is none."""
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.7)
+    return found[0] if found else None
 
 
 def printable(text: str) -> str:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import threading
 from collections.abc import Callable, Iterable
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from trackside._free_threading import LANES, kept, shared
 from trackside._implementation import native
 from trackside.bus import default_bus
+from trackside.core.text import nearest
 from trackside.events import Ambient, ConfigError, IterationEnded, ProfileSpanEnded, SpanEventAdded, ambient, span_names
 from trackside.instruments import _span
 from trackside.instruments._raised import NO_ERRORS, describe, event_attributes
@@ -42,9 +42,9 @@ def _suggest(names: Iterable[str]) -> None:
     for name in names:
         if name not in _known_attributes and len(_known_attributes) < _MOST_KNOWN:
             _known_attributes.add(name)
-            meant = difflib.get_close_matches(name, _FIELDS, n=1, cutoff=0.75)
+            meant = nearest(name, _FIELDS)
             if meant:
-                LOGGER.warning("iteration.set(%s=…) is recorded as an attribute; did you mean %s=?", name, meant[0])
+                LOGGER.warning("iteration.set(%s=…) is recorded as an attribute; did you mean %s=?", name, meant)
 
 
 next_step: Final[ContextVar[Callable[[], int]]] = ContextVar(

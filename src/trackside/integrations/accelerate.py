@@ -19,6 +19,8 @@ from trackside.instruments._moments import end_with
 from trackside.instruments.section_windows import close_section_window
 from trackside.integrations._auto_start import AutoStart, opted_in
 from trackside.integrations._parts import Parts, Patches, TimedBatches, samples_in
+from trackside.job import JobConfig
+from trackside.job._settings import suggests_settings
 
 LOGGER: Final = logging.getLogger("trackside")
 
@@ -210,7 +212,6 @@ except ImportError as missing:
 
 if TYPE_CHECKING:
     from trackside.events import Handler
-    from trackside.job import JobConfig
 
 
 def _ranks() -> dict[str, int]:
@@ -223,6 +224,7 @@ def _ranks() -> dict[str, int]:
     }
 
 
+@suggests_settings(job=JobConfig)
 class TracksideTracker(GeneralTracker):  # type: ignore[misc]  # its types are not read
     """
     Turn telemetry on and record what a training loop does and logs, on all its processes.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from trackside.events import MissingExtraError
 from trackside.integrations._lightning_hooks import LightningHooks
 from trackside.integrations._lightning_stragglers import StragglerHooks
+from trackside.job import JobConfig
+from trackside.job._settings import suggests_settings
 
 try:
     from lightning.pytorch import Callback
@@ -12,6 +14,7 @@ except ImportError as missing:
     raise MissingExtraError("Lightning", "lightning", missing) from None
 
 
+@suggests_settings(job=JobConfig)
 class TracksideCallback(LightningHooks, Callback):  # type: ignore[misc]  # noqa: D101  its types are not read
     __doc__ = LightningHooks.__doc__
 

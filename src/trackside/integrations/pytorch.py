@@ -18,6 +18,7 @@ from trackside.instruments._iteration import Iteration
 from trackside.instruments._moments import watched_loops
 from trackside.instruments._span import Span, withdraw
 from trackside.integrations._parts import Parts, Patches, samples_in
+from trackside.job._settings import suggests_settings
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -38,6 +39,7 @@ _patches: Final = Patches()
 """Of torch, while any loop is watched."""
 
 
+@suggests_settings()
 def instrument(model: Any, optimizer: Any, dataloader: Any = None, *, gpu: bool | None = None) -> Instrumented:
     """
     Make spans and sections of a plain training loop, which stays as it is.

@@ -26,6 +26,8 @@ from trackside.instruments.section_windows import close_section_window
 from trackside.instruments.torch import is_compiling
 from trackside.integrations._auto_start import AutoStart, opted_in
 from trackside.integrations._parts import Parts, Patches, samples_in, time_loading
+from trackside.job import JobConfig
+from trackside.job._settings import suggests_settings
 
 LOGGER: Final = logging.getLogger("trackside")
 
@@ -325,7 +327,6 @@ except ImportError as missing:
 
 if TYPE_CHECKING:
     from trackside.events import Handler
-    from trackside.job import JobConfig
 
 
 _claims: Final[weakref.WeakKeyDictionary[Any, weakref.ref[Any]]] = weakref.WeakKeyDictionary()
@@ -342,6 +343,7 @@ def _loading_of(trainer: Any) -> Any:
     return None
 
 
+@suggests_settings(job=JobConfig)
 class TracksideCallback(TrainerCallback):  # type: ignore[misc]  # its types are not read
     """
     Turn telemetry on and record what a trainer does, with no code in the model.
@@ -431,7 +433,9 @@ class TracksideCallback(TrainerCallback):  # type: ignore[misc]  # its types are
     ) -> None:
         """Turn telemetry on, if the callback came later than the trainer, and open the training loop."""
         self._begin(args)
-        self._record("train_begins", model, args, state, model, train_dataloader)
+        # Transformers 4.46 to 4.49 give it to the state alone.
+        loader = getattr(state, "train_dataloader", None) if train_dataloader is None else train_dataloader
+        self._record("train_begins", model, args, state, model, loader)
 
     def on_train_end(self, args: Any, state: Any, control: Any, *, model: Any = None, **_: Any) -> None:  # noqa: ARG002
         """Close the training loop."""

@@ -39,6 +39,7 @@ from trackside.events import (
 )
 from trackside.events._selected import EventTypes
 from trackside.instruments import TrainingDefaults, parent_from
+from trackside.job._settings import suggests_settings
 from trackside.rules import Rule, all_of, where, without_spans
 
 T = TypeVar("T")
@@ -171,6 +172,7 @@ def _is_positive(given: object) -> bool:
     return isinstance(given, (int, float)) and not isinstance(given, bool) and math.isfinite(given) and given > 0
 
 
+@suggests_settings()
 @attrs.frozen(kw_only=True)
 class TrainingConfig:
     """
@@ -274,6 +276,7 @@ LOGGER: Final = logging.getLogger("trackside")
 LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
+@suggests_settings()
 @attrs.frozen(kw_only=True)
 class LogConfig:
     """
@@ -426,6 +429,7 @@ def _is_rank(given: Any) -> bool:
 ANNOTATIONS = ("", "record_function", "nvtx")
 
 
+@suggests_settings()
 @attrs.frozen(kw_only=True)
 class RankHandler:
     """A handler that only some ranks have."""
@@ -446,6 +450,7 @@ class RankHandler:
         preset(self.preset)
 
 
+@suggests_settings(training=TrainingConfig, log=LogConfig)
 @attrs.frozen(kw_only=True)
 class JobConfig:
     """

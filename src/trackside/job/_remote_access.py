@@ -52,6 +52,7 @@ from trackside.handlers.zeromq import (
 )
 from trackside.instruments import open_spans
 from trackside.job._heartbeat import counts_of
+from trackside.job._settings import suggests_settings
 from trackside.rules import Rule, rule_from_wire
 
 _FLUSH_S: Final = 2.0
@@ -298,6 +299,7 @@ def _check_publish(_instance: object, _field: object, given: object) -> None:
         raise ConfigError("publish", given, "give True, or an endpoint such as ipc:///run/user/1000/ts/job")
 
 
+@suggests_settings()
 @attrs.frozen(kw_only=True)
 class Remote:
     """

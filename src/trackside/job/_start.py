@@ -51,11 +51,12 @@ from trackside.instruments import (
 from trackside.instruments._moments import end_loops
 from trackside.instruments.system import SystemSampling
 from trackside.instruments.torch import is_distributed
-from trackside.job._config import LOGGER
+from trackside.job._config import LOGGER, JobConfig
 from trackside.job._heartbeat import HeartbeatThread
 from trackside.job._identity import describe, place_found_late, report_rivals
 from trackside.job._inherit import announce, leave_parent, withdraw
 from trackside.job._remote_access import Remote, RemoteAccess, keep_for_viewers
+from trackside.job._settings import suggests_settings
 from trackside.job._stall import StallWatch
 from trackside.job._stragglers import end_watching, subscribed
 from trackside.job._summary import losses, summarize
@@ -63,7 +64,7 @@ from trackside.job._summary import losses, summarize
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from trackside.job._config import JobConfig, TrainingConfig
+    from trackside.job._config import TrainingConfig
 
 
 class AppliedConfig:
@@ -242,6 +243,7 @@ _running: dict[Bus, Job] = {}
 """The job of each bus that has one."""
 
 
+@suggests_settings(remote=Remote, job=JobConfig)
 def start(
     directory: str | os.PathLike[str],
     *,

@@ -32,6 +32,7 @@ from trackside.handlers import follow
 from trackside.handlers.models.scores import KINDS, ScoreAggregator, ScoreReport, Thresholds
 from trackside.instruments.torch import RankGroup, is_distributed
 from trackside.job._config import LOGGER
+from trackside.job._settings import suggests_settings
 from trackside.wire import FrameDecoder, RowEncoder, encode_frame, pack
 
 
@@ -80,6 +81,7 @@ _MAX_OWN: Final = 256
 _MAX_UNREPORTED: Final = 64
 
 
+@suggests_settings()
 class StragglerWatch:
     """
     Scores all ranks while they train, reports stragglers, and stops the job if that is asked for.

@@ -65,7 +65,7 @@ class _Process:
     """Its steps by their parts."""
     stall: Stall | None = None
     """The one that it recorded and that no step has ended yet."""
-    loss: float | None = None
+    losses: deque[float] = attrs.field(factory=lambda: deque(maxlen=_RECENT_STEPS))
     levels: dict[str, float] = attrs.field(factory=dict)
     """Where its gauges of devices and memory stood last, by name."""
     metrics: dict[str, float] = attrs.field(factory=dict)
@@ -142,6 +142,8 @@ class RankNow:
     """Shares of its device and of one core, 0 to 1 and beyond where a process uses several cores."""
     memory: float | None
     """Of its device where that is known, else of the process; in bytes."""
+    parts: dict[str, float]
+    """By part of a step, the mean time in it over its last fifty steps, in ns."""
 
 
 @attrs.frozen(kw_only=True)
@@ -187,8 +189,8 @@ class TopView:
     elapsed_s: float
     badput: tuple[tuple[str, float], ...]
     """The buckets that took most, with their share of the time."""
-    loss: float | None
-    """The latest of the lowest rank."""
+    losses: tuple[float, ...]
+    """Of the lowest rank's last fifty steps that have one."""
     tokens_per_s: float | None
     mfu: float | None
     """Of the lowest rank's last window of steps: of all ranks together, and as a share, 0 to 1."""
@@ -268,7 +270,8 @@ class Top:
         if isinstance(event, IterationEnded):
             if event.kind == "training":
                 process.step, process.stall = event.step, None
-                process.loss = process.loss if event.loss is None else event.loss
+                if event.loss is not None:
+                    process.losses.append(event.loss)
             process.add_step(process.record.iteration_ended(event))
         elif isinstance(event, SpanStarted):
             process.record.span_started(event)
@@ -324,11 +327,11 @@ class Top:
 
     def view(self, now_ns: int) -> TopView:
         """Return what is known at *now_ns*, in ns since the epoch."""
-        ranks = self._current()
+        ranks = sorted(self._current(), key=lambda one: one.source.rank)
         sources = [one.source for one in ranks]
         states = [one.life(now_ns).state for one in ranks]
         newest_ns = max((one.last_ns for one in self._processes.values()), default=None)
-        lead = min(ranks, key=lambda one: one.source.rank, default=None)
+        lead = ranks[0] if ranks else None
         goodput, elapsed_s, badput = self._goodput()
         slowest = max((statistics.median(one.lengths_ns) for one in ranks if one.lengths_ns), default=None)
         stepped_ns = max((one.ends_ns[-1] for one in ranks if one.ends_ns), default=None)
@@ -351,11 +354,14 @@ class Top:
             goodput=goodput,
             elapsed_s=elapsed_s,
             badput=badput,
-            loss=lead.loss if lead is not None else None,
+            losses=tuple(lead.losses) if lead is not None else (),
             tokens_per_s=figures.avg_tokens_per_second if figures is not None else None,
             mfu=figures.mfu if figures is not None else None,
             eta_s=max(0, target - 1 - step) / rate if target and rate else None,
-            rows=tuple(_row(one, now_ns) for one in sorted(ranks, key=lambda one: one.source.rank)),
+            rows=tuple(
+                _row(one, tiles, now_ns)
+                for one, tiles in zip(ranks, chosen_tiles([one.record for one in ranks]), strict=True)
+            ),
             worst=tuple(self._worst(ranks, now_ns)),
             open=tuple(self._open({one.source.id: one for one in ranks})),
             counters=tuple(self._levels(ranks)),
@@ -483,7 +489,7 @@ def _place(stall: Stall | None) -> str:
     return f", in {stall.where or stall.span}{within}"
 
 
-def _row(one: _Process, now_ns: int) -> RankNow:
+def _row(one: _Process, tiles: StepTiles, now_ns: int) -> RankNow:
     return RankNow(
         rank=one.source.rank,
         host=one.source.host,
@@ -491,10 +497,11 @@ def _row(one: _Process, now_ns: int) -> RankNow:
         step=one.step,
         step_ns=statistics.median(one.lengths_ns) if one.lengths_ns else None,
         age_s=max(0.0, (now_ns - one.ends_ns[-1]) / _S) if one.ends_ns else None,
-        loss=one.loss,
+        loss=one.losses[-1] if one.losses else None,
         gpu=one.levels.get(gauge_names.GPU_UTILIZATION),
         cpu=one.levels.get(gauge_names.PROCESS_CPU),
         memory=next((one.levels[name] for name in _MEMORY if name in one.levels), None),
+        parts=tiles.lately(_RECENT_STEPS),
     )
 
 

@@ -203,6 +203,19 @@ class StepTiles:
                 return round(self.base_ns + last / self.steps[at])
         return 0
 
+    def lately(self, steps: int) -> dict[str, float]:
+        """Return the mean time in each part, in ns, over the last *steps* steps or somewhat more; gaps as `OUTSIDE`."""
+        first, counted = len(self.steps), 0
+        while first and counted < steps:
+            first -= 1
+            counted += self.steps[first]
+        means: dict[str, float] = {}
+        for name, column in self.took.items():
+            part = OUTSIDE if is_gap(name) else name
+            if part not in STANDSTILLS and (took := sum(column[first:])):
+                means[part] = means.get(part, 0.0) + took / counted
+        return means
+
     @property
     def named_share(self) -> float:
         """The share of the steps' time that lies in named parts."""

@@ -21,6 +21,7 @@ from trackside.report._plain_text import cells, report_lines, spark
 from trackside.report._report import PRODUCTIVE, Report
 from trackside.report._report import shown as bucket
 from trackside.report._top import RankNow, TopView
+from trackside.report._whatif import OUTSIDE
 
 _WIDTH: Final = 100
 """Where there is no terminal to say how wide it is."""
@@ -77,7 +78,13 @@ def top_svg(view: TopView, *, width: int = 80, height: int = 24, title: str = "t
     return re.sub(r"@font-face \{.*?\}", "", console.export_svg(title=title), flags=re.DOTALL)
 
 
-SORTS: Final = ("rank", "step", "step time", "age")
+_ORDERS: Final[dict[str, Callable[[RankNow], float]]] = {
+    "rank": lambda one: one.rank,
+    "step": lambda one: one.step,
+    "step time": lambda one: -(one.step_ns or 0),
+    "age": lambda one: -(one.age_s or 0),
+}
+SORTS: Final = tuple(_ORDERS)
 """What the ranks can be sorted by: the first by number, by the others those first that are worst."""
 
 
@@ -87,12 +94,14 @@ class ScreenState:
 
     sort: str = SORTS[0]
     is_paused: bool = False
+    where: str = "–"
+    """The place that the view is read from, for while nothing came from there."""
 
 
 def _top(view: TopView, width: int, height: int, how: ScreenState | None = None) -> RenderableType:
     """Return the view, in at most *height* lines; with a line of keys if *how* it is shown can be changed."""
     if not view.session:
-        return _text("waiting for the first event of a rank …  q quit", "dim")
+        return _text(f"waiting for the first event of a rank in {(how or ScreenState()).where} …  q quit")
     lines: list[RenderableType] = [
         _head(view, width),
         _step_line(view, width),
@@ -136,6 +145,9 @@ def _top(view: TopView, width: int, height: int, how: ScreenState | None = None)
             ],
         ),
     ]
+    parts = ("parts of a step", *_parts(view, sort, width))
+    if len(lines) + 2 + sum(1 + bool(names) + len(rows) for _, names, rows in (*blocks, parts) if rows) <= height:
+        blocks.insert(2, parts)
     room = max(4, height - len(lines) - 2 - sum(1 + bool(names) for _, names, rows in blocks if rows))
     shares = _shared(room, [len(rows) for _, _, rows in blocks])
     for (name, names, rows), share in zip(blocks, shares, strict=True):
@@ -194,32 +206,50 @@ def _step_line(view: TopView, width: int) -> Text:
 def _rates(view: TopView, width: int) -> Iterator[Text]:
     """Yield the line of loss, throughput and what is left, of those that are known."""
     known = [
-        ("loss", None if view.loss is None else words.amount(view.loss)),
         ("tokens/s", None if view.tokens_per_s is None else words.amount(float(f"{view.tokens_per_s:.3g}"))),
         ("MFU", None if view.mfu is None else words.percent(view.mfu)),
         ("left", None if view.eta_s is None or view.has_ended else words.seconds(view.eta_s)),
     ]
-    text = "  ".join(f"{name} {value}" for name, value in known if value is not None)
-    if text:
-        yield _text(text[:width])
+    rest = "".join(f"  {name} {value}" for name, value in known if value is not None)
+    if not view.losses:
+        if rest:
+            yield _text(rest[2:])
+        return
+    line = _text(f"loss {words.amount(view.losses[-1])}  ")
+    line.append(spark(view.losses, max(0, width - len(line) - len(rest))), style="green")
+    line.append(rest)
+    yield line
 
 
 def _ranks(view: TopView, sort: str, width: int) -> tuple[Sequence[str], list[tuple[str, ...]]]:
-    """Return the names of the columns and the ranks, without columns that are empty or for which there is no room."""
-    keys: dict[str, Callable[[RankNow], float]] = {
-        "rank": lambda one: one.rank,
-        "step": lambda one: one.step,
-        "step time": lambda one: -(one.step_ns or 0),
-        "age": lambda one: -(one.age_s or 0),
-    }
+    """Return the names of the columns and the ranks."""
     names = ("rank", "state", "step", "a step", "last step", "loss", "GPU", "CPU", "memory", "host")
     rows = [
         (str(one.rank), one.state, f"{one.step:,}" if one.step >= 0 else words.NOTHING, words.duration(one.step_ns),
          words.NOTHING if one.age_s is None else f"{words.seconds(one.age_s)} ago",
          words.amount(one.loss), words.percent(one.gpu, 0), words.percent(one.cpu, 0),
          words.amount(one.memory, "By"), one.host)
-        for one in sorted(view.rows, key=keys[sort])
+        for one in sorted(view.rows, key=_ORDERS[sort])
     ]  # fmt: skip
+    return _fitting(names, rows, width)
+
+
+def _parts(view: TopView, sort: str, width: int) -> tuple[Sequence[str], list[tuple[str, ...]]]:
+    """Return the names of the columns and the ranks, in the order of their table, with what their steps are made of."""
+    names = [name for name in dict.fromkeys(name for one in view.rows for name in one.parts) if name != OUTSIDE]
+    if not names:
+        return (), []
+    rows = [
+        (str(one.rank), *(words.duration(one.parts.get(name)) for name in (*names, OUTSIDE)))
+        for one in sorted(view.rows, key=_ORDERS[sort])
+    ]
+    return _fitting(["rank", *names, "rest"], rows, width)
+
+
+def _fitting(
+    names: Sequence[str], rows: Sequence[tuple[str, ...]], width: int
+) -> tuple[Sequence[str], list[tuple[str, ...]]]:
+    """Return a table without columns that are empty or for which there is no room."""
     kept, used = [], 0
     for place, name in enumerate(names):
         if any(row[place] not in {"", words.NOTHING} for row in rows):
