@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 
 import pytest
 
 import trackside
 from trackside.events import (
     ConfigLogged,
+    ExceptionRaised,
     IterationEnded,
     MetricsLogged,
     ProfileSpanEnded,
@@ -42,10 +45,54 @@ def golden():
     for step in range(20):
         lines += ["data_loading", *(["training_loop {"] if step == 0 else []), *STEP, f"training {step}"]
         if step % 10 == 9:
-            lines += ["data_loading"] * 4  # the fourth finds that there is none
+            # The fourth wait finds that there is no batch. A pass is recorded when what comes after it begins.
+            lines += ["data_loading", *["data_loading", "validation -1"] * 2, "data_loading"]
+            lines += ["validation -1", "validation_loop {", "} validation_loop"]
         if step % 5 == 4:
             lines += ["checkpoint_save_sync {", f"saved {step}", "} checkpoint_save_sync"]
     return [*lines, "} training_loop"]
+
+
+FAILING_LOOP = """
+import sys
+import torch
+from accelerate import Accelerator
+from trackside.integrations.accelerate import TracksideTracker
+
+place, directory = sys.argv[1:]
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 5
+    def __getitem__(self, index):
+        fail_at("data", index == 4)
+        return torch.ones(1)
+
+class Model(torch.nn.Linear):
+    def forward(self, inputs):
+        fail_at("forward" if self.training else "evaluation", step == 2)
+        return super().forward(inputs)
+
+def fail_at(where, is_time=True):
+    if where == place and is_time:
+        raise ValueError("a bad batch")
+
+step = 0
+accelerator = Accelerator(log_with=TracksideTracker(directory), cpu=True)
+model = Model(1, 1)
+model, optimizer, loader = accelerator.prepare(
+    model, torch.optim.SGD(model.parameters()), torch.utils.data.DataLoader(Rows(), 1)
+)
+accelerator.init_trackers("failing")
+for step, batch in enumerate(loader):
+    fail_at("user", step == 2)
+    accelerator.backward(model(batch).mean())
+    optimizer.step()
+    with torch.no_grad():
+        model.eval()(batch)
+        model.train()
+"""
+"""A loop whose third step fails at the place given, or its loading of a later batch."""
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +112,7 @@ class TestLoop:
     def test_iterations(self, events, tmp_path):
         """An iteration is an optimizer step: the samples of both its batches, and the mean of their losses."""
         losses = frameworks.train_with_accelerate(tmp_path, instrument.TracksideTracker())
-        iterations = of(IterationEnded, events)
+        iterations = [event for event in of(IterationEnded, events) if event.kind == "training"]
         pairs = zip(losses[::2], losses[1::2], strict=True)
         assert [event.samples for event in iterations] == [4] * 20
         assert [float(event.loss) for event in iterations] == pytest.approx([float(a + b) / 2 for a, b in pairs])
@@ -156,6 +203,28 @@ class TestErrors:
         recorded = list(replay(tmp_path / "runs"))
         assert checks.left_open(recorded) == []
 
+    @pytest.mark.parametrize(
+        ("place", "named"),
+        [
+            ("data", "data_loading"),
+            ("user", "training_single_iteration"),
+            ("forward", "model_forward"),
+            ("evaluation", "validation_single_iteration"),
+        ],
+    )
+    def test_names_the_part(self, place, named, tmp_path):
+        """An exception is recorded with the part of the loop that it ended, and within a step with that step."""
+        failing = subprocess.run(
+            [sys.executable, "-c", FAILING_LOOP, place, tmp_path],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert "ValueError: a bad batch" in failing.stderr
+        (raised,) = of(ExceptionRaised, replay(tmp_path))
+        assert (raised.span_name, raised.step) == (named, 2 if place in {"user", "forward"} else -1)
+
 
 class TestOneLine:
     def test_all_comes_out(self, tmp_path):
@@ -164,7 +233,6 @@ class TestOneLine:
         frameworks.train_with_accelerate(tmp_path, instrument.TracksideTracker(tmp_path / "runs", job=strict))
         assert checks.figures(tmp_path / "runs") == {
             **checks.FIGURES,
-            "validation": {"spans": 0, "batches": 0},
             "parts": {**checks.FIGURES["parts"], "data_loading": 48},
         }
 

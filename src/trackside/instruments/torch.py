@@ -186,6 +186,12 @@ def not_compiled() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return disable
 
 
+def has_gradients() -> bool:
+    """Return whether torch, if it is loaded, records what is computed for a backward pass."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.is_grad_enabled())
+
+
 def is_compiling() -> bool:
     """Return whether torch is reading the code that asks, to compile it: then it must do nothing of its own."""
     compiler = getattr(sys.modules.get("torch"), "compiler", None)

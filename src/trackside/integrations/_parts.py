@@ -6,11 +6,14 @@ Also what else the integrations share: the samples of a batch, and a framework's
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from trackside.events import ProfileSpanEnded, clock, span_names
-from trackside.instruments import callbacks
+import attrs
+
+from trackside.events import ProfileSpanEnded, SpanEnded, clock, process_source, span_names
+from trackside.instruments import callbacks, is_evaluating, validation_iteration
 from trackside.instruments import torch as pytorch
 from trackside.instruments._moments import pop_open
 from trackside.instruments._section import Section
@@ -153,10 +156,14 @@ class TimedBatches:
 
     def __next__(self) -> Any:
         self._parts.begin(span_names.DATA_LOADING)
+        error = None
         try:
             batch = next(self._batches)
+        except BaseException as raised:
+            error = None if isinstance(raised, StopIteration) else raised
+            raise
         finally:
-            self._parts.end(span_names.DATA_LOADING)
+            self._parts.end(span_names.DATA_LOADING, error)
         self._on_batch(batch)
         return batch
 
@@ -188,6 +195,104 @@ def time_loading(loader: Any, parts: Parts, on_batch: Callable[[Any], None]) -> 
             _set_class(loader, cls)
 
     return end
+
+
+def watch_forward(
+    model: Any,
+    before: Callable[[Any, Any], object],
+    after: Callable[[Any, Any, BaseException | None], object],
+) -> list[Any]:
+    """
+    Watch the forward passes of *model*, and those of the module inside that it wraps for distributed training.
+
+    Of a forward pass within another one of these nothing is called.
+
+    Args:
+        model: A ``torch.nn.Module``. A compiled one is watched from outside.
+        before: Called with the module and its inputs when its forward pass begins.
+        after: Called with the module, its outputs and the exception that ended the pass, or None, when it is over.
+
+    Returns:
+        The handles of the hooks, each with a ``remove()``.
+    """
+    not_compiled = pytorch.not_compiled()
+    outermost: Any = None
+
+    def begin(module: Any, inputs: Any) -> None:
+        nonlocal outermost
+        if module is model or outermost is not model:
+            outermost = module
+            before(module, inputs)
+
+    def end(module: Any, _inputs: Any, outputs: Any) -> None:
+        nonlocal outermost
+        if module is outermost:
+            outermost = None
+            # torch calls the hook while it handles the exception that ends the pass.
+            after(module, outputs, sys.exc_info()[1] if outputs is None else None)
+
+    inner: Any = getattr(model, "module", None)
+    return [
+        handle
+        for module in (model, inner)
+        if hasattr(module, "register_forward_pre_hook")
+        for handle in (
+            module.register_forward_pre_hook(not_compiled(begin)),
+            module.register_forward_hook(not_compiled(end), always_call=True),
+        )
+    ]
+
+
+@attrs.define
+class WatchedEvaluation:
+    """
+    The validation loop that a model in evaluation mode runs through.
+
+    Nothing says when it ends but what comes after it, so its spans are recorded when they are over.
+    """
+
+    is_open: bool = False
+    _began_ns: int = 0
+    _batch_ns: int = 0
+    _samples: int | None = None
+    _latest_ns: int = 0
+    """When the latest forward pass ended."""
+
+    def begin_batch(self, samples: int | None) -> None:
+        """Read that a forward pass begins; the batch before it is over."""
+        if not self.is_open and is_evaluating():
+            return  # the script has spans of its own for it
+        now_ns = clock.now_ns()
+        if self.is_open:
+            self._record_batch(now_ns)
+        else:
+            self.is_open, self._began_ns = True, now_ns
+        self._batch_ns, self._latest_ns = now_ns, now_ns
+        self._samples = None if samples is None else samples * max(1, process_source().world_size)
+
+    def end_forward(self, error: BaseException | None = None) -> None:
+        """Read that the forward pass is over, or the whole loop by an *error*."""
+        self._latest_ns = clock.now_ns()
+        if error is not None:
+            self.end(error=error)
+
+    def end(self, at_ns: int | None = None, error: BaseException | None = None) -> None:
+        """
+        Record the end of the loop: at *at_ns*, in ns since the epoch, or with its last forward pass.
+
+        Its last iteration has failed if there is an *error*.
+        """
+        if not self.is_open:
+            return
+        self.is_open = False
+        at_ns = self._latest_ns if at_ns is None else max(at_ns, self._latest_ns)
+        self._record_batch(at_ns, error)
+        Span(span_names.VALIDATION_LOOP, SpanEnded, {}).open(at_ns=self._began_ns).close(at_ns=at_ns)
+
+    def _record_batch(self, at_ns: int, error: BaseException | None = None) -> None:
+        iteration = validation_iteration(samples=self._samples)
+        iteration.open(at_ns=self._batch_ns)
+        iteration.close(at_ns=at_ns, error=error)
 
 
 _DEEPEST: Final = 4

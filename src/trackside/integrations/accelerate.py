@@ -14,11 +14,12 @@ from trackside.bus import default_bus
 from trackside.core import is_from_signal_handler
 from trackside.events import MissingExtraError, clock, span_names
 from trackside.instruments import callbacks, config, metrics
+from trackside.instruments import torch as pytorch
 from trackside.instruments._checkpoint import checkpoint_load, checkpoint_save
-from trackside.instruments._moments import end_with
+from trackside.instruments._moments import end_with, watched_loops
 from trackside.instruments.section_windows import close_section_window
 from trackside.integrations._auto_start import AutoStart, opted_in
-from trackside.integrations._parts import Parts, Patches, TimedBatches, samples_in
+from trackside.integrations._parts import Parts, Patches, TimedBatches, WatchedEvaluation, samples_in, watch_forward
 from trackside.job import JobConfig
 from trackside.job._settings import suggests_settings
 
@@ -32,8 +33,9 @@ class AcceleratorWatch:
     """
     The spans of a loop that is written by hand: there are no hooks, but the loop calls accelerate's methods.
 
-    An iteration is a step of the optimizer. It begins with the batch of its first backward pass, so batches that are
-    only looked at, as in an evaluation, begin none.
+    An iteration is a step of the optimizer. It begins with the batch of its first forward pass with gradients, so
+    batches that are only looked at begin none. What the models do while none of them is in training mode is a
+    validation loop. It ends with the last of these passes before the next iteration or save.
 
     Args:
         accelerator: The class ``Accelerator``.
@@ -43,6 +45,9 @@ class AcceleratorWatch:
 
     def __init__(self, accelerator: Any, optimizer: Any, loaders: tuple[Any, ...]) -> None:
         self._parts = Parts()
+        self._evaluation = WatchedEvaluation()
+        self._models: list[Any] = []
+        self._hooks: list[Any] = []
         self.step: int = 0
         self._is_in_loop = self._is_in_iteration = False
         self._batch_ns = 0
@@ -51,19 +56,34 @@ class AcceleratorWatch:
         self._losses: list[Any] = []
         self._is_off = False
         self._patches = Patches()
+        self._patches.replace(accelerator, "prepare", self._prepare)
         self._patches.replace(accelerator, "backward", self._backward)
         self._patches.replace(accelerator, "save_state", self._save)
         self._patches.replace(accelerator, "load_state", self._load)
         self._patches.replace(optimizer, "step", self._optimizer_step)
         for loader in loaders:
             self._patches.replace(loader, "__iter__", self._iterate)
+        watched_loops.append(self._end_with_job)
 
     def close(self) -> None:
         """Close what is open, and leave accelerate as it was found."""
+        watched_loops.remove(self._end_with_job)
         self._patches.remove()
+        for hook in self._hooks:
+            hook.remove()
         self._safely(self._end)
 
+    def _end_with_job(self, error: BaseException | None) -> None:
+        """End what is open as the job does; callbacks end the iteration and the loop, with the *error* that came."""
+        is_training = self._is_training()
+        self._evaluation.end(error=None if is_training else error)
+        if error is not None:
+            if is_training and self._batch_ns:
+                self._safely(self._begin_iteration)
+            self._safely(self._parts.end_all, error)
+
     def _end(self) -> None:
+        self._evaluation.end()
         self._close_iteration(failed=True)
         if self._is_in_loop:
             self._is_in_loop = False
@@ -95,7 +115,59 @@ class AcceleratorWatch:
         self._batch_ns = clock.now_ns()
         self._batch_samples = samples_in(batch) or 0
 
+    # --- the models --------------------------------------------------------------------------------------------
+
+    def _prepare(self, prepare: Any) -> Any:
+        def watching(accelerator: Any, *args: Any, **kwargs: Any) -> Any:
+            prepared = prepare(accelerator, *args, **kwargs)
+            self._safely(self.watch_models, accelerator)
+            return prepared
+
+        return watching
+
+    def watch_models(self, accelerator: Any) -> None:
+        """Watch the forward passes of the models that *accelerator* has prepared until now."""
+        self._parts.gpu = getattr(accelerator.device, "type", "cpu") == "cuda"
+        self._parts.is_shared = accelerator.num_processes > 1
+        for model in accelerator._models:  # noqa: SLF001  accelerate shows them nowhere else
+            if not any(model is known for known in self._models):
+                self._models.append(model)
+                self._hooks += watch_forward(model, self._before_forward, self._after_forward)
+
+    def _is_training(self) -> bool:
+        return any(model.training for model in self._models)
+
+    def _before_forward(self, module: Any, inputs: Any) -> None:
+        self._safely(self._forward_begins, module, inputs)
+
+    def _after_forward(self, _module: Any, _outputs: Any, error: BaseException | None) -> None:
+        self._safely(self._forward_ends, error)
+
+    def _forward_begins(self, module: Any, inputs: Any) -> None:
+        if not self._is_training():
+            self._evaluation.begin_batch(self._batch_samples or samples_in(inputs))
+            self._batch_ns = self._batch_samples = 0
+        elif module.training and pytorch.has_gradients():
+            self._begin_iteration()
+            self._parts.begin(span_names.MODEL_FORWARD)
+
+    def _forward_ends(self, error: BaseException | None) -> None:
+        self._parts.end(span_names.MODEL_FORWARD, error)
+        if self._evaluation.is_open:
+            self._evaluation.end_forward(error)
+
     # --- the step ----------------------------------------------------------------------------------------------
+
+    def _begin_iteration(self) -> None:
+        began_ms = (self._batch_ns or clock.now_ns()) / 1e6
+        self._batch_ns = 0
+        self._evaluation.end()
+        if not self._is_in_loop:
+            self._is_in_loop = True
+            callbacks.on_train_start(train_iterations_start=self.step, start_time_msec=began_ms)
+        if not self._is_in_iteration:
+            self._is_in_iteration = True
+            callbacks.on_training_single_iteration_start(began_ms, step=self.step)
 
     @contextmanager
     def _ending(self, part: str) -> Iterator[None]:
@@ -118,20 +190,9 @@ class AcceleratorWatch:
         return timed
 
     def _backward_begins(self, accelerator: Any, loss: Any) -> None:
-        self._parts.gpu = getattr(accelerator.device, "type", "cpu") == "cuda"
-        self._parts.is_shared = accelerator.num_processes > 1
-        began_ns = self._batch_ns or clock.now_ns()
-        began_ms = began_ns / 1e6
-        if not self._is_in_loop:
-            self._is_in_loop = True
-            callbacks.on_train_start(train_iterations_start=self.step, start_time_msec=began_ms)
-        if not self._is_in_iteration:
-            self._is_in_iteration = True
-            callbacks.on_training_single_iteration_start(began_ms, step=self.step)
-        if self._batch_ns:
-            self._parts.took(span_names.MODEL_FORWARD, began_ns)
+        self._begin_iteration()
         self._samples += self._batch_samples * int(accelerator.num_processes)
-        self._batch_ns = self._batch_samples = 0
+        self._batch_samples = 0
         if hasattr(loss, "detach"):
             self._losses.append(loss.detach())
         self._parts.begin_backward(loss)
@@ -162,6 +223,7 @@ class AcceleratorWatch:
 
     def _save(self, save: Any) -> Any:
         def timed(accelerator: Any, output_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
+            self._safely(self._evaluation.end)
             with checkpoint_save(self.step - 1, path=output_dir) as span:
                 saved = save(accelerator, output_dir, *args, **kwargs)
                 place = saved if isinstance(saved, (str, Path)) else output_dir
@@ -276,6 +338,8 @@ class TracksideTracker(GeneralTracker):  # type: ignore[misc]  # its types are n
                     accelerator.trackers.append(self)
                 self.start()
                 self.store_init_configuration(config or {})
+            if self._watch is not None:
+                self._watch.watch_models(accelerator)
             return done
 
         return on_all

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-import attrs
-
-from trackside.events import ConfigError, SpanEnded, clock, process_source, span_names
-from trackside.instruments import data_loading, is_evaluating, section, training_iteration, validation_iteration
+from trackside.events import ConfigError, clock, process_source, span_names
+from trackside.instruments import data_loading, section, training_iteration
 from trackside.instruments import torch as pytorch
 from trackside.instruments._iteration import Iteration
 from trackside.instruments._moments import watched_loops
-from trackside.instruments._span import Span, withdraw
-from trackside.integrations._parts import Parts, Patches, samples_in
+from trackside.instruments._span import withdraw
+from trackside.integrations._parts import Parts, Patches, WatchedEvaluation, samples_in, watch_forward
 from trackside.job._settings import suggests_settings
 
 if TYPE_CHECKING:
@@ -99,28 +96,16 @@ class Instrumented:
         """The thread that the open iteration runs in."""
         self._samples: int | None = None
         self._losses: list[Any] = []
-        self._is_forward = False
-        """Whether the model's own forward pass runs."""
         self._has_forward = False
         """Whether the open iteration had one."""
-        self._evaluation = _Evaluation()
-        not_compiled = pytorch.not_compiled()
+        self._evaluation = WatchedEvaluation()
         if dataloader is not None:
             _watch(dataloader, self.batches)
         self._hooks = [
-            model.register_forward_pre_hook(not_compiled(self._before_forward)),
-            model.register_forward_hook(not_compiled(self._after_forward), always_call=True),
+            *watch_forward(model, self._before_forward, self._after_forward),
             optimizer.register_step_pre_hook(self._before_update),
             optimizer.register_step_post_hook(self._after_update),
         ]
-        inner = getattr(model, "module", None)
-        if inner is not None and hasattr(
-            inner, "register_forward_pre_hook"
-        ):  # evaluated by itself, it exchanges nothing with other ranks
-            self._hooks += [
-                inner.register_forward_pre_hook(not_compiled(self._before_inner)),
-                inner.register_forward_hook(not_compiled(self._after_inner), always_call=True),
-            ]
         if not _instrumented:
             _patch_torch()
         _instrumented.append(self)
@@ -165,32 +150,21 @@ class Instrumented:
 
     # --- forward and backward ----------------------------------------------------------------------------------
 
-    def _before_forward(self, _module: Any, inputs: Any) -> None:
-        self._is_forward = True
-        if self._model.training:
+    def _before_forward(self, module: Any, inputs: Any) -> None:
+        if not module.training:
+            self._evaluation.begin_batch(samples_in(inputs))
+        elif module is self._model:  # evaluated by itself, the module inside exchanges nothing with other ranks
             self._begin()
             self._has_forward = True
             self._parts.begin(span_names.MODEL_FORWARD)
-        else:
-            self._evaluation.begin_batch(samples_in(inputs))
 
-    def _after_forward(self, _module: Any, _inputs: Any, outputs: Any) -> None:
-        self._is_forward = False
-        error = _error_of(outputs)
+    def _after_forward(self, module: Any, outputs: Any, error: BaseException | None) -> None:
         self._parts.end(span_names.MODEL_FORWARD, error)
         if self._evaluation.is_open:
             self._evaluation.end_forward(error)
-        elif self._iteration is not None and self._model.training and len(_instrumented) > 1:
+        elif self._iteration is not None and module.training and len(_instrumented) > 1:
             for tensor in _differentiable(outputs):
                 tensor.register_hook(self._on_gradient)
-
-    def _before_inner(self, module: Any, inputs: Any) -> None:
-        if not self._is_forward and not module.training:
-            self._evaluation.begin_batch(samples_in(inputs))
-
-    def _after_inner(self, _module: Any, _inputs: Any, outputs: Any) -> None:
-        if not self._is_forward and self._evaluation.is_open:
-            self._evaluation.end_forward(_error_of(outputs))
 
     def _on_gradient(self, _gradient: Any) -> None:
         """Begin the backward pass with the first gradient of the model's outputs: it is this one of several models."""
@@ -268,63 +242,6 @@ class Instrumented:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(error=error)
-
-
-@attrs.define
-class _Evaluation:
-    """
-    The validation loop that a model in evaluation mode runs through.
-
-    Nothing says when it ends but what comes after it, so its spans are recorded when they are over.
-    """
-
-    is_open: bool = False
-    _began_ns: int = 0
-    _batch_ns: int = 0
-    _samples: int | None = None
-    _latest_ns: int = 0
-    """When the latest forward pass ended."""
-
-    def begin_batch(self, samples: int | None) -> None:
-        """Read that a forward pass begins; the batch before it is over."""
-        if not self.is_open and is_evaluating():
-            return  # the script has spans of its own for it
-        now_ns = clock.now_ns()
-        if self.is_open:
-            self._record_batch(now_ns)
-        else:
-            self.is_open, self._began_ns = True, now_ns
-        self._batch_ns, self._latest_ns = now_ns, now_ns
-        self._samples = None if samples is None else samples * max(1, process_source().world_size)
-
-    def end_forward(self, error: BaseException | None = None) -> None:
-        """Read that the forward pass is over, or the whole loop by an *error*."""
-        self._latest_ns = clock.now_ns()
-        if error is not None:
-            self.end(error=error)
-
-    def end(self, at_ns: int | None = None, error: BaseException | None = None) -> None:
-        """
-        Record the end of the loop: at *at_ns*, in ns since the epoch, or with its last forward pass.
-
-        Its last iteration has failed if there is an *error*.
-        """
-        if not self.is_open:
-            return
-        self.is_open = False
-        at_ns = self._latest_ns if at_ns is None else max(at_ns, self._latest_ns)
-        self._record_batch(at_ns, error)
-        Span(span_names.VALIDATION_LOOP, SpanEnded, {}).open(at_ns=self._began_ns).close(at_ns=at_ns)
-
-    def _record_batch(self, at_ns: int, error: BaseException | None = None) -> None:
-        iteration = validation_iteration(samples=self._samples)
-        iteration.open(at_ns=self._batch_ns)
-        iteration.close(at_ns=at_ns, error=error)
-
-
-def _error_of(outputs: Any) -> BaseException | None:
-    """Return the exception that ends the forward pass whose hook asks: torch calls it while it handles that."""
-    return sys.exc_info()[1] if outputs is None else None
 
 
 def _patch_torch() -> None:
