@@ -279,6 +279,21 @@ class TestReaderSide:
                 cursor = events.cursor
         assert steps == list(range(100))
 
+    def test_leaves_nothing(self, nats_server, bus, eventually):
+        """Of readers that are closed, at the end or before it, the server keeps no consumer."""
+        bus.subscribe(sink_to(nats_server))
+        log_steps(bus, 0, 3)
+        assert bus.flush(30)
+        for follows in (False, True):
+            with NatsReader(nats_server.url, stream=STREAM, follow=follows, to=IterationEnded) as events:
+                assert [next(events).step for _ in range(3)] == [0, 1, 2]
+        assert len(list(replay(f"{nats_server.url}/{STREAM}", to=IterationEnded))) == 3
+
+        def consumers():
+            return nats_server.call(lambda jetstream: jetstream.consumers_info(STREAM))
+
+        eventually(lambda: consumers() == [], what="the server has removed them")
+
     def test_server_restarts(self, nats_server, bus, eventually):
         """A reader that is waiting goes on when the server is back, without loss or repetition."""
         bus.subscribe(sink_to(nats_server))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import random
 import shutil
@@ -31,15 +32,18 @@ from trackside.events import (
     UnreadableError,
 )
 from trackside.handlers import replay
+from trackside.handlers.export import encoded_source
 from trackside.handlers.zeromq import Result, command
-from trackside.wire import fields_of, pack
+from trackside.wire import RowEncoder, encode_frame, fields_of, pack
 
 nats = pytest.importorskip("nats")
 
-from nats.js.errors import KeyWrongLastSequenceError  # noqa: E402  it may be missing
+from nats.js.api import StreamConfig, StreamInfo, StreamState  # noqa: E402  it may be missing
+from nats.js.errors import KeyWrongLastSequenceError  # noqa: E402
 
 from trackside.handlers.nats import NatsCollector, NatsReader, NatsSink, StreamAddress, collected, sink_to  # noqa: E402  it imports the library
-from trackside.handlers.nats._collect import _Checkpoint, _Store  # noqa: E402
+from trackside.handlers.nats._collect import RunCollection, _Checkpoint, _NatsSession, _Store  # noqa: E402
+from trackside.handlers.nats._stream import StreamMessage  # noqa: E402
 from trackside.handlers.zeromq._collector import collector_models  # noqa: E402
 
 pytestmark = pytest.mark.integration
@@ -498,6 +502,54 @@ class TestSilence:
         assert len(streamed(address, RankFellSilent)["run"]) == 1
         assert len(streamed(address, RankSpokeAgain)["run"]) == 1
         assert [event for event in replay(f"{address}/run") if isinstance(event, RankFellSilent)] == [fell]
+
+    @pytest.mark.parametrize(("given_s", "named_after_s"), [(None, 15), (4.0, 4)])
+    def test_node_may_have_gone(self, given_s, named_after_s):
+        """
+        In a cluster a living rank may need 15 s to find another node: it is not named before, and one that stays
+        silent is. An interval that was given stands.
+        """
+        rank = Source.detect({}, run_id="run", rank=3)
+        frame = encode_event(rank, Heartbeat(sequence=0, interval_s=1.0))
+        times_s = [1_000.0]
+        run = RunCollection(Source.detect({}, run_id="run"), lambda publish: [], given_s, lambda: times_s[-1])
+        run.consume(StreamMessage(1, frame, encoded_source(rank), "runs.run.3.x", 1_000.0, 0))
+        run.sent()
+        while not run.outbox:
+            times_s.append(times_s[-1] + 1)
+            run.tick(least_silence_s=15.0)
+        assert times_s[-1] == 1_000 + named_after_s
+
+    def test_stream_was_away(self):
+        """
+        While the stream does not answer, and for 15 s after that, nobody is named: living ranks are on their way back.
+        """
+        session = _NatsSession(NatsCollector("nats://127.0.0.1:1/runs"), Answering())
+        now_s = time.monotonic()
+        session._answered_s = session._steady_s = now_s - 16
+        asyncio.run(session._look())
+        assert session._steady_s >= now_s  # it was not asked for 16 s
+        for answered_s, steady_s, is_steady in ((0, -16, True), (0, -14, False), (-3, -16, False)):
+            session._answered_s, session._steady_s = now_s + answered_s, now_s + steady_s
+            assert session._is_steady(now_s) is is_steady
+
+
+class Answering:
+    """A connection whose server has a stream without messages."""
+
+    def jetstream(self, timeout):
+        """Return what asks it."""
+        return self
+
+    async def stream_info(self, name, subjects_filter=None):
+        """Answer."""
+        return StreamInfo(StreamConfig(name), StreamState(0, 0, 0, 0, 0))
+
+
+def encode_event(source, event):
+    """Return the frame of an event, the first one of a source."""
+    schema, row = RowEncoder().encode(event, 0)
+    return encode_frame(source.id, 0, 0, dropped={}, schemas=[schema.entry], rows=[row])
 
 
 class TestViews:

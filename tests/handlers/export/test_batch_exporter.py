@@ -43,8 +43,7 @@ def system():
 @pytest.fixture
 def exporter(system, monkeypatch):
     monkeypatch.setattr(_batch_exporter, "_FIRST_RETRY_S", 0.01)
-    monkeypatch.setattr(_batch_exporter, "_MAX_RETRY_S", 0.02)
-    found = BatchExporter(system.accept, name="test", export_interval_s=1_000.0)
+    found = BatchExporter(system.accept, name="test", export_interval_s=1_000.0, max_retry_s=0.02)
     yield found
     system.open.set()
     found.close(5)
@@ -133,6 +132,15 @@ class TestFailures:
         assert system.items() == ["first", "second"]
         assert exporter.flush(5)
         assert (exporter.lost, exporter.last_error) == (0, "")
+
+    def test_longest_pause(self, exporter, system):
+        """However often a batch failed, the next attempt comes after the longest pause at most."""
+        attempts = threading.Semaphore(0)
+        exporter._deliver = lambda batch: attempts.release() or system.accept(batch)
+        system.error = OSError("away")
+        exporter.put("first")
+        exporter.flush(5)
+        assert all(attempts.acquire(timeout=10) for _ in range(12))  # doubled each time, the pauses would be 20 s
 
     def test_refused(self, exporter, system):
         """A batch that is refused for good is counted under its reason, and the next ones are delivered."""

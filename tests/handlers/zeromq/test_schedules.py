@@ -208,7 +208,7 @@ TABLE = {
         "next_seq": same, "_is_ended": same, "invalid": same, "source": APART, "_deliver": APART, "_encoder": APART,
         "_trouble": APART,
     },
-    SourceRegistry: {"states": same, "_silent_after_s": APART, "_unasked_interval_ns": APART},
+    SourceRegistry: {"states": same, "least_silence_s": APART, "_silent_after_s": APART, "_unasked_interval_ns": APART},
     SourceState: {
         "heard_s": age(3.5), "tracker": same, "events": same, "dropped": same, "producer": name, "silent_s": is_set,
         "is_restored": same, "last_step": same, "open_spans": same, "source": APART,

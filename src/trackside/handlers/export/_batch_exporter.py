@@ -13,7 +13,6 @@ from trackside.events import TracksideError
 T = TypeVar("T")
 
 _FIRST_RETRY_S: Final = 0.25
-_MAX_RETRY_S: Final = 30.0
 QUEUE_FULL: Final = "queue full"
 CLOSED: Final = "not delivered before close"
 
@@ -45,7 +44,7 @@ class BatchExporter(Generic[T]):
 
     Whether the other system is down, hangs or raises: `put`, `flush` and `close` return in time, memory is bounded, and
     each event that was not delivered is counted under a reason. The first retry comes after 0.25 s; each further
-    failure doubles the pause, up to 30 s. Items stay in order: nothing overtakes a batch that failed.
+    failure doubles the pause, up to *max_retry_s*. Items stay in order: nothing overtakes a batch that failed.
 
     Args:
         deliver: Sends one batch; called on the exporter's thread. It raises `RefusedError` where a retry is pointless,
@@ -55,6 +54,7 @@ class BatchExporter(Generic[T]):
         max_bytes: How many bytes may wait.
         max_batch_items: Items in one batch.
         export_interval_s: How long an item waits for others before its batch is sent, in seconds.
+        max_retry_s: The longest pause between two attempts, in seconds.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class BatchExporter(Generic[T]):
         max_bytes: int = 32 << 20,
         max_batch_items: int = 512,
         export_interval_s: float = 1.0,
+        max_retry_s: float = 30.0,
     ) -> None:
         self.name = name
         self._deliver = deliver
@@ -73,6 +74,7 @@ class BatchExporter(Generic[T]):
         self._max_bytes = max_bytes
         self._max_batch_items = max_batch_items
         self._export_interval_s = export_interval_s
+        self._max_retry_s = max_retry_s
         self.reset()
 
     def reset(self) -> None:
@@ -205,7 +207,7 @@ class BatchExporter(Generic[T]):
     def _schedule_retry(self, error: Exception) -> None:
         with self._worker.lock:
             self.last_error = described(error)
-            self._retry_pause_s = min(max(_FIRST_RETRY_S, 2 * self._retry_pause_s), _MAX_RETRY_S)
+            self._retry_pause_s = min(max(_FIRST_RETRY_S, 2 * self._retry_pause_s), self._max_retry_s)
             self._retry_at_s = time.monotonic() + self._retry_pause_s
         self._report()
 

@@ -37,6 +37,7 @@ from trackside.events import ConfigError, DecodeError, Event, Publish, Source, U
 from trackside.handlers.export import SourcedDecoder, encoded_source
 from trackside.handlers.models._model import decoding
 from trackside.handlers.nats._stream import (
+    MAX_RETRY_S,
     ONE_ATTEMPT,
     StreamAddress,
     StreamMessage,
@@ -50,7 +51,7 @@ from trackside.handlers.nats._stream import (
     subject_token,
 )
 from trackside.handlers.zeromq._collector import CollectedStreams, collector_models
-from trackside.handlers.zeromq._receiver import GRACE_S, SourceRegistry
+from trackside.handlers.zeromq._receiver import SourceRegistry
 from trackside.wire import Frame, FrameDecoder, pack, saturated
 from trackside.wire._sequence import count_of
 
@@ -72,8 +73,14 @@ _SHARE_OF_TIME: Final = 10
 _REQUEST_S: Final = 5.0
 _POLL_S: Final = 0.25
 _LEAST_LOOK_S: Final = 1.0
+_OUTAGE_S: Final = 3.0
+"""After how long without an answer the stream is taken to have been away, in seconds."""
+_RETURN_S: Final = 15.0
+"""
+Within which a living rank has found another node, in seconds: it waits 5 s for an acknowledgement, as long for a node
+that hangs, and 2 s between attempts.
+"""
 _CLOCK_SIGHTINGS: Final = 16
-_MAX_RETRY_S: Final = 5.0
 _COUNTS: Final = ("runs", "messages", "checkpoints", "unusable", "published", "given up", "over")
 
 
@@ -138,8 +145,9 @@ class RunCollection:
             return
         self.streams.consume(frame, message.frame, message.stored_s, "not in the stream")
 
-    def tick(self) -> None:
-        """Say who has fallen silent; to be called when all that the stream has was read."""
+    def tick(self, least_silence_s: float) -> None:
+        """Say who was silent for so long at least; to be called when all that the stream has was read."""
+        self.streams.registry.least_silence_s = least_silence_s
         self.streams.tick(())
 
     def sent(self) -> None:
@@ -431,7 +439,7 @@ class NatsCollector(Closing):
                 await self._connected()
             except Exception as error:  # whatever the client raises, the server may come back
                 self.complain("tried again", error)
-                retry_s = 0.1 if time.monotonic() - began_s > _MAX_RETRY_S else min(2 * retry_s, _MAX_RETRY_S)
+                retry_s = 0.1 if time.monotonic() - began_s > MAX_RETRY_S else min(2 * retry_s, MAX_RETRY_S)
                 await asyncio.sleep(retry_s)
 
     async def _connected(self) -> None:
@@ -461,7 +469,9 @@ class _NatsSession:
         self._store = _Store(self._jetstream, self._stream)
         self._leases = LeaseTable(os.urandom(6).hex(), lease_s=collector.lease_s, most=MAX_RUNS)
         self._clock = _ServerClock()
-        self._began_s = time.monotonic()
+        self._answered_s = self._steady_s = time.monotonic()
+        """When the stream answered last, and since when it has done so without a break."""
+        self._least_silence_s = 0.0
         self._amounts: dict[str, int] = {}
         """By run, how many messages of ranks the stream has."""
         self._created = ""
@@ -507,19 +517,32 @@ class _NatsSession:
             self._leases.see(entry.key[len(_LEASES) :], entry.revision, lease, time.monotonic())
 
     async def _look(self) -> None:
-        """Learn which runs the stream has; it takes no more than a tenth of the time."""
+        """See that the stream answers, and learn which runs it has, which takes no more than a tenth of the time."""
         began_s = time.monotonic()
-        if began_s - self._looked_s < self._look_s:
+        if began_s - self._answered_s < _LEAST_LOOK_S:
             return
-        info = await self._jetstream.stream_info(self._stream, subjects_filter=f"{self._stream}.>")
+        is_listed = began_s - self._looked_s >= self._look_s
+        subjects = f"{self._stream}.>" if is_listed else None
+        info = await self._jetstream.stream_info(self._stream, subjects_filter=subjects)
+        now_s = time.monotonic()
+        if now_s - self._answered_s > _OUTAGE_S:
+            self._steady_s = now_s
+        self._answered_s = now_s
+        self._least_silence_s = _RETURN_S if info.cluster and info.cluster.replicas else 0.0
+        if not is_listed:
+            return
         amounts: Counter[str] = Counter()
         for subject, count in (info.state.subjects or {}).items():
             if (job := run_of(subject)) and not _is_own(subject):
                 amounts[job] += count
         self._amounts = amounts
         self._created = str(info.created)
-        self._looked_s = time.monotonic()
-        self._look_s = max(_LEAST_LOOK_S, _SHARE_OF_TIME * (self._looked_s - began_s))
+        self._looked_s = now_s
+        self._look_s = max(_LEAST_LOOK_S, _SHARE_OF_TIME * (now_s - began_s))
+
+    def _is_steady(self, now_s: float) -> bool:
+        """Return whether each living rank could publish: the stream answers, and has for as long as that may take."""
+        return now_s - self._answered_s < _OUTAGE_S and now_s - self._steady_s > _RETURN_S
 
     async def _divide(self) -> None:
         """Write the leases that are due, and begin and end the work on runs accordingly."""
@@ -594,8 +617,8 @@ class _NatsSession:
                 self._collector.counts["messages"] += len(messages)
                 now_s = time.monotonic()
                 is_at_end = not messages or messages[-1].pending <= len(messages)
-                if run and is_at_end and now_s - self._began_s > GRACE_S:
-                    run.tick()
+                if run and is_at_end and self._is_steady(now_s):
+                    run.tick(self._least_silence_s)
                 is_over = not messages and (run is None or run.is_over) and now_s - heard_s > self._collector.lease_s
                 is_released = is_over or job in self._released
                 outbox_bytes = sum(map(len, run.outbox)) if run else 0
@@ -612,7 +635,7 @@ class _NatsSession:
                 if is_released and not (run and run.is_changed):
                     return amount if is_over else -1
         finally:
-            await pull.close()
+            await pull.close(self._jetstream)
 
     def _loaded(self, job: str, checkpoint: _Checkpoint, created: str) -> RunCollection | None:
         """Return the collection as it was stored; None if the run is to be read from its start."""

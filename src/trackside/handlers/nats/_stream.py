@@ -60,7 +60,10 @@ _SUBSCRIPTIONS: Final = 20
 """How often to subscribe until the server chooses the node that leads; of three nodes it never does once in 3,300."""
 _SUBSCRIBE_S: Final = 2.0
 _NO_LIMIT: Final = 1 << 62
-_MAX_RETRY_S: Final = 5.0
+MAX_RETRY_S: Final = 2.0
+"""The longest pause between two attempts to reach the server, in seconds; as long as the client's own."""
+_UNUSED_S: Final = 60.0
+"""After how long the server removes what a reader that died asked with, in seconds."""
 ONE_ATTEMPT: Final = {"allow_reconnect": False, "max_reconnect_attempts": 1, "reconnect_time_wait": 0.1}
 """Arguments of ``nats.connect``, which otherwise tries a server that refuses for two minutes, and no other one."""
 _CLOSE_S: Final = 0.5
@@ -112,7 +115,12 @@ class NatsSink:
         self._connection = StreamConnection(servers, options, self._prepare)
         self._abandoned: list[StreamConnection] = []
         self._exporter: BatchExporter[bytes] = BatchExporter(
-            self._deliver, name="nats", max_events=_NO_LIMIT, max_bytes=buffer_bytes, max_batch_items=1
+            self._deliver,
+            name="nats",
+            max_events=_NO_LIMIT,
+            max_bytes=buffer_bytes,
+            max_batch_items=1,
+            max_retry_s=MAX_RETRY_S,
         )
         self._subject = ""
         self._control_subject = ""
@@ -474,13 +482,13 @@ class StreamMessages:
                 if self._last is None and time.monotonic() > give_up_s:
                     raise
                 self._stop.wait(retry_s)
-                retry_s = min(2 * retry_s, _MAX_RETRY_S)
+                retry_s = min(2 * retry_s, MAX_RETRY_S)
                 continue
             yield from messages
 
     def close(self) -> None:
         """Disconnect."""
-        self._connection.close()
+        self._connection.close(before=self._pull.close)
 
     def _is_over(self) -> bool:
         return self._stop.is_set() or (not self._follow and self._last is not None and self._pull.next > self._last)
@@ -528,6 +536,8 @@ class StreamPull:
         self._leader = ""
         """The node that leads the stream; empty if the server is no cluster."""
         self._subscription: Any = None
+        self._consumer = ""
+        """The name of what the server keeps for the subscription."""
         self._received = 0
         """Messages that came for the subscription."""
         self._empty_polls = 0
@@ -571,15 +581,18 @@ class StreamPull:
         has what was never acknowledged, and lacks messages that were.
         """
         for _ in range(_SUBSCRIPTIONS):
-            config = ConsumerConfig(**begin, ack_policy=AckPolicy.NONE, inactive_threshold=300.0)
+            config = ConsumerConfig(**begin, ack_policy=AckPolicy.NONE, inactive_threshold=_UNUSED_S)
             creating = stream.pull_subscribe(self._subject, stream=self._stream, config=config)
             try:
                 subscription = await asyncio.wait_for(creating, _SUBSCRIBE_S)
             except asyncio.TimeoutError:  # the node that the server chose may be away
                 continue
-            if _leader(await subscription.consumer_info()) == self._leader:
+            info = await subscription.consumer_info()
+            self._consumer = info.name
+            if _leader(info) == self._leader:
                 return subscription
             await subscription.unsubscribe()
+            await self._remove_consumer(stream)
         raise ConnectionError("no consumer on the node that leads the stream")
 
     async def last_message(self, stream: Any) -> int:
@@ -609,11 +622,16 @@ class StreamPull:
         """Subscribe anew with the next request."""
         self._subscription = None
 
-    async def close(self) -> None:
+    async def close(self, stream: Any) -> None:
         """End the subscription."""
         if self._subscription is not None:
             with contextlib.suppress(Exception):
                 await self._subscription.unsubscribe()
+                await self._remove_consumer(stream)
+
+    async def _remove_consumer(self, stream: Any) -> None:
+        """Have the server remove the consumer. Without the right to it a user would wait for the answer for ever."""
+        await stream._nc.publish(f"$JS.API.CONSUMER.DELETE.{self._stream}.{self._consumer}")  # noqa: SLF001  of the client
 
 
 _ADDRESS: Final = re.compile(
@@ -871,10 +889,19 @@ class StreamConnection:
         if client is not None:
             await disconnect(client)
 
-    def close(self, timeout_s: float = 0.5, *, is_last: bool = False) -> None:
-        """Close the connection and end the thread, as far as that is possible within *timeout_s*."""
+    def close(
+        self, timeout_s: float = 0.5, *, is_last: bool = False, before: Callable[[Any], Awaitable[None]] | None = None
+    ) -> None:
+        """
+        Close the connection and end the thread, as far as that is possible within *timeout_s*.
+
+        *before* is called first, with the JetStream context, if there is a connection that works.
+        """
 
         async def shut_down() -> None:
+            with contextlib.suppress(Exception):
+                if before is not None and self._client is not None and self._client.is_connected and self._is_good:
+                    await asyncio.wait_for(before(self._client.jetstream()), timeout_s / 2)
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(self._disconnect(), timeout_s / 2)
             others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]

@@ -129,7 +129,7 @@ async def _meant(jetstream: Any, address: StreamAddress, targets: list[str]) -> 
                 state.signs.read(event)
         if messages[-1].pending == 0 if messages else await pull.is_at_end():
             break
-    await pull.close()
+    await pull.close(jetstream)
     list(registry.silent(newest_s, 0))  # it marks them
     found = meant_sources(registry, targets, newest_s)
     return {state.source.id: state for state in found}, newest_s

@@ -198,6 +198,8 @@ class SourceRegistry:
 
     def __init__(self, silent_after_s: float | None = None, *, unasked_interval_s: float | None = BEAT_S) -> None:
         self.states: dict[str, SourceState] = {}
+        self.least_silence_s = 0.0
+        """How long a state must be unheard at least, unless *silent_after_s* is given."""
         self._silent_after_s = silent_after_s
         self._unasked_interval_ns = None if unasked_interval_s is None else round(unasked_interval_s * 1e9)
 
@@ -254,7 +256,7 @@ class SourceRegistry:
             after_s = self._silent_after_s
             if after_s is None:
                 interval_ns = state.signs.heartbeat_interval_ns or self._unasked_interval_ns
-                after_s = silent_after_ns(interval_ns) / 1e9
+                after_s = max(self.least_silence_s, silent_after_ns(interval_ns) / 1e9)
             if unheard_s < after_s or state.ended is not None or state.silent_s is not None:
                 continue
             state.silent_s = now_s
