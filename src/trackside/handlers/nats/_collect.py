@@ -469,7 +469,7 @@ class _NatsSession:
         self._store = _Store(self._jetstream, self._stream)
         self._leases = LeaseTable(os.urandom(6).hex(), lease_s=collector.lease_s, most=MAX_RUNS)
         self._clock = _ServerClock()
-        self._answered_s = self._steady_s = time.monotonic()
+        self._answered_s = self._steady_s = -1e9
         """When the stream answered last, and since when it has done so without a break."""
         self._least_silence_s = 0.0
         self._amounts: dict[str, int] = {}
