@@ -7,7 +7,7 @@ import math
 import pytest
 
 from trackside.cli._print import EventLines, event_line, json_text
-from trackside.events import ExceptionRaised, IterationEnded, SectionWindow, Source
+from trackside.events import CounterWindow, ExceptionRaised, IterationEnded, SectionWindow, Source
 
 pytestmark = pytest.mark.once
 
@@ -35,6 +35,24 @@ def test_line_of_sections():
     given._source = Source()
 
     assert EventLines(width=200)(given).endswith("section.window  steps 20-29  forward 3.5 ms  load 2 ms")
+
+
+@pytest.mark.parametrize(
+    ("kind", "unit", "count", "values", "line"),
+    [
+        ("stat", "nats", 13, {"mean": 0.25, "sum": 3.25, "max": 1.0}, "13 values  mean=0.25 nats  max=1 nats"),
+        ("counter", "", 2, {"sum": 4096.0}, "2 values  sum=4,096  total=12,288"),
+        ("gauge", "By", 1, {"mean": 2048.0, "min": 2048.0, "value": 2048.0}, "value=2 KiB"),
+        ("gauge", "1", 2, {"mean": 0.5, "value": 0.75}, "2 values  value=0.75  mean=0.5"),
+    ],
+)
+def test_line_of_a_counter(kind, unit, count, values, line):
+    """A window says what matters of its kind: a total, a mean without a sum, or one value, in a unit that suits it."""
+    bounds = {"at_ns": 0, "start_ns": 0, "end_ns": 1, "total_count": 9, "total_sum": 12_288.0}
+    given = CounterWindow(name="acme.x", kind=kind, unit=unit, count=count, values=values, **bounds)
+    given._source = Source()
+
+    assert EventLines(width=200)(given).endswith(f"counter.window  acme.x  {line}")
 
 
 def test_json_has_no_nan():

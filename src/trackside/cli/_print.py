@@ -215,7 +215,7 @@ _HIDDEN: Final = frozenset({"parent_span_id", "open_spans", "sketch", "traceback
 _DATES_NS: Final = 10**17
 """From here on, in 1973, nanoseconds are a time and no duration."""
 _FIRST: Final = ("duration_ns", "loss", "type", "message", "goodput")
-_AGGREGATES: Final = ("mean", "last", "sum", "min", "max")
+_AGGREGATES: Final = ("value", "mean", "last", "sum", "min", "max")
 
 
 class EventLines:
@@ -267,11 +267,7 @@ def said(event: Event) -> Iterator[str]:
         yield f"{identity.get('application', '')} on {identity.get('host')}, process {identity.get('pid')}".strip()
         return
     if "total_count" in fields and isinstance(fields.get("values"), Mapping):  # a counter's window
-        unit, values = str(fields.get("unit") or ""), fields["values"]
-        yield f"{fields.get('name')}  {fields.get('count')} values"
-        for key in sorted(values, key=lambda key: _AGGREGATES.index(key) if key in _AGGREGATES else len(_AGGREGATES)):
-            if key != "count":
-                yield f"{key}={_short_value(values[key])} {unit}".rstrip()
+        yield from _window_said(fields, fields["values"])
         return
     defaults = _defaults(type(event))
     if isinstance(event, (SectionWindow, KernelWindow)):
@@ -297,6 +293,24 @@ def said(event: Event) -> Iterator[str]:
             yield key
         else:
             yield _field(key, value)
+
+
+def _window_said(fields: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a counter's window says: of a counter its total too, of a distribution no sum."""
+    count, unit = fields.get("count"), str(fields.get("unit") or "")
+    yield str(fields.get("name"))
+    if count != 1:
+        yield f"{count} values"
+    left_out = {"count", "sum"} if "mean" in values else {"count"}
+    shown: dict[str, Any] = {
+        key: values[key] for key in (*_AGGREGATES, *values) if key in values and key not in left_out
+    }
+    if fields.get("kind") == "counter":
+        shown["total"] = fields.get("total_sum")
+    elif count == 1 and "value" in shown:
+        shown = {"value": shown["value"]}
+    for key, value in shown.items():
+        yield f"{key}={text.amount(value, unit) if isinstance(value, (int, float)) else _short_value(value)}"
 
 
 def _place(key: str) -> int:
