@@ -52,6 +52,20 @@ class TestAmount:
         assert text.amount(value, unit) == expected
 
 
+    @pytest.mark.parametrize(
+        ("name", "value", "expected"),
+        [
+            ("duration_ns", 32_749_049, "32.7 ms"),
+            ("start_ns", 1_796_000_000 * 10**9, "2026-11-30 00:53:20Z"),
+            ("size_bytes", 2_048, "2 KiB"),
+            ("worker", 3, "3"),
+        ],
+    )
+    def test_named(self, name, value, expected):
+        """The end of a name says the unit of its value; nanoseconds since the epoch are a time."""
+        assert text.amount_of(name, value) == expected
+
+
 class TestClock:
     @pytest.mark.parametrize(
         ("at_ns", "has_ms", "expected"),

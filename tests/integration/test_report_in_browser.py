@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import trackside
 from browser import CHROMIUM, Browser
+from trackside.events import CounterWindow
 from trackside.report import read_report, report_page
 
 pytestmark = [
@@ -49,6 +51,13 @@ CHARTS = """['chart-goodput', 'chart-steps', 'chart-heatmap'].map(id => {
   const place = document.getElementById(id)?.getBoundingClientRect();
   return place ? [place.width > 200, place.height > 20] : null;
 })"""
+
+
+@trackside.event("test.batch.drawn", priority=trackside.ITERATION)
+class Drawn(trackside.Event):
+    """A batch was drawn."""
+
+    duration_ns: int
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +116,25 @@ class TestPage:
         assert complaints == []
         assert charts == [[True, True]] * 3
         assert cut == []
+
+    def test_own_values(self, browser, tmp_path):
+        """On a phone a job's own values lie in the page, and their names are not broken."""
+        with trackside.Bus() as bus:
+            bus.subscribe(trackside.EventLog(tmp_path))
+            for step in range(9):
+                loss = 4.685 - step / 3
+                window = {"start_ns": step, "end_ns": step + 1, "count": 1, "total_count": step + 1, "total_sum": loss}
+                bus.log(CounterWindow(name="train.loss", unit="nats/char", values={"mean": loss}, **window))
+                bus.log(Drawn(step=step, duration_ns=32_749_049 + step))
+        page = tmp_path / "report.html"
+        page.write_text(report_page(read_report(tmp_path)), encoding="utf-8")
+        browser.resize(400, 900)
+        browser.open(page.as_uri())
+        names = browser.evaluate("[...document.querySelectorAll('td.name')].map(one => one.textContent)")
+        heights = browser.evaluate("[...document.querySelectorAll('td.name')].map(one => one.clientHeight < 40)")
+        assert {"train.loss", "duration_ns"} <= set(names)
+        assert all(heights)
+        assert browser.evaluate(CUT_OFF) == []
 
     @pytest.mark.parametrize("width", [420, 1400])
     @pytest.mark.parametrize("name", ["healthy", "restarts", "wide"])

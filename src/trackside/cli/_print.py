@@ -212,8 +212,6 @@ _PREFIX: Final = "trackside."
 _BAD: Final = ("dropped", "suspended", "failed", "lost", "silent", "raised", "stall", "cut", "unavailable", "disorder")
 _DIM, _BOLD, _RED, _CYAN, _RESET = "\x1b[2m", "\x1b[1m", "\x1b[31m", "\x1b[36m", "\x1b[0m"
 _HIDDEN: Final = frozenset({"parent_span_id", "open_spans", "sketch", "traceback"})
-_DATES_NS: Final = 10**17
-"""From here on, in 1973, nanoseconds are a time and no duration."""
 _FIRST: Final = ("duration_ns", "loss", "type", "message", "goodput")
 _AGGREGATES: Final = ("value", "mean", "last", "sum", "min", "max")
 
@@ -329,10 +327,9 @@ def _is_empty(value: Any) -> bool:
 
 def _field(key: str, value: Any) -> str:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        if key.endswith("_ns"):
-            return f"{key[:-3]}={duration(value) if abs(value) < _DATES_NS else clock(int(value))}"
-        if key.endswith("_bytes"):
-            return f"{key[:-6]}={text.amount(value, 'bytes')}"
+        for suffix in ("_ns", "_bytes"):
+            if key.endswith(suffix):
+                return f"{key.removesuffix(suffix)}={text.amount_of(key, value)}"
     return f"{key}={_short_value(value)}"
 
 

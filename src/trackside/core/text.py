@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from typing import Final
 
 _NS_PER_S: Final = 10**9
+_DATES_NS: Final = 10**17
+"""From here on, in 1973, nanoseconds are a time and no duration."""
 _UNITS_NS: Final = (("h", 3.6e12), ("min", 6e10), ("s", 1e9), ("ms", 1e6), ("µs", 1e3))
 _BYTES: Final = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 BYTE_UNITS: Final = frozenset({"bytes", "byte", "B", "By"})
@@ -58,6 +60,13 @@ def amount(value: float | None, unit: str = "") -> str:
     is_whole = float(value).is_integer() or abs(value) >= 1000  # noqa: PLR2004
     text = f"{value:,.0f}" if is_whole and abs(value) < 1e15 else f"{value:.4g}"  # noqa: PLR2004
     return f"{text} {'' if unit == '1' else unit}".rstrip()
+
+
+def amount_of(name: str, value: float) -> str:
+    """Return the *value* of what is called *name* in the unit that its end says: ``_ns`` or ``_bytes``, else none."""
+    if not name.endswith("_ns"):
+        return amount(value, "bytes" if name.endswith("_bytes") else "")
+    return duration(value) if abs(value) < _DATES_NS else clock(int(value))
 
 
 def clock(at_ns: int | None, *, has_ms: bool = False) -> str:

@@ -433,7 +433,7 @@ class TracksideCallback(TrainerCallback):  # type: ignore[misc]  # its types are
     ) -> None:
         """Turn telemetry on, if the callback came later than the trainer, and open the training loop."""
         self._begin(args)
-        # Transformers 4.46 to 4.49 give it to the state alone.
+        # Transformers 4.49.0 gives it to the state alone.
         loader = getattr(state, "train_dataloader", None) if train_dataloader is None else train_dataloader
         self._record("train_begins", model, args, state, model, loader)
 

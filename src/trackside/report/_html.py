@@ -114,7 +114,7 @@ footer { color: var(--dim); font-size: .82rem; margin-top: 20px; }
   section { padding: 14px 12px; } main { padding: 14px 10px 32px; }
   .attempt { grid-template-columns: 1fr; } .part { grid-template-columns: 1fr auto; }
   .part .track { grid-column: 1 / -1; } th, td { padding-right: 6px; }
-  td.name { min-width: 8rem; } }
+  td.name { min-width: 8rem; } td .spark { width: 90px; } }
 @media print { :root { color-scheme: light; } body { background: #fff; font-size: 10.5pt; }
   main { max-width: none; padding: 0; } section, .figures div { border-color: #bbb; break-inside: avoid; }
   * { -webkit-print-color-adjust: exact; print-color-adjust: exact; } tr { break-inside: avoid; } }
@@ -558,7 +558,7 @@ def _steps(report: Report) -> str:
         ends = f"{words.amount(report.loss[0][1].median)} to {words.amount(report.loss[-1][1].median)}"
         course = f'<span class="dim">{ends}, least {words.amount(least)}</span>'
         content += f"<h3>Training loss {course}</h3>{curve(report.loss, 'loss', words.amount, height=130)}"
-    note = f"In stretches of {words.duration(report.step_width_ns)} or more; no step is left out of the band."
+    note = f"A point is the median of all steps within {words.duration(report.step_width_ns)}; the band spans them all."
     return section("steps", "Step time", content, note)
 
 
@@ -610,8 +610,8 @@ def _parts(report: Report) -> str:
     return section("parts", "What a step is made of", rows, note)
 
 
-_WHOLE: Final = "rank step count failed score"
-"""Columns of plain numbers, which are never broken in two: they are short, whatever names a job uses."""
+_WHOLE: Final = "rank step count failed score state"
+"""Columns of plain numbers and words, which are never broken in two: they are short, whatever names a job uses."""
 
 
 def rows_table(
@@ -627,7 +627,7 @@ def rows_table(
         return ""
     kept = [place for place in range(len(names)) if any(row[place] not in {"", words.NOTHING} for row in rows)]
     names, rows = [names[place] for place in kept], [[row[place] for place in kept] for row in rows]
-    kinds = (("n", numbers), ("opt", optional), ("whole", _WHOLE), ("name", "span"))
+    kinds = (("n", numbers), ("opt", optional), ("whole", _WHOLE), ("name", "span metric field"))
     looks = [" ".join(look for look, own in kinds if name in own.split()) for name in names]
     head = "".join(f'<th class="{look}">{escaped(name)}</th>' for name, look in zip(names, looks, strict=True))
     body = "".join(
@@ -675,7 +675,7 @@ def _counters(report: Report) -> str:
          words.amount(row.minimum, row.unit), words.amount(row.maximum, row.unit), Markup(spark(row.level)))
         for row in report.counters if row.count
     ]  # fmt: skip
-    table = rows_table(("metric", "last", "min", "max", "trend"), rows, numbers="last min max", optional="min")
+    table = rows_table(("metric", "last", "min", "max", "trend"), rows, numbers="last min max", optional="min max")
     return section("counters", "Metrics", table) if table else ""
 
 
@@ -686,13 +686,13 @@ def _own(report: Report) -> str:
         step = f", step {row.last_step:,}" if row.last_step >= 0 else ""
         seen = f"{row.count:,} on {words.plural(row.ranks, 'rank')}; the last at {words.clock(row.last_ns)}{step}"
         fields = [
-            (name, words.amount(value) if points else str(value)[:_MOST_TEXT],
-             words.amount(min(one.low for _, one in points)) if points else "",
-             words.amount(max(one.high for _, one in points)) if points else "", Markup(spark(points)))
+            (name, words.amount_of(name, value) if points else str(value)[:_MOST_TEXT],
+             words.amount_of(name, min(one.low for _, one in points)) if points else "",
+             words.amount_of(name, max(one.high for _, one in points)) if points else "", Markup(spark(points)))
             for name, value in row.last.items()
             for points in [row.levels.get(name, [])]
         ]  # fmt: skip
-        table = rows_table(("field", "last", "min", "max", "trend"), fields, numbers="min max", optional="min")
+        table = rows_table(("field", "last", "min", "max", "trend"), fields, numbers="min max", optional="min max")
         content += f'<h3>{escaped(row.name)} <span class="dim">{escaped(seen)}</span></h3>{table}'
     return section("own", "Events of the job's own", content) if content else ""
 
