@@ -51,7 +51,6 @@ class TestAmount:
         """Bytes are in the unit that keeps the number short, all other values in their own unit."""
         assert text.amount(value, unit) == expected
 
-
     @pytest.mark.parametrize(
         ("name", "value", "expected"),
         [

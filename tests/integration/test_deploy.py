@@ -16,7 +16,9 @@ from pathlib import Path
 
 import pytest
 
+import trackside
 from ports import free_port
+from trackside.events import IterationEnded
 from trackside.handlers.export import CATALOGUE
 
 yaml = pytest.importorskip("yaml")
@@ -102,10 +104,6 @@ class TestFiles:
         compile(text, "ray_train.py", "exec")
         (rank,) = documents()["PyTorchJob"]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
         assert {entry["name"] for entry in rank["env"]} == set(re.findall(r'"(TRACKSIDE_\w+)"', text))
-
-    def test_slurm(self):
-        """The shell accepts the batch script."""
-        assert subprocess.run(["bash", "-n", DEPLOY / "slurm.sbatch"], check=False, timeout=60).returncode == 0
 
     def test_prometheus(self):
         """Prometheus's own checker accepts the configuration and the alerts."""
@@ -230,3 +228,43 @@ class TestCommands:
                 what="the last step is on the page",
             )
             assert not (tmp_path / "runs").exists()
+
+    @pytest.mark.hang_guard(180)
+    def test_of_the_batch_script(self, tmp_path):
+        """
+        The batch script, with stand-ins for SLURM's programs, brings a job's two ranks into the collector's log.
+
+        The ranks write no log of their own, and the script ends with the job.
+        """
+        pytest.importorskip("torch")
+        programs = tmp_path / "bin"
+        programs.mkdir()
+        for name, does in {"scontrol": "echo 127.0.0.1", "srun": 'exec "$@"'}.items():
+            (programs / name).write_text(f"#!/bin/sh\n{does}\n")
+            (programs / name).chmod(0o755)
+        slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node", "SLURM_NNODES": "1"}
+        path = os.pathsep.join((str(programs), str(PROGRAMS), os.environ["PATH"]))
+        environment = {**os.environ, **slurm, "HOME": str(tmp_path), "PATH": path}
+        subprocess.run(
+            ["trackside", "keys", "new", tmp_path / "trackside-keys"], check=True, env=environment, timeout=60
+        )
+        (tmp_path / "train.py").write_text(TRAIN)
+        script = (DEPLOY / "slurm.sbatch").read_text("utf-8")
+        for here, there in {"7070": free_port(), "7071": free_port(), "29500": free_port(), "node 8": "node 2"}.items():
+            assert here in script
+            script = script.replace(here, str(there))
+        done = subprocess.run(
+            ["bash", "-c", script],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=150,
+        )
+
+        assert done.returncode == 0, done.stderr
+        ended = [
+            (event.source.rank, event.step) for event in trackside.replay(tmp_path / "runs" / "7", to=IterationEnded)
+        ]
+        assert sorted(ended) == [(rank, step) for rank in (0, 1) for step in range(10)]

@@ -58,6 +58,18 @@ class TestTraining:
         trainer_of(tmp_path, TracksideCallback()).train()
         assert lines_of(events) == golden()
 
+    def test_loader_in_the_state(self, events, tmp_path):
+        """It is the same where the loader is in the state alone, as in Transformers 4.49.0."""
+
+        class Called(TracksideCallback):
+            def on_train_begin(self, args, state, control, *, model=None, train_dataloader=None, **_):
+                state.train_dataloader = train_dataloader
+                super().on_train_begin(args, state, control, model=model)
+                del state.train_dataloader  # a checkpoint of the state cannot hold it
+
+        trainer_of(tmp_path, Called()).train()
+        assert lines_of(events) == golden()
+
     def test_iterations(self, events, tmp_path):
         """An iteration is an optimizer step: the samples of both its batches, and the mean of their losses."""
         trainer = trainer_of(tmp_path, TracksideCallback())
