@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from interrupting import Interruption, raising_signals
 from trackside.bus import Bus
 from trackside.events import GpuTimingUnavailable, KernelWindow, SectionWindow
 from trackside.handlers import Capture
@@ -182,6 +183,25 @@ class TestUnavailable:
             sections.step_ended(step)
         assert [event.reason for event in published.of(GpuTimingUnavailable)] == ["device lost"]
         assert len(published.of(SectionWindow)) == 3
+
+    @pytest.mark.parametrize("method", ["begin", "end", "elapsed_ns"])
+    def test_interrupted(self, sections, gpu, published, monkeypatch, *, method):
+        """What the program's signal handler raises in a GPU's call comes out, and the GPU is timed afterwards."""
+        section = sections.section("forward", gpu=True)
+
+        def train(step):
+            with section:
+                pass
+            sections.step_ended(step)
+
+        with raising_signals() as interrupt, monkeypatch.context() as patched:
+            patched.setattr(gpu, method, lambda *_: interrupt())
+            with pytest.raises(Interruption):
+                train(0)
+        gpu.done = 9
+        train(1)
+        assert published.of(GpuTimingUnavailable) == []
+        assert published.of(KernelWindow)[-1].names == ["forward"]
 
     @pytest.mark.torch
     def test_no_device(self):

@@ -11,6 +11,7 @@ import weakref
 
 import pytest
 
+from interrupting import Interruption, raising_signals
 from trackside.events import ExceptionRaised, IterationEnded, SpanEnded, SpanEventAdded, ambient
 from trackside.instruments import (
     application,
@@ -272,6 +273,23 @@ class TestOdd:
         with pytest.raises(Mute), span("x"):
             raise Mute
         assert ended(captured, "x").error["message"] == "(no message: str() raised RuntimeError)"
+
+    def test_interrupted(self, captured):
+        """What the program's signal handler raises in the str of an exception comes out; the span has ended once."""
+
+        class Slow(Exception):
+            def __str__(self):
+                if moments:
+                    moments.pop()()
+                return ""
+
+        with raising_signals() as interrupt:
+            moments = [interrupt]
+            with pytest.raises(Interruption), span("x"):
+                raise Slow
+        with span("y"):
+            pass
+        assert [event.parent_span_id for event in captured.of(SpanEnded) if event.name == "y"] == [0]
 
     def test_group(self, captured):
         """An exception group is recorded with its members."""

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shutil
 import stat
 import typing
 from pathlib import Path
@@ -451,6 +452,13 @@ class TestCommand:
         assert export(tmp_path / "logs", tmp_path / "parquet") == 2
         assert capsys.readouterr().err.count("\n") == 1
         assert len(read(tmp_path / "parquet", "trackside.iteration.ended")) == 1
+
+    def test_copied_log(self, tmp_path):
+        """Of a log and its copy each event is exported once."""
+        record(tmp_path / "logs")
+        shutil.copytree(tmp_path / "logs", tmp_path / "logs" / "copy")
+        assert export(tmp_path / "logs", tmp_path / "tables") == 0
+        assert len(read(tmp_path / "tables", "trackside.iteration.ended")) == 1
 
     def test_no_place(self, tmp_path, capsys):
         """An unwritable target is one line, and nothing is left behind."""

@@ -65,6 +65,20 @@ class Interrupter:
 
 
 @contextlib.contextmanager
+def raising_signals() -> Iterator[Callable[[], None]]:
+    """Give what has the program's handler of SIGUSR1 raise an `Interruption`, at once and in the calling thread."""
+
+    def handle(_number: int, _frame: object) -> None:
+        raise Interruption
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        yield lambda: signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@contextlib.contextmanager
 def interrupter() -> Iterator[Interrupter]:
     """Handle SIGALRM by an `Interrupter`; without garbage collection, whose callbacks no exception leaves."""
     handler = Interrupter()

@@ -23,6 +23,9 @@ from trackside.events._version import __version__
 MAIN, WORKER, COLLECTOR = "main", "worker", "collector"
 ROLES = (MAIN, WORKER, COLLECTOR)
 _MAX_COUNT: Final = 1 << 31
+_MAX_RANKS: Final = 1 << 20
+"""The most ranks that a job is believed to have: readers list those that are missing."""
+_LIMITS: Final = {"rank": _MAX_RANKS, "local_rank": _MAX_RANKS, "world_size": _MAX_RANKS + 1}
 _WHOLE: Final = r"[0-9]{1,9}"
 _FORK_SERVER: Final = "from multiprocessing.forkserver import main"
 """The command that `multiprocessing` starts its fork server with."""
@@ -143,7 +146,7 @@ class Source(Value):
         kept: dict[str, Any] = {"id": ""}
         for name, kind in _PLAIN.items():
             value = given.get(name)
-            if type(value) is kind and _is_possible(value):
+            if type(value) is kind and _is_possible(name, value):
                 kept[name] = value
         tags = given.get("perf_tags")
         if isinstance(tags, (list, tuple)):
@@ -186,8 +189,8 @@ _PLAIN: dict[str, type] = {
 }
 
 
-def _is_possible(value: Any) -> bool:
-    return type(value) not in {int, float} or 0 <= value < _MAX_COUNT
+def _is_possible(name: str, value: Any) -> bool:
+    return type(value) not in {int, float} or 0 <= value < _LIMITS.get(name, _MAX_COUNT)
 
 
 def _rebuilt(cls: type[Any], data: object, **kinds: type) -> Any:
@@ -246,7 +249,7 @@ def _ranks(env: Mapping[str, str], **variables: str) -> dict[str, Any]:
         text = env.get(variable)
         if text:
             number = int(text) if re.fullmatch(_WHOLE, text) else -1
-            if number < (field == "world_size"):
+            if number < (field == "world_size") or not _is_possible(field, number):
                 raise ConfigError(variable, text, "the launcher should set a whole number")
             found[field] = number
     return found

@@ -210,11 +210,13 @@ class ParquetFiles:
 
     def add(self, events: Sequence[Event]) -> None:
         """
-        Write *events*, all of one source.
+        Write *events*, all of one source; there may be none.
 
         Raises:
             OSError: if they cannot be written.
         """
+        if not events:
+            return
         by_class: dict[type[Event], list[Event]] = defaultdict(list)
         for event in events:
             by_class[type(event)].append(event)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from trackside.bus import Bus
+from trackside.core import is_from_signal_handler
 from trackside.events import GpuTimingUnavailable
 from trackside.instruments._section import CHUNK, Section, SectionSummary, SectionTimes
 
@@ -109,17 +111,19 @@ class GpuSections:
         try:
             self._timer = self._find_timer()
         except Exception as error:
-            self._turn_off(_said(error))
+            self._turn_off(error)
 
     def _fall_back(self, error: Exception) -> None:
         """Time stretches in place of kernels from now on, and say once why."""
+        if is_from_signal_handler(error):
+            raise error
         kernels, self._kernels, self._find_kernels = self._kernels, None, None
         if kernels is not None:
             kernels.close()
         try:
             self._timer = self._find_timer()
         except Exception as other:
-            self._turn_off(f"{_said(error)}; {_said(other)}")
+            self._turn_off(other, f"{_said(error)}; ")
         else:
             self._bus.log(GpuTimingUnavailable(reason=_said(error), instead="the sections' stretches of the stream"))
 
@@ -127,7 +131,7 @@ class GpuSections:
         if self._kernels is not None:
             self._fall_back(error)
         else:
-            self._turn_off(_said(error))
+            self._turn_off(error)
 
     def end(self, name: str, mark: Any, *, failed: bool) -> None:
         """Mark the end of the stretch that began at *mark*; of one that *failed* the time is not kept."""
@@ -163,7 +167,7 @@ class GpuSections:
             try:
                 taken_ns = self._timer.elapsed_ns(mark)
             except Exception as error:
-                self._turn_off(_said(error))
+                self._turn_off(error)
                 return
             if taken_ns is None:
                 return
@@ -200,12 +204,14 @@ class GpuSections:
         if kernels is not None:
             kernels.close()
 
-    def _turn_off(self, reason: str) -> None:
+    def _turn_off(self, error: Exception, before: str = "") -> None:
         """Go on without GPU times, and say once why."""
+        if is_from_signal_handler(error):
+            raise error
         self._is_off = True
         self._lost += len(self._pending)
         self._pending.clear()
-        self._bus.log(GpuTimingUnavailable(reason=reason))
+        self._bus.log(GpuTimingUnavailable(reason=before + _said(error)))
 
 
 def _said(error: Exception) -> str:
@@ -225,7 +231,11 @@ class GpuSection(Section):
     def __enter__(self) -> Self:
         super().__enter__()
         is_timed = self._start_ns > 0
-        self._marks.append(self._gpu.begin() if is_timed else None)
+        try:
+            self._marks.append(self._gpu.begin() if is_timed else None)
+        except BaseException:  # of the program's signal handler: Python does not call __exit__ after it
+            super().__exit__(*sys.exc_info())
+            raise
         if is_timed:
             self._restart()  # what it took to begin on the GPU is not the block's
         return self

@@ -8,6 +8,7 @@ from types import CodeType
 from typing import Final, NamedTuple
 
 from trackside.bus import Bus, default_bus
+from trackside.core import is_from_signal_handler
 from trackside.events import ExceptionRaised, ambient, clock, span_names
 from trackside.events._ambient import next_id
 
@@ -127,6 +128,8 @@ def message_of(error: BaseException) -> str:
     try:
         return str(error)[:_MAX_MESSAGE]
     except Exception as another:
+        if is_from_signal_handler(another):
+            raise
         return f"(no message: str() raised {type(another).__name__})"
 
 
@@ -137,6 +140,8 @@ def _traceback_of(error: BaseException) -> str:
             -_MAX_TRACEBACK:
         ]
     except Exception as another:
+        if is_from_signal_handler(another):
+            raise
         return f"(no traceback: formatting it raised {type(another).__name__})"
 
 

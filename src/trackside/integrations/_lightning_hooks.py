@@ -409,7 +409,9 @@ def _target_of(trainer: Any) -> int | None:
     """Return after how many optimizer steps training is to end; None if the trainer does not know."""
     try:
         target = trainer.estimated_stepping_batches
-    except Exception:  # it asks loaders, strategies and other callbacks
+    except Exception as error:  # it asks loaders, strategies and other callbacks
+        if is_from_signal_handler(error):
+            raise
         return None
     return target if isinstance(target, int) and target > 0 else None
 

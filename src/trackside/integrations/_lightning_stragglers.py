@@ -11,6 +11,7 @@ from typing import Any, Final
 import attrs
 
 from trackside.bus import Subscription, default_bus
+from trackside.core import is_from_signal_handler
 from trackside.events import ConfigError, process_source
 from trackside.handlers.models.scores import INDIVIDUAL, RELATIVE, ScoreReport, Thresholds
 from trackside.instruments import configure_sections
@@ -163,7 +164,9 @@ class StragglerHooks(LightningHooks):
         if self._logs:
             try:
                 pl_module.log_dict(scalars(report), batch_size=1, rank_zero_only=True)
-            except Exception:
+            except Exception as error:
+                if is_from_signal_handler(error):
+                    raise
                 self._logger.warning("the scores cannot be logged", exc_info=True)
 
     def _stop(self, trainer: Any) -> None:
