@@ -16,6 +16,8 @@ from trackside.events import (
     CheckpointSaveSucceeded,
     ConfigError,
     IterationEnded,
+    ProfileSpanEnded,
+    SectionWindow,
     SpanOutOfOrder,
     SpanStarted,
 )
@@ -287,6 +289,22 @@ class TestStragglers:
         trainer = frameworks.lightning_trainer("lightning", tmp_path, *callbacks, max_steps=40, **self.OPTIONS)
         trainer.fit(slowing("lightning"), frameworks.loader(frameworks.Samples(400)))
         assert 0 < trainer.global_step < 40
+
+
+class TestBroadcast:
+    def test_is_a_wait(self, events, tmp_path):
+        """The exchange before each batch by which Lightning's ranks learn of a signal is a wait for other ranks."""
+
+        class OfTwoRanks(framework("lightning").Callback):
+            def on_train_batch_start(self, trainer, *_):
+                trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor()
+
+        if not hasattr(framework("lightning").loops._TrainingEpochLoop, "_broadcast_sigterm_tensor"):
+            pytest.skip("this release has no such exchange")
+        fit("lightning", tmp_path, callback_of("lightning"), OfTwoRanks(), max_steps=2)
+        spans = [event.name for event in of(ProfileSpanEnded, events)]
+        assert spans.count("sigterm_broadcast") == spans.count("data_loading") > 0
+        assert {name for window in of(SectionWindow, events) for name in window.waits} == {"sigterm_broadcast"}
 
 
 @pytest.mark.hang_guard(200)

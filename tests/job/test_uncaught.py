@@ -14,6 +14,10 @@ BEGIN = """
 import sys, threading
 import trackside
 """
+BY_FRAMEWORK = """
+from trackside.integrations._auto_start import AutoStart
+AutoStart(sys.argv[1], None, ()).begin(rank=0, local_rank=0, world_size=1)
+"""
 BLOCK = "with trackside.start(sys.argv[1], report=False): "
 
 
@@ -43,7 +47,7 @@ class TestProgram:
         assert reasons(events) == ["ValueError"]
         assert done.returncode == 1
 
-    @pytest.mark.parametrize("begin", ["trackside.start(sys.argv[1], report=False)\n", BLOCK])
+    @pytest.mark.parametrize("begin", ["trackside.start(sys.argv[1], report=False)\n", BLOCK, BY_FRAMEWORK])
     def test_exit(self, tmp_path, begin):
         """A program that ends itself with a status of failure has no good end."""
         done, events = run(tmp_path, begin + "sys.exit(3)")

@@ -60,7 +60,7 @@ class AutoStart:
         self._job = start(self._directory, job=self._described(ranks), handlers=self._handlers)
         callbacks.on_app_start()
         # After the job's own, so before it: the application ends, and then the stream.
-        atexit.register(self.end)
+        atexit.register(self._end_at_exit)
         return self._job
 
     def _described(self, ranks: dict[str, int]) -> JobConfig:
@@ -70,9 +70,14 @@ class AutoStart:
             known["run_id"] = _agree_on_run()
         return attrs.evolve(job, **known)
 
+    def _end_at_exit(self) -> None:
+        if self._job is not None:
+            self._job._record_exit()  # noqa: SLF001
+        self.end()
+
     def end(self) -> None:
         """Turn off what was turned on here; safe to call twice."""
-        atexit.unregister(self.end)
+        atexit.unregister(self._end_at_exit)
         job, self._job = self._job, None
         if job is not None and job.is_open:
             callbacks.on_app_end()

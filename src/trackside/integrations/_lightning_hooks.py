@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 from trackside.bus import default_bus
 from trackside.core import is_from_signal_handler
-from trackside.events import LIFECYCLE, span_names
+from trackside.events import LIFECYCLE, clock, span_names
 from trackside.instruments import callbacks, config, metrics
 from trackside.instruments._checkpoint import CheckpointSave, checkpoint_load, checkpoint_save
 from trackside.instruments._moments import begin, end, end_with, pop_open
@@ -152,6 +152,7 @@ class Checkpoints:
             load.close(error=error)
 
 
+SIGTERM_BROADCAST: Final = "sigterm_broadcast"
 SANITY_CHECK: Final = "sanity_check"
 PREDICTING_LOOP: Final = "predicting_loop"
 PREDICTING_ITERATION: Final = "predicting_single_iteration"
@@ -219,6 +220,8 @@ class Watch:
         self._loss: Any = None
         self._patches.replace(trainer.profiler, "start", self._before_action)
         self._patches.replace(trainer.profiler, "stop", self._after_action)
+        # Before each batch, in recent releases: a rank that comes early waits here for those that come late.
+        self._patches.replace(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor", self._broadcasting)
         # Lightning's loggers are called on rank 0 alone; every rank and every trainer without a logger passes by here.
         self._patches.replace(getattr(trainer, "_logger_connector", None), "log_metrics", self._logging)
 
@@ -259,6 +262,14 @@ class Watch:
             return done
 
         return stopped
+
+    def _broadcasting(self, broadcast: Any) -> Any:
+        def timed() -> None:
+            began_ns = clock.now_ns()
+            broadcast()
+            self._parts.took(SIGTERM_BROADCAST, began_ns, waits=True)
+
+        return timed
 
     def _part(self, action: str) -> str:
         """Return the part of the step that the profiler's *action* is; empty for none."""

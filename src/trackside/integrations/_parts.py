@@ -103,7 +103,7 @@ class Parts:
         timed.__exit__(None, None, None)
         callbacks.on_model_backward_end(computed_ns / 1e6)
         if synchronized_ns:
-            self.took(span_names.GRADIENT_SYNCHRONIZATION, computed_ns, synchronized_ns)
+            self.took(span_names.GRADIENT_SYNCHRONIZATION, computed_ns, synchronized_ns, waits=True)
 
     def _forget(self) -> None:
         forget, self._forget_loss = self._forget_loss, None
@@ -111,10 +111,14 @@ class Parts:
         if forget is not None:
             forget()
 
-    def took(self, name: str, began_ns: int, ended_ns: int | None = None) -> None:
-        """Record the part *name* now that it is over; it began and *ended*, by default now, in ns since the epoch."""
+    def took(self, name: str, began_ns: int, ended_ns: int | None = None, *, waits: bool = False) -> None:
+        """
+        Record the part *name* now that it is over; it began and *ended*, by default now, in ns since the epoch.
+
+        A rank that *waits* in it for others is not slow.
+        """
         ended_ns = clock.now_ns() if ended_ns is None else ended_ns
-        timed = waiting(name) if name == span_names.GRADIENT_SYNCHRONIZATION else section(name, gpu=False)
+        timed = waiting(name) if waits else section(name, gpu=False)
         timed.__enter__()
         _shift(timed, began_ns - ended_ns)
         timed.__exit__(None, None, None)

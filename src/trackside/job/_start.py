@@ -574,9 +574,13 @@ class Job:
             _say(f"trackside: watch it with: trackside attach {shlex.quote(str(log.directory))}")
 
     def _close_at_exit(self) -> None:
+        self._record_exit()
+        self.close(reason="exit")
+
+    def _record_exit(self) -> None:
+        """Record that the program ends itself, if it did so by a status of failure."""
         if self._uncaught is not None and self.is_open:
             self._uncaught.record(SystemExit(self._uncaught.exit_status))
-        self.close(reason="exit")
 
     def __enter__(self) -> Self:
         return self
