@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from trackside.compat.one_logger.exporter.file_exporter import FileExporter
 from trackside.compat.one_logger.training_telemetry.api.config import TrainingTelemetryConfig
 from trackside.compat.one_logger.training_telemetry.api.training_telemetry_provider import TrainingTelemetryProvider
 from trackside.events import NOWHERE, ambient
+from trackside.instruments._iteration import next_step
 from trackside.instruments._moments import end_all
 from trackside.instruments._span import forget_opened
 
@@ -77,6 +79,7 @@ class Recording(BaseExporter):
 @pytest.fixture
 def one_logger(tmp_path: Path) -> Iterator[OneLogger]:
     """Give One Logger over trackside, not configured yet; afterwards it is as before."""
+    next_step.set(itertools.count().__next__)  # other tests of the process have counted too
     yield OneLogger(tmp_path / "telemetry" / "spans.jsonl")
     TrainingTelemetryProvider.forget()
     end_all("the test was over", None)
