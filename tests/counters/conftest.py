@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from trackside.counters import CounterRegistry
-from trackside.events import CounterWindow, Event
+from trackside.events import CounterWindow, Event, clock
 from trackside.testing import FakeClock
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from trackside.counters import Stat
 
 SECOND = 10**9
@@ -19,13 +22,11 @@ SECOND = 10**9
 class Station:
     """A registry with the functions that a test needs."""
 
-    def __init__(self, **options: Any) -> None:
-        self.clock = FakeClock()
+    def __init__(self, fake_clock: FakeClock, **options: Any) -> None:
+        self.clock = fake_clock
         self.published: list[Any] = []
         self.wanted = True
-        self.registry = CounterRegistry(
-            publish=self.publish, wants=self.wants, now_ns=self.clock, threaded=False, **options
-        )
+        self.registry = CounterRegistry(publish=self.publish, wants=self.wants, threaded=False, **options)
         self.counter = self.registry.counter
         self.stat = self.registry.stat
         self.collect = self.registry.collect
@@ -65,18 +66,26 @@ class Station:
 
 
 @pytest.fixture
-def make_station() -> type[Station]:
+def fake_clock() -> Iterator[FakeClock]:
+    """Give the clock that all registries of a test read, as it is: also where they ask for wall time."""
+    fake = FakeClock()
+    with clock.installed(fake, fake):
+        yield fake
+
+
+@pytest.fixture
+def make_station(fake_clock: FakeClock) -> Callable[..., Station]:
     """Give a function that makes one registry after another."""
-    return Station
+    return functools.partial(Station, fake_clock)
 
 
 @pytest.fixture
-def station() -> Station:
+def station(make_station: Callable[..., Station]) -> Station:
     """Give the test a registry of its own."""
-    return Station()
+    return make_station()
 
 
 @pytest.fixture
-def strict_station() -> Station:
+def strict_station(make_station: Callable[..., Station]) -> Station:
     """Give the test a strict registry of its own."""
-    return Station(strict=True)
+    return make_station(strict=True)

@@ -35,7 +35,7 @@ def recorded(cls, method, samples, **options):
     """Return the snapshot and the windows of an instrument after *samples*."""
     instrument = cls("x", aggregations=options.pop("aggregations", None))
     closed = []
-    window = CollectorWindow(instrument, put=closed.append, now_ns=lambda: 0, **options)
+    window = CollectorWindow(instrument, put=closed.append, **options)
     instrument.attach(window, 0)
     for sample in samples:
         getattr(instrument, method)(sample)

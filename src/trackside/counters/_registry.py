@@ -32,7 +32,6 @@ class CounterRegistry:
     Args:
         publish: Called with each `CounterWindow`, never while a lock is held.
         wants: Returns whether a handler is subscribed to the windows.
-        now_ns: The clock, in ns since the epoch.
         strict: Raise for an invalid sample where it is added.
         threaded: Whether collectors get a thread; without one, call `tick`.
     """
@@ -42,13 +41,11 @@ class CounterRegistry:
         publish: Callable[[Event], None],
         wants: Callable[[type[Event]], bool],
         *,
-        now_ns: Callable[[], int] = clock.now_ns,
         strict: bool = False,
         threaded: bool = True,
     ) -> None:
         self._publish = publish
         self._wants = wants
-        self._now_ns = now_ns
         self._strict = strict
         self._threaded = threaded
         self._instruments: dict[str, Instrument] = {}
@@ -261,7 +258,6 @@ class CounterRegistry:
             match=_check_text("match", match),
             aggregations=None if aggregations is None else in_order(aggregations),
             raw=raw,
-            now_ns=self._now_ns,
             on_close=self._release,
         )
         with self._lock:
@@ -277,7 +273,7 @@ class CounterRegistry:
         with self._lock:
             before = self._collectors
             self._collectors = tuple(other for other in before if other is not collector)
-        collector.finish(self._now_ns(), timeout_s=LOCK_TIMEOUT_S)
+        collector.finish(clock.now_ns(), timeout_s=LOCK_TIMEOUT_S)
         self._hand_out((collector,), LOCK_TIMEOUT_S)
         if collector in before:
             self._dropped_before += collector.dropped.value
@@ -311,13 +307,13 @@ class CounterRegistry:
         Args:
             now_ns: The time, in ns since the epoch; the clock's unless given.
         """
-        called_ns = self._now_ns() if now_ns is None else now_ns
+        called_ns = clock.now_ns() if now_ns is None else now_ns
         due = [collector for collector in self._collectors if collector.due_ns <= called_ns]
         if due:
             for gauge in self._called:
                 if any(collector.covers(gauge.name) for collector in due):
                     gauge.read()
-            end_ns = self._now_ns() if now_ns is None else now_ns
+            end_ns = clock.now_ns() if now_ns is None else now_ns
             for collector in due:
                 collector.roll(end_ns)
         self._hand_out(self._collectors, LOCK_TIMEOUT_S)
@@ -327,7 +323,7 @@ class CounterRegistry:
         collectors = self._collectors
         if not collectors:
             return None
-        wait_ns = min(collector.due_ns for collector in collectors) - self._now_ns()
+        wait_ns = min(collector.due_ns for collector in collectors) - clock.now_ns()
         return max(SHORTEST_INTERVAL_S / 2, wait_ns / 1e9)
 
     def flush(self, timeout_s: float = 2.0) -> bool:
@@ -360,7 +356,7 @@ class CounterRegistry:
             self._is_closed = True
             collectors = self._collectors  # they stay until they are done: an exception may come between
         done = self._sampler.stop(timeout_s / 2)
-        now_ns = self._now_ns()
+        now_ns = clock.now_ns()
         for collector in collectors:
             done = collector.finish(now_ns, timeout_s=left_s(deadline_s)) and done
         done = self._hand_out(collectors, left_s(deadline_s)) and done

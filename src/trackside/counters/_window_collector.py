@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from trackside.core import CircuitBreaker, Closing, ThreadSafeCount, complain, is_from_signal_handler
 from trackside.counters._aggregation import EXTREMES, SKETCH, SPREAD, Aggregation, needs_of
 from trackside.counters._samples import ALL_FINITE, NonFinite, SampleChunk, SampleSummary, Total, as_float
-from trackside.events import CounterWindow
+from trackside.events import CounterWindow, clock
 
 if TYPE_CHECKING:
     from trackside.counters._instruments import Instrument
@@ -51,7 +51,6 @@ class CollectorWindow:
         limit: Close after so many samples; None for never.
         keeps_raw: Whether the samples themselves are wanted too.
         put: Called with each window that closes, once the fold that closed it is complete.
-        now_ns: The clock that says when a window of *limit* samples closed.
     """
 
     __slots__ = (
@@ -59,7 +58,6 @@ class CollectorWindow:
         "_instrument",
         "_limit",
         "_non_finite",
-        "_now_ns",
         "_put",
         "_raw",
         "_start_ns",
@@ -77,18 +75,16 @@ class CollectorWindow:
         limit: int | None,
         keeps_raw: bool,
         put: Callable[[ClosedWindow], None],
-        now_ns: Callable[[], int],
     ) -> None:
         # A chunk that knows its extremes is proven to hold nothing but floats, in whatever parts it is cut.
         self.needs: int = needs if limit is None else needs | EXTREMES
         self._instrument = instrument
         self._limit = limit
         self._put = put
-        self._now_ns = now_ns
         self._raw = array("d") if keeps_raw else None
         self._non_finite = ALL_FINITE
         self._has_ended = False
-        self.begin(now_ns(), 0, Total())
+        self.begin(clock.now_ns(), 0, Total())
 
     def begin(self, start_ns: int, total_count: int, total: Total) -> None:
         """Start the first window, of an instrument with *total_count* values so far."""
@@ -154,7 +150,7 @@ class CollectorWindow:
             end = min(size, first + self._limit - self._summary.count)
             self._add(chunk.part(first, end))
             if self._summary.count == self._limit:
-                self.close(self._now_ns())
+                self.close(clock.now_ns())
             first = end
 
     def _add(self, chunk: SampleChunk) -> None:
@@ -206,7 +202,6 @@ class CounterCollector(Closing):
         match: A pattern for the names that it covers.
         aggregations: The figures in a window; None to leave them to each instrument.
         raw: Called with each window's name and samples, before the window is published.
-        now_ns: The clock.
         on_close: Called by `close`.
     """
 
@@ -218,7 +213,6 @@ class CounterCollector(Closing):
         match: str,
         aggregations: tuple[Aggregation, ...] | None,
         raw: Raw | None,
-        now_ns: Callable[[], int],
         on_close: Callable[[CounterCollector], None],
     ) -> None:
         self.match = match
@@ -230,12 +224,11 @@ class CounterCollector(Closing):
         self._raw = raw
         self._circuit_breaker = CircuitBreaker(f"collect(match={match!r}).raw")
         self._handed = 0
-        self._now_ns = now_ns
         self._on_close = on_close
         self._windows: dict[Instrument, CollectorWindow] = {}
         self._waiting: deque[ClosedWindow] = deque()
         self._skips_empty = False
-        self.due_ns: int = now_ns() + (self._interval_ns or POLL_NS)
+        self.due_ns: int = clock.now_ns() + (self._interval_ns or POLL_NS)
         """When to `roll` next."""
 
     def __repr__(self) -> str:
@@ -261,9 +254,8 @@ class CounterCollector(Closing):
             limit=self._count,
             keeps_raw=self._raw is not None,
             put=self._put,
-            now_ns=self._now_ns,
         )
-        if instrument.attach(window, self._now_ns()):
+        if instrument.attach(window, clock.now_ns()):
             self._windows[instrument] = window
         else:
             complain("%s %s cannot be collected: its samples cannot be read", instrument.kind, instrument.name)
