@@ -16,6 +16,7 @@ import time
 
 import trackside
 from benchmarks.measure import Row, Timing, timing
+from trackside.events import Source
 
 FILES = 256
 EVENTS = 1_000_000
@@ -49,9 +50,7 @@ def write_log(directory: pathlib.Path, *, rank: int, events: int) -> None:
     """Write the events of a rank: of ten events four iterations, four spans, a counter's window and a heartbeat."""
     from trackside.events import CounterWindow, Heartbeat, ProfileSpanEnded  # noqa: PLC0415  for this process alone
 
-    source = trackside.Source(
-        run_id="run", session_tag="benchmark", host=f"node-{rank // 8}", rank=rank, world_size=FILES
-    )
+    source = Source(run_id="run", session_tag="benchmark", host=f"node-{rank // 8}", rank=rank, world_size=FILES)
     with trackside.Bus(source=source) as bus:
         bus.subscribe(trackside.EventLog(directory, fsync_s=None))
         for index in range(events):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import trackside
 from benchmarks.measure import Row, compared
 from trackside._free_threading import kept
-from trackside.events import IterationSpanEnded
+from trackside.events import IterationSpanEnded, Source
 
 LOOPS = 4_000
 """In a turn: some ms, in which other work on the machine interrupts few turns."""
@@ -34,7 +34,7 @@ class ThreadWorked(trackside.Event):
 class _Taker:
     """Takes frames, and does nothing with them."""
 
-    def open(self, source: trackside.Source) -> None:
+    def open(self, source: Source) -> None:
         pass
 
     def accept(self, _frame: bytes, *, events: int) -> bool:  # noqa: ARG002  the protocol's
@@ -45,7 +45,7 @@ class _Taker:
 
     close = flush
 
-    def after_fork(self, source: trackside.Source) -> None:
+    def after_fork(self, source: Source) -> None:
         pass
 
 

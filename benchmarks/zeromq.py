@@ -15,6 +15,7 @@ import zmq
 import trackside
 from benchmarks.measure import Row, Run, budget, compared, interleaved
 from trackside.cli._serving import collecting_rarely
+from trackside.events import Source
 from trackside.handlers.zeromq import new_keys
 from trackside.job import Remote
 from trackside.job._remote_access import RemoteAccess
@@ -63,7 +64,7 @@ def rows() -> list[Row]:
 def _watched(endpoint: str, keys: pathlib.Path | None) -> Iterator[Run]:
     """Return a function that logs events and returns when a viewer in another process has all of them."""
     bus = trackside.Bus()
-    source = trackside.Source.detect({})
+    source = Source.detect({})
     with tempfile.TemporaryDirectory() as directory:
         config = Remote(publish=endpoint, keys=keys)
         remote = RemoteAccess(config, bus=bus, source=source, directory=pathlib.Path(directory))

@@ -32,7 +32,6 @@ from trackside.events import (
     Event,
     IterationEnded,
     RunsOn,
-    Source,
     TracksideError,
     __version__,
     event,
@@ -45,7 +44,6 @@ if _TYPE_CHECKING:
         application,
         checkpoint_load,
         checkpoint_save,
-        checkpoint_save_finalization,
         config,
         data_loading,
         dataloader_init,
@@ -67,7 +65,7 @@ if _TYPE_CHECKING:
         zero_grad,
     )
     from trackside.integrations.pytorch import instrument
-    from trackside.job import JobConfig, Remote, StragglerWatch, TrainingConfig, start
+    from trackside.job import JobConfig, Remote, TrainingConfig, start
     from trackside.rules import all_of, any_of, at_most, every, fraction, where
 
 __all__ = [
@@ -83,8 +81,6 @@ __all__ = [
     "JsonlSink",
     "Remote",
     "RunsOn",
-    "Source",
-    "StragglerWatch",
     "TracksideError",
     "TrainingConfig",
     "__version__",
@@ -96,7 +92,6 @@ __all__ = [
     "check_logs",
     "checkpoint_load",
     "checkpoint_save",
-    "checkpoint_save_finalization",
     "close",
     "collect",
     "config",
@@ -145,7 +140,6 @@ _LATER = {
     "JobConfig": "trackside.job",
     "JsonlSink": "trackside.handlers",
     "Remote": "trackside.job",
-    "StragglerWatch": "trackside.job",
     "TrainingConfig": "trackside.job",
     "all_of": "trackside.rules",
     "any_of": "trackside.rules",
@@ -155,7 +149,6 @@ _LATER = {
     "check_logs": "trackside.handlers",
     "checkpoint_load": "trackside.instruments",
     "checkpoint_save": "trackside.instruments",
-    "checkpoint_save_finalization": "trackside.instruments",
     "config": "trackside.instruments",
     "data_loading": "trackside.instruments",
     "dataloader_init": "trackside.instruments",

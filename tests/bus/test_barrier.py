@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import trackside
-from trackside.events import ConfigError, RunsOn
+from trackside.events import ConfigError, RunsOn, Source
 
 
 @trackside.event("barrier.step.taken")
@@ -188,7 +188,7 @@ def test_stays_with_the_parent(bus):
 class TestDeliver:
     def foreign(self, count):
         """Return events as they come from another process."""
-        with trackside.Bus(source=trackside.Source(id="elsewhere", rank=7)) as other:
+        with trackside.Bus(source=Source(id="elsewhere", rank=7)) as other:
             sink = Kept()
             other.subscribe(sink)
             for number in range(count):

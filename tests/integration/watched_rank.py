@@ -17,6 +17,7 @@ import torch.distributed
 import trackside
 from trackside.events import clock
 from trackside.instruments import configure_sections, section, training_iteration
+from trackside.job import StragglerWatch
 
 STEPS, WINDOW_STEPS, SLOW_FROM = 60, 5, 20
 SLOW = 2
@@ -47,7 +48,7 @@ def train(own):
     rank, world, folder, killed_at = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
     configure_sections(window_steps=WINDOW_STEPS)
-    watch = trackside.StragglerWatch(
+    watch = StragglerWatch(
         windows_from="gather",
         report_every_steps=10,
         stop_if_detected=killed_at < 0,
