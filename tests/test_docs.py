@@ -17,6 +17,7 @@ pytestmark = pytest.mark.once
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 INDEX = (DOCS / "index.md").read_text(encoding="utf-8")
+PARSED = [ast.parse(path.read_text("utf-8")) for path in sorted((ROOT / "src" / "trackside").rglob("*.py"))]
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +120,15 @@ class TestDesign:
         places = ROOT / "src" / "trackside", ROOT
         assert [path for path in named if not any((place / path).exists() for place in places)] == []
 
+    def test_members(self):
+        """Every method that the table of places names is one of the class before its dot."""
+        table = re.search(r"^## Where to look\n(.*?)^## ", self.TEXT, re.DOTALL | re.MULTILINE)[1]
+        named = re.findall(r"`([A-Z]\w+)\.(\w+)`", table)
+        assert len(named) >= 5
+        classes = [node for tree in PARSED for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+        methods = {(cls.name, node.name) for cls in classes for node in cls.body if isinstance(node, ast.FunctionDef)}
+        assert set(named) - methods == set()
+
     def test_layers(self):
         """The drawing of the layers has each of them, and no other."""
         picture = re.search(r"```text\nsrc/trackside/\n(.*?)```", self.TEXT, re.DOTALL)[1]
@@ -129,19 +139,17 @@ class TestDesign:
 
 
 class TestSources:
-    PARSED = [ast.parse(path.read_text("utf-8")) for path in sorted((ROOT / "src" / "trackside").rglob("*.py"))]
-
     def test_docstrings_name_a_thing(self):
         """No docstring begins with a question word: it says what something is, or what to do."""
         owners = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
-        described = [node for tree in self.PARSED for node in ast.walk(tree) if isinstance(node, owners)]
+        described = [node for tree in PARSED for node in ast.walk(tree) if isinstance(node, owners)]
         firsts = [text for node in described if (text := ast.get_docstring(node))]
         assert len(firsts) > 2_000
         assert [text for text in firsts if re.match(r"(What|Who|Whose|Which|How|Where|When|Why)\b", text)] == []
 
     def test_one_spelling_of_an_interval(self):
         """A parameter in seconds of how often something happens ends in ``_interval_s``."""
-        functions = [node for tree in self.PARSED for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        functions = [node for tree in PARSED for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
         public = [
             function for function in functions if not function.name.startswith("_") or function.name == "__init__"
         ]
