@@ -157,6 +157,13 @@ class TestSources:
         assert "collect_interval_s" in named
         assert {name for name in named if re.search(r"every_s$|poll_s$|collect_s$", name)} == set()
 
+    def test_timed_ends_say_whether_all_was_done(self):
+        """Each ``flush`` and ``close`` that takes a ``timeout_s`` returns whether it did all within that time."""
+        functions = [node for tree in PARSED for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        ends = [node for node in functions if node.name in {"flush", "close"} and "timeout_s" in ast.unparse(node.args)]
+        assert len(ends) > 20
+        assert {ast.unparse(node.returns) for node in ends} == {"bool"}
+
     def test_cites_only_what_is_here(self):
         """No test and no page refers to a list of requirements or a plan that is not in the repository."""
         paths = [*ROOT.glob("docs/*.md"), *(ROOT / "tests").rglob("*.py"), *(ROOT / "src").rglob("*.py")]

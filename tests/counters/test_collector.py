@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trackside.core.sketch import Sketch
-from trackside.counters import Aggregation
+from trackside.counters import Aggregation, _registry
 from trackside.counters._window_collector import MAX_WAITING
 from trackside.events import ConfigError, CounterWindow
 
@@ -488,6 +488,29 @@ class TestClose:
 
         assert station.registry.close()
         assert station.counts() == [1, 1]
+
+    def test_while_another_thread_publishes(self, station, monkeypatch):
+        """Closing a collector returns whether its last windows were published in their order: not if one is stuck."""
+        monkeypatch.setattr(_registry, "LOCK_TIMEOUT_S", 0.01)
+        collectors = [station.collect(interval_s=100) for _ in range(2)]
+        station.add("x", 1)
+        stuck, goes_on = threading.Event(), threading.Event()
+
+        def publish(window):
+            stuck.set()
+            assert goes_on.wait(60)
+
+        station.registry._publish = publish
+        thread = threading.Thread(target=collectors[0].close)
+        thread.start()
+        assert stuck.wait(60)
+        station.registry._publish = station.publish
+
+        assert not collectors[1].close()
+
+        goes_on.set()
+        thread.join(60)
+        assert station.collect(interval_s=100).close()
 
     def test_no_collecting_after(self, station):
         """A collector after the end is refused."""

@@ -29,11 +29,19 @@ class TestAutoStart:
         job = telemetry.begin(rank=3, local_rank=1, world_size=8)
         assert (job.source.rank, job.source.local_rank, job.source.world_size) == (3, 1, 8)
         assert running_job() is job
-        telemetry.end()
-        telemetry.end()
+        assert telemetry.end()
+        assert telemetry.end()
         assert running_job() is None
         events = list(replay(tmp_path))
         assert [event.name for event in events if isinstance(event, (SpanStarted, SpanEnded))] == ["application"] * 2
+
+    def test_what_was_not_written(self, tmp_path, monkeypatch):
+        """Ending it returns whether everything was written, as closing its job does."""
+        telemetry = AutoStart(tmp_path, None, ())
+        job = telemetry.begin()
+        close = job.close
+        monkeypatch.setattr(job, "close", lambda: close() and False)
+        assert not telemetry.end()
 
     def test_nowhere(self):
         """Without a directory nothing is turned on."""

@@ -12,8 +12,8 @@ from typing import Any, Final, TypeVar
 
 from trackside.core import LateThread, complain, deadline_in, is_from_signal_handler, left_s
 from trackside.counters._aggregation import Aggregation, in_order
-from trackside.counters._instruments import Counter, CounterSnapshot, Gauge, Instrument, Stat
-from trackside.counters._window_collector import LOCK_TIMEOUT_S, CounterCollector, Raw
+from trackside.counters._instruments import LOCK_TIMEOUT_S, Counter, CounterSnapshot, Gauge, Instrument, Stat
+from trackside.counters._window_collector import CounterCollector, Raw
 from trackside.events import ConfigError, CounterWindow, Event, clock
 
 Kind = TypeVar("Kind", bound=Instrument)
@@ -269,14 +269,15 @@ class CounterRegistry:
         self.resume()
         return collector
 
-    def _release(self, collector: CounterCollector) -> None:
+    def _release(self, collector: CounterCollector) -> bool:
         with self._lock:
             before = self._collectors
             self._collectors = tuple(other for other in before if other is not collector)
-        collector.finish(clock.now_ns(), timeout_s=LOCK_TIMEOUT_S)
-        self._hand_out((collector,), LOCK_TIMEOUT_S)
+        done = collector.finish(clock.now_ns(), timeout_s=LOCK_TIMEOUT_S)
+        done = self._hand_out((collector,), LOCK_TIMEOUT_S) and done
         if collector in before:
             self._dropped_before += collector.dropped.value
+        return done
 
     def _hand_out(self, collectors: Iterable[CounterCollector], timeout_s: float) -> bool:
         """Publish closed windows; in order, unless another thread is stuck in doing so."""

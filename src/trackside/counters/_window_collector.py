@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from trackside.core import CircuitBreaker, Closing, ThreadSafeCount, complain, is_from_signal_handler
 from trackside.counters._aggregation import EXTREMES, SKETCH, SPREAD, Aggregation, needs_of
+from trackside.counters._instruments import LOCK_TIMEOUT_S
 from trackside.counters._samples import ALL_FINITE, NonFinite, SampleChunk, SampleSummary, Total, as_float
 from trackside.events import CounterWindow, clock
 
@@ -21,7 +22,6 @@ Raw: TypeAlias = Callable[[str, "array[float]"], Any]
 
 POLL_NS: Final = 10**9
 MAX_WAITING: Final = 4096
-LOCK_TIMEOUT_S: Final = 1.0
 MAX_RAW_SAMPLES: Final = 1 << 16
 
 
@@ -213,7 +213,7 @@ class CounterCollector(Closing):
         match: str,
         aggregations: tuple[Aggregation, ...] | None,
         raw: Raw | None,
-        on_close: Callable[[CounterCollector], None],
+        on_close: Callable[[CounterCollector], bool],
     ) -> None:
         self.match = match
         self.aggregations = aggregations
@@ -234,9 +234,14 @@ class CounterCollector(Closing):
     def __repr__(self) -> str:
         return f"<Collector of {self.match!r}>"
 
-    def close(self) -> None:
-        """Publish the windows as far as they have come, and stop. Closing twice is harmless."""
-        self._on_close(self)
+    def close(self) -> bool:
+        """
+        Publish the windows as far as they have come, and stop. Closing twice is harmless.
+
+        Returns:
+            False if another thread held an instrument, or the publishing of windows, for more than a second.
+        """
+        return self._on_close(self)
 
     # --- what follows is for the registry ----------------------------------------------------------------------
 

@@ -75,13 +75,14 @@ class AutoStart:
             self._job._record_exit()  # noqa: SLF001
         self.end()
 
-    def end(self) -> None:
-        """Turn off what was turned on here; safe to call twice."""
+    def end(self) -> bool:
+        """Turn off what was turned on here, and return whether everything was written; safe to call twice."""
         atexit.unregister(self._end_at_exit)
         job, self._job = self._job, None
-        if job is not None and job.is_open:
-            callbacks.on_app_end()
-            job.close()
+        if job is None or not job.is_open:
+            return True
+        callbacks.on_app_end()
+        return job.close()
 
 
 def _agree_on_run() -> str | None:

@@ -566,9 +566,9 @@ class LightningHooks:
         if self._watch is not None and self._watch.trainer is trainer:
             self._let_go()
 
-    def close(self) -> None:
-        """Turn off what was turned on here, as at the end of the process."""
-        self._telemetry.end()
+    def close(self) -> bool:
+        """Turn off what was turned on here, as at the end of the process; return whether everything was written."""
+        return self._telemetry.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Close what is open with the exception, write what is known, and leave the trainer as it was found."""

@@ -59,9 +59,14 @@ class TracksideCallback:
         if iteration is not None:
             iteration.close()
 
-    def close(self) -> None:
-        """Turn off the telemetry that this callback turned on; without this call it ends with the process."""
-        self._telemetry.end()
+    def close(self) -> bool:
+        """
+        Turn off the telemetry that this callback turned on; without this call it ends with the process.
+
+        Returns:
+            Whether everything was written.
+        """
+        return self._telemetry.end()
 
 
 def callbacks() -> list[Any]:

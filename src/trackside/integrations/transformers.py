@@ -388,9 +388,9 @@ class TracksideCallback(TrainerCallback):  # type: ignore[misc]  # its types are
     def _begin(self, args: Any) -> None:
         self._telemetry.begin(rank=args.process_index, local_rank=args.local_process_index, world_size=args.world_size)
 
-    def close(self) -> None:
-        """Turn off what was turned on here, as at the end of the process."""
-        self._telemetry.end()
+    def close(self) -> bool:
+        """Turn off what was turned on here, as at the end of the process; return whether everything was written."""
+        return self._telemetry.end()
 
     def _record(self, method: str, model: Any, *args: Any, **more: Any) -> None:
         watch = self._watch

@@ -891,9 +891,9 @@ class StreamConnection:
 
     def close(
         self, timeout_s: float = 0.5, *, is_last: bool = False, before: Callable[[Any], Awaitable[None]] | None = None
-    ) -> None:
+    ) -> bool:
         """
-        Close the connection and end the thread, as far as that is possible within *timeout_s*.
+        Close the connection and end the thread; return whether that was possible within *timeout_s*.
 
         *before* is called first, with the JetStream context, if there is a connection that works.
         """
@@ -916,9 +916,10 @@ class StreamConnection:
             loop, thread = self._loop, self._thread
             self._loop = self._thread = None
             if loop is None or thread is None:
-                return
+                return True
             asyncio.run_coroutine_threadsafe(shut_down(), loop)
         thread.join(timeout_s)
+        return not thread.is_alive()
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
