@@ -22,7 +22,7 @@ from trackside.events import (
     StallDetected,
 )
 from trackside.handlers import replay
-from trackside.report import Top, _top, top_line
+from trackside.report import Top, _report, _top, top_line
 
 pytestmark = pytest.mark.once
 
@@ -410,6 +410,27 @@ class TestScreen:
             "▒ data loading 30.0 %",
             "▒ restart downtime 20.0 %",
             "▒ unaccounted 10.0 %",
+        ]
+
+    def test_light_ground(self):
+        """Each bucket's colour differs from a white ground by 3 to 1 at least, as WCAG asks of graphics."""
+        color = pytest.importorskip("rich.color", reason="rich is not installed in this environment")
+
+        def luminance(name):
+            parts = [part / 255 for part in color.Color.parse(name).get_truecolor()]
+            red, green, blue = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+            return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+        looks = [*_report._SHOWN.values(), _report.shown("CUSTOM")]
+        assert [look.name for look in looks if 1.05 / (luminance(look.terminal) + 0.05) < 3] == []
+
+    def test_keys(self, watched):
+        """The keys are not coloured as the count of lost events before them is."""
+        rich = pytest.importorskip("trackside.report.rich", reason="rich is not installed in this environment")
+        last = rich._top(watched(steps=60), 80, 40, rich.ScreenState()).renderables[-1]
+        assert [(last.plain[span.start : span.end].strip(), span.style) for span in last.spans] == [
+            ("lost 0", "green"),
+            ("q quit  p pause  s sort", "dim"),
         ]
 
     def test_stale(self, watched):

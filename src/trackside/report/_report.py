@@ -25,6 +25,7 @@ class BucketStyle:
     dark: str
     """Colours, on light and on dark ground; distinct also for people who see fewer of them."""
     terminal: str
+    """A colour for a terminal, whose ground may be light or dark."""
 
 
 PRODUCTIVE: Final = "PRODUCTIVE"
@@ -47,10 +48,10 @@ _SHOWN: Final = {
     ),
     "VALIDATION": BucketStyle("validation", "evaluation between training steps", "#0f8f9e", "#3fbdca", "cyan"),
     "ACCELERATOR_INITIALIZATION": BucketStyle(
-        "accelerator startup", "setting up devices and the process group", "#8a6d3b", "#b99a62", "bright_yellow"
+        "accelerator startup", "setting up devices and the process group", "#8a6d3b", "#b99a62", "color(130)"
     ),
     "TRAINING_PREP": BucketStyle(
-        "startup", "building model, optimizer and data loaders", "#a58d5f", "#cdb88a", "bright_cyan"
+        "startup", "building model, optimizer and data loaders", "#a58d5f", "#cdb88a", "color(137)"
     ),
     "PROGRAM_STARTUP": BucketStyle(
         "first step", "compilation and warm-up, beyond a usual step", "#bfae8e", "#8d7f63", "bright_magenta"
@@ -61,7 +62,7 @@ _SHOWN: Final = {
     AFTER_STEPS: BucketStyle("after the last step", "in no span: to the end", "#7d8590", "#8b939d", "blue"),
     "OTHER": BucketStyle("unaccounted", "in no span: nothing says what", "#9aa0a6", "#6d747b", "bright_black"),
 }
-_ELSE: Final = BucketStyle("", "a bucket of the job's own", "#5b4fb3", "#958af0", "white")
+_ELSE: Final = BucketStyle("", "a bucket of the job's own", "#5b4fb3", "#958af0", "color(99)")
 
 
 def shown(bucket: str) -> BucketStyle:

@@ -108,7 +108,8 @@ def _top(view: TopView, width: int, height: int, how: ScreenState | None = None)
         *_rates(view, width),
         *_goodput(view, width),
     ]
-    lost = _text(f"lost {view.lost:,}", "bold red" if view.lost else "green")
+    lost = Text()  # without a style of its own, which the keys would get too
+    lost.append_text(_text(f"lost {view.lost:,}", "bold red" if view.lost else "green"))
     if view.suspended:
         lost.append_text(_text(f"   suspended: {', '.join(view.suspended)}", "bold red"))
     if how is not None:
