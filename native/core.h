@@ -46,10 +46,10 @@ int ts_find_slot(PyTypeObject *cls, PyObject *name, Py_ssize_t *offset);
 typedef struct Pool Pool;
 
 /*
- * Return the pool of TYPE, a class whose instances have slots and nothing else, those at OF_TIME and OF_DURATION with a
- * number; or NULL with an exception.
+ * Return the pool of TYPE, a class whose instances have slots and nothing else, those at the COUNT offsets OF_NUMBERS, three
+ * at most, with a number that is used again; or NULL with an exception.
  */
-Pool *ts_pool(PyTypeObject *type, Py_ssize_t of_time, Py_ssize_t of_duration);
+Pool *ts_pool(PyTypeObject *type, const Py_ssize_t *of_numbers, int count);
 
 /*
  * Return an instance of the class of POOL with empty slots, which the garbage collector does not know, or NULL with an
@@ -93,9 +93,12 @@ PyObject *ts_now_ns(long long *number, int *is_real);
  */
 int ts_since(PyObject *start, const long long *begun, PyObject **end, PyObject **duration);
 
+/* Return VALUE as an int: a new reference, or NULL with an exception. Calls nothing foreign. */
+PyObject *ts_number(long long value);
+
 /*
- * Give up a reference to NUMBER, what a pooled object has as its time or its duration. One that nobody else has becomes
- * the next one that the two functions above return.
+ * Give up a reference to NUMBER, what a pooled object has as its time, its duration or its id. One that nobody else has
+ * becomes the next one that the functions above return.
  */
 void ts_drop_number(PyObject *number);
 

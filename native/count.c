@@ -1,6 +1,7 @@
 /*
- * A count that C code raises without making a number: itertools.count for trackside.core.ThreadSafeCount, which the bus
- * counts the events of each type with. It holds 2⁶³ - 1 at most, which no process reaches.
+ * A count that C code raises without making a number, and whose numbers are used again: itertools.count for the ids of
+ * spans, and for trackside.core.ThreadSafeCount, which the bus counts the events of each type with. It holds 2⁶³ - 1 at
+ * most, which no process reaches.
  */
 
 #include "core.h"
@@ -40,7 +41,7 @@ count_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 static PyObject *
 count_next(Count *self)
 {
-    PyObject *number = PyLong_FromLongLong(self->next);
+    PyObject *number = ts_number(self->next);
     self->next += number != NULL;
     return number;
 }

@@ -251,17 +251,13 @@ sum_of(const Sample *samples, int count)
 }
 
 static PyObject *
-figures_of_floats(const Sample *samples, int count)
+figures_of_floats(const Sample *samples, int count, double sum)
 {
-    double sum = sum_of(samples, count), least = samples[0].real, most = least;
+    double least = samples[0].real, most = least;
     for (int place = 1; place < count; place++) {
         double sample = samples[place].real;
-        if (sample > most) {
-            most = sample;
-        }
-        else if (sample < least) {
-            least = sample;
-        }
+        most = sample > most ? sample : most;
+        least = sample < least ? sample : least;
     }
     return Py_BuildValue("(idddd)", count, sum, least, most, samples[count - 1].real);
 }
@@ -302,8 +298,11 @@ recorder_take(Recorder *self, PyObject *as_a_list)
     if (!wants_list && copy.kind == WHOLES) {
         return figures_of_wholes(samples, count);
     }
-    if (!wants_list && isfinite(sum_of(samples, count))) {
-        return figures_of_floats(samples, count);
+    if (!wants_list) {
+        double sum = sum_of(samples, count);
+        if (isfinite(sum)) {
+            return figures_of_floats(samples, count, sum);
+        }
     }
     return as_list(&copy);
 }

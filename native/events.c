@@ -207,9 +207,9 @@ read_clock(long long *now)
 }
 
 /*
- * Numbers that nobody refers to any more, by how many digits they have, owned: the next times and durations. A number to
- * which there is one reference is seen by nobody but its holder, so it may become another one. To allocate and free three
- * of them for each span was a sixteenth of a step.
+ * Numbers that nobody refers to any more, by how many digits they have, owned: the next times, durations and ids. A number
+ * to which there is one reference is seen by nobody but its holder, so it may become another one. To allocate and free four
+ * of them for each span was a twelfth of a step.
  */
 enum { MOST_NUMBERS = 1024, MOST_DIGITS = 62 / PyLong_SHIFT + 1 };
 enum { LARGEST_SHARED = 4096 }; /* at least: small numbers are one object to all, up to 256, or 1,024 from 3.15 on */
@@ -237,7 +237,7 @@ ts_drop_number(PyObject *number)
 {
     if (Py_REFCNT(number) == 1 && PyLong_CheckExact(number)) {
         size_t place = count_digits(number) - 1;
-        int is_used_again = place > 0 || DIGITS_OF(number)[0] > LARGEST_SHARED; /* as as_number() has it */
+        int is_used_again = place > 0 || DIGITS_OF(number)[0] > LARGEST_SHARED; /* as ts_number() has it */
         if (place < MOST_DIGITS && is_used_again && numbers[place].count < MOST_NUMBERS) {
             numbers[place].kept[numbers[place].count++] = number;
             return;
@@ -246,9 +246,8 @@ ts_drop_number(PyObject *number)
     Py_DECREF(number);
 }
 
-/* Return VALUE as an object: a new reference, or NULL with an exception. */
-static inline PyObject *
-as_number(long long value)
+PyObject *
+ts_number(long long value)
 {
     int place = value >> PyLong_SHIFT == 0 ? 0 : (63 - __builtin_clzll(value)) / PyLong_SHIFT;
     if (value <= LARGEST_SHARED || numbers[place].count == 0) {
@@ -267,7 +266,7 @@ ts_now_ns(long long *number, int *is_real)
 {
     *is_real = read_clock(number);
     if (*is_real) {
-        return as_number(*number);
+        return ts_number(*number);
     }
     PyObject *reading = PyObject_CallNoArgs(monotonic);
     PyObject *sum = reading == NULL ? NULL : PyNumber_Add(offset_ns, reading);
@@ -287,7 +286,7 @@ ts_since(PyObject *start, const long long *begun, PyObject **end, PyObject **dur
             since = PyLong_AsLongLongAndOverflow(start, &overflow);
         }
         is_plain = is_real && !overflow && !__builtin_sub_overflow(now, since, &passed);
-        *duration = is_plain ? as_number(passed) : PyNumber_Subtract(read, start);
+        *duration = is_plain ? ts_number(passed) : PyNumber_Subtract(read, start);
     }
     if (*duration == NULL) {
         Py_CLEAR(read);

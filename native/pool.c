@@ -10,11 +10,12 @@
 
 #include "core.h"
 
-enum { MOST_KEPT = 1024 };
+enum { MOST_KEPT = 1024, MOST_NUMBERS = 3 };
 
 struct Pool {
     PyTypeObject *type; /* owned for ever, as the pool is */
-    Py_ssize_t of_time, of_duration; /* the slots with its time and its duration; one and the same where it has none */
+    int number_count;
+    Py_ssize_t of_numbers[MOST_NUMBERS]; /* the slots with numbers that are used again */
     struct Pool *next;
     int kept_count;
     PyObject *kept[MOST_KEPT]; /* all slots empty, with their reference to the class, unknown to the garbage collector */
@@ -57,8 +58,9 @@ pooled_dealloc(PyObject *self)
         base = base->tp_base;
         pool = pool_of(base);
     }
-    drop_number(self, pool->of_time);
-    drop_number(self, pool->of_duration);
+    for (int each = 0; each < pool->number_count; each++) {
+        drop_number(self, pool->of_numbers[each]);
+    }
     PyObject **end = (PyObject **)((char *)self + pool->type->tp_basicsize);
     for (PyObject **slot = (PyObject **)(self + 1); slot < end; slot++) {
         PyObject *value = *slot;
@@ -107,7 +109,7 @@ has_slots_alone(PyTypeObject *type)
 }
 
 Pool *
-ts_pool(PyTypeObject *type, Py_ssize_t of_time, Py_ssize_t of_duration)
+ts_pool(PyTypeObject *type, const Py_ssize_t *of_numbers, int count)
 {
     Pool *pool = pool_of(type);
     if (pool != NULL) {
@@ -123,8 +125,8 @@ ts_pool(PyTypeObject *type, Py_ssize_t of_time, Py_ssize_t of_duration)
         return NULL;
     }
     pool->type = (PyTypeObject *)Py_NewRef((PyObject *)type);
-    pool->of_time = of_time;
-    pool->of_duration = of_duration;
+    pool->number_count = count;
+    memcpy(pool->of_numbers, of_numbers, count * sizeof *of_numbers);
     pool->next = first;
     first = pool;
     type->tp_dealloc = pooled_dealloc;

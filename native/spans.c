@@ -45,6 +45,8 @@ typedef struct {
     PyObject *table;
     PyObject *steps;
     PyObject *admission; /* where the queue is the only step; borrowed from it; else NULL */
+    PyObject *limit;     /* what the admission has as such, owned, or NULL; and the same as a number */
+    Py_ssize_t most;
 } Route;
 
 /* All set once, and kept for ever: the module trackside.instruments._span is too. */
@@ -86,14 +88,15 @@ next_of(PyObject *counter)
 static void
 forget_route(Route *route)
 {
-    PyObject *table = route->table, *steps = route->steps;
-    *route = (Route){NULL, NULL, NULL};
+    PyObject *table = route->table, *steps = route->steps, *limit = route->limit;
+    *route = (Route){NULL, NULL, NULL, NULL, 0};
+    Py_XDECREF(limit);
     Py_XDECREF(steps);
     Py_XDECREF(table);
 }
 
 /* Look up the route of events of class WHICH: NULL, without an exception, if it has to be resolved. */
-static const Route *
+static Route *
 look_up_route(int which)
 {
     Route *route = &routes[which];
@@ -122,7 +125,7 @@ look_up_route(int which)
 }
 
 /* Return the route of events of class WHICH, valid until foreign code runs; NULL, without an exception, if it is new. */
-static inline const Route *
+static inline Route *
 route_of(int which)
 {
     return routes[which].table != NULL && routes[which].table == *slot(bus, of_routes) ? &routes[which]
@@ -144,6 +147,20 @@ wants(int which)
     return is_closed == Py_False ? 1 : is_closed == Py_True ? 0 : -1;
 }
 
+/* Have ROUTE know LIMIT, what its admission has as such: 0 if it is no number of events. */
+static int
+know_limit(Route *route, PyObject *limit)
+{
+    Py_ssize_t most = limit != NULL && PyLong_CheckExact(limit) ? PyLong_AsSsize_t(limit) : -1;
+    if (most < 0) {
+        PyErr_Clear();
+        return 0;
+    }
+    Py_XSETREF(route->limit, Py_NewRef(limit)); /* a number: nothing is run */
+    route->most = most;
+    return 1;
+}
+
 /*
  * Queue EVENT, of class WHICH, as Bus.log does with it where the queue is its route's only step: 1, or 0 to leave it to
  * Bus.log. No exception: memory that is short costs the event, which is counted as dropped, as Admission.fail does.
@@ -151,7 +168,7 @@ wants(int which)
 static int
 queue_event(PyObject *event, int which)
 {
-    const Route *route = route_of(which);
+    Route *route = route_of(which);
     PyObject *admission = route == NULL ? NULL : route->admission;
     if (admission == NULL) {
         return 0;
@@ -159,14 +176,14 @@ queue_event(PyObject *event, int which)
     PyObject *queue = *slot(admission, of_admission[QUEUE]), *limit = *slot(admission, of_admission[LIMIT]);
     PyObject *append = *slot(admission, of_admission[APPEND]), *dropped = *slot(admission, of_admission[DROPPED]);
     PyObject *offered = *slot(admission, of_admission[OFFERED]);
-    if (queue == NULL || append == NULL || dropped == NULL || limit == NULL || !PyLong_CheckExact(limit)
-        || offered == NULL || !Py_IS_TYPE(offered, count_type) || *slot(offered, of_counter) == NULL) {
+    if (queue == NULL || append == NULL || dropped == NULL || offered == NULL || !Py_IS_TYPE(offered, count_type)
+        || *slot(offered, of_counter) == NULL || (limit != route->limit && !know_limit(route, limit))) {
         return 0;
     }
+    Py_ssize_t most = route->most;
     PySequenceMethods *as_sequence = Py_TYPE(queue)->tp_as_sequence;
     Py_ssize_t waiting = as_sequence == NULL || as_sequence->sq_length == NULL ? -1 : as_sequence->sq_length(queue);
-    Py_ssize_t most = PyLong_AsSsize_t(limit);
-    if (waiting < 0 || most < 0) {
+    if (waiting < 0) {
         PyErr_Clear();
         return 0;
     }
@@ -340,6 +357,87 @@ drop_pair(PyObject *pair)
     PyTuple_SET_ITEM(pair, 0, NULL);
     PyTuple_SET_ITEM(pair, 1, NULL);
     spare[spare_count++] = pair;
+}
+
+/* --- idle ones --------------------------------------------------------------------------------------------------- */
+
+/*
+ * Spans that were closed in the plain way, without attributes, owned: the next ones, unless somebody else refers to one by
+ * then. Parts and iterations come by the thousand, and to free one and make another was a fifteenth of a step.
+ */
+enum { MOST_IDLE = 4, HOLDERS = 2 /* who retires it, and the method that the with block called */ };
+typedef struct {
+    int count;
+    PyObject *spans[MOST_IDLE];
+} Idle;
+static Idle idle_spans, idle_iterations;
+
+static PyObject *
+take_out(Idle *idle, int place)
+{
+    PyObject *span = idle->spans[place];
+    idle->count--;
+    for (; place < idle->count; place++) {
+        idle->spans[place] = idle->spans[place + 1];
+    }
+    return span;
+}
+
+/* Keep SPAN, a reference that is given up, and which HOLDERS at most refer to; it may run foreign code. */
+static inline void
+retire(Idle *idle, PyObject *span, Py_ssize_t holders)
+{
+    PyObject *dropped = span;
+    if (Py_REFCNT(span) <= holders && Py_TYPE(span)->tp_finalize == NULL) {
+        int place = 0;
+        while (place < idle->count && idle->spans[place] != span) {
+            place++;
+        }
+        if (place == idle->count) {
+            dropped = idle->count == MOST_IDLE ? take_out(idle, 0) : NULL;
+            idle->spans[idle->count++] = span;
+        }
+    }
+    Py_XDECREF(dropped);
+}
+
+/*
+ * Return an idle span that nobody else refers to, as it was before it was opened, but for its attributes and what it is
+ * made with: the caller's own; NULL, without an exception, if there is none. It may run foreign code.
+ */
+static inline PyObject *
+revive(Idle *idle)
+{
+    for (int place = idle->count - 1; place >= 0; place--) {
+        if (Py_REFCNT(idle->spans[place]) > 1) {
+            continue;
+        }
+        PyObject *span = take_out(idle, place);
+        PyObject *around = SPAN(span, AROUND), *number = SPAN(span, ID), *start = SPAN(span, START_NS);
+        PyObject *const old[] = {SPAN(span, PARENT_ID), SPAN(span, THREAD)};
+        if (SPAN(span, INSIDE) != Py_None || around == NULL || number == NULL || start == NULL) {
+            Py_DECREF(span); /* somebody used it since */
+            return NULL;
+        }
+        SPAN(span, AROUND) = SPAN(span, START_NS) = SPAN(span, PARENT_ID) = SPAN(span, THREAD) = NULL;
+        SPAN(span, ID) = Py_NewRef(zero);
+        drop_pair(around);
+        ts_drop_number(number);
+        ts_drop_number(start);
+        Py_XDECREF(old[0]);
+        Py_XDECREF(old[1]);
+        return span;
+    }
+    return NULL;
+}
+
+/* Have *PLACE be VALUE; it may run foreign code. */
+static inline void
+put(PyObject **place, PyObject *value)
+{
+    if (*place != value) {
+        Py_XSETREF(*place, Py_NewRef(value));
+    }
 }
 
 /* --- opening ----------------------------------------------------------------------------------------------------- */
@@ -617,8 +715,8 @@ are_scalars(PyObject *attributes)
 {
     PyObject *value;
     Py_ssize_t place = 0;
-    if (attributes == NULL || !PyDict_CheckExact(attributes)) {
-        return attributes == NULL;
+    if (attributes == NULL || !PyDict_CheckExact(attributes) || PyDict_GET_SIZE(attributes) == 0) {
+        return attributes == NULL || PyDict_CheckExact(attributes);
     }
     while (PyDict_Next(attributes, &place, NULL, &value)) {
         if (!PyUnicode_CheckExact(value) && !PyLong_CheckExact(value) && !PyFloat_CheckExact(value)
@@ -636,7 +734,7 @@ leave_span(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *k
         return TS_TO_PYTHON;
     }
     PyObject *span = args[0];
-    int which = class_of(span);
+    int which = class_of(span), is_bare = 0;
     if (which == NONE || !are_scalars(SPAN(span, ATTRIBUTES))) {
         return TS_TO_PYTHON;
     }
@@ -646,6 +744,7 @@ leave_span(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *k
         const Py_ssize_t *offsets = of_span_event[which];
         PyObject *attributes = SPAN(span, ATTRIBUTES);
         if (attributes == NULL || (PyDict_CheckExact(attributes) && PyDict_GET_SIZE(attributes) == 0)) {
+            is_bare = attributes == SPAN(span, GIVEN);
             attributes = Py_NewRef(no_attributes);
         }
         else {
@@ -667,7 +766,7 @@ leave_span(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObject *k
         }
         event = log_event(event, which);
     }
-    Py_DECREF(span);
+    retire(&idle_spans, span, is_bare ? HOLDERS : 0);
     return event;
 }
 
@@ -678,11 +777,11 @@ leave_iteration(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObje
         return TS_TO_PYTHON;
     }
     PyObject *span = args[0];
+    int scalars = 0;
     Py_INCREF(span);
     PyObject *event = leave(span, OF_ITERATION);
     if (event != NULL && event != TS_TO_PYTHON) {
         static const int fields[] = {KIND, SAMPLES, TOKENS, FLOPS, LOSS, FAILED};
-        int scalars = 0;
         Py_SETREF(*slot(event, of_event[OF_ITERATION][E_STEP]), Py_XNewRef(ITERATION(span, STEP)));
         for (int field = 0; field < ITERATION_EVENT_SLOTS; field++) {
             PyObject *value = ITERATION(span, fields[field]);
@@ -694,7 +793,7 @@ leave_iteration(PyObject *owner, PyObject *const *args, Py_ssize_t count, PyObje
         }
         event = log_event(event, OF_ITERATION);
     }
-    Py_DECREF(span);
+    retire(&idle_iterations, span, scalars == ITERATION_EVENT_SLOTS ? HOLDERS + 1 : 0); /* the name after as, too */
     return event;
 }
 
@@ -731,21 +830,19 @@ make_span(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
     return new_span(args[0], args[1], Py_NewRef(args[2]));
 }
 
-/* Return an empty dict: the one of the last part, where nobody else holds it and it stayed empty. */
+/* Return an idle span with that name and end, and its empty attributes; NULL, without an exception, if there is none. */
 static inline PyObject *
-new_attributes(void)
+revive_span(PyObject *name, PyObject *ended)
 {
-    static PyObject *last;
-    if (last != NULL && Py_REFCNT(last) == 1 && PyDict_GET_SIZE(last) == 0) {
-        return Py_NewRef(last);
+    PyObject *span = revive(&idle_spans), *attributes = span == NULL ? NULL : SPAN(span, ATTRIBUTES);
+    if (attributes != NULL && attributes == SPAN(span, GIVEN) && PyDict_CheckExact(attributes)
+        && PyDict_GET_SIZE(attributes) == 0 && Py_REFCNT(attributes) == 2) {
+        put(&SPAN(span, NAME), name);
+        put(&SPAN(span, ENDED), ended);
+        return span;
     }
-    PyObject *made = PyDict_New();
-    if (made != NULL) {
-        PyObject *before = last;
-        last = Py_NewRef(made);
-        Py_XDECREF(before); /* may run a finalizer, which may make a part */
-    }
-    return made;
+    Py_XDECREF(span);
+    return NULL;
 }
 
 /* ABOUT is a name and a class of ends. */
@@ -755,13 +852,18 @@ make_part(PyObject *about, PyObject *const *args, Py_ssize_t count, PyObject *ke
     if (count != 0) {
         return TS_TO_PYTHON;
     }
-    PyObject *attributes = keywords == NULL ? new_attributes() : PyDict_New();
+    PyObject *name = PyTuple_GET_ITEM(about, 0), *ended = PyTuple_GET_ITEM(about, 1);
+    PyObject *idle = keywords == NULL ? revive_span(name, ended) : NULL;
+    if (idle != NULL) {
+        return idle;
+    }
+    PyObject *attributes = PyDict_New();
     for (Py_ssize_t each = 0; attributes != NULL && keywords != NULL && each < PyTuple_GET_SIZE(keywords); each++) {
         if (PyDict_SetItem(attributes, PyTuple_GET_ITEM(keywords, each), args[each]) < 0) {
             Py_CLEAR(attributes);
         }
     }
-    return new_span(PyTuple_GET_ITEM(about, 0), PyTuple_GET_ITEM(about, 1), attributes);
+    return new_span(name, ended, attributes);
 }
 
 /* Return which of the fields samples, tokens, flops and loss NAME is; -1 if none, or not the interned text. */
@@ -799,21 +901,29 @@ make_iteration(PyObject *about, PyObject *const *args, Py_ssize_t count, PyObjec
             return TS_TO_PYTHON;
         }
     }
-    PyObject *span = ts_new(pool_of_iterations);
-    if (span == NULL) {
-        return NULL;
+    PyObject *span = revive(&idle_iterations);
+    int is_new = span == NULL;
+    if (is_new) {
+        span = ts_new(pool_of_iterations);
+        if (span == NULL) {
+            return NULL;
+        }
+        SPAN(span, ID) = Py_NewRef(zero);
+        SPAN(span, INSIDE) = Py_NewRef(Py_None);
     }
-    ITERATION(span, KIND) = Py_NewRef(PyTuple_GET_ITEM(about, 0));
-    SPAN(span, NAME) = Py_NewRef(PyTuple_GET_ITEM(about, 1));
-    SPAN(span, GIVEN) = Py_NewRef(PyTuple_GET_ITEM(about, 2));
-    ITERATION(span, GIVEN_STEP) = Py_NewRef(step == NULL ? Py_None : step);
+    put(&ITERATION(span, KIND), PyTuple_GET_ITEM(about, 0));
+    put(&SPAN(span, NAME), PyTuple_GET_ITEM(about, 1));
+    put(&SPAN(span, GIVEN), PyTuple_GET_ITEM(about, 2));
+    put(&ITERATION(span, GIVEN_STEP), step == NULL ? Py_None : step);
     for (int field = 0; field < DONE_FIELDS; field++) {
-        ITERATION(span, SAMPLES + field) = Py_NewRef(done[field]);
+        put(&ITERATION(span, SAMPLES + field), done[field]);
     }
-    ITERATION(span, FAILED) = Py_NewRef(Py_False);
-    SPAN(span, ID) = Py_NewRef(zero);
-    SPAN(span, INSIDE) = Py_NewRef(Py_None);
-    PyObject_GC_Track(span);
+    put(&ITERATION(span, FAILED), Py_False);
+    Py_CLEAR(ITERATION(span, STEP));
+    Py_CLEAR(SPAN(span, ATTRIBUTES));
+    if (is_new) {
+        PyObject_GC_Track(span);
+    }
     return span;
 }
 
@@ -861,6 +971,21 @@ find_slots(PyTypeObject *cls, const char *const *names, int count, Py_ssize_t *o
     return 0;
 }
 
+/* Return the pool of TYPE, the class WHICH of events, or NULL with an exception. */
+static Pool *
+pool_of_ends(PyTypeObject *type, int which)
+{
+    const Py_ssize_t *offsets = of_event[which];
+    return ts_pool(type, (const Py_ssize_t[]){offsets[E_AT_NS], offsets[E_DURATION_NS], offsets[E_SPAN_ID]}, 3);
+}
+
+/* Return the pool of CLS, a class of spans, or NULL with an exception. */
+static Pool *
+pool_of_those(PyTypeObject *cls)
+{
+    return ts_pool(cls, (const Py_ssize_t[]){of_span[START_NS], of_span[ID]}, 2);
+}
+
 PyDoc_STRVAR(compile_spans_doc,
 "compile_spans(cls, ended, namespace, /)\n--\n\n"
 "Return the methods open and _leave of the class of spans, compiled.\n\n"
@@ -885,8 +1010,7 @@ compile_spans(PyObject *Py_UNUSED(module), PyObject *args)
             return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_SystemError, "no class of ends");
         }
         Py_XSETREF(classes[place], (PyTypeObject *)Py_NewRef((PyObject *)type));
-        pools[place] = ts_pool(type, of_event[place][E_AT_NS], of_event[place][E_DURATION_NS]);
-        if (pools[place] == NULL) {
+        if ((pools[place] = pool_of_ends(type, place)) == NULL) {
             return NULL;
         }
     }
@@ -915,8 +1039,7 @@ compile_spans(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyIter_Check(span_ids) || !PyDict_CheckExact(open_by_id)) {
         return PyErr_Format(PyExc_SystemError, "the spans of another trackside");
     }
-    pool_of_spans = ts_pool(cls, of_span[START_NS], of_span[START_NS]);
-    if (pool_of_spans == NULL) {
+    if ((pool_of_spans = pool_of_those(cls)) == NULL) {
         return NULL;
     }
     Py_XSETREF(span_type, (PyTypeObject *)Py_NewRef((PyObject *)cls));
@@ -951,9 +1074,8 @@ compile_iterations(PyObject *Py_UNUSED(module), PyObject *args)
         || find_slots(ended, iteration_event_slots, ITERATION_EVENT_SLOTS, of_iteration_event) < 0) {
         return NULL;
     }
-    const Py_ssize_t *offsets = of_event[OF_ITERATION];
-    pools[OF_ITERATION] = ts_pool(ended, offsets[E_AT_NS], offsets[E_DURATION_NS]);
-    pool_of_iterations = ts_pool(cls, of_span[START_NS], of_span[START_NS]);
+    pools[OF_ITERATION] = pool_of_ends(ended, OF_ITERATION);
+    pool_of_iterations = pool_of_those(cls);
     if (pools[OF_ITERATION] == NULL || pool_of_iterations == NULL) {
         return NULL;
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any, Final, TypeAlias
@@ -34,5 +35,6 @@ ambient: Final[ContextVar[Ambient]] = _variable if native is None else _compiled
 """What surrounds the running code, to be read and set as a context variable."""
 
 
-next_id: Final = shared(itertools.count(1).__next__)
+_ids: Final[Iterator[int]] = itertools.count(1) if native is None else native.Count(1)
+next_id: Final = shared(_ids.__next__)
 """Returns the next number; one call into C, so no two threads get the same."""
