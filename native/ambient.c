@@ -6,10 +6,14 @@
  * context that the thread was given by the interpreter ("home"; asyncio and Context.run enter others).
  *
  *   top      surrounds what runs at home
- *   stored   what the variable has at home: the same, or what surrounds the parts that are open
+ *   stored   what the variable has at home: the same, or what surrounds the parts that are open, or the step that was left
  *
- * A context that was copied at home while a part was open has what is stored. Where such a one runs in the same thread,
- * as the tasks of asyncio.run do, it means the part; in another thread, or after another span was entered, it does not.
+ * An iteration is stored when it is entered; that it was left is stored only with what is entered next, nearly always
+ * another one.
+ *
+ * A context that was copied at home while a part was open, or after a step, has what is stored. Where such a one runs in the
+ * same thread, as the tasks of asyncio.run do, it means what is on top; in another thread, or after another span was entered,
+ * it does not.
  */
 
 #include "core.h"
@@ -73,6 +77,16 @@ ts_surround_part(PyObject *around, PyObject *left)
     return 0;
 }
 
+int
+ts_surround_after_step(PyObject *around, PyObject *left)
+{
+    if (!ts_is_at_home() || stored != left) {
+        return ts_surround(around);
+    }
+    Py_SETREF(ts_top, Py_NewRef(around == nowhere ? outside : around));
+    return 0;
+}
+
 /* --- for Python -------------------------------------------------------------------------------------------------- */
 
 PyDoc_STRVAR(get_doc, "surroundings()\n--\n\nReturn what surrounds the running code.");
@@ -88,6 +102,10 @@ PyDoc_STRVAR(set_doc, "surround(around, /)\n--\n\nHave *around* surround what ru
 static PyObject *
 surround(PyObject *Py_UNUSED(module), PyObject *around)
 {
+    /* The token is to lead back to what surrounds the code now. */
+    if (ts_is_at_home() && stored != ts_top && ts_surround(ts_top) < 0) {
+        return NULL;
+    }
     return store(around);
 }
 

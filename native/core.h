@@ -81,6 +81,9 @@ int ts_surround(PyObject *around);
 /* The same where a part of a step is entered or left, which needs not be seen by who copies a context; LEFT is its own. */
 int ts_surround_part(PyObject *around, PyObject *left);
 
+/* The same where a step of the training loop is left, of which who copies a context needs not see that it is over. */
+int ts_surround_after_step(PyObject *around, PyObject *left);
+
 /*
  * Return the time as the clock of events has it, in ns since the epoch: a new reference, or NULL with an exception. Where
  * it IS_REAL, read from the system, NUMBER is the same, and nothing foreign was run.

@@ -614,6 +614,12 @@ is_plain_iteration(PyObject *span)
     return PyBool_Check(ITERATION(span, FAILED)) && PyDict_GET_SIZE(SPAN(span, ATTRIBUTES)) == 0;
 }
 
+static inline int
+is_training_step(PyObject *span, int which)
+{
+    return which == OF_ITERATION && ITERATION(span, KIND) == training_kind;
+}
+
 /* Return whether SPAN, whose event is of class WHICH, can be closed here; calls nothing foreign, and may be asked again. */
 static int
 is_closable(PyObject *span, int which)
@@ -668,7 +674,9 @@ leave(PyObject *span, int which)
     *slot(event, offsets[E_PARENT_SPAN_ID]) = Py_NewRef(SPAN(span, PARENT_ID));
     *slot(event, offsets[E_STEP]) = Py_NewRef(PyTuple_GET_ITEM(around, 1));
     SPAN(span, INSIDE) = Py_NewRef(Py_None);
-    int failed = which == PART ? ts_surround_part(around, inside) : ts_surround(around);
+    int failed = which == PART                ? ts_surround_part(around, inside)
+                 : is_training_step(span, which) ? ts_surround_after_step(around, inside)
+                                              : ts_surround(around);
     drop_pair(inside);
     Py_DECREF(around);
     if (failed) {

@@ -40,7 +40,7 @@ from trackside.events import (
     clock,
 )
 from trackside.events._ambient import next_id
-from trackside.instruments import _iteration, _span, model_forward, span, training_iteration
+from trackside.instruments import _iteration, _span, model_forward, span, training_iteration, validation_iteration
 
 pytestmark = needs_core
 
@@ -248,6 +248,45 @@ class TestContext:
         assert found["here"] == found["task"] == (part.id, 7)
         assert found["elsewhere"] == (around.id, 7)
         assert found["empty"] == NOWHERE
+
+    def test_after_a_step(self):
+        """A context copied between two steps is outside of both in this thread, and in the one before in another one."""
+        found = []
+        with default_bus.subscribe(lambda _: None, to=Event):
+            default_bus.wants(IterationEnded)  # otherwise Python would open the first iteration
+            with training_iteration(7) as before:
+                pass
+            context = contextvars.copy_context()
+            found.append(context.run(ambient.get))
+            thread = threading.Thread(target=lambda: found.append(context.run(ambient.get)))
+            thread.start()
+            thread.join()
+        assert found == [NOWHERE, (before.id, 7)]
+
+    def test_after_an_evaluation(self):
+        """A context copied after an iteration of a validation has what is around that in another thread too."""
+        found = []
+        with default_bus.subscribe(lambda _: None, to=Event), training_iteration(7) as around:
+            with validation_iteration(8):
+                pass
+            context = contextvars.copy_context()
+            thread = threading.Thread(target=lambda: found.append(context.run(ambient.get)))
+            thread.start()
+            thread.join()
+        assert found == [(around.id, 7)]
+
+    def test_way_back(self):
+        """A token leads back to what surrounded the code when it was made, in a part and after a step."""
+        found = []
+        with default_bus.subscribe(lambda _: None, to=Event):
+            for cls in (IterationEnded, _span.ENDED[PROFILE]):
+                default_bus.wants(cls)  # otherwise Python would open the first ones
+            with training_iteration(7), model_forward() as part:
+                ambient.reset(ambient.set((part.id, 8)))
+                found.append(ambient.get())
+            ambient.reset(ambient.set((part.id, 8)))
+            found.append(ambient.get())
+        assert found == [(part.id, 7), NOWHERE]
 
     def test_short_spans_within_parts(self):
         """
@@ -506,6 +545,39 @@ class TestMemory:
         assert not hasattr(events[0], "_seq")
         assert (events[0].name, events[0].attributes, second.attributes) == ("second", {}, {})
         assert not hasattr(span("third"), "parent_id")
+
+    @pytest.mark.parametrize(("make", "known"), [(model_forward, ["attributes"]), (training_iteration, [])])
+    def test_unopened(self, make, known):
+        """What is made after others were closed has neither their ids, nor times, nor what was done in them."""
+        with default_bus.subscribe(lambda _: None, to=OF_SPANS):
+            for cls in OF_SPANS:
+                default_bus.wants(cls)  # otherwise Python would open the first span of each class
+            for _ in range(3):
+                with make() as one:
+                    pass
+                del one
+                with make():
+                    pass
+            made = make()
+        assert (made.id, made.is_open) == (0, False)
+        names = ("attributes", "parent_id", "start_ns", "step", "_around", "_thread")
+        assert [name for name in names if hasattr(made, name)] == known
+
+    def test_closed_one_that_is_held(self):
+        """A closed part or iteration that somebody holds, if only by a method of it, is no later one."""
+        held = []
+        with default_bus.subscribe(lambda _: None, to=OF_SPANS):
+            for cls in OF_SPANS:
+                default_bus.wants(cls)  # otherwise Python would open the first span of each class
+            for _ in range(5):
+                with training_iteration(3) as step:
+                    part = model_forward()
+                    leave = part.__exit__
+                    number = part.open().id
+                    del part
+                    leave(None, None, None)
+                    held.append((step, step.id, leave, number))
+        assert [(step.id, leave.__self__.id) for step, _, leave, _ in held] == [each[1::2] for each in held]
 
     def test_pair_that_is_held(self):
         """A context keeps its span and step as long as it is referenced."""
