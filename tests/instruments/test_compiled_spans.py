@@ -250,7 +250,7 @@ class TestContext:
         assert found["empty"] == NOWHERE
 
     def test_after_a_step(self):
-        """A context copied between two steps is outside of both in this thread, and in the one before in another one."""
+        """A context copied between two steps is outside of both in this thread, and in the one before in another."""
         found = []
         with default_bus.subscribe(lambda _: None, to=Event):
             default_bus.wants(IterationEnded)  # otherwise Python would open the first iteration
