@@ -10,6 +10,7 @@ import attrs
 import fuzzing as frames
 import msgpack
 
+from clocks import SecondsClock
 from trackside.events import Source
 from trackside.handlers.models import ClockOffsets, CounterBoard, GoodputAccumulator, ScoreAggregator, SpanBuilder
 from trackside.handlers.zeromq._attachment import ViewerSession
@@ -40,17 +41,6 @@ SMALL = (0, 0, 1, 1, 2, 3, 7, 200, 2**31, 2**62 - 1)
 TEXTS = ("", "0", "1", "s", "run", "viewer", SOURCE_END, VIEWER_END, "main", "x" * 256)
 MOST_SENT = 5_000
 """The most messages in answer to one."""
-
-
-class Clock:
-    """A clock that the target sets."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def monotonic(self) -> float:
-        """Return the time."""
-        return self.now_s
 
 
 class Wire:
@@ -87,18 +77,18 @@ class Wire:
 class Ends:
     """One collector with its two sides, and one viewer, all fresh."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: SecondsClock) -> None:
         self.clock = clock
         self.streams = CollectedStreams(
             Source.detect({}, run_id="collectors", role="collector"),
             [SpanBuilder(), GoodputAccumulator(), ScoreAggregator(), CounterBoard(), ClockOffsets()],
             None,
             SourceRegistry(),
-            monotonic_s=clock.monotonic,
+            monotonic_s=clock,
         )
         self.below, self.above, self.beside = Wire(), Wire(), Wire()
-        self.receiver = Receiver(self.streams, self.below.send, monotonic_s=clock.monotonic, cpu_s=float)
-        budget = RingBudget(1 << 20, 60.0, monotonic_s=clock.monotonic)
+        self.receiver = Receiver(self.streams, self.below.send, monotonic_s=clock, cpu_s=float)
+        budget = RingBudget(1 << 20, 60.0, monotonic_s=clock)
         self.server = StreamServer(
             self.streams.filtered, self.above.send, budget=budget, on_verb=lambda address, verb, user: None
         )
@@ -109,7 +99,7 @@ class Ends:
             models=("SpanBuilder",),
             deliver=self.entries.append,
             introduce=decode_snapshot,
-            monotonic_s=clock.monotonic,
+            monotonic_s=clock,
         )
 
     def turn(self, seconds: float) -> None:
@@ -155,7 +145,7 @@ class Protocol:
     """
 
     def __init__(self) -> None:
-        self._clock = Clock()
+        self._clock = SecondsClock(1000.0)
         self._frames = frames.seeds()
 
     def make(self, rng: random.Random) -> bytes:

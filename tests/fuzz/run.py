@@ -20,7 +20,7 @@ from typing import Any
 import msgpack
 
 TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS / "wire"), str(TESTS / "fuzz")]
+sys.path[:0] = [str(TESTS / "wire"), str(TESTS / "fuzz"), str(TESTS / "support")]
 
 
 import fuzzing as frames  # noqa: E402  inputs for the decoder, which its tests use too

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from clocks import SecondsClock
 from trackside.events import Source
 from trackside.handlers.zeromq._protocol import (
     PROTOCOL_VERSION,
@@ -36,7 +37,7 @@ class Sender:
             send,
             own_id="sender",
             connects=True,
-            budget=RingBudget(most_bytes, 1e9, monotonic_s=lambda: clock.now_s),
+            budget=RingBudget(most_bytes, 1e9, monotonic_s=clock),
         )
         self.server.hold(Filter())
 
@@ -60,10 +61,6 @@ class Sender:
             ring.append(content, events)
 
 
-class Clock:
-    now_s = 100.0
-
-
 class Wire:
     """Two directions that drop, repeat and reorder messages, as a seed determines."""
 
@@ -83,7 +80,7 @@ class Pair:
     """A sender and a consumer on such a wire."""
 
     def __init__(self, rng, share, most_bytes=8 << 20):
-        self.clock, self.wire = Clock(), Wire(rng, share)
+        self.clock, self.wire = SecondsClock(100.0), Wire(rng, share)
         self.sender = Sender(self.clock, self._to_consumer, most_bytes)
         self.accepted, self.introduced = [], []
         self.consumer = StreamConsumer(

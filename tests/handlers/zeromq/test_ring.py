@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from clocks import SecondsClock
 from trackside.handlers.zeromq._server import LostRange, Ring, RingBudget
-
-
-class Clock:
-    """A clock that a test advances."""
-
-    def __init__(self):
-        self.now_s = 0.0
-
-    def __call__(self):
-        """Return the time."""
-        return self.now_s
 
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return SecondsClock()
 
 
 @pytest.fixture
