@@ -166,7 +166,7 @@ def _collected(
             "load_average": os.getloadavg()[0],
             "lag_p50_s": round(lag.percentile(0.5), 3),
             "lag_p99_s": round(lag.percentile(0.99), 3),
-            "collector_peak_mib": _peak_mib(),
+            "collector_peak_mib": peak_mib(),
         }
     finally:
         for sender in senders:
@@ -215,8 +215,9 @@ def _sender(endpoints: Sequence[str], options: Sequence[object]) -> subprocess.P
     return subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root)  # noqa: S603  ourselves
 
 
-def _peak_mib() -> int:
-    status = pathlib.Path("/proc/self/status").read_text()
+def peak_mib(pid: int | str = "self") -> int:
+    """Return the most memory that a process has had, in MiB."""
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) >> 10
 
 

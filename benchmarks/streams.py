@@ -36,29 +36,29 @@ _RANKS = 16
 _PACED = 25
 _PAUSE_S = 0.2
 """Between two frames of a rank, as a bus cuts them."""
-_EVENTS = 2
+EVENTS = 2
 """In a frame: ten a second and rank."""
 _WAIT_S = 60.0
 _PORT = 24_222
-_STREAM = "benchmark"
+STREAM = "benchmark"
 _TRIALS = ((f"{_BURST:,} at once", 1, _BURST, 0.0), (f"{_RANKS} ranks, 5 a second each", _RANKS, _PACED, _PAUSE_S))
 
 
 class Rank:
     """A source and its frames, one after another."""
 
-    def __init__(self, rank: int) -> None:
-        self.source = Source.detect({}, run_id="run", rank=rank, world_size=_RANKS, application="benchmark")
-        self.subject = f"{_STREAM}.run.{rank}.{self.source.id}"
+    def __init__(self, rank: int, run: str = "run", writer: Writer | None = None) -> None:
+        self.source = Source.detect({}, run_id=run, rank=rank, world_size=_RANKS, application="benchmark")
+        self.subject = f"{STREAM}.{run}.{rank}.{self.source.id}"
         self._source_json = encoded_source(self.source)
-        self._writer = Writer()
+        self._writer = writer or Writer()
         self._next = 0
 
     def frame(self) -> tuple[bytes, dict[str, str]]:
         """Return the next frame and the headers of its message."""
         first = self._next
-        self._next += _EVENTS
-        schemas, rows = self._writer.iterations(first, _EVENTS)
+        self._next += EVENTS
+        schemas, rows = self._writer.iterations(first, EVENTS)
         frame = encode_frame(self.source.id, first, self._next - 1, dropped={}, schemas=schemas, rows=rows)
         return frame, message_headers(self.source.id, first, self._source_json)
 
@@ -100,11 +100,11 @@ def _worker() -> Row:
             began_s = time.process_time()
             asyncio.run(_fetch(server))
             times["nats-py"].append((time.process_time() - began_s) * 1e9 / _BURST)
-    return compared(f"NATS: a frame of {_EVENTS} events, read: a worker", times, "ours", "nats-py", 5.0)
+    return compared(f"NATS: a frame of {EVENTS} events, read: a worker", times, "ours", "nats-py", 5.0)
 
 
 def _collect(server: str) -> None:
-    with NatsCollector(f"{server}/{_STREAM}") as collector:
+    with NatsCollector(f"{server}/{STREAM}") as collector:
         thread = threading.Thread(target=collector.serve)
         thread.start()
         deadline_s = time.monotonic() + _WAIT_S
@@ -120,7 +120,7 @@ async def _fetch(server: str) -> None:
     client = await nats.connect(server)
     try:
         config = ConsumerConfig(ack_policy=AckPolicy.NONE)
-        reading = await client.jetstream().pull_subscribe(f"{_STREAM}.>", stream=_STREAM, config=config)
+        reading = await client.jetstream().pull_subscribe(f"{STREAM}.>", stream=STREAM, config=config)
         count = 0
         while count < _BURST:
             count += len(await reading.fetch(64))
@@ -128,15 +128,20 @@ async def _fetch(server: str) -> None:
         await client.close()
 
 
-@contextlib.contextmanager
-def _server() -> Iterator[tuple[str, int]]:
-    """Start a server, and give its URL and the number of its process."""
+def server_program() -> str:
+    """Return the path of nats-server."""
     program = shutil.which("nats-server") or shutil.which("nats-server", path="/usr/sbin:/usr/local/sbin")
     if program is None:
         raise RuntimeError("nats-server is not installed")
+    return program
+
+
+@contextlib.contextmanager
+def _server() -> Iterator[tuple[str, int]]:
+    """Start a server, and give its URL and the number of its process."""
     url = f"nats://127.0.0.1:{_PORT}"
     with tempfile.TemporaryDirectory() as directory:
-        command = [program, "-a", "127.0.0.1", "-p", str(_PORT), "-js", "-sd", directory]
+        command = [server_program(), "-a", "127.0.0.1", "-p", str(_PORT), "-js", "-sd", directory]
         with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:  # noqa: S603  ourselves
             try:
                 asyncio.run(_create(url))
@@ -147,7 +152,7 @@ def _server() -> Iterator[tuple[str, int]]:
 
 async def _create(url: str) -> None:
     client = await nats.connect(url, error_cb=_ignore)  # it tries again until the server listens
-    await create_stream(client.jetstream(), _STREAM)
+    await create_stream(client.jetstream(), STREAM)
     await client.close()
 
 
@@ -160,7 +165,7 @@ def _sinks(server: str, ranks: int) -> Iterator[Publish]:
     with contextlib.ExitStack() as stack:
         each = []
         for rank in map(Rank, range(ranks)):
-            sink = NatsSink(server, stream=_STREAM)
+            sink = NatsSink(server, stream=STREAM)
             sink.open(rank.source)
             stack.callback(sink.close)
             each.append((rank, sink))
@@ -168,7 +173,7 @@ def _sinks(server: str, ranks: int) -> Iterator[Publish]:
         def publish(frames: int, pause_s: float) -> None:
             for _ in range(frames):
                 for rank, sink in each:
-                    sink.accept(rank.frame()[0], events=_EVENTS)
+                    sink.accept(rank.frame()[0], events=EVENTS)
                 time.sleep(pause_s)
             if not all(sink.flush(_WAIT_S) for _, sink in each):
                 raise RuntimeError("the server did not acknowledge it")
