@@ -190,6 +190,15 @@ class TestErrors:
             "trackside records no more of this loop"
         ]
 
+    def test_of_a_signal_handler(self, events, tmp_path):
+        """What a signal handler of the program raises in the callback comes out, and the next training is recorded."""
+        tracker = instrument.TracksideTracker()
+        checks.interrupt(lambda: frameworks.train_with_accelerate(tmp_path / "first", tracker))
+        tracker.finish()
+        events.clear()
+        frameworks.train_with_accelerate(tmp_path / "next", instrument.TracksideTracker())
+        assert lines_of(events) == golden()
+
     def test_in_the_loop(self, tmp_path):
         """Spans that an exception leaves open are closed when the tracker is finished."""
 

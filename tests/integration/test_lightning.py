@@ -151,6 +151,13 @@ class Raising:
 
 
 class TestErrors:
+    def test_of_a_signal_handler(self, package, events, tmp_path):
+        """What a signal handler of the program raises in the callback comes out, and the next fit is recorded."""
+        checks.interrupt(lambda: fit(package, tmp_path / "first", callback_of(package)))
+        events.clear()
+        fit(package, tmp_path / "next", callback_of(package))
+        assert lines_of(events) == golden()
+
     def test_in_the_model(self, package, events, tmp_path):
         """Every cause that ends the run ends every span with it, and is written at once."""
 

@@ -302,6 +302,14 @@ class TestErrors:
             "trackside records no more of this trainer"
         ]
 
+    def test_of_a_signal_handler(self, events, tmp_path):
+        """What a signal handler of the program raises in the callback comes out, and the next training is recorded."""
+        checks.interrupt(trainer_of(tmp_path / "first", TracksideCallback()).train)
+        events.clear()
+        trainer_of(tmp_path / "next", TracksideCallback()).train()
+        steps = [event.step for event in of(IterationEnded, events) if event.kind == "training"]
+        assert steps == list(range(20))
+
     def test_in_the_model(self, tmp_path):
         """The trainer calls no callback for an exception: open spans are closed when telemetry is turned off."""
 

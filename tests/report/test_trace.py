@@ -21,7 +21,7 @@ from trackside.events import (
     SpanStarted,
     UnreadableError,
 )
-from trackside.report import write_trace
+from trackside.report import _trace, write_trace
 
 pytestmark = pytest.mark.once
 
@@ -248,3 +248,16 @@ class TestKineto:
         """A file that is no such trace is refused by name."""
         with pytest.raises(UnreadableError, match=problem):
             trace(log([anchored()]), merge=[profile(**changes)])
+
+
+class TestLanes:
+    def test_many_that_overlap(self, monkeypatch):
+        """500 slices that overlap and never nest have a lane each, and no more than 64 passes over all are made."""
+        compared = []
+        nesting = _trace._nesting
+        monkeypatch.setattr(_trace, "_nesting", lambda slices: compared.append(len(slices)) or nesting(slices))
+        slices = [_trace.Slice(n, 0, "s", n, n + 500, "MainThread", 0, {}) for n in range(500)]
+        found = list(_trace.lanes([*slices, _trace.Slice(500, 0, "later", 1_000, 1_001, "MainThread", 0, {})]))
+        assert [number for _, number, _ in found] == list(range(500))
+        assert sorted(one.id for _, _, lane in found for one in lane) == list(range(501))
+        assert len(compared) == 64

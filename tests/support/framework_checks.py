@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 import trackside
+from interrupting import Interruption, raising_signals
 from trackside.events import Event, IterationEnded, RunsOn, SpanEnded, SpanStarted
 from trackside.handlers import feed, replay
 from trackside.handlers.models import GoodputAccumulator, ScoreAggregator, SpanBuilder, TrainingMetrics
@@ -238,3 +239,18 @@ def launch(
     command += [str(JOB), framework, str(directory), str(dies_at)]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=timeout_s, env=environ)
+
+
+def interrupt(train: Callable[[], object]) -> None:
+    """Have a signal handler of the program raise while *train* has its fourth step recorded; it has to come out."""
+    before = trackside.stats().lost
+    with raising_signals() as raise_now:
+        moments = [raise_now]
+
+        def disturb(event: Event) -> None:
+            if event.step == 3 and moments:
+                moments.pop()()
+
+        with trackside.subscribe(disturb, to=IterationEnded), pytest.raises(Interruption):
+            train()
+    assert trackside.stats().lost == before + 1  # the delivery that was interrupted

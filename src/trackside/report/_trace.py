@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 import math
 import os
@@ -451,10 +452,12 @@ def lanes(slices: Sequence[Slice]) -> Iterator[tuple[str, int, list[Slice]]]:
         threads.setdefault(one.thread, []).append(one)
     for thread in sorted(threads, key=lambda name: (name != MAIN_THREAD, name)):
         left, number = threads[thread], 0
-        while left:
+        while left and number < _NESTED_LANES:
             lane, left = _nesting(left)
             yield thread, number, lane
             number += 1
+        for place, lane in enumerate(_apart(left), start=number):
+            yield thread, place, lane
 
 
 def _nesting(slices: Sequence[Slice]) -> tuple[list[Slice], list[Slice]]:
@@ -472,6 +475,23 @@ def _nesting(slices: Sequence[Slice]) -> tuple[list[Slice], list[Slice]]:
     return lane, left
 
 
+def _apart(slices: Sequence[Slice]) -> list[list[Slice]]:
+    """Return the *slices* in lanes within which none overlaps another: to find where each nests would take too long."""
+    found: list[list[Slice]] = []
+    ends: list[tuple[int, int]] = []
+    for one in slices:
+        if ends and ends[0][0] <= one.start_ns:
+            _, number = heapq.heappop(ends)
+        else:
+            number = len(found)
+            found.append([])
+        found[number].append(one)
+        heapq.heappush(ends, (one.end_ns, number))
+    return found
+
+
+_NESTED_LANES: Final = 64
+"""Lanes of a thread in which slices may nest. What would need more comes from no program."""
 _WORKERS: Final = 100_000
 """Processes from here on are workers, of which a rank may have many."""
 _PER_BLOCK: Final = 1_000

@@ -340,6 +340,8 @@ class Answer:
         named: Sums = {}
         is_validation_productive = self._question.validation_is_productive
         for attempt, begin, until in zip(self._picture.attempts, starts, ends, strict=True):
+            if begin >= self._end or until <= self._start:
+                continue  # a job may have thousands of attempts, and be asked about each
             for start, end, name in self._stretches(attempt, begin, until):
                 spent = self._spent(self._picture.job, start, end)[0]
                 ranks = [self._spent(line, start, end)[0] for line in self._picture.ranks.values()]
