@@ -9,7 +9,7 @@ import attrs
 import pytest
 
 import trackside
-from trackside.job import LogConfig, RankHandler
+from trackside.job import LogConfig, RankHandler, StragglerWatch
 
 
 def refusal(call: Any, *args: Any, **settings: Any) -> str:
@@ -46,7 +46,7 @@ class TestSuggestsSettings:
         assert list(tmp_path.iterdir()) == []
 
     @pytest.mark.parametrize(
-        "cls", [trackside.JobConfig, trackside.TrainingConfig, trackside.StragglerWatch, LogConfig, RankHandler]
+        "cls", [trackside.JobConfig, trackside.TrainingConfig, StragglerWatch, LogConfig, RankHandler]
     )
     def test_classes(self, cls: type) -> None:
         """Each class of settings refuses one that it does not have."""
