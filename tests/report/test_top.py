@@ -147,6 +147,16 @@ class TestView:
         top.drive(make_event(IterationEnded, step=8, at_ns=101 * S, duration_ns=S))
         assert top.view(101 * S).worst == ()
 
+    def test_stalled_and_ended(self, make_event):
+        """A rank that an exception ended while it stalled is named with both."""
+        top = Top()
+        stacks = {"MainThread": "/job/train.py:42 in next_batch"}
+        top.drive(make_event(IterationEnded, step=7, at_ns=30 * S, duration_ns=S))
+        top.drive(make_event(StallDetected, step=7, at_ns=100 * S, stalled_s=60.0, usual_s=0.1, stacks=stacks))
+        top.drive(make_event(SourceEnded, at_ns=101 * S, step=-1, reason="KeyboardInterrupt"))
+        (worst,) = top.view(102 * S).worst
+        assert worst.why == "ended by KeyboardInterrupt, at step 7, in next_batch (train.py:42)"
+
     def test_waits_for_the_stalled(self):
         """Of ranks that stopped in one step the one that waits for the others says so, and comes after them."""
         top = Top()

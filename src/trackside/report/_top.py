@@ -416,7 +416,7 @@ class Top:
                 stalled_for = words.duration(now_ns - one.stall.began_ns)
                 why = f"{does} {stalled_for}, since step {one.stall.step}{_place(one.stall)}"
             elif life.error:
-                why = f"ended by {life.error}, at step {one.step}"
+                why = f"ended by {life.error}, at step {one.step}{_place(one.stall)}"
             elif first - one.step > 1 and one.stands_still(now_ns):  # ranks that never meet are apart as they please
                 why = f"{first - one.step:,} steps behind"
             else:
