@@ -71,6 +71,10 @@ def train_with_lightning():
             """Return the loss."""
             return self.net(**batch)["loss"]
 
+        def on_train_batch_end(self, outputs, batch, place):
+            """Delay the next step."""
+            delay("user code between the parts")
+
         def configure_optimizers(self):
             """Return the optimizer."""
             return torch.optim.SGD(self.parameters(), 0.01)

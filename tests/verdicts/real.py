@@ -104,7 +104,7 @@ def _frameworks():
         "user code between the parts": ("straggler", bed.OUTSIDE),
     }
     jobs = {
-        "lightning": ("one rank's data", "backward"),
+        "lightning": ("one rank's data", "backward", "user code between the parts"),
         "transformers": ("forward",),
         "accelerate": ("user code between the parts",),
         "workers": ("one rank's data", "optimizer"),
