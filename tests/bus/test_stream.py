@@ -412,3 +412,30 @@ class TestIdentity:
         bus.flush()
         assert frames.opened == [mine]
         assert {one.source for one in frames.events()} == {mine} or frames.events()[0].source.run_id == "set later"
+
+    def test_another_bus(self, make_bus, make_frames, own_identity):
+        """A second bus of the process has the process's source too, with another id: no number is used twice."""
+        both = [make_frames(), make_frames()]
+        for frames in both:
+            bus = make_bus()
+            bus.subscribe(frames)
+            bus.log(Ticked())
+            bus.flush()
+        first, second = (frames.opened[0] for frames in both)
+        assert first == process_source()
+        assert second == attrs.evolve(first, id=second.id)
+        assert second.id != first.id
+
+    def test_bus_beside_a_stream_that_was_begun(self, make_bus, make_frames, own_identity):
+        """A bus whose first event comes between a stream's beginning and that stream's first event has another id."""
+        begun_here, other = make_bus(), make_bus()
+        theirs, ours = make_frames(), make_frames()
+        begun_here.begin(process_source())
+        other.subscribe(theirs)
+        other.log(Ticked())
+        other.flush()
+        begun_here.subscribe(ours)
+        begun_here.log(Ticked())
+        begun_here.flush()
+        assert ours.opened[0] == process_source()
+        assert theirs.opened[0].id != ours.opened[0].id

@@ -534,9 +534,11 @@ class Bus(Closing):
         """
         Start a new numbered stream of *source*, to which all later events belong.
 
-        Without this, a stream starts with the first event for the queue. A source whose stream has ended cannot go
-        on: it gets another id.
+        Without this, a stream starts with the first event for the queue; its source is the bus's own or the process's,
+        under an id of its own if another bus numbers events under that of the process. A source whose stream has ended
+        cannot go on: it gets another id.
         """
+        self._identity.claim(source)  # now, before the first event of another bus can
         self._dispatcher.put(Begin(source))
         if self._queued():
             self._dispatcher.start()

@@ -128,6 +128,17 @@ class StreamIdentity:
         """Return the source of the next stream."""
         return self._given or process_source()
 
+    def begin(self) -> Source:
+        """Return the source of the stream that begins now; the process's has another id if another bus used it."""
+        source = self.find()
+        if self._given is None and not self.claim(source):
+            self._given = source = attrs.evolve(source, id=os.urandom(8).hex())
+        return source
+
+    def claim(self, source: Source) -> bool:
+        """Note that the bus numbers the events of *source*; return whether no other bus of this process does."""
+        return _numbered_by.setdefault(source.id, self) is self
+
     def renew(self, ended: Source) -> Source:
         """
         Return *ended* under a new id, since a pair of source and number must never be used twice.
@@ -145,6 +156,10 @@ class StreamIdentity:
         """In a forked child: be the child of the bus's own source."""
         if self._given is not None:
             self._given = self._given.child()
+
+
+_numbered_by: dict[str, StreamIdentity] = {}
+"""By the id of each source whose stream began in this process, the bus that numbers its events."""
 
 
 class FanOut:
@@ -504,6 +519,7 @@ class Dispatcher:
         if source.id in self._known_ids:
             source = self._identity.renew(source)
         self._known_ids.add(source.id)
+        self._identity.claim(source)
         self.source = source
         for subscriber in self._subscribers:
             if isinstance(subscriber, FrameSubscriber):
@@ -549,7 +565,7 @@ class Dispatcher:
             if self._is_over:
                 admission.dropped.add()  # logged by a call that began before the bus was closed
                 return False
-            self._begin(self._identity.find())
+            self._begin(self._identity.begin())
         admission.taken += 1
         batcher = self._batcher
         if batcher.room_bytes <= 0:
