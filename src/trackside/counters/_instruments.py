@@ -613,6 +613,8 @@ if FREE_THREADED:
         if len(buffer) % 1024 or not buffer or self._make_room(buffer):
             buffer.append(amount)
 
+    # The constants of a copy are never counted, also where its module was not read from a cache of bytecode.
+    _add_by_lane.__code__ = _add_by_lane.__code__.replace()  # type: ignore[attr-defined]  # a function all the same
     Counter.add = _add_by_lane  # type: ignore[method-assign]
     Counter.waiting = property(lambda self: sum(map(len, self._buffers())))  # type: ignore[assignment,method-assign]
 
