@@ -127,8 +127,11 @@ class Priority(enum.IntEnum):
 
 
 PROFILE = Priority.PROFILE
+"""`Priority.PROFILE`: several events per training step, as spans of its parts; what a full queue refuses first."""
 ITERATION = Priority.ITERATION
+"""`Priority.ITERATION`: one event per training step or so; the priority unless a class is declared with another."""
 LIFECYCLE = Priority.LIFECYCLE
+"""`Priority.LIFECYCLE`: the events of the job, its loops, checkpoints and reports; what a full queue refuses last."""
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform

@@ -221,6 +221,11 @@ class TestWhatIsAskedFor:
         with pytest.raises(ConfigError):
             trackside.attach(f"ipc://{socket_directory}/x", **wrong)
 
+    def test_stream_in_nats(self):
+        """The address of a stream in NATS is refused with the function that reads one."""
+        with pytest.raises(ConfigError, match=r"trackside\.follow\(\) reads a stream in NATS"):
+            trackside.attach("nats://127.0.0.1:4222/trackside")
+
     def test_models_over_several(self, socket_directory):
         """Models over several ranks need a process that has the events of all."""
         with pytest.raises(ConfigError, match="collector"):

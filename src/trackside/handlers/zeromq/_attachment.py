@@ -546,7 +546,7 @@ def attach(
 
     Args:
         endpoints: Of a job's publisher, of several, or of a collector, which has them all; or the directory that a job
-            on this machine writes to, for all its ranks.
+            on this machine writes to, for all its ranks. A stream in NATS is read with `trackside.follow`.
         to: The event type, or several; or their wire names, or globs of such.
         min_priority: The lowest priority wanted; all unless given.
         keep: The rule that says which to keep. It is applied in the job, a `where` here.

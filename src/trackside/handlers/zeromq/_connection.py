@@ -193,7 +193,8 @@ def check_endpoint(
     match = _TCP.fullmatch(endpoint)
     is_port = match is not None and (match[2] == "*" if binds and match[2] == "*" else _is_port(match[2]))
     if match is None or not is_port or (match[1] == "*" and not binds):
-        raise ConfigError(field, endpoint, "give ipc:///directory/name or tcp://host:port")
+        other = "; trackside.follow() reads a stream in NATS" if endpoint.startswith(("nats://", "tls://")) else ""
+        raise ConfigError(field, endpoint, f"give ipc:///directory/name or tcp://host:port{other}")
     return _protected(endpoint, has_keys=has_keys, insecure=insecure, field=field)
 
 
