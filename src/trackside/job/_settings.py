@@ -1,16 +1,20 @@
-"""The refusal of settings that do not exist, with the one that was probably meant."""
+"""Settings and variables of the environment that do not exist, and the ones that were probably meant."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, TypeVar, cast
 
 from trackside.core.text import nearest
 from trackside.events import ConfigError
 
 C = TypeVar("C", bound=Callable[..., Any])
+
+_PREFIX: Final = "TRACKSIDE_"
+_VARIABLES: Final = ("COLLECTOR", "FORK", "GOODPUT_DIR", "JOB", "KEYS", "ONE_LOGGER", "PARENT", "PURE_PYTHON", "RUN_ID")
+"""What trackside reads from the environment, without the prefix."""
 
 
 def suggests_settings(**nested: type) -> Callable[[C], C]:
@@ -41,6 +45,20 @@ def suggests_settings(**nested: type) -> Callable[[C], C]:
         return called
 
     return decorate
+
+
+def misspelt_variables(environ: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """
+    Yield each name in *environ* that is probably a misspelling of a variable that trackside reads, and that one.
+
+    Those that Kubernetes names after a service, as the port of one called ``trackside-collector``, are left out.
+    """
+    for name in sorted(environ):
+        word = name.removeprefix(_PREFIX)
+        if word != name and not any(word == known or word.startswith(f"{known}_") for known in _VARIABLES):
+            meant = nearest(word, _VARIABLES)
+            if meant is not None:
+                yield name, _PREFIX + meant
 
 
 def _checked(function: Callable[..., Any], check: Callable[[dict[str, Any]], None]) -> Callable[..., Any]:

@@ -56,7 +56,7 @@ from trackside.job._heartbeat import HeartbeatThread
 from trackside.job._identity import describe, place_found_late, report_rivals
 from trackside.job._inherit import announce, leave_parent, withdraw
 from trackside.job._remote_access import Remote, RemoteAccess, keep_for_viewers
-from trackside.job._settings import suggests_settings
+from trackside.job._settings import misspelt_variables, suggests_settings
 from trackside.job._stall import StallWatch
 from trackside.job._stragglers import end_watching, subscribed
 from trackside.job._summary import losses, summarize
@@ -299,6 +299,9 @@ def start(
     access = (Remote() if remote is None else remote).with_environment()
     log, source = EventLog(directory), describe(job)
     is_on = job is None or job.is_enabled(source.rank)
+    if source.rank == 0:
+        for name, meant in misspelt_variables(os.environ):
+            _say(f"trackside: the environment has {name}, which is not read; did you mean {meant}?")
     load_all("trackside")
     leave_parent()
     if running is not None:
