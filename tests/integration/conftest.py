@@ -388,6 +388,7 @@ class NatsServer:
         """Keep connections, and answer nothing."""
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
+        os.waitpid(self.process.pid, os.WUNTRACED)  # its threads go on for a moment
 
     def resume(self) -> None:
         """Answer again."""
