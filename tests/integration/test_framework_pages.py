@@ -47,9 +47,9 @@ ONE_LINE = {
 
 @pytest.mark.parametrize("page", ONE_LINE)
 def test_starts_with_the_one_line(page):
-    """Only the title stands before the code, and telemetry is one line of it."""
+    """Only the title and a paragraph stand before the code, and telemetry is one line of it."""
     text = (DOCS / page).read_text(encoding="utf-8")
-    first = re.match(r"# [^\n]+\n\n```(?:python|sh)\n(.*?)```", text, re.DOTALL)
+    first = re.match(r"# [^\n]+\n\n(?:[^`\n][^\n]*\n){1,3}\n```(?:python|sh)\n(.*?)```", text, re.DOTALL)
     assert first is not None
     assert len(re.findall(ONE_LINE[page], first[1], re.MULTILINE)) == 1
 

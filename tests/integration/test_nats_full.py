@@ -337,15 +337,16 @@ class TestCluster:
         """Readers get the copy of the node that leads the stream, whichever node they are connected to."""
         publisher = Publisher(bus, [node.url for node in cluster])
         publisher.publish(5, eventually=eventually)
-        for node in cluster * 2:
-            read(node)
 
         async def nodes_read(jetstream):
             found = await jetstream.consumers_info(STREAM)
             return [consumer.cluster.leader for consumer in found if consumer.delivered.consumer_seq]
 
-        leading = cluster.index(leader(cluster))
-        assert cluster[0].call(nodes_read) == [f"node-{leading}"] * 6
+        with contextlib.ExitStack() as open_readers:  # each removes its consumer when it closes
+            for node in cluster * 2:
+                list(open_readers.enter_context(NatsReader(node.url, stream=STREAM, follow=False)))
+            nodes = cluster[0].call(nodes_read)
+        assert nodes == [f"node-{cluster.index(leader(cluster))}"] * 6
 
     def test_disk_of_the_leader_is_full(self, cluster, bus, eventually, tmp_path):
         """
