@@ -34,7 +34,7 @@ enum { COUNTER, STAT, GAUGE, KINDS_OF_INSTRUMENTS };
 
 /*
  * What each kind of instrument records with: a method descriptor, as C types have, because the interpreter calls those,
- * and no other callables, without a detour through their class. It tells its function the object alone, so what else a call
+ * and no other callables, without a detour through their class. Its function gets the object alone, so what else a call
  * needs is here. All set once, and kept for ever.
  */
 static struct {

@@ -1,7 +1,7 @@
 """
 Overviews of logs: `check_logs` reads them from end to end, `outline` the beginning and the end of each.
 
-The first tells what logs hold, what is missing and which bytes are damaged; the second their sources, times and ends.
+The first says what logs hold, what is missing and which bytes are damaged; the second their sources, times and ends.
 """
 
 from __future__ import annotations
