@@ -19,6 +19,7 @@ from typing import Any, Final
 from trackside._platform import HAS_ABSTRACT_SOCKETS, HAS_UNIX_SOCKETS, SYSTEM
 from trackside.core import RateLimitedLog, described
 from trackside.events import ConfigError
+from trackside.handlers.eventlog import is_stream
 from trackside.handlers.zeromq._keys import (
     CONTROL,
     DOMAIN,
@@ -193,7 +194,7 @@ def check_endpoint(
     match = _TCP.fullmatch(endpoint)
     is_port = match is not None and (match[2] == "*" if binds and match[2] == "*" else _is_port(match[2]))
     if match is None or not is_port or (match[1] == "*" and not binds):
-        other = "; trackside.follow() reads a stream in NATS" if endpoint.startswith(("nats://", "tls://")) else ""
+        other = "; trackside.follow() reads a stream in NATS" if is_stream(endpoint) else ""
         raise ConfigError(field, endpoint, f"give ipc:///directory/name or tcp://host:port{other}")
     return _protected(endpoint, has_keys=has_keys, insecure=insecure, field=field)
 
